@@ -1,0 +1,133 @@
+"""The test tiers: what each runs, its time budget, and one table at the end.
+
+``make test`` runs all of them in the order below; ``make test-unit`` and its siblings run one.  A tier is a
+selection of pytest markers, so a new test lands in the right tier by its marker alone.  Budgets are those
+of the project (60 minutes in all, 7 of them in reserve): a tier that overruns its budget is *reported*, not
+failed, because a slow machine is not a defect; a failing or (on CI) skipped test fails the run.
+
+Usage: ``python tools/tiers.py [TIER ...]``; no tier means all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = str(ROOT / ".venv" / "bin" / "python")
+SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed)")
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One tier: ``prepare`` commands, then pytest with ``marker``; ``budget_min`` in minutes."""
+
+    name: str
+    budget_min: float
+    marker: str = ""
+    prepare: tuple[tuple[str, ...], ...] = ()
+
+
+UNIT_MARKER = "not apiserver and not node and not browser and not postgres and not engine"
+TIERS = (
+    Tier(
+        "setup",
+        20,
+        prepare=(
+            ("python3", "tools/bootstrap.py", "--test"),
+            (PYTHON, "-m", "busbar.cli.main", "up", "--build-only"),
+        ),
+    ),
+    Tier("unit", 1, UNIT_MARKER),
+    Tier("apiserver", 6, "apiserver"),
+    Tier("engines", 8, "engine"),
+    Tier("portal", 4, "browser"),
+    Tier("postgres", 2, "postgres"),
+    Tier("e2e", 12, "node"),
+)
+
+
+@dataclass
+class Outcome:
+    """What one tier came to."""
+
+    tier: Tier
+    seconds: float = 0.0
+    ok: bool = True
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def run_pytest(tier: Tier, outcome: Outcome) -> bool:
+    """Run the tier's tests, passing their output through; true when all passed and at least one ran."""
+    command = [PYTHON, "-m", "pytest", "-m", tier.marker, "--durations=5", "-q", "--color=no"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace")
+    assert process.stdout is not None
+    last = ""
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if " in " in line and SUMMARY.search(line):
+            last = line
+    code = process.wait()
+    for number, word in SUMMARY.findall(last):
+        outcome.counts[word.rstrip("s") if word == "errors" else word] = int(number)
+    return code == 0 and outcome.counts.get("passed", 0) > 0
+
+
+def run_tier(tier: Tier) -> Outcome:
+    """Run one tier and time it."""
+    print(f"\n=== tier {tier.name} (budget {tier.budget_min:g} min) ===", flush=True)
+    outcome = Outcome(tier)
+    started = time.monotonic()
+    for command in tier.prepare:
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            outcome.ok = False
+            break
+    if outcome.ok and tier.marker:
+        outcome.ok = run_pytest(tier, outcome)
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def report(outcomes: list[Outcome]) -> None:
+    """Print the table of tiers, and the totals on a line of their own."""
+    print(f"\n{'tier':<10} {'result':<7} {'time':>8} {'budget':>8}  tests")
+    for outcome in outcomes:
+        minutes = outcome.seconds / 60
+        over = "  OVER BUDGET" if minutes > outcome.tier.budget_min else ""
+        tests = ", ".join(f"{n} {word}" for word, n in outcome.counts.items()) or "-"
+        result = "ok" if outcome.ok else "FAILED"
+        print(
+            f"{outcome.tier.name:<10} {result:<7} {minutes:>6.1f} m {outcome.tier.budget_min:>6g} m  {tests}{over}"
+        )
+    passed = sum(o.counts.get("passed", 0) for o in outcomes)
+    failed = sum(o.counts.get("failed", 0) + o.counts.get("error", 0) for o in outcomes)
+    broken = sum(not o.ok for o in outcomes)
+    print(f"total      {sum(o.seconds for o in outcomes) / 60:.1f} min of 60; {broken} tier(s) failed")
+    print(f"{passed} passed, {failed} failed", flush=True)
+
+
+def main() -> int:
+    """Entry point; 0 when every tier passed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("tier", nargs="*", choices=[[], *(t.name for t in TIERS)], help="tiers to run")
+    names = parser.parse_args().tier or [t.name for t in TIERS]
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    outcomes: list[Outcome] = []
+    for tier in TIERS:
+        if tier.name not in names:
+            continue
+        outcomes.append(run_tier(tier))
+        if tier.name == "setup" and not outcomes[-1].ok:
+            break
+    report(outcomes)
+    return 0 if all(o.ok for o in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
