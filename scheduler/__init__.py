@@ -1,0 +1,87 @@
+"""Pure scheduling decisions: snapshot in, plan out. No clock, no network, no Kubernetes, no torch.
+
+snapshot = Snapshot(pools=..., nodes=..., tenants=..., jobs=..., table=...)
+plan_, memo = plan(snapshot, Policy(), now, memo)
+for action in plan_.actions: ...
+for record in plan_.waiting: sentence(record, snapshot, viewer)
+"""
+
+from .apply import applied, early, stale
+from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
+from .plans import (
+    Action,
+    ActionKind,
+    Change,
+    Holder,
+    Memo,
+    Objective,
+    Plan,
+    Policy,
+    Price,
+    WaitCode,
+    WaitingRecord,
+)
+from .table import Cell, Estimate, PerformanceTable, Rate, Source, TableView
+from .types import (
+    DecayedUsage,
+    Delta,
+    Job,
+    JobId,
+    JobKind,
+    Node,
+    Placement,
+    Pool,
+    Quota,
+    Resources,
+    Run,
+    Snapshot,
+    Taint,
+    Tenant,
+    Toleration,
+    updated,
+)
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "Cell",
+    "Change",
+    "DecayedUsage",
+    "DecodeError",
+    "Delta",
+    "Estimate",
+    "Holder",
+    "Job",
+    "JobId",
+    "JobKind",
+    "Memo",
+    "Node",
+    "Objective",
+    "PerformanceTable",
+    "Placement",
+    "Plan",
+    "Policy",
+    "Pool",
+    "Price",
+    "Quota",
+    "Rate",
+    "Resources",
+    "Run",
+    "SchedulerError",
+    "Snapshot",
+    "SnapshotError",
+    "SolverError",
+    "Source",
+    "StaleActionError",
+    "TableView",
+    "Taint",
+    "Tenant",
+    "Toleration",
+    "TraceError",
+    "WaitCode",
+    "WaitingRecord",
+    "applied",
+    "early",
+    "stale",
+    "updated",
+]

@@ -1,0 +1,47 @@
+"""Errors of the scheduler.
+
+SchedulerError            code
+ ├─ DecodeError           DecodeError      JSON that is not a snapshot, plan or policy
+ ├─ SnapshotError         InvalidSnapshot  a snapshot that contradicts itself
+ ├─ StaleActionError      StaleAction      an action whose assumption no longer holds
+ ├─ TraceError            InvalidTrace     a trace or cluster file that cannot be read
+ └─ SolverError           SolverFailed     the optimizer is missing or failed
+"""
+
+from __future__ import annotations
+
+
+class SchedulerError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code = "SchedulerError"
+
+
+class DecodeError(SchedulerError, ValueError):
+    """JSON that does not have the shape of the type asked for."""
+
+    code = "DecodeError"
+
+
+class SnapshotError(SchedulerError, ValueError):
+    """A snapshot names something twice, or something that is not in it."""
+
+    code = "InvalidSnapshot"
+
+
+class StaleActionError(SchedulerError):
+    """The job is no longer as the action assumed: look again and plan again."""
+
+    code = "StaleAction"
+
+
+class TraceError(SchedulerError, ValueError):
+    """A trace or cluster description that cannot be read."""
+
+    code = "InvalidTrace"
+
+
+class SolverError(SchedulerError):
+    """The optimizer could not be loaded or did not answer."""
+
+    code = "SolverFailed"

@@ -1,0 +1,222 @@
+"""The performance table: (class, accelerator, shape, engine mode, power cap) -> speed, memory, watts.
+
+A cell says where it comes from and how wrong it may be. `TableView` answers questions for which there is
+no cell, in this order, and says which step answered:
+
+    override / measured    somebody ran it, or a person set it
+    formula                `busbar.scheduler.fit` predicted it
+    shape                  same class, accelerator and mode at another size, scaled sublinearly
+    ratio                  same class on another accelerator, times the ratio seen in other classes
+    rate                   nothing known of the class: the accelerator's exchange rate
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+
+SCALING_EXPONENT = 0.9
+"""Speed of n times the accelerators where no cell says better: n ** 0.9."""
+UNKNOWN_SPREAD = 0.5
+"""Relative half-width of the interval of an answer that no cell supports."""
+
+
+class Source(StrEnum):
+    """Where a number comes from, best last."""
+
+    RATE = "rate"
+    RATIO = "ratio"
+    SHAPE = "shape"
+    FORMULA = "formula"
+    MEASURED = "measured"
+    OVERRIDE = "override"
+
+
+_TRUST = {source: rank for rank, source in enumerate(Source)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one accelerator of a type counts in shares and quota, relative to any one type taken as 1."""
+
+    accelerator: str
+    rate: float = 1.0
+    watts: float = 0.0
+    """Nameplate watts of one accelerator, used where no cell says better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One entry. `speed` 0 means impossible there (for example: does not fit); it is kept, and believed."""
+
+    workload_class: str
+    accelerator: str
+    accelerators_m: int
+    """Thousandths of an accelerator, all pods together."""
+    mode: str = "resident"
+    speed: float = 0.0
+    """Work units per second of the whole job, mean."""
+    low: float | None = None
+    """5 % quantile of the speed; None: not known."""
+    high: float | None = None
+    """95 % quantile."""
+    memory_mib: int = 0
+    """Device memory needed per accelerator; 0: not known."""
+    host_memory_mib: int = 0
+    """Host memory needed per pod in this mode; the larger of this and the pod's request counts."""
+    watts: float = 0.0
+    """Per accelerator; 0: not known."""
+    power_cap: float = 1.0
+    """Fraction of the board's limit."""
+    source: Source = Source.FORMULA
+    samples: int = 0
+    tenant: str = ""
+    """"" : shared. Otherwise only this tenant's jobs see the cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """An answer: mean speed, its 90 % interval, and what supports it."""
+
+    speed: float
+    low: float
+    high: float
+    memory_mib: int
+    host_memory_mib: int
+    watts: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class PerformanceTable:
+    """The cells and the exchange rates, as they stand in a snapshot."""
+
+    cells: tuple[Cell, ...] = ()
+    rates: tuple[Rate, ...] = field(default_factory=tuple)
+
+
+class TableView:
+    """A table indexed for questions. Build once per snapshot; it never changes."""
+
+    def __init__(self, table: PerformanceTable) -> None:
+        self._rates = {rate.accelerator: rate for rate in table.rates}
+        self._cells: dict[tuple[str, str, str], dict[int, Cell]] = {}
+        self._classes: dict[tuple[str, str], set[str]] = {}
+        for cell in sorted(table.cells, key=_order):
+            tenant = (cell.workload_class, cell.tenant)
+            self._classes.setdefault(tenant, set()).add(cell.accelerator)
+            key = (cell.workload_class + "\0" + cell.tenant, cell.accelerator, cell.mode)
+            self._cells.setdefault(key, {})[cell.accelerators_m] = cell
+        self._ratios = _ratios(table.cells)
+        self._cache: dict[tuple[str, str, str, int, str], Estimate | None] = {}
+
+    def rate(self, accelerator: str) -> float:
+        """Exchange rate; 1 for a type nobody described."""
+        known = self._rates.get(accelerator)
+        return 1.0 if known is None else known.rate
+
+    def knows(self, workload_class: str, tenant: str = "") -> bool:
+        """Whether the class has any cell."""
+        return (workload_class, "") in self._classes or (workload_class, tenant) in self._classes
+
+    def estimate(
+        self, workload_class: str, accelerator: str, mode: str, accelerators_m: int, tenant: str = ""
+    ) -> Estimate | None:
+        """Speed, memory and watts of a class on so many accelerators; None where a cell says impossible,
+        or where the class is known but says nothing about this mode."""
+        key = (workload_class, accelerator, mode, accelerators_m, tenant)
+        if key not in self._cache:
+            self._cache[key] = self._answer(*key)
+        return self._cache[key]
+
+    def _answer(
+        self, workload_class: str, accelerator: str, mode: str, accelerators_m: int, tenant: str
+    ) -> Estimate | None:
+        own = self._shapes(workload_class, accelerator, mode, tenant)
+        if own:
+            exact = own.get(accelerators_m)
+            if exact is not None:
+                return None if exact.speed <= 0 else self._of_cell(exact, accelerators_m, exact.source)
+            near = min(own.values(), key=lambda c: (abs(c.accelerators_m - accelerators_m), c.accelerators_m))
+            return None if near.speed <= 0 else self._of_cell(near, accelerators_m, Source.SHAPE)
+        if not self.knows(workload_class, tenant):
+            if mode != "resident":
+                return None
+            speed = self.rate(accelerator) * (accelerators_m / 1000) ** SCALING_EXPONENT
+            return self._unsupported(speed, accelerator, Source.RATE)
+        for other in sorted(self._accelerators(workload_class, tenant)):
+            if other == accelerator:
+                continue
+            base = self.estimate(workload_class, other, mode, accelerators_m, tenant)
+            if base is not None and base.source not in (Source.RATIO, Source.RATE):
+                speed = base.speed * self._ratio(other, accelerator)
+                return self._unsupported(speed, accelerator, Source.RATIO)
+        return None
+
+    def _accelerators(self, workload_class: str, tenant: str) -> set[str]:
+        shared = self._classes.get((workload_class, ""), set())
+        return shared | self._classes.get((workload_class, tenant), set())
+
+    def _shapes(self, workload_class: str, accelerator: str, mode: str, tenant: str) -> dict[int, Cell]:
+        shared = self._cells.get((workload_class + "\0", accelerator, mode), {})
+        if not tenant:
+            return shared
+        return shared | self._cells.get((workload_class + "\0" + tenant, accelerator, mode), {})
+
+    def _of_cell(self, cell: Cell, accelerators_m: int, source: Source) -> Estimate:
+        scale = (accelerators_m / cell.accelerators_m) ** SCALING_EXPONENT if cell.accelerators_m else 1.0
+        spread = UNKNOWN_SPREAD if source is Source.SHAPE else 0.0
+        low = cell.speed * (1 - spread) if cell.low is None else cell.low
+        high = cell.speed * (1 + spread) if cell.high is None else cell.high
+        return Estimate(
+            cell.speed * scale,
+            low * scale,
+            high * scale,
+            cell.memory_mib,
+            cell.host_memory_mib,
+            cell.watts or self._watts(cell.accelerator),
+            source,
+        )
+
+    def _unsupported(self, speed: float, accelerator: str, source: Source) -> Estimate:
+        low, high = speed * (1 - UNKNOWN_SPREAD), speed * (1 + UNKNOWN_SPREAD)
+        return Estimate(speed, low, high, 0, 0, self._watts(accelerator), source)
+
+    def _watts(self, accelerator: str) -> float:
+        known = self._rates.get(accelerator)
+        return 0.0 if known is None else known.watts
+
+    def _ratio(self, source: str, target: str) -> float:
+        learned = self._ratios.get((source, target))
+        return self.rate(target) / max(self.rate(source), 1e-12) if learned is None else learned
+
+
+def _order(cell: Cell) -> tuple[int, int, str, str, int, str, float]:
+    """Ascending trust, so that a better cell replaces a worse one; the rest only makes it deterministic."""
+    return (
+        _TRUST[cell.source],
+        cell.samples,
+        cell.workload_class,
+        cell.accelerator,
+        cell.accelerators_m,
+        cell.tenant,
+        cell.speed,
+    )
+
+
+def _ratios(cells: Iterable[Cell]) -> dict[tuple[str, str], float]:
+    """Median over (class, shape, mode) of the speed on one accelerator over another; shared cells only."""
+    rows: dict[tuple[str, int, str], dict[str, float]] = {}
+    for cell in sorted(cells, key=_order):
+        if cell.speed > 0 and not cell.tenant:
+            key = (cell.workload_class, cell.accelerators_m, cell.mode)
+            rows.setdefault(key, {})[cell.accelerator] = cell.speed
+    seen: dict[tuple[str, str], list[float]] = {}
+    for row in rows.values():
+        for source, base in row.items():
+            for target, speed in row.items():
+                if source != target:
+                    seen.setdefault((source, target), []).append(speed / base)
+    return {pair: median(values) for pair, values in seen.items()}
