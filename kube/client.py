@@ -1,0 +1,350 @@
+"""A small Kubernetes client over raw JSON: no models, no code generation, bounded connections.
+
+Objects are plain dicts, as the server sends them. Every call either returns the parsed answer or raises a
+typed error of ``busbar.kube.errors``. What it takes care of:
+
+* 429 and 503 with ``Retry-After`` are retried after that time (bounded by ``Limits.retry_s``), because the
+  server promises that it did not act on them; any other failure of a write is the caller's to look at again.
+* A broken connection is retried for reads only. A write whose answer was lost may have happened.
+* ``resourceVersion`` inside a body or a ``Preconditions`` on a delete make a write conditional.
+* Tokens in files are read again as they rotate.
+
+``guard`` is called before every write, in time order with it, and may raise: the operator's lease fence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from busbar.kube.errors import ApiError, ConnectionFailed, TooManyRequests, api_error
+from busbar.kube.login import Login
+from busbar.kube.resources import Resource
+
+Object = dict[str, Any]
+
+MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+_SAFE = frozenset({"GET"})
+_NETWORK_ERRORS = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError, OSError)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of the API server one process may use."""
+
+    connections: int = 32  # sockets, watches excluded: each watch holds one more
+    request_s: float = 15.0  # one call, connection included
+    connect_s: float = 5.0
+    retry_s: float = 30.0  # total time spent on Retry-After before TooManyRequests is raised
+    read_retries: int = 3  # broken connections of a GET
+
+
+@dataclass(frozen=True)
+class Preconditions:
+    """What must still be true of an object for a delete to happen."""
+
+    uid: str | None = None
+    resource_version: str | None = None
+
+
+class KubeClient:
+    """One process's connection to one cluster. Use as an async context manager, or call ``close``."""
+
+    def __init__(
+        self,
+        login: Login,
+        *,
+        user_agent: str = "busbar",
+        limits: Limits | None = None,
+        guard: Callable[[], None] | None = None,
+    ) -> None:
+        self.login = login
+        self.limits = limits or Limits()
+        self.guard = guard
+        self._agent = user_agent
+        self._session: aiohttp.ClientSession | None = None
+        self._watching: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> KubeClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        for session in (self._session, self._watching):
+            if session is not None:
+                await session.close()
+        self._session = self._watching = None
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    async def get(
+        self, resource: Resource, name: str, namespace: str | None = None, subresource: str | None = None
+    ) -> Object:
+        """One object; NotFound when it is not there."""
+        return await self.call("GET", resource.path(namespace, name, subresource))
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        page: int = 500,
+    ) -> tuple[list[Object], str]:
+        """All objects and the list's resourceVersion, read in pages of ``page``."""
+        params: dict[str, str] = {"limit": str(page)}
+        _select(params, label_selector, field_selector)
+        items: list[Object] = []
+        while True:
+            answer = await self.call("GET", resource.path(namespace), params=params)
+            for item in answer.get("items") or []:
+                # A list's items come without these two.
+                item.setdefault("kind", resource.kind)
+                item.setdefault("apiVersion", resource.api_version)
+                items.append(item)
+            meta = answer.get("metadata") or {}
+            if not meta.get("continue"):
+                return items, str(meta.get("resourceVersion") or "")
+            params["continue"] = meta["continue"]
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        params: Mapping[str, str],
+        inactivity_s: float,
+    ) -> AsyncIterator[Object]:
+        """Events ({"type", "object"}) until the server ends the stream; silence raises ConnectionFailed."""
+        path = resource.path(namespace)
+        what = f"watch {path}"
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self.limits.connect_s, sock_read=inactivity_s
+        )
+        try:
+            async with self._watch_session().get(
+                self.login.server + path,
+                params={"watch": "true", **params},
+                headers=self._headers(),
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    raise api_error(response.status, await _body(response), what)
+                buffer = bytearray()
+                async for chunk in response.content.iter_any():
+                    buffer += chunk
+                    if b"\n" not in chunk:
+                        continue
+                    *lines, rest = buffer.split(b"\n")
+                    buffer = bytearray(rest)
+                    for line in lines:
+                        if line.strip():
+                            yield json.loads(line)
+        except _NETWORK_ERRORS as error:
+            raise ConnectionFailed(f"{what}: {type(error).__name__}: {error}") from error
+        except json.JSONDecodeError as error:
+            raise ConnectionFailed(f"{what}: cut in the middle of an event: {error}") from error
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    async def create(
+        self, resource: Resource, body: Object, namespace: str | None = None, subresource: str | None = None
+    ) -> Object:
+        """POST; AlreadyExists when the name is taken."""
+        name = body.get("metadata", {}).get("name") if subresource else None
+        return await self.call("POST", resource.path(namespace, name, subresource), body=body)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        patch: object,
+        namespace: str | None = None,
+        *,
+        kind: str = MERGE,
+        subresource: str | None = None,
+    ) -> Object:
+        """PATCH; a JSON patch's failed ``test`` raises Invalid, a stale resourceVersion Conflict."""
+        path = resource.path(namespace, name, subresource)
+        return await self.call("PATCH", path, body=patch, content_type=kind)
+
+    async def apply(
+        self,
+        resource: Resource,
+        body: Object,
+        *,
+        manager: str,
+        force: bool = False,
+        subresource: str | None = None,
+    ) -> Object:
+        """Server-side apply; ``force`` only for fields that nobody else may own."""
+        meta = body["metadata"]
+        path = resource.path(meta.get("namespace"), meta["name"], subresource)
+        params = {"fieldManager": manager, "force": "true" if force else "false"}
+        return await self.call("PATCH", path, body=body, content_type=APPLY, params=params)
+
+    async def replace(
+        self,
+        resource: Resource,
+        body: Object,
+        namespace: str | None = None,
+        *,
+        subresource: str | None = None,
+    ) -> Object:
+        """PUT; conditional on the body's metadata.resourceVersion when that is present."""
+        path = resource.path(namespace, body["metadata"]["name"], subresource)
+        return await self.call("PUT", path, body=body)
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        grace_s: int | None = None,
+        propagation: str | None = "Background",
+        preconditions: Preconditions | None = None,
+    ) -> Object:
+        """DELETE; NotFound when it is gone already, Conflict when a precondition does not hold."""
+        options: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        if preconditions is not None:
+            held = {"uid": preconditions.uid, "resourceVersion": preconditions.resource_version}
+            options["preconditions"] = {k: v for k, v in held.items() if v is not None}
+        return await self.call("DELETE", resource.path(namespace, name), body=options)
+
+    # -- the one way out -------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object | None = None,
+        content_type: str = "application/json",
+        params: Mapping[str, str] | None = None,
+    ) -> Object:
+        """One request with the retries described in the module's head; returns the parsed JSON object."""
+        what = f"{method} {path}"
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        waited, broken = 0.0, 0
+        while True:
+            if method not in _SAFE and self.guard is not None:
+                self.guard()
+            try:
+                return await self._once(method, path, data, content_type, params, what)
+            except _Later as later:
+                if waited + later.seconds > self.limits.retry_s:
+                    raise later.error from None
+                waited += later.seconds
+                await asyncio.sleep(later.seconds)
+            except ConnectionFailed:
+                broken += 1
+                if method not in _SAFE or broken > self.limits.read_retries:
+                    raise
+                await asyncio.sleep(random.uniform(0.05, 0.2) * broken)
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        content_type: str,
+        params: Mapping[str, str] | None,
+        what: str,
+    ) -> Object:
+        headers = self._headers()
+        if data is not None:
+            headers["Content-Type"] = content_type
+        try:
+            async with self._call_session().request(
+                method,
+                self.login.server + path,
+                data=data,
+                params=params,
+                headers=headers,
+                allow_redirects=False,
+            ) as response:
+                answer = await _body(response)
+                status = response.status
+                retry_after = response.headers.get("Retry-After")
+        except _NETWORK_ERRORS as error:
+            raise ConnectionFailed(f"{what}: {type(error).__name__}: {error}") from error
+        if 200 <= status < 300:
+            return answer if isinstance(answer, dict) else {}
+        failure = api_error(status, answer, what)
+        if status in (429, 503) and (retry_after is not None or isinstance(failure, TooManyRequests)):
+            raise _Later(failure, _seconds(retry_after))
+        raise failure
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": self._agent}
+        bearer = self.login.bearer()
+        if bearer:
+            headers["Authorization"] = f"Bearer {bearer}"
+        return headers
+
+    def _call_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = self._open(self.limits.connections)
+        return self._session
+
+    def _watch_session(self) -> aiohttp.ClientSession:
+        if self._watching is None:
+            self._watching = self._open(0)
+        return self._watching
+
+    def _open(self, connections: int) -> aiohttp.ClientSession:
+        context = self.login.ssl_context()
+        connector = aiohttp.TCPConnector(limit=connections, ssl=context if context is not None else True)
+        timeout = aiohttp.ClientTimeout(total=self.limits.request_s, sock_connect=self.limits.connect_s)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+
+
+class _Later(Exception):
+    """The server asked us to come back; it did not act on the request."""
+
+    def __init__(self, error: ApiError, seconds: float) -> None:
+        self.error, self.seconds = error, seconds
+
+
+def _seconds(retry_after: str | None) -> float:
+    try:
+        asked = float(retry_after) if retry_after is not None else 1.0
+    except ValueError:
+        asked = 1.0  # an HTTP date: the API server never sends one
+    # A little jitter on top, so that many callers do not come back in the same instant.
+    return max(0.0, asked) + random.uniform(0.0, 0.1)
+
+
+def _select(params: dict[str, str], label_selector: str | None, field_selector: str | None) -> None:
+    if label_selector:
+        params["labelSelector"] = label_selector
+    if field_selector:
+        params["fieldSelector"] = field_selector
+
+
+async def _body(response: aiohttp.ClientResponse) -> object:
+    raw = await response.read()
+    if not raw:
+        return {}
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode(errors="replace")
