@@ -59,7 +59,9 @@ def apt_install(packages: list[str]) -> None:
         SetupError: not root, or apt-get failed.
     """
     if os.geteuid() != 0:
-        raise SetupError(f"these Debian packages are missing and need root: apt-get install {' '.join(packages)}")
+        raise SetupError(
+            f"these Debian packages are missing and need root: apt-get install {' '.join(packages)}"
+        )
     if shutil.which("apt-get") is None:
         raise SetupError(f"this is not a Debian system; install by hand: {' '.join(packages)}")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -74,7 +76,7 @@ def apt_install(packages: list[str]) -> None:
 
 def make_venv() -> None:
     """Create ``.venv`` where it is missing."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before anything checked the version
         raise SetupError(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}")
     if (VENV / "bin" / "python").exists():
         return
@@ -109,7 +111,18 @@ def install_python_packages() -> None:
     )
     run(
         "Busbar itself, editable",
-        [uv, "pip", "install", "-q", "--python", python, "--no-deps", "--no-build-isolation", "-e", str(ROOT)],
+        [
+            uv,
+            "pip",
+            "install",
+            "-q",
+            "--python",
+            python,
+            "--no-deps",
+            "--no-build-isolation",
+            "-e",
+            str(ROOT),
+        ],
     )
     STAMP.write_text(wanted)
 

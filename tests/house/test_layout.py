@@ -44,7 +44,11 @@ def test_the_wheel_holds_exactly_what_the_folders_hold(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("busbar/")}
     tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *PARTS], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-co", "--exclude-standard", *PARTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split("\n")
     expected = {f"busbar/{name}" for name in tracked if name and (ROOT / name).is_file()}
     assert packed == expected
@@ -57,7 +61,11 @@ def test_the_command_line_starts_without_the_heavy_packages() -> None:
 
 
 def test_the_lock_files_carry_hashes_and_no_addresses() -> None:
-    for path in [ROOT / "requirements.lock", ROOT / "tools" / "uv.lock", *(ROOT / "local" / "images").glob("*.lock")]:
+    for path in [
+        ROOT / "requirements.lock",
+        ROOT / "tools" / "uv.lock",
+        *(ROOT / "local" / "images").glob("*.lock"),
+    ]:
         text = path.read_text()
         assert "://" not in text, f"{path.name} records an address"
         pins = [line for line in text.splitlines() if "==" in line and not line.lstrip().startswith("#")]
@@ -67,7 +75,12 @@ def test_the_lock_files_carry_hashes_and_no_addresses() -> None:
 
 def test_every_part_has_a_readme_and_a_place_in_the_import_contracts() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    named = {module for contract in contracts for key in ("source_modules", "forbidden_modules") for module in contract.get(key, [])}
+    named = {
+        module
+        for contract in contracts
+        for key in ("source_modules", "forbidden_modules")
+        for module in contract.get(key, [])
+    }
     for part in PYTHON_PARTS:
         assert (ROOT / part / "README.md").is_file(), f"{part}/README.md is missing"
         assert f"busbar.{part}" in named, f"no import contract names busbar.{part}"
