@@ -74,7 +74,7 @@ PROGRAMS = (
     Program(
         "helm", "helm", "helm.sh/helm/v4/cmd/helm", (), ("helm.sh/helm/v4/internal/version.version=v4.3.1",)
     ),
-    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", (), ("sigs.k8s.io/kwok/pkg/consts.Version=v0.8.0",)),
+    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     Program("local-path-provisioner", "local-path", "github.com/rancher/local-path-provisioner"),
 )
 
@@ -160,13 +160,9 @@ def _compile(wanted: Program, target: Path, running: Step) -> None:
     command = [go, "build", *GO_FLAGS, "-v", "-ldflags", linker, "-o", str(partial), wanted.package]
     total = _count_packages(go, wanted, environment)
     tail: list[str] = []
+    folder = sources(wanted.module)
     with subprocess.Popen(
-        command,
-        cwd=sources(wanted.module),
-        env=environment,
-        text=True,
-        stderr=subprocess.PIPE,
-        errors="replace",
+        command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE, errors="replace"
     ) as compiler:
         assert compiler.stderr is not None
         for done, line in enumerate(compiler.stderr, 1):
