@@ -1,0 +1,37 @@
+"""The kinds of group `busbar.dev`: one Pydantic model each; the CRD YAML is generated from them."""
+
+from busbar.kube.types.accelerator_pool import AcceleratorPool
+from busbar.kube.types.meta import (
+    API_VERSION,
+    GROUP,
+    VERSION,
+    Condition,
+    ConditionStatus,
+    ObjectMeta,
+    Resource,
+)
+from busbar.kube.types.model_service import ModelService, ServicePhase
+from busbar.kube.types.tenant import Tenant
+from busbar.kube.types.training_job import TrainingJob, TrainingPhase
+
+KINDS: dict[str, type[Resource]] = {
+    model.__name__: model for model in (TrainingJob, ModelService, AcceleratorPool, Tenant)
+}
+"""Kind to model."""
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KINDS",
+    "VERSION",
+    "AcceleratorPool",
+    "Condition",
+    "ConditionStatus",
+    "ModelService",
+    "ObjectMeta",
+    "Resource",
+    "ServicePhase",
+    "Tenant",
+    "TrainingJob",
+    "TrainingPhase",
+]

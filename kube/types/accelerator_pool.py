@@ -1,0 +1,165 @@
+"""AcceleratorPool: nodes with one type of accelerator, and who may use them. CPU is a type."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from busbar.kube.types.meta import (
+    AcceleratorName,
+    Conditions,
+    DnsLabel,
+    KindInfo,
+    LabelValue,
+    PrinterColumn,
+    QualifiedKey,
+    Quantity,
+    Resource,
+    SpecModel,
+    StatusModel,
+)
+from busbar.kube.types.rules import Rule, immutable
+from busbar.kube.types.training_job import Amount, Count
+
+TenantList = Annotated[
+    list[DnsLabel], Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "set"})
+]
+
+
+class Sharing(StrEnum):
+    """How one accelerator is divided; MIG and time slices will be named here."""
+
+    NONE = "none"
+
+
+class TolerationOperator(StrEnum):
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class PoolToleration(SpecModel):
+    """A taint of the pool's nodes. The operator adds this toleration to the pods it places there."""
+
+    rules = (
+        Rule(
+            cel="self.operator != 'Exists' || !has(self.value)",
+            message="a toleration with operator Exists has no value; remove it or use Equal",
+            field_path=".operator",
+            holds=lambda toleration: (
+                toleration.operator is not TolerationOperator.EXISTS or toleration.value is None
+            ),
+        ),
+    )
+
+    key: QualifiedKey = Field(description="Key of the taint.")
+    operator: TolerationOperator = Field(default=TolerationOperator.EQUAL, description="Exists or Equal.")
+    value: LabelValue | None = Field(default=None, description="Value of the taint, with Equal.")
+    effect: TaintEffect | None = Field(default=None, description="Effect of the taint; default all.")
+
+
+class Interconnect(SpecModel):
+    """How the accelerators reach the host and each other."""
+
+    link_class: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)] | None = (
+        Field(
+            default=None, description="Link to the host, e.g. pcie5, nvlink-c2c: offload speed depends on it."
+        )
+    )
+    nvlink_island: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Accelerators joined by NVLink on one node."
+    )
+    nic_class: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)] | None = (
+        Field(default=None, description="Network between nodes, e.g. ib-400, ethernet.")
+    )
+
+
+class AcceleratorPoolSpec(SpecModel):
+    """Which nodes, which accelerator, whose."""
+
+    rules = (immutable("accelerator", required=True), immutable("resourceName", required=True))
+
+    accelerator: AcceleratorName = Field(description="Accelerator type, e.g. H100; cpu is one.")
+    resource_name: QualifiedKey = Field(
+        description="The resource that pods ask for, e.g. nvidia.com/gpu; cpu for cores."
+    )
+    node_selector: Annotated[dict[QualifiedKey, LabelValue], Field(min_length=1, max_length=32)] = Field(
+        description="Labels of the pool's nodes."
+    )
+    tolerations: Annotated[list[PoolToleration], Field(max_length=16)] | None = Field(
+        default=None, description="Taints of the pool's nodes; pods placed here tolerate them."
+    )
+    tenants: TenantList | None = Field(
+        default=None, description="Tenants that may use the pool; absent: all."
+    )
+    price_per_hour: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
+        default=0.0, description="Price of one accelerator for an hour."
+    )
+    memory_gib: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None, description="Memory of one accelerator in GiB; for cpu, host memory per core."
+    )
+    interconnect: Interconnect | None = Field(
+        default=None, description="Links to the host and between accelerators."
+    )
+    sharing: Sharing = Field(default=Sharing.NONE, description="How one accelerator is divided.")
+    reserved: Annotated[dict[QualifiedKey, Quantity], Field(max_length=16)] | None = Field(
+        default=None, description="Resources kept free on each node, e.g. cpu: 500m for system pods."
+    )
+
+
+class AcceleratorPoolStatus(StatusModel):
+    """What the pool has and what is used; only the operator writes it."""
+
+    observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
+    nodes: Count | None = Field(default=None, description="Ready nodes.")
+    capacity: Amount | None = Field(default=None, description="Accelerators on ready nodes.")
+    allocated: Amount | None = Field(default=None, description="Accelerators held.")
+    free: Amount | None = Field(default=None, description="Accelerators not held.")
+    conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
+
+
+class AcceleratorPool(Resource):
+    """Nodes with one type of accelerator, and the tenants that may use them."""
+
+    info: ClassVar[KindInfo] = KindInfo(
+        plural="acceleratorpools",
+        singular="acceleratorpool",
+        short_names=["bbpool"],
+        namespaced=False,
+        columns=[
+            PrinterColumn(
+                name="Accelerator", type="string", json_path=".spec.accelerator", description="Type."
+            ),
+            PrinterColumn(
+                name="Nodes", type="integer", json_path=".status.nodes", description="Ready nodes."
+            ),
+            PrinterColumn(
+                name="Capacity", type="number", json_path=".status.capacity", description="Accelerators."
+            ),
+            PrinterColumn(
+                name="Allocated", type="number", json_path=".status.allocated", description="Held."
+            ),
+            PrinterColumn(name="Free", type="number", json_path=".status.free", description="Not held."),
+            PrinterColumn(
+                name="Reason",
+                type="string",
+                json_path='.status.conditions[?(@.type=="Ready")].reason',
+                description="Why it is or is not ready.",
+            ),
+            PrinterColumn(
+                name="Price/h", type="number", json_path=".spec.pricePerHour", description="Each.", priority=1
+            ),
+            PrinterColumn(
+                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
+            ),
+        ],
+    )
+
+    kind: Literal["AcceleratorPool"] = "AcceleratorPool"
+    spec: AcceleratorPoolSpec = Field(description="Which nodes, which accelerator, whose.")
+    status: AcceleratorPoolStatus | None = Field(default=None, description="What it has and what is used.")

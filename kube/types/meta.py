@@ -1,0 +1,216 @@
+"""What all our kinds share: the base model, metadata, conditions, and bounded scalar types.
+
+Fields are snake_case in Python and camelCase on the wire. A *spec* refuses unknown fields, because a misspelt
+field that is silently dropped is a job that runs wrongly. A *status* ignores them, so that an older reader
+survives a newer writer. Every string and list has a bound: CEL cost and etcd size depend on it.
+`Model.to_wire()` gives the JSON form.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from busbar.kube.types import quantity
+from busbar.kube.types.rules import Rule
+
+GROUP = "busbar.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+CATEGORY = "busbar"
+
+SCHEDULING_GATE = f"{GROUP}/admission"
+LABEL_JOB = f"{GROUP}/job"
+LABEL_KIND = f"{GROUP}/kind"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_RANK = f"{GROUP}/rank"
+LABEL_ADMISSION_ID = f"{GROUP}/admission-id"
+LABEL_TENANT = f"{GROUP}/tenant"
+LABEL_QUEUE = f"{GROUP}/queue"
+"""Opt-in of another controller's pod or `batch/v1` Job; the value is "true"."""
+
+
+class KubeModel(BaseModel):
+    """Base of every model: camelCase aliases, and the model's rules in Python and in the schema."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        for rule in type(self).rules:
+            if rule.holds is not None and not rule.holds(self):
+                raise ValueError(rule.message)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core)
+        if cls.rules:
+            handler.resolve_ref_schema(schema)["x-kubernetes-validations"] = [
+                r.to_schema() for r in cls.rules
+            ]
+        return schema
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form: camelCase, absent fields left out, times as RFC 3339."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class SpecModel(KubeModel):
+    """Part of a spec: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StatusModel(KubeModel):
+    """Part of a status: unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def _integer_to_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[
+    str,
+    Field(
+        pattern=quantity.PATTERN,
+        max_length=32,
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+    ),
+    BeforeValidator(_integer_to_text),
+]
+"""A Kubernetes quantity; an integer is accepted for its text. `busbar.kube.types.quantity` parses it."""
+
+LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+CLAIM_PATH_PATTERN = r"^pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*/?$"
+ACCELERATOR_PATTERN = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+
+DnsLabel = Annotated[str, Field(pattern=LABEL_PATTERN, min_length=1, max_length=63)]
+ObjectName = Annotated[str, Field(pattern=SUBDOMAIN_PATTERN, min_length=1, max_length=253)]
+ClaimUri = Annotated[str, Field(pattern=CLAIM_PATH_PATTERN, max_length=512)]
+"""`pvc://claim/path` in the object's own namespace; no segment may begin with a dot."""
+AcceleratorName = Annotated[str, Field(pattern=ACCELERATOR_PATTERN, min_length=1, max_length=63)]
+"""An accelerator type as pools name it: `H100`, `L4`, `cpu`."""
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)]
+QualifiedKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        min_length=1,
+        max_length=316,
+    ),
+]
+CamelReason = Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=128)]
+Sentence = Annotated[str, Field(max_length=2048)]
+ShortText = Annotated[str, Field(max_length=253)]
+
+
+def claim_of(uri: str) -> tuple[str, str]:
+    """(claim, path) of a `pvc://claim/path`; the path has no leading or trailing slash and may be empty."""
+    if not uri.startswith("pvc://"):
+        raise ValueError(f"{uri!r} is not a pvc://claim/path address")
+    claim, _, path = uri.removeprefix("pvc://").partition("/")
+    return claim, path.strip("/")
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(StatusModel):
+    """One observation about the object, in the standard Kubernetes form (metav1.Condition)."""
+
+    type: Annotated[str, Field(max_length=64)] = Field(description="What is observed, e.g. Ready.")
+    status: ConditionStatus = Field(description="True, False or Unknown.")
+    reason: CamelReason = Field(description="A stable word in CamelCase that says why.")
+    message: Sentence = Field(default="", description="One sentence for people.")
+    last_transition_time: datetime = Field(description="When the status last changed.")
+    observed_generation: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="The metadata.generation that this condition describes."
+    )
+
+
+Conditions = Annotated[
+    list[Condition],
+    Field(
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    ),
+]
+
+
+class OwnerReference(StatusModel):
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool | None = None
+
+
+class ObjectMeta(StatusModel):
+    """The part of an object's metadata that we read; the API server owns its schema."""
+
+    name: str = ""
+    generate_name: str | None = None
+    namespace: str | None = None
+    uid: str = ""
+    resource_version: str | None = None
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    owner_references: list[OwnerReference] = Field(default_factory=list)
+    finalizers: list[str] = Field(default_factory=list)
+
+
+class PrinterColumn(BaseModel):
+    """One column of `kubectl get`."""
+
+    name: str
+    type: str
+    json_path: str
+    description: str
+    priority: int = 0
+    """0 is always shown; 1 with `-o wide`."""
+
+
+class KindInfo(BaseModel):
+    """What the API server must know about a kind beyond its schema."""
+
+    plural: str
+    singular: str
+    short_names: list[str]
+    namespaced: bool
+    columns: list[PrinterColumn]
+    scale: dict[str, str] | None = None
+
+
+class Resource(KubeModel):
+    """Base of the kinds: apiVersion, kind, metadata, spec, status."""
+
+    model_config = ConfigDict(extra="ignore")
+    info: ClassVar[KindInfo]
+
+    api_version: str = API_VERSION
+    kind: str
+    metadata: ObjectMeta = Field(default_factory=ObjectMeta)
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, or the name of a cluster-scoped object."""
+        return (
+            f"{self.metadata.namespace}/{self.metadata.name}"
+            if self.metadata.namespace
+            else self.metadata.name
+        )

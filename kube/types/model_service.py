@@ -1,0 +1,261 @@
+"""ModelService: serve a model over the OpenAI API, with replicas that follow demand."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from busbar.kube.types.meta import (
+    CamelReason,
+    ClaimUri,
+    Conditions,
+    KindInfo,
+    ObjectName,
+    PrinterColumn,
+    Quantity,
+    Resource,
+    Sentence,
+    ShortText,
+    SpecModel,
+    StatusModel,
+)
+from busbar.kube.types.rules import Rule, exactly_one_of, immutable
+from busbar.kube.types.shape import AcceleratorList, PodShape
+from busbar.kube.types.training_job import Count, Usage
+
+MAX_REPLICAS = 256
+ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", max_length=128)]
+
+
+class ServiceEngine(StrEnum):
+    BUILTIN = "builtin"
+    VLLM = "vllm"
+
+
+class ServicePhase(StrEnum):
+    PENDING = "Pending"
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    READY = "Ready"
+    IDLE = "Idle"
+    DRAINING = "Draining"
+    SUSPENDED = "Suspended"
+    FAILED = "Failed"
+
+
+class ServedModel(SpecModel):
+    """Which weights to serve; exactly one of uri and trainingJob."""
+
+    rules = (exactly_one_of("uri", "trainingJob", message="model needs exactly one of uri and trainingJob"),)
+
+    uri: ClaimUri | None = Field(
+        default=None, description="A folder in safetensors layout: pvc://claim/path."
+    )
+    training_job: ObjectName | None = Field(
+        default=None,
+        description="A TrainingJob in the same namespace; its output is served once it has succeeded.",
+    )
+
+
+class Scaling(SpecModel):
+    """When replicas come and go."""
+
+    idle_seconds: Annotated[int, Field(ge=1, le=604_800)] = Field(
+        default=300, description="With minReplicas 0: seconds without a request before the last replica goes."
+    )
+    target_in_flight_per_replica: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=8, description="Requests in flight that one replica should carry."
+    )
+
+
+class ServiceLevel(SpecModel):
+    """The latency to keep."""
+
+    ttft_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
+        default=None, description="Time to the first token."
+    )
+    tpot_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
+        default=None, description="Time per later token."
+    )
+    percentile: Annotated[float, Field(ge=50, le=99.99)] = Field(
+        default=95, description="Share of requests, in percent, that must keep it."
+    )
+
+
+class ModelServiceSpec(SpecModel):
+    """Which model, how fast, and how many replicas."""
+
+    rules = (
+        Rule(
+            cel="self.engine != 'vllm' || has(self.image)",
+            message="engine vllm needs spec.image, e.g. an image of vLLM's OpenAI server",
+            holds=lambda spec: spec.engine is not ServiceEngine.VLLM or spec.image is not None,
+        ),
+        Rule(
+            cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            message="minReplicas must not be greater than maxReplicas",
+            holds=lambda spec: spec.max_replicas is None or spec.min_replicas <= spec.max_replicas,
+        ),
+        immutable("engine", required=True),
+        immutable("modelId"),
+        immutable("model", required=True, while_running=True),
+        immutable("image", while_running=True),
+        immutable("args", while_running=True),
+        immutable("shape", required=True, while_running=True),
+        immutable("accelerators", while_running=True),
+        immutable("maxModelLen", while_running=True),
+        immutable("kvCacheMemory", while_running=True),
+    )
+
+    model: ServedModel = Field(description="Which weights. It can change while the service is suspended.")
+    model_id: ModelId | None = Field(
+        default=None, description="The name clients use; default metadata.name. namespace/name always works."
+    )
+    engine: ServiceEngine = Field(
+        default=ServiceEngine.BUILTIN, description="Busbar's own engine, or vLLM from an image."
+    )
+    image: Annotated[str, Field(pattern=r"^[^\s]+$", min_length=1, max_length=512)] | None = Field(
+        default=None, description="Container image; needed with vllm, default the platform's with builtin."
+    )
+    args: Annotated[list[Annotated[str, Field(max_length=8192)]], Field(max_length=128)] | None = Field(
+        default=None, description="More arguments for the server."
+    )
+    replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = Field(
+        default=None,
+        description="Present: an external target (kubectl scale, HPA, KEDA) that Busbar never writes. "
+        "Absent: the autoscaler decides within minReplicas and maxReplicas.",
+    )
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
+        default=1, description="The autoscaler's floor; at 0 a request wakes the service."
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
+        default=None, description="The autoscaler's ceiling; default minReplicas, at least 1."
+    )
+    scaling: Scaling = Field(
+        default_factory=Scaling, description="When replicas come and go.", json_schema_extra={"default": {}}
+    )
+    shape: PodShape = Field(
+        default_factory=PodShape, description="What each replica needs.", json_schema_extra={"default": {}}
+    )
+    accelerators: AcceleratorList | None = Field(
+        default=None, description="Accelerator types allowed; default any that fits."
+    )
+    slo: ServiceLevel | None = Field(default=None, description="The latency to keep.")
+    max_model_len: Annotated[int, Field(ge=16, le=16_777_216)] | None = Field(
+        default=None, description="Longest context in tokens; default the model's."
+    )
+    kv_cache_memory: Quantity | None = Field(
+        default=None, description="Memory for the KV cache, e.g. 256Mi; default what is left."
+    )
+    suspend: bool = Field(default=False, description="True: off, whatever the demand.")
+    priority: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=500, description="Higher goes first within the tenant, up to the tenant's ceiling."
+    )
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=30, description="Seconds that a leaving replica may take to finish its requests."
+    )
+
+    @property
+    def replica_ceiling(self) -> int:
+        """The autoscaler's ceiling with its default filled in."""
+        return self.max_replicas if self.max_replicas is not None else max(self.min_replicas, 1)
+
+
+class PoolReplicas(StatusModel):
+    """Replicas in one pool."""
+
+    pool: ShortText = Field(description="AcceleratorPool.")
+    replicas: Count = Field(description="Replicas there.")
+
+
+class ScalingDecision(StatusModel):
+    """One change of the desired replicas."""
+
+    time: datetime = Field(description="When.")
+    previous: Count = Field(description="Replicas desired before.")
+    desired: Count = Field(description="Replicas desired after.")
+    reason: Sentence = Field(default="", description="Why.")
+
+
+class ModelServiceStatus(StatusModel):
+    """What Busbar observed and decided; only the operator writes it."""
+
+    observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
+    phase: ServicePhase | None = Field(default=None, description="One word for the state of the service.")
+    reason: CamelReason | None = Field(default=None, description="A stable word that says why.")
+    message: Sentence | None = Field(default=None, description="One sentence that says why.")
+    conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
+    replicas: Count | None = Field(default=None, description="Replicas that exist.")
+    ready_replicas: Count | None = Field(default=None, description="Replicas that take requests.")
+    desired_replicas: Count | None = Field(default=None, description="Replicas wanted now.")
+    selector: ShortText | None = Field(
+        default=None, description="Label selector of the replicas, for autoscalers."
+    )
+    url: ShortText | None = Field(default=None, description="Base URL of the OpenAI API.")
+    model_id: ShortText | None = Field(default=None, description="The name clients use.")
+    pools: (
+        Annotated[
+            list[PoolReplicas],
+            Field(
+                max_length=64,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pool"]},
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="Replicas per pool.")
+    scaling_history: Annotated[list[ScalingDecision], Field(max_length=5)] | None = Field(
+        default=None, description="The last five changes of the desired replicas."
+    )
+    usage: Usage | None = Field(default=None, description="What it has used in all.")
+    last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")
+    last_request_time: datetime | None = Field(
+        default=None, description="When the gateway last saw a request."
+    )
+
+
+class ModelService(Resource):
+    """A model served over the OpenAI API, with replicas that follow demand."""
+
+    info: ClassVar[KindInfo] = KindInfo(
+        plural="modelservices",
+        singular="modelservice",
+        short_names=["bbms"],
+        namespaced=True,
+        columns=[
+            PrinterColumn(name="Phase", type="string", json_path=".status.phase", description="Its state."),
+            PrinterColumn(name="Reason", type="string", json_path=".status.reason", description="Why."),
+            PrinterColumn(
+                name="Ready",
+                type="integer",
+                json_path=".status.readyReplicas",
+                description="Taking requests.",
+            ),
+            PrinterColumn(
+                name="Desired", type="integer", json_path=".status.desiredReplicas", description="Wanted."
+            ),
+            PrinterColumn(
+                name="Model", type="string", json_path=".status.modelId", description="Name for clients."
+            ),
+            PrinterColumn(name="URL", type="string", json_path=".status.url", description="OpenAI base URL."),
+            PrinterColumn(
+                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
+            ),
+            PrinterColumn(
+                name="Message",
+                type="string",
+                json_path=".status.message",
+                description="The sentence.",
+                priority=1,
+            ),
+        ],
+        scale={
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    )
+
+    kind: Literal["ModelService"] = "ModelService"
+    spec: ModelServiceSpec = Field(description="Which model, how fast, and how many replicas.")
+    status: ModelServiceStatus | None = Field(default=None, description="What Busbar observed and decided.")

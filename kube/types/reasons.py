@@ -1,0 +1,47 @@
+"""Condition types and reasons: stable words that scripts may match. They never change their meaning.
+
+The scheduler's own codes for a waiting job (`busbar.scheduler`) appear as reasons too; these are the rest.
+"""
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """Types of the conditions in a status."""
+
+    READY = "Ready"
+    """kstatus: the object reached what its spec asks for."""
+    ADMITTED = "Admitted"
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+
+
+class Reason(StrEnum):
+    """Why an object is in its phase."""
+
+    WAITING = "Waiting"
+    ADMITTED = "Admitted"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    PREEMPTED = "Preempted"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    RETRYING = "Retrying"
+    RETRY_LIMIT_REACHED = "RetryLimitReached"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    GANG_INCOMPLETE = "GangIncomplete"
+    INVALID_SPEC = "InvalidSpec"
+    FITS_NOWHERE = "FitsNowhere"
+    NO_TENANT = "NoTenant"
+    MODEL_NOT_READY = "ModelNotReady"
+    CLAIM_MISSING = "ClaimMissing"
+    SERVING = "Serving"
+    IDLE = "Idle"
+    DRAINING = "Draining"
+    NODES_READY = "NodesReady"
+    NO_NODES = "NoNodes"
+    NAMESPACES_READY = "NamespacesReady"
+    NAMESPACE_TAKEN = "NamespaceTaken"
+    NAMESPACE_MISSING = "NamespaceMissing"

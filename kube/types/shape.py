@@ -1,0 +1,48 @@
+"""Size of the pods of a job or service, shared by TrainingJob and ModelService."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from busbar.kube.types.meta import AcceleratorName, Quantity, SpecModel
+from busbar.kube.types.rules import Rule
+
+AcceleratorList = Annotated[
+    list[AcceleratorName], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+]
+
+
+class PodShape(SpecModel):
+    """What each pod needs."""
+
+    accelerators_per_pod: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1,
+        description="Accelerators of each pod, as the pool counts them (cores where the type is cpu).",
+    )
+    cpu: Quantity | None = Field(
+        default=None,
+        description="CPU of each pod; default 1 core per accelerator, or the cores of a cpu pool.",
+    )
+    memory: Quantity | None = Field(
+        default=None, description="Memory of each pod; default what the planner predicts."
+    )
+    ephemeral_storage: Quantity | None = Field(default=None, description="Scratch disk of each pod.")
+
+
+class GangShape(PodShape):
+    """How many pods, and what each needs. A range makes the job elastic."""
+
+    rules = (
+        Rule(
+            cel="self.minPods <= self.maxPods",
+            message="minPods must not be greater than maxPods",
+            holds=lambda shape: shape.min_pods <= shape.max_pods,
+        ),
+    )
+
+    min_pods: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="The gang never runs with fewer pods."
+    )
+    max_pods: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="The gang never runs with more pods."
+    )

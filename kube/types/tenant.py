@@ -1,0 +1,264 @@
+"""Tenant: a group of people, their namespaces, their share and their budget."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from busbar.kube.types.meta import (
+    Conditions,
+    DnsLabel,
+    KindInfo,
+    PrinterColumn,
+    Resource,
+    SpecModel,
+    StatusModel,
+)
+from busbar.kube.types.rules import Rule
+from busbar.kube.types.training_job import Amount, Count
+
+Share = Annotated[float, Field(ge=0, le=1_000_000)]
+ByAccelerator = Annotated[dict[Annotated[str, Field(max_length=63)], Amount], Field(max_length=64)]
+
+
+class SubjectKind(StrEnum):
+    USER = "User"
+    GROUP = "Group"
+    SERVICE_ACCOUNT = "ServiceAccount"
+
+
+class Role(StrEnum):
+    ADMIN = "admin"
+    MEMBER = "member"
+    VIEWER = "viewer"
+
+
+class Period(StrEnum):
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+class Subject(SpecModel):
+    """Who: a user, a group, or a service account."""
+
+    rules = (
+        Rule(
+            cel="(self.kind == 'ServiceAccount') == has(self.namespace)",
+            message="a ServiceAccount needs its namespace, and nothing else has one",
+            holds=lambda subject: (
+                (subject.kind is SubjectKind.SERVICE_ACCOUNT) == (subject.namespace is not None)
+            ),
+        ),
+    )
+
+    kind: SubjectKind = Field(description="User, Group or ServiceAccount.")
+    name: Annotated[str, Field(pattern=r"^[^\s]([^\n]*[^\s])?$", min_length=1, max_length=253)] = Field(
+        description="Its name as the API server knows it."
+    )
+    namespace: DnsLabel | None = Field(default=None, description="Namespace of a ServiceAccount.")
+
+
+class Member(SpecModel):
+    """One subject and what it may do. The operator renders RoleBindings from it."""
+
+    subject: Subject = Field(description="Who.")
+    role: Role = Field(description="admin, member or viewer.")
+
+
+class Quota(SpecModel):
+    """The tenant's share of one accelerator type, in accelerators."""
+
+    rules = (
+        Rule(
+            cel="!has(self.ceiling) || self.guaranteed <= self.ceiling",
+            message="guaranteed must not be greater than ceiling",
+            holds=lambda quota: quota.ceiling is None or quota.guaranteed <= quota.ceiling,
+        ),
+    )
+
+    accelerator: Annotated[
+        str, Field(pattern=r"^([*]|[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$", max_length=63)
+    ] = Field(description="Accelerator type, or * for all that are not named.")
+    guaranteed: Share = Field(
+        default=0.0, description="Always available: lent out while idle, reclaimed on demand."
+    )
+    borrowable: Share | None = Field(
+        default=None, description="Most that may be held beyond the guaranteed share; absent: no limit."
+    )
+    ceiling: Share | None = Field(default=None, description="Never more than this in all; absent: no limit.")
+
+
+class Budget(SpecModel):
+    """A limit per period; at least one of the three."""
+
+    rules = (
+        Rule(
+            cel="has(self.acceleratorHours) || has(self.cost) || has(self.kilowattHours)",
+            message="a budget needs at least one of acceleratorHours, cost and kilowattHours",
+            holds=lambda budget: (
+                budget.accelerator_hours is not None
+                or budget.cost is not None
+                or budget.kilowatt_hours is not None
+            ),
+        ),
+    )
+
+    period: Period = Field(description="day, week (from Monday) or month, in UTC.")
+    accelerator_hours: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Accelerator-hours."
+    )
+    cost: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Money, at the pools' prices."
+    )
+    kilowatt_hours: Annotated[float, Field(ge=0)] | None = Field(default=None, description="Energy.")
+
+
+class TenantSpec(SpecModel):
+    """Who, where, how much."""
+
+    rules = (
+        Rule(
+            cel="!has(self.namespaces) || self.namespaces.all(n, !n.startsWith('kube-'))",
+            message="namespaces of Kubernetes itself (kube-*) cannot belong to a tenant",
+            field_path=".namespaces",
+            holds=lambda spec: not any(name.startswith("kube-") for name in spec.namespaces or ()),
+        ),
+    )
+
+    display_name: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None, description="Name for people; default metadata.name."
+    )
+    organisation: Annotated[str, Field(max_length=128)] | None = Field(
+        default=None, description="Parent organisation."
+    )
+    namespaces: (
+        Annotated[list[DnsLabel], Field(max_length=128, json_schema_extra={"x-kubernetes-list-type": "set"})]
+        | None
+    ) = Field(default=None, description="The tenant's namespaces; each belongs to one tenant only.")
+    members: Annotated[list[Member], Field(max_length=512)] | None = Field(
+        default=None, description="People, groups and service accounts, with their roles."
+    )
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0, description="Share of what nobody is guaranteed, relative to other tenants."
+    )
+    quota: (
+        Annotated[
+            list[Quota],
+            Field(
+                max_length=64,
+                json_schema_extra={
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["accelerator"],
+                },
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="Guaranteed, borrowable and ceiling share per accelerator type.")
+    priority_ceiling: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=1000, description="Higher priorities of the tenant's jobs count as this one."
+    )
+    budgets: (
+        Annotated[
+            list[Budget],
+            Field(
+                max_length=3,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["period"]},
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="Limits per period.")
+
+
+class BudgetUse(StatusModel):
+    """What the running period has used."""
+
+    period: Period = Field(description="Which period.")
+    started: datetime = Field(description="When it began.")
+    accelerator_hours: Amount = Field(default=0.0, description="Accelerator-hours used.")
+    cost: Amount = Field(default=0.0, description="Money used.")
+    kilowatt_hours: Amount = Field(default=0.0, description="Energy used.")
+
+
+class TenantUsage(StatusModel):
+    """Totals of all jobs and services, also of deleted ones; they never fall."""
+
+    accelerator_seconds: ByAccelerator = Field(
+        default_factory=dict, description="Accelerator-seconds by type."
+    )
+    work_units: Amount = Field(default=0.0, description="In exchange-rate units.")
+    energy_joules: Amount = Field(default=0.0, description="Energy, where it was measured.")
+    cost: Amount = Field(default=0.0, description="At the pools' prices.")
+
+
+class DecayedUsage(StatusModel):
+    """Past use with a half-life, in work units: what fair share remembers."""
+
+    value: Amount = Field(default=0.0, description="Work units, decayed to asOf.")
+    half_life_seconds: Annotated[float, Field(gt=0)] = Field(default=604_800.0, description="Half-life.")
+    as_of: datetime | None = Field(default=None, description="The moment the value holds for.")
+
+
+class TenantStatus(StatusModel):
+    """What the tenant holds and has used; only the operator writes it."""
+
+    observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
+    conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
+    allocated: ByAccelerator | None = Field(default=None, description="Accelerators held now, by type.")
+    borrowed: ByAccelerator | None = Field(default=None, description="Of these, beyond the guaranteed share.")
+    lent: ByAccelerator | None = Field(default=None, description="Guaranteed accelerators that others hold.")
+    held: Amount | None = Field(default=None, description="Accelerators held now, all types together.")
+    usage: TenantUsage | None = Field(default=None, description="Totals.")
+    decayed_usage: DecayedUsage | None = Field(default=None, description="What fair share remembers.")
+    budgets: (
+        Annotated[
+            list[BudgetUse],
+            Field(
+                max_length=3,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["period"]},
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="What the running periods have used.")
+    running: Count | None = Field(default=None, description="Jobs and replicas that run.")
+    waiting: Count | None = Field(default=None, description="Jobs and replicas that wait.")
+    last_updated: datetime | None = Field(default=None, description="When this was written.")
+
+
+class Tenant(Resource):
+    """A group of people with their namespaces, their share of the accelerators and their budget."""
+
+    info: ClassVar[KindInfo] = KindInfo(
+        plural="tenants",
+        singular="tenant",
+        short_names=["bbtenant"],
+        namespaced=False,
+        columns=[
+            PrinterColumn(
+                name="Weight", type="number", json_path=".spec.weight", description="Relative share."
+            ),
+            PrinterColumn(
+                name="Held", type="number", json_path=".status.held", description="Accelerators held."
+            ),
+            PrinterColumn(
+                name="Running", type="integer", json_path=".status.running", description="Jobs that run."
+            ),
+            PrinterColumn(
+                name="Waiting", type="integer", json_path=".status.waiting", description="Jobs that wait."
+            ),
+            PrinterColumn(
+                name="Reason",
+                type="string",
+                json_path='.status.conditions[?(@.type=="Ready")].reason',
+                description="Why it is or is not ready.",
+            ),
+            PrinterColumn(
+                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
+            ),
+        ],
+    )
+
+    kind: Literal["Tenant"] = "Tenant"
+    spec: TenantSpec = Field(description="Who, where, how much.")
+    status: TenantStatus | None = Field(default=None, description="What it holds and has used.")

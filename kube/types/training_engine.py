@@ -1,0 +1,190 @@
+"""What Busbar's own training engine is told: model, tokenizer, data, optimizer, and how it uses memory."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from busbar.kube.types.meta import ClaimUri, Quantity, SpecModel
+from busbar.kube.types.rules import Rule, exactly_one_of
+
+DataUri = Annotated[
+    str,
+    Field(
+        pattern=r"^(builtin://[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+        r"|pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+        r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)*/?)$",
+        max_length=512,
+    ),
+]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class EngineMode(StrEnum):
+    """How the engine holds its state; `auto` lets the scheduler choose."""
+
+    AUTO = "auto"
+    RESIDENT = "resident"
+    OPTIMIZER_OFFLOAD = "optimizer-offload"
+
+
+class Dtype(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class StateFormat(StrEnum):
+    """`exact` is bit-equal to the same run without offload; reduced formats will be named here."""
+
+    EXACT = "exact"
+
+
+class OptimizerName(StrEnum):
+    ADAMW = "AdamW"
+
+
+class Schedule(StrEnum):
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class ModelSource(SpecModel):
+    """Which model: a fresh one from a configuration, or weights to start from; exactly one."""
+
+    rules = (exactly_one_of("config", "uri", message="model needs exactly one of config and uri"),)
+
+    config: Annotated[dict[str, Any], Field(max_length=256)] | None = Field(
+        default=None,
+        description="A transformers configuration (config.json) of any causal language model.",
+    )
+    uri: ClaimUri | None = Field(
+        default=None, description="A folder in safetensors layout: pvc://claim/path."
+    )
+
+
+class TokenizerTraining(SpecModel):
+    """A byte-level BPE tokenizer trained on the training data before the first step."""
+
+    vocab_size: Annotated[int, Field(ge=257, le=1_048_576)] = Field(description="Entries of the vocabulary.")
+
+
+class TokenizerSource(SpecModel):
+    """Which tokenizer: one trained on the spot, or an existing one; exactly one."""
+
+    rules = (exactly_one_of("train", "uri", message="tokenizer needs exactly one of train and uri"),)
+
+    train: TokenizerTraining | None = Field(default=None, description="Train one on the training data.")
+    uri: ClaimUri | None = Field(default=None, description="A folder with tokenizer files: pvc://claim/path.")
+
+
+class DataSource(SpecModel):
+    """The text to learn from."""
+
+    uri: DataUri = Field(
+        description="builtin://python-stdlib, or a file or folder of text: pvc://claim/path."
+    )
+    holdout_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        default=0.05, description="Share of the files kept for evaluation and never trained on."
+    )
+    sequence_length: Annotated[int, Field(ge=8, le=1_048_576)] = Field(
+        default=256, description="Tokens in one training sequence."
+    )
+
+
+class Batch(SpecModel):
+    """Size of one optimizer step."""
+
+    rules = (
+        Rule(
+            cel="self.sequences % self.microBatch == 0",
+            message="sequences must be a multiple of microBatch",
+            holds=lambda batch: batch.sequences % batch.micro_batch == 0,
+        ),
+    )
+
+    sequences: Annotated[int, Field(ge=1, le=1_048_576)] = Field(
+        default=8, description="Sequences in one step."
+    )
+    micro_batch: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=1, description="Sequences in one forward and backward pass; gradients are accumulated."
+    )
+
+
+class Optimizer(SpecModel):
+    """The optimizer and its schedule."""
+
+    name: OptimizerName = Field(default=OptimizerName.ADAMW, description="Algorithm.")
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        default=3e-4, description="Peak learning rate."
+    )
+    betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field(
+        default=[0.9, 0.95], description="Decay of the first and second moment."
+    )
+    eps: Annotated[float, Field(gt=0, le=1)] = Field(default=1e-8, description="Added to the denominator.")
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.1, description="Decoupled weight decay."
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=100_000_000)] = Field(
+        default=0, description="Steps over which the learning rate rises from zero."
+    )
+    schedule: Schedule = Field(default=Schedule.COSINE, description="What follows the warm-up.")
+    gradient_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+        default=1.0, description="Largest global gradient norm."
+    )
+
+
+class Evaluation(SpecModel):
+    """Bits per byte on the held-out files, beside n-gram models counted on the same training bytes."""
+
+    ngram_order: Annotated[int, Field(ge=2, le=5)] = Field(
+        default=3, description="Order of the larger n-gram model; a bigram is always counted too."
+    )
+
+
+class TrainingEngine(SpecModel):
+    """Busbar's own training engine."""
+
+    rules = (
+        Rule(
+            cel="has(self.tokenizer) || has(self.model.uri)",
+            message="a model from config has no tokenizer of its own; add tokenizer.train or tokenizer.uri",
+            holds=lambda engine: engine.tokenizer is not None or engine.model.uri is not None,
+        ),
+        Rule(
+            cel="!has(self.optimizer) || self.optimizer.warmupSteps <= self.steps",
+            message="optimizer.warmupSteps must not be greater than steps",
+            holds=lambda engine: engine.optimizer.warmup_steps <= engine.steps,
+        ),
+    )
+
+    model: ModelSource = Field(description="Which model.")
+    tokenizer: TokenizerSource | None = Field(
+        default=None, description="Which tokenizer; default the one beside model.uri."
+    )
+    data: DataSource = Field(description="The text to learn from.")
+    steps: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
+        description="Optimizer steps of the whole run."
+    )
+    batch: Batch = Field(
+        default_factory=Batch, description="Size of one step.", json_schema_extra={"default": {}}
+    )
+    optimizer: Optimizer = Field(
+        default_factory=Optimizer, description="Optimizer and schedule.", json_schema_extra={"default": {}}
+    )
+    dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of weights and arithmetic.")
+    mode: EngineMode = Field(
+        default=EngineMode.AUTO,
+        description="resident keeps everything on the device; optimizer-offload keeps the optimizer's state in "
+        "host memory; auto lets the scheduler choose.",
+    )
+    state: StateFormat = Field(default=StateFormat.EXACT, description="Format of the offloaded state.")
+    device_memory: Quantity | None = Field(
+        default=None, description="Byte limit of the device arena where the device is a CPU, e.g. 256Mi."
+    )
+    seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = Field(
+        default=0, description="Seed of the whole run."
+    )
+    evaluation: Evaluation | None = Field(
+        default=None, description="Evaluate on the held-out files at the end."
+    )

@@ -1,0 +1,335 @@
+"""TrainingJob: train a model, with Busbar's engine or with an own image and command."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from busbar.kube.types.meta import (
+    CamelReason,
+    ClaimUri,
+    Conditions,
+    KindInfo,
+    PrinterColumn,
+    Resource,
+    Sentence,
+    ShortText,
+    SpecModel,
+    StatusModel,
+)
+from busbar.kube.types.pod_template import PodTemplate
+from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable
+from busbar.kube.types.shape import AcceleratorList, GangShape
+from busbar.kube.types.training_engine import TrainingEngine
+
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0)]
+
+
+class TrainingPhase(StrEnum):
+    PENDING = "Pending"
+    QUEUED = "Queued"
+    ADMITTED = "Admitted"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    PREEMPTING = "Preempting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+TERMINAL_PHASES = frozenset({TrainingPhase.SUCCEEDED, TrainingPhase.FAILED})
+
+
+class CheckpointPolicy(SpecModel):
+    """When state is saved, how much is kept, and where."""
+
+    rules = (
+        at_most_one_of(
+            "everySteps", "everySeconds", message="checkpoint has everySteps or everySeconds, not both"
+        ),
+    )
+
+    every_steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = Field(
+        default=None, description="Save each time this many steps are done."
+    )
+    every_seconds: Annotated[int, Field(ge=1, le=604_800)] | None = Field(
+        default=None, description="Save each time this many seconds have passed."
+    )
+    keep: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="Complete checkpoints to keep.")
+    uri: ClaimUri | None = Field(default=None, description="Where; default checkpoints below output.uri.")
+
+
+class PreemptionPolicy(SpecModel):
+    """How the job is asked to give its place back."""
+
+    grace_period_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=60, description="Seconds to save and acknowledge before the pods are killed."
+    )
+
+
+class Output(SpecModel):
+    """Where weights, tokenizer and checkpoints go."""
+
+    uri: ClaimUri = Field(description="pvc://claim/path in the same namespace.")
+    delete_with_job: bool = Field(default=False, description="Delete the output when the job is deleted.")
+
+
+class TrainingJobSpec(SpecModel):
+    """What to train, on what, and how it may be scheduled. Exactly one of engine and template."""
+
+    rules = (
+        exactly_one_of("engine", "template", message="spec needs exactly one of engine and template"),
+        Rule(
+            cel="!has(self.engine) || has(self.output)",
+            message="a job with spec.engine needs spec.output.uri, where its weights go",
+            holds=lambda spec: spec.engine is None or spec.output is not None,
+        ),
+        Rule(
+            cel="!has(self.engine) || self.shape.maxPods == 1",
+            message="spec.engine trains in one pod for now; use spec.template for a gang, or maxPods: 1",
+            field_path=".shape",
+            holds=lambda spec: spec.engine is None or spec.shape.max_pods == 1,
+        ),
+        immutable("engine"),
+        immutable("template"),
+        immutable("output"),
+        immutable("checkpoint", required=True),
+        immutable("preemption", required=True),
+        immutable("managedBy"),
+        immutable("shape", required=True, while_running=True),
+        immutable("accelerators", while_running=True),
+    )
+
+    engine: TrainingEngine | None = Field(default=None, description="Busbar's own training engine.")
+    template: PodTemplate | None = Field(default=None, description="An own image and command.")
+    shape: GangShape = Field(
+        default_factory=GangShape,
+        description="How many pods and what each needs. It can change while the job is suspended.",
+        json_schema_extra={"default": {}},
+    )
+    accelerators: AcceleratorList | None = Field(
+        default=None, description="Accelerator types allowed, e.g. [H100, A100]; default any that fits."
+    )
+    priority: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=100, description="Higher goes first within the tenant, up to the tenant's ceiling."
+    )
+    preemptible: bool = Field(
+        default=True, description="May be asked to save its state and give its place back."
+    )
+    checkpoint: CheckpointPolicy = Field(
+        default_factory=CheckpointPolicy,
+        description="When state is saved and how much is kept.",
+        json_schema_extra={"default": {}},
+    )
+    preemption: PreemptionPolicy = Field(
+        default_factory=PreemptionPolicy,
+        description="How the job is asked to give its place back.",
+        json_schema_extra={"default": {}},
+    )
+    deadline: datetime | None = Field(default=None, description="When it should be done; orders the queue.")
+    suspend: bool = Field(default=False, description="True: save, release everything and wait.")
+    output: Output | None = Field(default=None, description="Where weights, tokenizer and checkpoints go.")
+    retry_limit: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=3, description="Failed attempts that are tried again; preemptions do not count."
+    )
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = Field(
+        default=None, description="Delete the job this long after it ended; default keep it."
+    )
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = Field(
+        default=None, description="Fail the job after it ran this long in all."
+    )
+    managed_by: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._/-]+$", max_length=253)] | None = (
+        Field(default=None, description="Another controller's name: Busbar then leaves the object alone.")
+    )
+
+
+class Admission(StatusModel):
+    """Where and how the job was let in, written before any pod exists."""
+
+    id: ShortText = Field(description="Identity of this admission; every pod of the gang carries it.")
+    pool: ShortText = Field(description="AcceleratorPool.")
+    accelerator: ShortText = Field(description="Accelerator type.")
+    mode: ShortText | None = Field(default=None, description="Engine mode.")
+    pods: Count = Field(description="Pods in the gang.")
+    accelerators_per_pod: Count = Field(default=1, description="Accelerators of each pod.")
+    nodes: Annotated[list[ShortText], Field(max_length=1024)] = Field(
+        default_factory=list, description="Node of each rank."
+    )
+    admitted_at: datetime | None = Field(default=None, description="When.")
+    reason: Sentence = Field(default="", description="Why here and so.")
+
+
+class Preview(StatusModel):
+    """What the scheduler would do with this job now."""
+
+    starts_now: bool = Field(description="Whether it would start in this round.")
+    pool: ShortText | None = Field(default=None, description="Where.")
+    mode: ShortText | None = Field(default=None, description="In which engine mode.")
+    reason: Sentence = Field(default="", description="Why, or exactly why not.")
+    cost_per_hour: Amount | None = Field(default=None, description="At the pool's price.")
+
+
+class Progress(StatusModel):
+    """How far the run is."""
+
+    step: Count = Field(default=0, description="Optimizer steps done.")
+    total_steps: Count = Field(default=0, description="Optimizer steps of the whole run.")
+    loss: float | None = Field(default=None, description="Training loss of the last step, in nats per token.")
+    tokens_per_second: Amount | None = Field(default=None, description="Speed over the last steps.")
+    tokens: Count = Field(default=0, description="Tokens trained on.")
+    eta_seconds: Amount | None = Field(default=None, description="Seconds until the last step at this speed.")
+    eta: ShortText | None = Field(default=None, description="The same for people, e.g. 4m10s.")
+    eta_p50: datetime | None = Field(default=None, description="The end, as likely earlier as later.")
+    eta_p90: datetime | None = Field(
+        default=None, description="The end, with nine chances in ten to be earlier."
+    )
+    percent: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None, description="Share of the steps done."
+    )
+
+
+class CheckpointStatus(StatusModel):
+    """The last durable checkpoint."""
+
+    step: Count = Field(default=0, description="Its step.")
+    saved_at: datetime | None = Field(default=None, description="When it became durable.")
+    uri: ShortText | None = Field(default=None, description="Where it is.")
+
+
+class LostWork(StatusModel):
+    """Work done twice because of preemptions and failures."""
+
+    steps: Count = Field(default=0, description="Steps lost in all.")
+    seconds: Amount = Field(default=0.0, description="Seconds lost in all.")
+
+
+class EvaluationResult(StatusModel):
+    """Bits per byte on held-out files; lower is better."""
+
+    bits_per_byte: Amount | None = Field(default=None, description="The trained model.")
+    bigram_bits_per_byte: Amount | None = Field(default=None, description="A bigram model on the same bytes.")
+    ngram_bits_per_byte: Amount | None = Field(default=None, description="The larger n-gram model.")
+    held_out_bytes: Count | None = Field(default=None, description="Bytes evaluated.")
+
+
+class Usage(StatusModel):
+    """What the object has used in all; totals never fall."""
+
+    accelerator_seconds: Amount = Field(default=0.0, description="Accelerators times seconds held.")
+    work_units: Amount = Field(default=0.0, description="The same in exchange-rate units.")
+    energy_joules: Amount | None = Field(default=None, description="Energy, where it was measured.")
+    cost: Amount = Field(default=0.0, description="At the pools' prices.")
+
+
+class PodCounts(StatusModel):
+    """Pods of the running gang."""
+
+    ready: Count = Field(default=0, description="Pods that run and are ready.")
+    total: Count = Field(default=0, description="Pods that exist.")
+
+
+class TrainingJobStatus(StatusModel):
+    """What Busbar observed and decided; only the operator writes it."""
+
+    observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
+    phase: TrainingPhase | None = Field(
+        default=None, description="One word for where the job is in its life."
+    )
+    reason: CamelReason | None = Field(default=None, description="A stable word that says why.")
+    message: Sentence | None = Field(default=None, description="One sentence that says why.")
+    conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
+    attempt: Count | None = Field(default=None, description="How often pods were made.")
+    admission: Admission | None = Field(default=None, description="Where and how the job was let in.")
+    preview: Preview | None = Field(default=None, description="What the scheduler would do with it now.")
+    progress: Progress | None = Field(default=None, description="How far the run is.")
+    checkpoint: CheckpointStatus | None = Field(default=None, description="The last durable checkpoint.")
+    lost_work: LostWork | None = Field(default=None, description="Work done twice.")
+    preemptions: Count | None = Field(default=None, description="How often it gave its place back.")
+    restarts: Count | None = Field(default=None, description="How often a failed attempt was tried again.")
+    last_move_time: datetime | None = Field(default=None, description="When it was last moved.")
+    evaluation: EvaluationResult | None = Field(default=None, description="Bits per byte on held-out files.")
+    usage: Usage | None = Field(default=None, description="What it has used in all.")
+    start_time: datetime | None = Field(default=None, description="When the first attempt started.")
+    completion_time: datetime | None = Field(default=None, description="When it ended.")
+    last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")
+    output_uri: ShortText | None = Field(default=None, description="Where the weights are.")
+    pods: PodCounts | None = Field(default=None, description="Pods of the running gang.")
+    waiting: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
+        default=None, description="The scheduler's record of what holds the job back."
+    )
+
+
+class TrainingJob(Resource):
+    """A training run: model, data and optimizer for Busbar's engine, or an own image for a gang of pods."""
+
+    info: ClassVar[KindInfo] = KindInfo(
+        plural="trainingjobs",
+        singular="trainingjob",
+        short_names=["bbtj"],
+        namespaced=True,
+        columns=[
+            PrinterColumn(name="Phase", type="string", json_path=".status.phase", description="Where it is."),
+            PrinterColumn(name="Reason", type="string", json_path=".status.reason", description="Why."),
+            PrinterColumn(
+                name="Step", type="integer", json_path=".status.progress.step", description="Steps done."
+            ),
+            PrinterColumn(
+                name="Of", type="integer", json_path=".status.progress.totalSteps", description="All steps."
+            ),
+            PrinterColumn(
+                name="Loss", type="number", json_path=".status.progress.loss", description="Training loss."
+            ),
+            PrinterColumn(
+                name="Tok/s",
+                type="number",
+                json_path=".status.progress.tokensPerSecond",
+                description="Speed.",
+            ),
+            PrinterColumn(
+                name="ETA", type="string", json_path=".status.progress.eta", description="Time left."
+            ),
+            PrinterColumn(
+                name="Checkpoint",
+                type="date",
+                json_path=".status.checkpoint.savedAt",
+                description="Checkpoint's age.",
+            ),
+            PrinterColumn(
+                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
+            ),
+            PrinterColumn(
+                name="Pool",
+                type="string",
+                json_path=".status.admission.pool",
+                description="Where it runs.",
+                priority=1,
+            ),
+            PrinterColumn(
+                name="Mode",
+                type="string",
+                json_path=".status.admission.mode",
+                description="Engine mode.",
+                priority=1,
+            ),
+            PrinterColumn(
+                name="Lost",
+                type="integer",
+                json_path=".status.lostWork.steps",
+                description="Steps lost.",
+                priority=1,
+            ),
+            PrinterColumn(
+                name="Message",
+                type="string",
+                json_path=".status.message",
+                description="The sentence.",
+                priority=1,
+            ),
+        ],
+    )
+
+    kind: Literal["TrainingJob"] = "TrainingJob"
+    spec: TrainingJobSpec = Field(description="What to train, on what, and how it may be scheduled.")
+    status: TrainingJobStatus | None = Field(default=None, description="What Busbar observed and decided.")
