@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 AUDIENCE_OPERATOR = "busbar-operator"
 AUDIENCE_API = "busbar-api"
 AUDIENCE_GATEWAY = "busbar-gateway"
-TOKEN_ROOT = Path("/var/run/secrets/busbar.dev")
+TOKEN_ROOT = Path("/var/run/secrets/busbar")
 SERVICE_ACCOUNT_ROOT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POSITIVE_S = 60.0
 NEGATIVE_S = 5.0
@@ -186,8 +186,8 @@ class TokenFile:
 
     @classmethod
     def for_audience(cls, audience: str) -> Self:
-        """The token that the chart mounts for calls to this audience."""
-        return cls(TOKEN_ROOT / audience / "token")
+        """The token that the chart mounts for calls to this audience, e.g. /var/run/secrets/busbar/operator/token."""
+        return cls(TOKEN_ROOT / audience.removeprefix("busbar-") / "token")
 
     def read(self) -> str:
         """The current token. Raises OSError when it was never mounted."""

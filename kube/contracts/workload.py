@@ -60,9 +60,8 @@ class Env(StrEnum):
     GRACE_SECONDS = "BUSBAR_GRACE_SECONDS"
     MODEL_ID = "BUSBAR_MODEL_ID"
     """Serving: the name clients use."""
-    CHECKPOINT_EVERY_STEPS = "BUSBAR_CHECKPOINT_EVERY_STEPS"
-    CHECKPOINT_EVERY_SECONDS = "BUSBAR_CHECKPOINT_EVERY_SECONDS"
-    CHECKPOINT_KEEP = "BUSBAR_CHECKPOINT_KEEP"
+    CHECKPOINT = "BUSBAR_CHECKPOINT"
+    """JSON of spec.checkpoint of a TrainingJob."""
 
     RANK = "RANK"
     WORLD_SIZE = "WORLD_SIZE"
@@ -126,6 +125,15 @@ class EvaluationReport(WireModel):
     held_out_bytes: int
 
 
+class FingerprintReport(WireModel):
+    """Digests that let two runs be compared bit for bit, each SHA-256 in hex."""
+
+    losses: str | None = None
+    """Over (step, loss as float64) of all steps so far, also those before a restart."""
+    weights: str | None = None
+    """Of the final weights."""
+
+
 class TrainingStatus(WireModel):
     """`GET /status` of a training pod; without `losses` it is also the termination message."""
 
@@ -145,6 +153,7 @@ class TrainingStatus(WireModel):
     mode: str | None = None
     memory: MemoryReport | None = None
     evaluation: EvaluationReport | None = None
+    fingerprint: FingerprintReport | None = None
     losses: list[tuple[int, float]] = Field(default_factory=list, max_length=200)
     report: dict[str, Any] = Field(default_factory=dict)
     """A cell for the performance table: class, mode, tokensPerSecond, peaks."""

@@ -82,11 +82,23 @@ class Interconnect(SpecModel):
 class AcceleratorPoolSpec(SpecModel):
     """Which nodes, which accelerator, whose."""
 
-    rules = (immutable("accelerator", required=True), immutable("resourceName", required=True))
+    rules = (
+        Rule(
+            cel="self.resourceName == 'cpu' || string(self.unit) == '1'",
+            message="only a cpu pool divides its resource; remove unit, or use resourceName cpu",
+            field_path=".unit",
+            holds=lambda spec: spec.resource_name == "cpu" or spec.unit == "1",
+        ),
+        immutable("accelerator", required=True),
+        immutable("resourceName", required=True),
+    )
 
     accelerator: AcceleratorName = Field(description="Accelerator type, e.g. H100; cpu is one.")
     resource_name: QualifiedKey = Field(
         description="The resource that pods ask for, e.g. nvidia.com/gpu; cpu for cores."
+    )
+    unit: Quantity = Field(
+        default="1", description="What one accelerator of this pool is of the resource, e.g. 500m of cpu."
     )
     node_selector: Annotated[dict[QualifiedKey, LabelValue], Field(min_length=1, max_length=32)] = Field(
         description="Labels of the pool's nodes."

@@ -209,6 +209,10 @@ class ModelServiceStatus(StatusModel):
     )
     usage: Usage | None = Field(default=None, description="What it has used in all.")
     last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")
+    last_scale_time: datetime | None = Field(
+        default=None, description="When the desired replicas last changed."
+    )
+    restarts: Count | None = Field(default=None, description="How often a replica failed and was replaced.")
     last_request_time: datetime | None = Field(
         default=None, description="When the gateway last saw a request."
     )

@@ -182,6 +182,9 @@ class TrainingEngine(SpecModel):
     device_memory: Quantity | None = Field(
         default=None, description="Byte limit of the device arena where the device is a CPU, e.g. 256Mi."
     )
+    threads: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1, description="CPU threads of the engine; restarts are bit-equal only with the same number."
+    )
     seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = Field(
         default=0, description="Seed of the whole run."
     )

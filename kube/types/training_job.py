@@ -145,6 +145,31 @@ class TrainingJobSpec(SpecModel):
     )
 
 
+class PerPod(StatusModel):
+    """What each pod holds, in whole numbers."""
+
+    accelerators_m: Count = Field(default=0, description="Thousandths of an accelerator.")
+    cpu_m: Count = Field(default=0, description="Thousandths of a core.")
+    memory_mib: Count = Field(default=0, description="Memory in MiB.")
+    ephemeral_mib: Count = Field(default=0, description="Scratch disk in MiB.")
+
+
+class Release(StatusModel):
+    """The job was asked to give its place back; present only while it does."""
+
+    reason: CamelReason = Field(description="A stable word that says why.")
+    message: Sentence = Field(default="", description="One sentence that says why.")
+    requested_at: datetime | None = Field(default=None, description="When it was asked.")
+    deadline: datetime | None = Field(default=None, description="When its pods are killed.")
+
+
+class Fingerprint(StatusModel):
+    """Digests that let two runs be compared bit for bit."""
+
+    losses: ShortText | None = Field(default=None, description="SHA-256 over every step's loss.")
+    weights: ShortText | None = Field(default=None, description="SHA-256 of the final weights.")
+
+
 class Admission(StatusModel):
     """Where and how the job was let in, written before any pod exists."""
 
@@ -157,7 +182,9 @@ class Admission(StatusModel):
     nodes: Annotated[list[ShortText], Field(max_length=1024)] = Field(
         default_factory=list, description="Node of each rank."
     )
+    per_pod: PerPod | None = Field(default=None, description="What each pod holds.")
     admitted_at: datetime | None = Field(default=None, description="When.")
+    started_at: datetime | None = Field(default=None, description="When all its pods ran.")
     reason: Sentence = Field(default="", description="Why here and so.")
 
 
@@ -203,6 +230,7 @@ class LostWork(StatusModel):
 
     steps: Count = Field(default=0, description="Steps lost in all.")
     seconds: Amount = Field(default=0.0, description="Seconds lost in all.")
+    attempt: Count | None = Field(default=None, description="The last attempt that is counted.")
 
 
 class EvaluationResult(StatusModel):
@@ -246,6 +274,9 @@ class TrainingJobStatus(StatusModel):
     progress: Progress | None = Field(default=None, description="How far the run is.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The last durable checkpoint.")
     lost_work: LostWork | None = Field(default=None, description="Work done twice.")
+    release: Release | None = Field(default=None, description="Why it was asked to give its place back.")
+    retry_at: datetime | None = Field(default=None, description="When a failed attempt is tried again.")
+    fingerprint: Fingerprint | None = Field(default=None, description="Digests of losses and weights.")
     preemptions: Count | None = Field(default=None, description="How often it gave its place back.")
     restarts: Count | None = Field(default=None, description="How often a failed attempt was tried again.")
     last_move_time: datetime | None = Field(default=None, description="When it was last moved.")
