@@ -19,7 +19,6 @@ from busbar.kube.types.rules import Rule
 from busbar.kube.types.training_job import Amount, Count
 
 Share = Annotated[float, Field(ge=0, le=1_000_000)]
-ByAccelerator = Annotated[dict[Annotated[str, Field(max_length=63)], Amount], Field(max_length=64)]
 
 
 class SubjectKind(StrEnum):
@@ -171,6 +170,22 @@ class TenantSpec(SpecModel):
     ) = Field(default=None, description="Limits per period.")
 
 
+class AcceleratorCount(StatusModel):
+    """A number of accelerators of one type."""
+
+    accelerator: Annotated[str, Field(max_length=63)] = Field(description="Accelerator type.")
+    count: Amount = Field(description="How many.")
+
+
+ByAccelerator = Annotated[
+    list[AcceleratorCount],
+    Field(
+        max_length=64,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["accelerator"]},
+    ),
+]
+
+
 class BudgetUse(StatusModel):
     """What the running period has used."""
 
@@ -184,9 +199,7 @@ class BudgetUse(StatusModel):
 class TenantUsage(StatusModel):
     """Totals of all jobs and services, also of deleted ones; they never fall."""
 
-    accelerator_seconds: ByAccelerator = Field(
-        default_factory=dict, description="Accelerator-seconds by type."
-    )
+    accelerator_seconds: Amount = Field(default=0.0, description="Accelerator-seconds of all types.")
     work_units: Amount = Field(default=0.0, description="In exchange-rate units.")
     energy_joules: Amount = Field(default=0.0, description="Energy, where it was measured.")
     cost: Amount = Field(default=0.0, description="At the pools' prices.")
@@ -195,8 +208,8 @@ class TenantUsage(StatusModel):
 class DecayedUsage(StatusModel):
     """Past use with a half-life, in work units: what fair share remembers."""
 
-    value: Amount = Field(default=0.0, description="Work units, decayed to asOf.")
-    half_life_seconds: Annotated[float, Field(gt=0)] = Field(default=604_800.0, description="Half-life.")
+    work: Amount = Field(default=0.0, description="Work units, decayed to asOf.")
+    rate: Amount = Field(default=0.0, description="Work units per second that were held at asOf.")
     as_of: datetime | None = Field(default=None, description="The moment the value holds for.")
 
 
@@ -210,7 +223,7 @@ class TenantStatus(StatusModel):
     lent: ByAccelerator | None = Field(default=None, description="Guaranteed accelerators that others hold.")
     held: Amount | None = Field(default=None, description="Accelerators held now, all types together.")
     usage: TenantUsage | None = Field(default=None, description="Totals.")
-    decayed_usage: DecayedUsage | None = Field(default=None, description="What fair share remembers.")
+    decayed: DecayedUsage | None = Field(default=None, description="What fair share remembers.")
     budgets: (
         Annotated[
             list[BudgetUse],
