@@ -1,0 +1,100 @@
+"""What can go wrong in the gateway, and how each is told to an OpenAI client.
+
+    GatewayError
+    ├── SettingsError            a setting is unknown or malformed (never reaches a client)
+    ├── SpoolError               the usage spool cannot be written or read
+    └── ClientError              answered as OpenAI error JSON
+        ├── BadRequest           400  the request itself is wrong
+        ├── Unauthenticated      401  no key, or not a valid one
+        ├── Forbidden            403  a valid key that may not do this
+        ├── ModelNotFound        404  unknown and foreign models alike
+        ├── TooLarge             413  body over the limit
+        ├── TooManyRequests      429  this key has too many requests waiting
+        ├── BadUpstream          502  the replica answered something that is not OpenAI
+        └── Unavailable          503  no replica, queue full, shutting down, keys cannot be checked
+
+`body()` is the one place where a code becomes JSON.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """Base of every error of this package."""
+
+
+class SettingsError(GatewayError):
+    """A `BUSBAR_GATEWAY_*` variable is unknown or does not parse."""
+
+
+class SpoolError(GatewayError):
+    """The usage spool cannot be used: without it requests would go uncounted."""
+
+
+class ClientError(GatewayError):
+    """An error that a client of the OpenAI API gets to see."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "api_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(ClientError):
+    status = 400
+    type = "invalid_request_error"
+    code = "bad_request"
+
+
+class Unauthenticated(ClientError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(ClientError):
+    status = 403
+    type = "permission_error"
+    code = "missing_scope"
+
+
+class ModelNotFound(ClientError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class TooLarge(ClientError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class TooManyRequests(ClientError):
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_waiting"
+
+
+class BadUpstream(ClientError):
+    status = 502
+    type = "api_error"
+    code = "bad_upstream"
+
+
+class Unavailable(ClientError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "unavailable"
+
+
+def body(error: ClientError) -> dict[str, dict[str, str | None]]:
+    """The OpenAI error document."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}

@@ -1,0 +1,124 @@
+"""Who is calling: an API key becomes a tenant, by asking the API and remembering the answer.
+
+Only the SHA-256 of a key leaves this process, and only the SHA-256 is kept. An answer is believed for
+`fresh_s`; when the API cannot be reached, for `stale_s` at most, and never past the key's own expiry.
+"No such key" is believed briefly, so that a wrong key does not become load on the API. Look-ups of one
+key at the same moment are one question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from busbar.gateway.errors import Forbidden, GatewayError, Unauthenticated, Unavailable
+from busbar.kube.contracts.keys import SCOPE_INFERENCE, KeyIdentity, digest_of, is_token
+
+
+class ApiUnreachable(GatewayError):
+    """The API gave no usable answer."""
+
+
+Lookup = Callable[[str], Awaitable[KeyIdentity | None]]
+"""SHA-256 (hex) of a key → what it may do, None when there is no such key. Raises ApiUnreachable."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    key: KeyIdentity | None
+    asked_at: float
+
+
+class KeyDirectory:
+    """Looks keys up, with the cache described above."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        *,
+        fresh_s: float,
+        stale_s: float,
+        negative_s: float,
+        entries: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._lookup = lookup
+        self._fresh_s = fresh_s
+        self._stale_s = stale_s
+        self._negative_s = negative_s
+        self._entries = entries
+        self._monotonic = monotonic
+        self._now = now
+        self._cache: OrderedDict[str, _Entry] = OrderedDict()
+        self._asking: dict[str, asyncio.Task[_Entry]] = {}
+        self._gate = asyncio.Semaphore(16)
+
+    async def identify(self, authorization: str | None) -> KeyIdentity:
+        """The key behind an `Authorization` header.
+
+        Raises Unauthenticated (no key, malformed, unknown, expired), Forbidden (a key without the inference
+        scope) or Unavailable (the API is away and the key is not remembered).
+        """
+        key = await self._find(_digest(authorization))
+        if key is None or (key.expires_at is not None and key.expires_at <= self._now()):
+            raise Unauthenticated(
+                "This API key is not valid: unknown, revoked or expired. Make one with `busbar token create`."
+            )
+        if SCOPE_INFERENCE not in key.scopes:
+            raise Forbidden(
+                f"This API key lacks the scope {SCOPE_INFERENCE!r}. Make one that has it: `busbar token create --scope {SCOPE_INFERENCE}`."
+            )
+        return key
+
+    async def _find(self, digest: str) -> KeyIdentity | None:
+        entry = self._cache.get(digest)
+        age = self._monotonic() - entry.asked_at if entry else 0.0
+        if entry and age < (self._fresh_s if entry.key else self._negative_s):
+            self._cache.move_to_end(digest)
+            return entry.key
+        try:
+            return (await self._ask_once(digest)).key
+        except ApiUnreachable as error:
+            if entry and entry.key and age < self._stale_s:
+                return entry.key
+            raise Unavailable(
+                "API keys cannot be checked at the moment. Try again shortly.", retry_after_s=5
+            ) from error
+
+    async def _ask_once(self, digest: str) -> _Entry:
+        task = self._asking.get(digest)
+        if task is None:
+            task = asyncio.create_task(self._ask(digest))
+            self._asking[digest] = task
+            task.add_done_callback(lambda done: self._asked(digest, done))
+        # Shielded: one caller's disconnect must not fail the others that wait for the same answer.
+        return await asyncio.shield(task)
+
+    def _asked(self, digest: str, done: asyncio.Task[_Entry]) -> None:
+        self._asking.pop(digest, None)
+        if not done.cancelled():
+            done.exception()  # seen here, so that asyncio does not warn when every caller has left
+
+    async def _ask(self, digest: str) -> _Entry:
+        async with self._gate:
+            entry = _Entry(await self._lookup(digest), self._monotonic())
+        self._cache[digest] = entry
+        self._cache.move_to_end(digest)
+        while len(self._cache) > self._entries:
+            self._cache.popitem(last=False)
+        return entry
+
+
+def _digest(authorization: str | None) -> str:
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthenticated("No API key. Send it as the header `Authorization: Bearer bb_…`.")
+    key = key.strip()
+    if not is_token(key):
+        raise Unauthenticated("This is not a Busbar API key: one is `bb_` and 43 letters, digits, - or _.")
+    return digest_of(key)

@@ -1,0 +1,211 @@
+"""Usage per key, counted once: from the running request to the API's database.
+
+    begin ── slot of the tally ── end ── spool (fsync) ── slot freed ── API (in order) ── forgotten
+
+Each arrow survives the death of the process in it: see `tally` and `spool`. When the disk refuses or the
+spool is full, `begin` refuses, so nothing is served uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from busbar.gateway.errors import GatewayError, SpoolError, Unavailable
+from busbar.gateway.keys import ApiUnreachable
+from busbar.gateway.spool import Record, Spool
+from busbar.gateway.tally import Slot, Tally
+
+log = logging.getLogger("busbar.gateway.ledger")
+
+Deliver = Callable[[str, list[Record]], Awaitable[int]]
+"""(gateway id, records in order) → highest number the API has taken. Raises ApiUnreachable."""
+
+
+class Usage:
+    """The usage of one running request."""
+
+    def __init__(self, ledger: Ledger, slot: Slot, who: Record) -> None:
+        self._ledger = ledger
+        self._slot = slot
+        self._who = who
+        self._ended = False
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        return self._slot.prompt_tokens, self._slot.completion_tokens
+
+    def set(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Tokens delivered to the client so far."""
+        self._slot.set(prompt_tokens, completion_tokens)
+
+    def end(self) -> None:
+        """The request is over. Does not wait for the disk; a second call does nothing."""
+        if not self._ended:
+            self._ended = True
+            self._ledger._end(self._slot, self._who)
+
+
+class Ledger:
+    """Owns the spool and the tally, and the two tasks that move records along."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        tally: Tally,
+        deliver: Deliver,
+        *,
+        batch: int,
+        retry_max_s: float,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._spool = spool
+        self._tally = tally
+        self._deliver = deliver
+        self._batch = batch
+        self._retry_max_s = retry_max_s
+        self._now = now
+        self._sleep = sleep
+        self._ended: list[tuple[int, Record]] = []
+        self._to_write = asyncio.Event()
+        self._to_ship = asyncio.Event()
+        self._disk = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._disk_failed = False
+        self._collect_left_over()
+
+    @property
+    def undelivered(self) -> int:
+        return len(self._spool) + len(self._ended)
+
+    @property
+    def spool_bytes(self) -> int:
+        return self._spool.bytes
+
+    def begin(self, **who: str) -> Usage:
+        """Start counting a request; raises Unavailable when usage could not be kept."""
+        if self._disk_failed or self._spool.full:
+            raise Unavailable(
+                "The gateway cannot record usage at the moment (its disk is full or failing).",
+                retry_after_s=30,
+            )
+        try:
+            slot = self._tally.take(who)
+        except SpoolError as error:
+            raise Unavailable("The gateway has too many requests in hand.", retry_after_s=5) from error
+        return Usage(self, slot, dict(who))
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._write_loop()), asyncio.create_task(self._ship_loop())]
+        self._to_write.set()
+        self._to_ship.set()
+
+    async def stop(self, patience_s: float) -> None:
+        """Write what has ended; try to deliver for `patience_s`; the rest stays on disk for the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self._write()
+            async with asyncio.timeout(patience_s):
+                while len(self._spool):
+                    await self._ship()
+        except (GatewayError, TimeoutError) as error:
+            log.warning("usage_left_on_disk", extra={"records": self.undelivered, "error": str(error)})
+        self._spool.close()
+        self._tally.close()
+
+    def _collect_left_over(self) -> None:
+        """Count requests that a former process did not finish, unless it got as far as the spool."""
+        spooled = {record["requestId"] for record in self._spool.records()}
+        for index, who in self._tally.left_over():
+            if who["requestId"] in spooled:
+                self._tally.free(index)
+            else:
+                self._ended.append((index, {**who, "finishedAt": self._time()}))
+
+    def _end(self, slot: Slot, who: Record) -> None:
+        record = {
+            **who,
+            "promptTokens": slot.prompt_tokens,
+            "completionTokens": slot.completion_tokens,
+            "finishedAt": self._time(),
+        }
+        self._ended.append((slot.index, record))
+        self._to_write.set()
+
+    def _time(self) -> str:
+        return self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    async def _write_loop(self) -> None:
+        pause = 0.5
+        while True:
+            await self._to_write.wait()
+            try:
+                await self._write()
+                pause = 0.5
+            except SpoolError as error:
+                log.error("usage_not_written", extra={"error": str(error)})
+                await self._sleep(pause)
+                pause = min(pause * 2, self._retry_max_s)
+
+    async def _write(self) -> None:
+        self._to_write.clear()
+        ended, self._ended = self._ended, []
+        counted = [record for _, record in ended if record["promptTokens"] or record["completionTokens"]]
+        try:
+            async with self._disk:
+                await _finish(asyncio.to_thread(self._spool.append, counted))
+        except SpoolError:
+            self._disk_failed = True
+            self._ended = ended + self._ended
+            self._to_write.set()
+            raise
+        self._disk_failed = False
+        for index, _ in ended:
+            self._tally.free(index)
+        if counted:
+            self._to_ship.set()
+
+    async def _ship_loop(self) -> None:
+        pause = 0.5
+        while True:
+            await self._to_ship.wait()
+            try:
+                await self._ship()
+                pause = 0.5
+            except (ApiUnreachable, SpoolError) as error:
+                log.warning("usage_not_delivered", extra={"records": len(self._spool), "error": str(error)})
+                await self._sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, self._retry_max_s)
+
+    async def _ship(self) -> None:
+        async with self._disk:
+            batch = self._spool.batch(self._batch)
+        if not batch:
+            self._to_ship.clear()
+            return
+        taken = await self._deliver(self._spool.gateway_id, batch)
+        async with self._disk:
+            if taken > batch[-1]["seq"]:
+                log.error("usage_folder_is_an_old_copy", extra={"taken": taken, "sent": batch[-1]["seq"]})
+                await _finish(asyncio.to_thread(self._spool.was_restored, taken))
+            else:
+                await _finish(asyncio.to_thread(self._spool.acknowledge, taken))
+        if taken < batch[0]["seq"]:
+            raise ApiUnreachable(f"the API took usage only through {taken}, sent from {batch[0]['seq']}")
+
+
+async def _finish(work: Awaitable[Any]) -> None:
+    """Wait for disk work even while being cancelled: a thread cannot be called back."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

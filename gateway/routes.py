@@ -1,0 +1,68 @@
+"""The routing table: which service a model name means for a key, and where its replicas are.
+
+A table is one immutable document of the operator, indexed. It knows nothing of connections or of time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from busbar.gateway.errors import BadRequest, ModelNotFound
+from busbar.kube.contracts.keys import KeyIdentity
+from busbar.kube.contracts.routes import Routes, ServiceRoute
+
+
+class RouteTable:
+    """One routes document, looked up by key and model."""
+
+    def __init__(self, document: Routes) -> None:
+        self.document = document
+        self.services = {service.key: service for service in document.services}
+
+    def __len__(self) -> int:
+        return len(self.services)
+
+    def visible(self, key: KeyIdentity) -> list[ServiceRoute]:
+        """The services a key may use: its tenant's, in the namespaces the key was given."""
+        return [
+            service
+            for service in self.services.values()
+            if service.tenant == key.tenant and service.namespace in key.namespaces
+        ]
+
+    def names(self, key: KeyIdentity) -> list[tuple[str, ServiceRoute]]:
+        """The shortest name of each visible service: its model id where that is unique."""
+        services = self.visible(key)
+        count = Counter(service.model_id for service in services)
+        return sorted(
+            (service.model_id if count[service.model_id] == 1 else service.key, service)
+            for service in services
+        )
+
+    def resolve(self, key: KeyIdentity, model: str) -> ServiceRoute:
+        """The service that `model` means for this key.
+
+        `namespace/name` is tried first and always works. Raises ModelNotFound, with the same words whether
+        the model exists for somebody else or for nobody, and BadRequest when two of the key's own services
+        share a model id.
+        """
+        services = self.visible(key)
+        for service in services:
+            if service.key == model:
+                return service
+        found = [service for service in services if service.model_id == model]
+        if not found:
+            raise ModelNotFound(
+                f"The model {model!r} does not exist or this key may not use it. GET /v1/models lists what it may.",
+                param="model",
+            )
+        if len(found) > 1:
+            raise BadRequest(
+                f"The model id {model!r} means several services; name one of {_listed(found)}.", param="model"
+            )
+        return found[0]
+
+
+def _listed(services: Iterable[ServiceRoute]) -> str:
+    return ", ".join(sorted(service.key for service in services))

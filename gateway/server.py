@@ -1,0 +1,180 @@
+"""Puts the parts together, starts them, and ends them in order.
+
+Start:  spool and left-over tallies → routes from disk → ports open → stream of routes, delivery of usage.
+End:    /ready says no, connections are still taken (`linger`) → ports close, waiting requests are turned
+        away with Retry-After → running streams end (`drain`) → usage is written and delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from busbar.gateway.front import Front
+from busbar.gateway.internal import Internal
+from busbar.gateway.keys import KeyDirectory
+from busbar.gateway.ledger import Ledger
+from busbar.gateway.metrics import Metrics
+from busbar.gateway.platform import PlatformApi
+from busbar.gateway.relay import Relay
+from busbar.gateway.room import Limits, Room
+from busbar.gateway.routes import RouteTable
+from busbar.gateway.routestream import RouteStream
+from busbar.gateway.settings import Settings, address
+from busbar.gateway.spool import Spool
+from busbar.gateway.tally import Tally
+from busbar.kube.contracts.auth import ApiServerPoster, Reviewer, ReviewError, TokenFile
+from busbar.kube.contracts.routes import Routes
+
+log = logging.getLogger("busbar.gateway")
+
+_DELIVERY_AT_END_S = 3.0
+
+
+class Gateway:
+    """A whole gateway. `start`, then `stop`; the addresses really bound are in `public` and `internal`."""
+
+    def __init__(self, settings: Settings, *, reviewer: Reviewer | None = None) -> None:
+        self._settings = settings
+        self._reviewer = reviewer
+        self._stack = AsyncExitStack()
+        self._sites: list[web.TCPSite] = []
+        self.public = ("", 0)
+        self.internal = ("", 0)
+
+    async def start(self) -> None:
+        """Open everything; raises SpoolError when the state folder cannot be used."""
+        settings = self._settings
+        control = await self._session(aiohttp.TCPConnector(limit=64))
+        # A fresh connection per request: one that idled may be dead without our knowing it.
+        replicas = await self._session(aiohttp.TCPConnector(limit=0, force_close=True))
+        api = PlatformApi(control, settings.api_url, TokenFile(settings.api_token_file))
+        self._metrics = Metrics()
+        self._room = Room(_limits(settings), time.monotonic)
+        self._metrics.watch_demand(self._room.demand)
+        self._ledger = self._open_ledger(api)
+        keys = KeyDirectory(
+            api.lookup,
+            fresh_s=settings.key_cache_s,
+            stale_s=settings.key_stale_s,
+            negative_s=settings.key_negative_s,
+            entries=settings.key_cache_entries,
+        )
+        relay = Relay(settings, replicas, self._room, self._ledger, self._metrics)
+        self._front = Front(keys, relay, self._metrics, settings.request_body_mib << 20)
+        self._stream = RouteStream(
+            control,
+            settings.operator_url,
+            TokenFile(settings.operator_token_file),
+            settings.state_dir / "routes.json",
+            self._apply,
+        )
+        self._stream.load()
+        internal = Internal(
+            self._reviewer or await self._kubernetes(),
+            settings.operator_subject,
+            settings.metrics_subjects,
+            self._room.demand,
+            self._metrics,
+            self._refresh,
+        )
+        self._ledger.start()
+        self.public = await self._listen(self._front.app(), settings.public_address)
+        self.internal = await self._listen(internal.app(), settings.internal_address)
+        self._following = asyncio.create_task(self._stream.run())
+        log.info("started", extra={"public": self.public, "internal": self.internal})
+
+    async def stop(self) -> None:
+        """Shut down as the module says. Returns when the process may go."""
+        settings = self._settings
+        self._front.closing = True
+        await asyncio.sleep(settings.linger_s)
+        await self._sites[0].stop()
+        self._room.close()
+        try:
+            async with asyncio.timeout(settings.drain_s):
+                await self._front.idle.wait()
+        except TimeoutError:
+            log.warning("requests_cut_off", extra={"requests": self._front.in_hand})
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self._stack.aclose()
+        log.info("stopped")
+
+    async def _kubernetes(self) -> Reviewer:
+        """Asks the cluster this runs in; outside of one nobody can be believed, so nobody is."""
+        try:
+            poster = ApiServerPoster.in_cluster(os.environ)
+        except (KeyError, OSError) as error:
+            log.warning("no_cluster", extra={"error": repr(error), "effect": "/demand is closed"})
+            return Reviewer(_no_cluster)
+        return Reviewer(await self._stack.enter_async_context(poster))
+
+    def _open_ledger(self, api: PlatformApi) -> Ledger:
+        settings = self._settings
+        spool = Spool(
+            settings.state_dir / "usage",
+            segment_bytes=settings.spool_segment_mib << 20,
+            limit_bytes=settings.spool_limit_mib << 20,
+        )
+        tally = Tally(settings.state_dir / "usage" / "running", settings.max_requests)
+        ledger = Ledger(
+            spool,
+            tally,
+            api.deliver,
+            batch=settings.usage_batch,
+            retry_max_s=settings.usage_retry_max_s,
+        )
+        self._stack.push_async_callback(ledger.stop, _DELIVERY_AT_END_S)
+        return ledger
+
+    async def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        return await self._stack.enter_async_context(session)
+
+    async def _listen(self, app: web.Application, where: str) -> tuple[str, int]:
+        host, port = address(where)
+        # Cancelling the handler when its client leaves is what stops the work at the replica.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        self._sites.append(site)
+        bound: tuple[str, int] = runner.addresses[0][:2]
+        return bound
+
+    def _apply(self, document: Routes) -> None:
+        self._front.table = RouteTable(document)
+        self._room.update(self._front.table)
+
+    def _refresh(self) -> None:
+        metrics = self._metrics
+        metrics.in_hand.set(self._front.in_hand)
+        metrics.undelivered.set(self._ledger.undelivered)
+        metrics.spool_bytes.set(self._ledger.spool_bytes)
+        metrics.routes_connected.set(self._stream.connected)
+        metrics.services.set(len(self._front.table or ()))
+
+
+async def _no_cluster(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    raise ReviewError("this gateway runs outside of a cluster and cannot check tokens")
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        hold_timeout_s=settings.hold_timeout_s,
+        hold_limit=settings.hold_limit,
+        hold_limit_per_key=settings.hold_limit_per_key,
+        replica_in_flight=settings.replica_in_flight,
+        suspect_s=settings.suspect_s,
+        suspect_max_s=settings.suspect_max_s,
+    )
