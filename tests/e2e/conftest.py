@@ -1,0 +1,30 @@
+"""One cluster for the whole tier: started by ``busbar up`` as a person would, removed by ``busbar down``.
+
+``BUSBAR_E2E_INSTANCE`` names the instance (default ``e2e``); with ``BUSBAR_E2E_KEEP=1`` it is left running,
+which makes the second run of one test quick while it is being written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.e2e.instance import BUSBAR, Cluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    name = os.environ.get("BUSBAR_E2E_INSTANCE", "e2e")
+    subprocess.run([*BUSBAR, "up", "--name", name], check=True)
+    status = subprocess.run(
+        [*BUSBAR, "status", "--name", name, "-o", "json"], check=True, capture_output=True, text=True
+    )
+    facts = json.loads(status.stdout)
+    yield Cluster(
+        name, facts["kubectl"], facts["helm"], facts["kubeconfig"], facts["portalUrl"], facts["gatewayUrl"]
+    )
+    if not os.environ.get("BUSBAR_E2E_KEEP"):
+        subprocess.run([*BUSBAR, "down", "--name", name, "--purge"], check=True)

@@ -1,0 +1,109 @@
+"""What the tests of this tier import: the running cluster and how to speak to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BUSBAR = (sys.executable, "-m", "busbar.cli.main")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The running instance and how to speak to it."""
+
+    name: str
+    kubectl: str
+    helm: str
+    kubeconfig: str
+    portal_url: str
+    gateway_url: str
+
+    def run(self, program: str, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """Run ``program`` against this cluster; its output, or an AssertionError with its complaint."""
+        done = subprocess.run(
+            [program, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            env={**os.environ, "KUBECONFIG": self.kubeconfig},
+        )
+        if check:
+            assert done.returncode == 0, (
+                f"{Path(program).name} {' '.join(arguments)}: {done.stderr or done.stdout}"
+            )
+        return done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+    def kube(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """kubectl."""
+        return self.run(self.kubectl, *arguments, stdin=stdin, check=check)
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        """``kubectl get … -o json``."""
+        found: dict[str, Any] = json.loads(self.kube("get", *arguments, "-o", "json"))
+        return found
+
+    def wait(self, what: str, probe: Callable[[], Any], limit_s: float = 120) -> Any:
+        """Poll ``probe`` until it gives something true; the last value in the message when it never does."""
+        deadline = time.monotonic() + limit_s
+        value: Any = None
+        while time.monotonic() < deadline:
+            value = probe()
+            if value:
+                return value
+            time.sleep(1)
+        raise AssertionError(f"{what} did not happen within {limit_s:g} s; last seen: {value!r}")
+
+    def phase(self, kind: str, name: str, namespace: str = "demo") -> str:
+        """The phase of one of our objects."""
+        return str(self.get("-n", namespace, kind, name).get("status", {}).get("phase", ""))
+
+    def is_gone(self, kind: str, name: str, namespace: str = "demo") -> bool:
+        """True when the object no longer exists."""
+        return not self.kube("-n", namespace, "get", kind, name, "--ignore-not-found").strip()
+
+
+def small_job(name: str, steps: int = 60, **spec: Any) -> dict[str, Any]:
+    """A TrainingJob that trains a very small model for a minute or less."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "vocab_size": 512,
+        "max_position_embeddings": 128,
+    }
+    engine = {
+        "model": {"config": config},
+        "tokenizer": {"train": {"vocabSize": 512}},
+        "data": {"uri": "builtin://python-stdlib", "sequenceLength": 64},
+        "steps": steps,
+        "batch": {"sequences": 4, "microBatch": 4},
+        "optimizer": {"learningRate": 0.003, "warmupSteps": 5},
+        "mode": "optimizer-offload",
+    }
+    return {
+        "apiVersion": "busbar.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "demo"},
+        "spec": {
+            "engine": engine,
+            "accelerators": ["cpu"],
+            "shape": {"acceleratorsPerPod": 1, "memory": "1500Mi"},
+            "checkpoint": {"everySteps": 10},
+            "output": {"uri": f"pvc://stdlib/{name}"},
+            **spec,
+        },
+    }

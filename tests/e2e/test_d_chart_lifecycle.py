@@ -1,0 +1,45 @@
+"""Upgrade and uninstall of the platform keep people's objects; installing again picks them up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from tests.e2e.instance import BUSBAR, ROOT, Cluster, small_job
+
+pytestmark = pytest.mark.node
+
+SYSTEM = "busbar-system"
+
+
+def test_an_upgrade_keeps_the_workload_key_and_the_objects(cluster: Cluster) -> None:
+    before = cluster.get("-n", SYSTEM, "secret", "busbar-workload-key")["data"]
+    jobs = {j["metadata"]["uid"] for j in cluster.get("-n", "demo", "trainingjobs")["items"]}
+    cluster.run(
+        cluster.helm,
+        "upgrade",
+        "busbar",
+        str(ROOT / "charts" / "busbar"),
+        "-n",
+        SYSTEM,
+        "--reuse-values",
+        "--wait",
+    )
+    assert cluster.get("-n", SYSTEM, "secret", "busbar-workload-key")["data"] == before
+    assert jobs <= {j["metadata"]["uid"] for j in cluster.get("-n", "demo", "trainingjobs")["items"]}
+
+
+def test_uninstall_keeps_peoples_objects_and_running_pods_and_reinstall_adopts_them(cluster: Cluster) -> None:
+    name = "outlives-the-platform"
+    cluster.kube("apply", "-f", "-", stdin=json.dumps(small_job(name, steps=700)))
+    cluster.wait("running", lambda: cluster.phase("trainingjob", name) == "Running", 120)
+    pod = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"][0]["metadata"]["uid"]
+    cluster.run(cluster.helm, "uninstall", "busbar", "-n", SYSTEM, "--wait")
+    assert cluster.get("-n", "demo", "trainingjob", name)["metadata"]["name"] == name
+    assert cluster.get("tenants")["items"]
+    subprocess.run([*BUSBAR, "up", "--name", cluster.name], check=True, capture_output=True)
+    cluster.wait("the end of the job", lambda: cluster.phase("trainingjob", name) == "Succeeded", 300)
+    pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
+    assert [p["metadata"]["uid"] for p in pods] in ([pod], []), "the running pod was replaced"
+    assert cluster.get("-n", "demo", "trainingjob", name)["status"]["attempt"] == 1
