@@ -17,6 +17,7 @@ from busbar.kube.types.meta import (
     Resource,
     SpecModel,
     StatusModel,
+    short_name_rule,
 )
 from busbar.kube.types.rules import Rule, immutable
 from busbar.kube.types.training_job import Amount, Count
@@ -138,6 +139,7 @@ class AcceleratorPoolStatus(StatusModel):
 class AcceleratorPool(Resource):
     """Nodes with one type of accelerator, and the tenants that may use them."""
 
+    rules = (short_name_rule(63, "labels are"),)
     info: ClassVar[KindInfo] = KindInfo(
         plural="acceleratorpools",
         singular="acceleratorpool",

@@ -6,6 +6,7 @@ survives a newer writer. Every string and list has a bound: CEL cost and etcd si
 `Model.to_wire()` gives the JSON form.
 """
 
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
@@ -94,6 +95,8 @@ CLAIM_PATH_PATTERN = r"^pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]
 ACCELERATOR_PATTERN = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 DnsLabel = Annotated[str, Field(pattern=LABEL_PATTERN, min_length=1, max_length=63)]
+_SHORT_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
 ObjectName = Annotated[str, Field(pattern=SUBDOMAIN_PATTERN, min_length=1, max_length=253)]
 ClaimUri = Annotated[str, Field(pattern=CLAIM_PATH_PATTERN, max_length=512)]
 """`pvc://claim/path` in the object's own namespace; no segment may begin with a dot."""
@@ -194,6 +197,23 @@ class KindInfo(BaseModel):
     namespaced: bool
     columns: list[PrinterColumn]
     scale: dict[str, str] | None = None
+
+
+def short_name_rule(limit: int, named_after: str) -> Rule:
+    """Names of other objects are made from this object's name, so it must be a short DNS label."""
+    return Rule(
+        cel=f"self.metadata.name.size() <= {limit} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        message=f"metadata.name must be at most {limit} lower-case letters, digits and hyphens, beginning with a "
+        f"letter: {named_after} named after it",
+        field_path=".metadata.name",
+        holds=lambda resource: (
+            not resource.metadata.name
+            or (
+                len(resource.metadata.name) <= limit
+                and _SHORT_NAME.fullmatch(resource.metadata.name) is not None
+            )
+        ),
+    )
 
 
 class Resource(KubeModel):

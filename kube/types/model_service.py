@@ -19,6 +19,7 @@ from busbar.kube.types.meta import (
     ShortText,
     SpecModel,
     StatusModel,
+    short_name_rule,
 )
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, PodShape
@@ -221,6 +222,7 @@ class ModelServiceStatus(StatusModel):
 class ModelService(Resource):
     """A model served over the OpenAI API, with replicas that follow demand."""
 
+    rules = (short_name_rule(46, "pods and a Service are"),)
     info: ClassVar[KindInfo] = KindInfo(
         plural="modelservices",
         singular="modelservice",

@@ -14,6 +14,7 @@ from busbar.kube.types.meta import (
     Resource,
     SpecModel,
     StatusModel,
+    short_name_rule,
 )
 from busbar.kube.types.rules import Rule
 from busbar.kube.types.training_job import Amount, Count
@@ -242,6 +243,7 @@ class TenantStatus(StatusModel):
 class Tenant(Resource):
     """A group of people with their namespaces, their share of the accelerators and their budget."""
 
+    rules = (short_name_rule(40, "a label and RoleBindings are"),)
     info: ClassVar[KindInfo] = KindInfo(
         plural="tenants",
         singular="tenant",

@@ -17,6 +17,7 @@ from busbar.kube.types.meta import (
     ShortText,
     SpecModel,
     StatusModel,
+    short_name_rule,
 )
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable
@@ -295,6 +296,7 @@ class TrainingJobStatus(StatusModel):
 class TrainingJob(Resource):
     """A training run: model, data and optimizer for Busbar's engine, or an own image for a gang of pods."""
 
+    rules = (short_name_rule(46, "pods and a Service are"),)
     info: ClassVar[KindInfo] = KindInfo(
         plural="trainingjobs",
         singular="trainingjob",
