@@ -7,7 +7,9 @@ for record in plan_.waiting: sentence(record, snapshot, viewer)
 """
 
 from .apply import applied, early, stale
+from .check import check_plan
 from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
+from .planner import plan, react
 from .plans import (
     Action,
     ActionKind,
@@ -21,6 +23,7 @@ from .plans import (
     WaitCode,
     WaitingRecord,
 )
+from .reasons import sentence
 from .table import Cell, Estimate, PerformanceTable, Rate, Source, TableView
 from .types import (
     DecayedUsage,
@@ -81,7 +84,11 @@ __all__ = [
     "WaitCode",
     "WaitingRecord",
     "applied",
+    "check_plan",
     "early",
+    "plan",
+    "react",
+    "sentence",
     "stale",
     "updated",
 ]

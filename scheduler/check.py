@@ -1,0 +1,237 @@
+"""The independent checker: is this plan allowed on this snapshot?
+
+It shares no code with the planner beyond the types: it counts again, in its own way. Used in tests, in the
+simulator after every round, and by the operator before anything is carried out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from .plans import ActionKind, Plan
+from .types import Job, Node, Placement, Pool, Snapshot, Tenant
+
+
+def check_plan(snapshot: Snapshot, plan: Plan) -> list[str]:
+    """Everything that is wrong with the plan, one sentence each; empty: it may be carried out."""
+    wrong: list[str] = []
+    jobs = {str(job.id): job for job in snapshot.jobs}
+    before = {key: job.run.placement for key, job in jobs.items() if job.run is not None}
+    after = dict(before)
+    touched: set[str] = set()
+    if plan.version != snapshot.version:
+        wrong.append(f"the plan was made on version {plan.version}, the snapshot is {snapshot.version}")
+    for action in plan.actions:
+        key = str(action.job)
+        if key not in jobs:
+            wrong.append(f"{action.id}: no such job {key}")
+            continue
+        if key in touched:
+            wrong.append(f"{action.id}: a second action on {key}")
+        touched.add(key)
+        wrong += _action(jobs[key], action.kind, action.assumed, action.to, before.get(key))
+        if action.to is None:
+            after.pop(key, None)
+        else:
+            after[key] = action.to
+    leaving = {key for key in jobs if jobs[key].run is not None and jobs[key].run.releasing}  # type: ignore[union-attr]
+    moved = {key for key in touched if key in after}
+    wrong += _placements(snapshot, jobs, {key: after[key] for key in moved})
+    wrong += _room(snapshot, {k: p for k, p in after.items() if k not in leaving}, moved)
+    wrong += _order(snapshot, plan, before)
+    wrong += _quota(snapshot, jobs, before, after, moved)
+    wrong += _accounted(jobs, plan, after, leaving)
+    return wrong
+
+
+def _action(
+    job: Job, kind: ActionKind, assumed: Placement | None, to: Placement | None, now: Placement | None
+) -> list[str]:
+    name, wrong = job.key, []
+    if assumed != now:
+        wrong.append(f"{name}: the action assumes another placement than the job has")
+    if job.run is not None and job.run.releasing:
+        wrong.append(f"{name}: it is being stopped already")
+    if kind is ActionKind.START and (now is not None or to is None):
+        wrong.append(f"{name}: a start of a running job, or to nowhere")
+    if kind is ActionKind.PREEMPT and (now is None or to is not None):
+        wrong.append(f"{name}: a preemption of a waiting job, or to somewhere")
+    if kind in (ActionKind.MOVE, ActionKind.GROW, ActionKind.SHRINK) and (now is None or to is None):
+        wrong.append(f"{name}: {kind} of a waiting job, or to nowhere")
+    if kind is not ActionKind.START and not job.preemptible:
+        wrong.append(f"{name}: it must not be disturbed")
+    if kind is not ActionKind.START and job.kind == "opaque" and to is not None:
+        wrong.append(f"{name}: pods that are not ours cannot be moved")
+    return wrong
+
+
+def _placements(snapshot: Snapshot, jobs: Mapping[str, Job], new: Mapping[str, Placement]) -> list[str]:
+    pools = {pool.name: pool for pool in snapshot.pools}
+    nodes = {node.name: node for node in snapshot.nodes}
+    wrong: list[str] = []
+    for key, placement in new.items():
+        job = jobs[key]
+        pool = pools.get(placement.pool)
+        if pool is None:
+            wrong.append(f"{job.key}: no pool {placement.pool!r}")
+            continue
+        if placement.accelerator != pool.accelerator:
+            wrong.append(f"{job.key}: pool {pool.name} has no {placement.accelerator}")
+        if pool.tenants is not None and job.tenant not in pool.tenants:
+            wrong.append(f"{job.key}: pool {pool.name} is not open to {job.tenant}")
+        if job.accelerators and pool.accelerator not in job.accelerators:
+            wrong.append(f"{job.key}: it does not allow {pool.accelerator}")
+        if job.pools and pool.name not in job.pools:
+            wrong.append(f"{job.key}: it does not allow pool {pool.name}")
+        if placement.mode not in job.modes:
+            wrong.append(f"{job.key}: it does not allow mode {placement.mode}")
+        if not job.min_pods <= len(placement.nodes) <= job.max_pods:
+            wrong.append(f"{job.key}: {len(placement.nodes)} pods, wanted {job.min_pods}..{job.max_pods}")
+        wrong += _enough(job, pool, placement)
+        for name in sorted(set(placement.nodes)):
+            if name not in nodes or nodes[name].pool != pool.name:
+                wrong.append(f"{job.key}: node {name} is not in pool {pool.name}")
+                continue
+            wrong += _node(job, pool, nodes[name])
+        if job.required_domain is not None and len(placement.nodes) > 1:
+            depth = job.required_domain
+            inside = {nodes[name].topology[:depth] for name in placement.nodes if name in nodes}
+            if len(inside) > 1:
+                wrong.append(f"{job.key}: spread over {len(inside)} domains of level {depth}")
+    return wrong
+
+
+def _enough(job: Job, pool: Pool, placement: Placement) -> list[str]:
+    """Every pod gets at least what the job asks for."""
+    ask, given = job.per_pod, placement.per_pod
+    if pool.resource_name == "cpu":
+        cpu_m = ask.cpu_m if ask.cpu_m else ask.accelerators_m
+        enough = given.cpu_m >= cpu_m and given.accelerators_m == given.cpu_m
+    else:
+        enough = given.accelerators_m >= ask.accelerators_m and given.cpu_m >= ask.cpu_m
+        if not pool.shareable and given.accelerators_m % 1000:
+            return [f"{job.key}: a fraction of an accelerator in pool {pool.name}, which does not share"]
+    if not enough or given.memory_mib < ask.memory_mib or given.ephemeral_mib < ask.ephemeral_mib:
+        return [f"{job.key}: its pods get less than they ask for"]
+    return []
+
+
+def _node(job: Job, pool: Pool, node: Node) -> list[str]:
+    wrong = []
+    if not node.ready:
+        wrong.append(f"{job.key}: node {node.name} is not ready")
+    for key, value in job.node_selector:
+        if (key, value) not in node.labels:
+            wrong.append(f"{job.key}: node {node.name} lacks the label {key}={value}")
+    for taint in node.taints:
+        if taint.effect == "PreferNoSchedule":
+            continue
+        if not any(
+            (t.operator == "Exists" and t.key in ("", taint.key))
+            or (t.operator == "Equal" and t.key == taint.key and t.value == taint.value)
+            for t in pool.tolerations
+            if t.effect in ("", taint.effect)
+        ):
+            wrong.append(f"{job.key}: the taint {taint.key} keeps it off node {node.name}")
+    return wrong
+
+
+def _room(snapshot: Snapshot, held: Mapping[str, Placement], moved: set[str]) -> list[str]:
+    """Nodes that got something new must not be over their capacity."""
+    pools = {pool.name: pool for pool in snapshot.pools}
+    used: dict[str, Counter[str]] = {}
+    fresh: set[str] = set()
+    for key, placement in held.items():
+        for name in placement.nodes:
+            count = used.setdefault(name, Counter())
+            pool = pools.get(placement.pool)
+            if pool is None or pool.resource_name != "cpu":
+                count["accelerators"] += placement.per_pod.accelerators_m
+            count["cpu"] += placement.per_pod.cpu_m
+            count["memory"] += placement.per_pod.memory_mib
+            count["ephemeral-storage"] += placement.per_pod.ephemeral_mib
+            if key in moved:
+                fresh.add(name)
+    wrong = []
+    for node in snapshot.nodes:
+        if node.name not in fresh:
+            continue
+        reserved = pools[node.pool].reserved
+        limits = {
+            "accelerators": node.capacity.accelerators_m - reserved.accelerators_m,
+            "cpu": node.capacity.cpu_m - reserved.cpu_m,
+            "memory": node.capacity.memory_mib - reserved.memory_mib,
+            "ephemeral-storage": node.capacity.ephemeral_mib - reserved.ephemeral_mib,
+        }
+        for what, limit in limits.items():
+            if used[node.name][what] > limit and used[node.name][what] > 0:
+                wrong.append(f"node {node.name}: {used[node.name][what]} {what} on {limit}")
+    return wrong
+
+
+def _order(snapshot: Snapshot, plan: Plan, before: Mapping[str, Placement]) -> list[str]:
+    """An action without `after` must find its room free when the plan begins."""
+    early = {
+        str(action.job): action.to for action in plan.actions if action.to is not None and not action.after
+    }
+    moving = {key for key in early if key in before}
+    held = dict(before)
+    for key, placement in early.items():
+        held[key + " (new)" if key in moving else key] = placement
+    starts = {key for key in early if key not in moving}
+    return [f"too early: {text}" for text in _room(snapshot, held, starts)]
+
+
+def _quota(
+    snapshot: Snapshot,
+    jobs: Mapping[str, Job],
+    before: Mapping[str, Placement],
+    after: Mapping[str, Placement],
+    moved: set[str],
+) -> list[str]:
+    rates = {rate.accelerator: rate.rate for rate in snapshot.table.rates}
+    wrong: list[str] = []
+    gaining = {jobs[key].tenant for key in moved}
+    known: dict[str, Tenant] = {tenant.name: tenant for tenant in snapshot.tenants}
+    for name in sorted(gaining):
+        if name not in known:
+            wrong.append(f"tenant {name!r} is not in the snapshot")
+            continue
+        for quota in known[name].quotas:
+            total, earlier = 0.0, 0.0
+            for key, job in jobs.items():
+                if job.tenant == name:
+                    total += _counted(after.get(key), quota.accelerator, rates)
+                    earlier += _counted(before.get(key), quota.accelerator, rates)
+            if total <= earlier:
+                continue
+            limits = [quota.ceiling_m] if quota.ceiling_m is not None else []
+            if quota.borrowable_m is not None:
+                limits.append(quota.guaranteed_m + quota.borrowable_m)
+            if limits and total > min(limits) + 1e-3:
+                wrong.append(f"tenant {name}: {total:g} of {quota.accelerator} above its limit {min(limits)}")
+    return wrong
+
+
+def _counted(placement: Placement | None, row: str, rates: Mapping[str, float]) -> float:
+    if placement is None or row not in ("*", placement.accelerator):
+        return 0.0
+    amount = placement.per_pod.accelerators_m * len(placement.nodes)
+    return amount * rates.get(placement.accelerator, 1.0) if row == "*" else float(amount)
+
+
+def _accounted(
+    jobs: Mapping[str, Job], plan: Plan, after: Mapping[str, Placement], leaving: set[str]
+) -> list[str]:
+    """Every job runs, or has exactly one record that says why not."""
+    counts = Counter(str(record.job) for record in plan.waiting)
+    delayed = {str(action.job) for action in plan.actions if action.after}
+    wrong = [f"{key}: {count} waiting records" for key, count in sorted(counts.items()) if count > 1]
+    for key, job in jobs.items():
+        waits = key not in after or key in leaving
+        if waits and key not in counts:
+            wrong.append(f"{job.key}: it waits and nobody says why")
+        if not waits and key in counts and key not in delayed:
+            wrong.append(f"{job.key}: it runs and has a waiting record")
+    return wrong

@@ -1,0 +1,200 @@
+"""Making room: taking back guarantees, evening out shares, priorities, and better use inside one tenant.
+
+Who may be stopped for whom (both in the same pool; the victim must be preemptible):
+
+    the job's right   victims
+    GUARANTEED        jobs that other tenants run above their own guarantee
+    ENTITLED          jobs of tenants that keep their whole fair share without them, settled, not preempted
+                      too often
+    any               jobs of the same tenant with a lower priority
+    any               settled training jobs of the same tenant and priority, where the value gained over the
+                      job's remaining time is `move_gain_factor` times the work lost
+
+Each of these is a strict order, so no job is stopped for one that it could stop in turn.
+"""
+
+from __future__ import annotations
+
+from .columns import Candidate
+from .ledger import EPS, Right
+from .plans import Policy
+from .round import Round, Seat
+from .types import JobId, JobKind
+from .value import SHORTEST_H, remaining_s
+from .victims import Victim, choose
+
+MARGIN = 1.1
+"""Value must be better by this factor: noise in the speeds moves nothing."""
+ATTEMPTS = 64
+"""Searches for victims by value in one round; the most valuable jobs are tried first."""
+
+
+def reclaim(round_: Round, blocked: list[Seat]) -> bool:
+    """Start blocked jobs on the strength of their rights; whether anything changed."""
+    changed = False
+    hopeless: set[tuple[object, ...]] = set()
+    for seat in blocked:
+        for column in _by_profit(round_, seat):
+            ledger, job = round_.ledger, seat.job
+            if ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
+                continue
+            right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
+            key = (
+                job.tenant,
+                round_.priority(job),
+                right,
+                column.pool,
+                column.pods,
+                column.per_pod,
+                job.node_selector,
+            )
+            if key in hopeless:
+                continue
+            if _displace(round_, seat, column, _by_right(round_, seat, column, right)):
+                changed = True
+                hopeless.clear()
+                break
+            hopeless.add(key)
+    return changed
+
+
+def improve(round_: Round, blocked: list[Seat]) -> bool:
+    """Start blocked jobs in the place of less valuable ones of their tenant; whether anything changed."""
+    changed = False
+    attempts = 0
+    for seat in blocked:
+        if attempts >= ATTEMPTS:
+            break
+        for column in _by_profit(round_, seat)[:2]:
+            if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
+                continue
+            worth = regret(round_, seat, column)
+            eligible = _by_value(round_, seat, column, worth)
+            if not eligible:
+                continue
+            attempts += 1
+            if _displace(round_, seat, column, eligible, worth / MARGIN):
+                changed = True
+                break
+    return changed
+
+
+def regret(round_: Round, seat: Seat, column: Candidate) -> float:
+    """Value per hour that the job loses if this accelerator is denied to it."""
+    other = max(
+        (round_.profit(c) for c in seat.option.columns if c.accelerator != column.accelerator), default=0.0
+    )
+    gross = round_.profit(column) - max(0.0, other)
+    return gross + round_.market.price(column.accelerator) * column.accelerators_m / 1000
+
+
+def hours_left(seat: Seat, column: Candidate) -> float:
+    """How long the job will probably run in this column."""
+    best = seat.option.best_speed
+    left = remaining_s(seat.job, best) * best / max(column.speed, 1e-12)
+    return max(left / 3600, SHORTEST_H)
+
+
+def _by_profit(round_: Round, seat: Seat) -> list[Candidate]:
+    return sorted(seat.option.columns, key=lambda column: -round_.profit(column))
+
+
+def _running(round_: Round, pool: str) -> list[Seat]:
+    return [
+        seat
+        for seat in round_.seats.values()
+        if seat.placement is not None
+        and seat.placement.pool == pool
+        and seat.job.preemptible
+        and seat.started_at_s < round_.now
+    ]
+
+
+def _by_right(round_: Round, seat: Seat, column: Candidate, right: Right) -> dict[JobId, Victim]:
+    """Victims by rights, each costing the work it would lose."""
+    ledger, job = round_.ledger, seat.job
+    running = _running(round_, column.pool)
+    running.sort(key=lambda other: (round_.lost_units(other), other.job.id))
+    found: dict[JobId, Victim] = {}
+    taken: dict[str, int] = {}
+    for other in running:
+        assert other.placement is not None
+        tenant, amount_m = other.job.tenant, other.placement.accelerators_m
+        if tenant == job.tenant:
+            if round_.priority(other.job) < round_.priority(job):
+                found[other.job.id] = Victim(other, round_.lost_units(other))
+            continue
+        already = taken.get(tenant, 0)
+        if ledger.covered(tenant, column.accelerator, -already):
+            continue
+        if right is not Right.GUARANTEED:
+            if right is not Right.ENTITLED or not _exposed(round_, other):
+                continue
+            if not ledger.above_share(tenant, column.accelerator, already + amount_m):
+                continue
+        found[other.job.id] = Victim(other, round_.lost_units(other))
+        taken[tenant] = already + amount_m
+    return found
+
+
+def _exposed(round_: Round, seat: Seat) -> bool:
+    return round_.settled(seat) and seat.job.preemptions < round_.policy.max_preemptions
+
+
+def _by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> dict[JobId, Victim]:
+    """Victims inside the tenant, each costing its own regret and its lost work over the job's time."""
+    if seat.job.kind is JobKind.OPAQUE:
+        return {}
+    policy, hours = round_.policy, hours_left(seat, column)
+    found: dict[JobId, Victim] = {}
+    for other in _running(round_, column.pool):
+        if (
+            other is seat
+            or other.column is None
+            or other.job.tenant != seat.job.tenant
+            or round_.priority(other.job) != round_.priority(seat.job)
+            or other.job.kind is not JobKind.TRAINING
+            or not _exposed(round_, other)
+        ):
+            continue
+        cost = regret(round_, other, other.column) + _charge(policy, other, round_, hours)
+        if cost <= worth:
+            found[other.job.id] = Victim(other, cost)
+    return found
+
+
+def _charge(policy: Policy, seat: Seat, round_: Round, hours: float) -> float:
+    """The work lost by stopping a job, as value per hour over so many hours."""
+    return policy.move_gain_factor * seat.option.weight * round_.lost_s(seat) / 3600 / hours
+
+
+def own_charge(round_: Round, seat: Seat, column: Candidate) -> float:
+    """The same for a running job that would itself be moved to the column."""
+    return _charge(round_.policy, seat, round_, hours_left(seat, column))
+
+
+def _displace(
+    round_: Round,
+    seat: Seat,
+    column: Candidate,
+    eligible: dict[JobId, Victim],
+    most: float | None = None,
+) -> bool:
+    """Stop the cheapest eligible jobs and put the job in their place; False (and no change) if it cannot be."""
+    if not eligible:
+        return False
+    nodes = round_.cluster.pools[column.pool]
+    chosen = choose(nodes, column, eligible, nodes.selected(seat.job))
+    if chosen is None or (most is not None and sum(v.cost for v in chosen) > most + EPS):
+        return False
+    undo = [(v.seat, v.seat.placement, v.seat.column, v.seat.started_at_s) for v in chosen]
+    for victim in chosen:
+        round_.clear(victim.seat)
+    found = round_.find(seat.job, column)
+    if found is not None:
+        round_.put(seat, column, *found)
+        return True
+    for other, placement, old, started in undo:
+        if placement is not None:
+            round_.restore(other, placement, old, started)
+    return False

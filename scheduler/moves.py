@@ -1,0 +1,62 @@
+"""Moving and resizing running jobs to better columns.
+
+A job moves only if the time it saves over the rest of its life is at least `Policy.move_gain_factor` times
+what the move costs (restart and work since the last checkpoint), and only to a column that is also better
+value at the prices: a fast type that others need more is left to them.
+"""
+
+from __future__ import annotations
+
+from .columns import Candidate
+from .displace import MARGIN, hours_left
+from .round import Round, Seat
+
+
+def move(round_: Round) -> bool:
+    """Move running jobs into free room, the largest gain first; whether anything changed."""
+    proposals: list[tuple[float, str, Seat, Candidate]] = []
+    for seat in round_.seats.values():
+        if round_.movable(seat):
+            proposals.extend((-gain, seat.job.id, seat, column) for gain, column in better(round_, seat))
+    proposals.sort(key=lambda item: (item[0], item[1]))
+    changed = False
+    for _, _, seat, column in proposals:
+        if round_.movable(seat) and seat.column is not None and seat.started_at_s < round_.now:
+            changed = _try(round_, seat, column) or changed
+    return changed
+
+
+def better(round_: Round, seat: Seat) -> list[tuple[float, Candidate]]:
+    """Columns worth a move, with the gain in value per hour above prices."""
+    current = seat.column
+    if current is None:
+        return []
+    found = []
+    saved_from = hours_left(seat, current)
+    lost_h = round_.lost_s(seat) / 3600
+    for column in seat.option.columns:
+        if column is current or column.speed <= current.speed * (2 - 1 / MARGIN):
+            continue
+        same = column.pool == current.pool and column.mode == current.mode
+        if same and column.pods > current.pods * round_.policy.growth_factor:
+            continue
+        gain = round_.profit(column) - round_.profit(current)
+        saved_h = saved_from - hours_left(seat, column)
+        if gain > 0 and saved_h >= round_.policy.move_gain_factor * lost_h:
+            found.append((gain, column))
+    return found
+
+
+def _try(round_: Round, seat: Seat, column: Candidate) -> bool:
+    """Move if the job fits there with its own resources given back, and quota allows it."""
+    placement, old, started = seat.placement, seat.column, seat.started_at_s
+    if placement is None:
+        return False
+    round_.clear(seat)
+    refused = round_.ledger.refusal(seat.job.tenant, column.accelerator, column.accelerators_m)
+    found = None if refused else round_.find(seat.job, column)
+    if found is None or found[1]:
+        round_.restore(seat, placement, old, started)
+        return False
+    round_.put(seat, column, *found)
+    return True

@@ -1,0 +1,388 @@
+"""Why a job waits, and the smallest changes that would start it.
+
+One record per waiting job, made from the state at the end of the round, so it is never stale: it carries the
+round's id. `sentence` renders it for a viewer: amounts for everybody, other tenants' names for admins only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from .cluster import request
+from .columns import Candidate, per_pod_on
+from .ledger import Right
+from .plans import Action, Change, Holder, WaitCode, WaitingRecord
+from .round import Round, Seat
+from .types import Job, JobId, Pool, Resources
+
+_Key = tuple[object, ...]
+_Unit = Callable[[int], str]
+
+
+def records(
+    round_: Round, blocked: Iterable[Seat], actions: Iterable[Action], identity: str
+) -> tuple[WaitingRecord, ...]:
+    """One record for every job that does not run or start now, in order of job id."""
+    book = _Book(round_)
+    after = {action.job: action for action in actions if action.after}
+    position: dict[str, int] = {}
+    found: dict[JobId, WaitingRecord] = {}
+    for seat in blocked:
+        if seat.placement is None:
+            position[seat.job.tenant] = position.get(seat.job.tenant, 0) + 1
+            found[seat.job.id] = replace(book.record(seat), position=position[seat.job.tenant])
+    for seat in round_.seats.values():
+        if seat.job.id in found:
+            continue
+        run = seat.job.run
+        if run is not None and run.releasing:
+            found[seat.job.id] = book.simple(seat, WaitCode.RELEASING)
+        elif seat.waits_for_release or seat.job.id in after:
+            found[seat.job.id] = book.simple(seat, WaitCode.PREEMPTING)
+        elif seat.placement is None and run is not None:
+            found[seat.job.id] = book.record(seat)
+    return tuple(
+        replace(
+            found[job], round=identity, waited_s=max(0.0, round_.now - round_.seats[job].job.submitted_at_s)
+        )
+        for job in sorted(found)
+    )
+
+
+class _Book:
+    """Records of one round; equal requests of one tenant share one."""
+
+    def __init__(self, round_: Round) -> None:
+        self.round = round_
+        self._cache: dict[_Key, WaitingRecord] = {}
+        self._holders: dict[str, tuple[Holder, ...]] = {}
+        self._free: dict[str, int] = {}
+        self._rooms: dict[_Key, int] = {}
+
+    def simple(self, seat: Seat, code: WaitCode) -> WaitingRecord:
+        """A job whose place is decided and not yet free."""
+        column = seat.column
+        accelerator = column.accelerator if column is not None else "*"
+        if column is None and seat.job.run is not None:
+            accelerator = seat.job.run.placement.accelerator
+        return WaitingRecord(
+            job=seat.job.id,
+            code=code,
+            resource=accelerator,
+            tenant=seat.job.tenant,
+            requested=0 if column is None else column.accelerators_m,
+            allocated=self.round.ledger.held(seat.job.tenant, accelerator),
+            holders=self.holders(accelerator),
+        )
+
+    def record(self, seat: Seat) -> WaitingRecord:
+        job = seat.job
+        key = (
+            job.tenant,
+            self.round.priority(job),
+            job.workload_class,
+            job.kind,
+            job.min_pods,
+            job.max_pods,
+            job.per_pod,
+            job.accelerators,
+            job.pools,
+            job.modes,
+            job.node_selector,
+            job.required_domain,
+        )
+        if key not in self._cache:
+            self._cache[key] = self._make(seat)
+        offer = self._offer(seat, self._cache[key].resource)
+        return replace(self._cache[key], job=job.id, offer=offer)
+
+    def _offer(self, seat: Seat, accelerator: str) -> float:
+        return max(
+            (
+                column.value * 1000 / max(column.accelerators_m, 1)
+                for column in seat.option.columns
+                if column.accelerator == accelerator
+            ),
+            default=0.0,
+        )
+
+    def _make(self, seat: Seat) -> WaitingRecord:
+        if not seat.option.columns:
+            return self._impossible(seat)
+        ledger, job = self.round.ledger, seat.job
+        smallest = sorted(
+            seat.option.columns, key=lambda c: (c.accelerators_m, -self.round.profit(c), c.pool, c.mode)
+        )
+        open_ = [c for c in smallest if not ledger.refusal(job.tenant, c.accelerator, c.accelerators_m)]
+        if not open_:
+            return self._quota(seat, smallest[0])
+        fits_empty = [c for c in open_ if self._pods_if_empty(job, c) >= c.pods]
+        if not fits_empty:
+            return self._too_small(seat, open_[0])
+        best = max(fits_empty, key=lambda c: (self.round.profit(c), -c.accelerators_m, c.pool))
+        best = min((c for c in fits_empty if c.pool == best.pool), key=lambda c: c.accelerators_m)
+        return self._contended(seat, best)
+
+    def _impossible(self, seat: Seat) -> WaitingRecord:
+        job = seat.job
+        reason = seat.option.excluded[0] if seat.option.excluded else "accelerator"
+        code = {
+            "accelerator": WaitCode.NO_ACCELERATOR,
+            "tenant": WaitCode.NO_POOL,
+            "memory": WaitCode.DOES_NOT_FIT,
+        }[reason]
+        kinds = sorted({pool.accelerator for pool in self._usable_pools(job)})
+        changes = (
+            tuple(Change("accelerator", ",".join(job.accelerators) or "any", kind) for kind in kinds)
+            if code is WaitCode.NO_ACCELERATOR
+            else ()
+        )
+        resource = ",".join(job.accelerators) or "*"
+        requested = job.min_pods * job.per_pod.accelerators_m
+        if job.tenant not in self.round.ledger.tenants:
+            code, changes = WaitCode.UNKNOWN_TENANT, ()
+        return WaitingRecord(job.id, code, resource, job.tenant, requested=requested, changes=changes)
+
+    def _usable_pools(self, job: Job) -> list[Pool]:
+        return [p for p in self.round.snapshot.pools if p.tenants is None or job.tenant in p.tenants]
+
+    def _quota(self, seat: Seat, column: Candidate) -> WaitingRecord:
+        ledger, job = self.round.ledger, seat.job
+        refusal = ledger.refusal(job.tenant, column.accelerator, column.accelerators_m)
+        assert refusal is not None
+        code, row, limit = refusal
+        base = self._base(seat, column, code)
+        if code is WaitCode.UNKNOWN_TENANT:
+            return base
+        if row == "*":
+            held = round(1000 * ledger.units[job.tenant])
+            need = round(1000 * ledger.units_of(column.accelerator, column.accelerators_m))
+        else:
+            held, need = ledger.held(job.tenant, row), column.accelerators_m
+        changes = [*self._fewer(seat, column)]
+        if self.round.find(job, column) is not None:
+            changes.append(Change("quota", _amount(limit), _amount(held + need)))
+        return replace(
+            base, resource=row, requested=need, allocated=held, limit=limit, changes=tuple(changes)
+        )
+
+    def _too_small(self, seat: Seat, column: Candidate) -> WaitingRecord:
+        """No node, even empty, holds one pod; or all together not the gang. Says of which resource."""
+        nodes = self.round.cluster.pools[column.pool]
+        ask = request(column.per_pod, nodes.pool.is_cpu)
+        names = ("cpu" if nodes.pool.is_cpu else column.accelerator, "cpu", "memory", "ephemeral-storage")
+        sizes = [tuple(total) for i, total in enumerate(nodes.total) if nodes.usable[i]] or [(0, 0, 0, 0)]
+        largest = [max(size[k] for size in sizes) for k in range(4)]
+        base = self._base(seat, column, WaitCode.NODE_TOO_SMALL)
+        for k in range(4):
+            if ask[k] > largest[k]:
+                change = {1: "cpu", 2: "memory"}.get(k)
+                changes = (Change(change, str(ask[k]), str(largest[k])),) if change else ()
+                return replace(base, resource=names[k], requested=ask[k], limit=largest[k], changes=changes)
+        places = sum(nodes.room_if_empty(i, ask) for i in range(len(nodes.nodes)))
+        limit = places * column.per_pod.accelerators_m
+        changes = (Change("pods", str(column.pods), str(places)),) if places else ()
+        return replace(base, limit=limit, changes=changes)
+
+    def _contended(self, seat: Seat, column: Candidate) -> WaitingRecord:
+        """It could run, if others did not."""
+        round_, ledger, job = self.round, self.round.ledger, seat.job
+        free = self._free_m(column.pool)
+        right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
+        if free >= column.accelerators_m:
+            code = WaitCode.FRAGMENTED
+        elif right is Right.BORROWING:
+            code = WaitCode.FAIR_SHARE
+        else:
+            code = WaitCode.CAPACITY
+        if code is not WaitCode.FRAGMENTED and self._outranked(job, column.accelerator):
+            code = WaitCode.PRIORITY
+        base = self._base(seat, column, code)
+        changes = [*self._fewer(seat, column), *self._elsewhere(seat)]
+        if code is WaitCode.PRIORITY:
+            lowest = min(
+                round_.priority(other.job)
+                for other in round_.seats.values()
+                if other.placement is not None and other.job.tenant == job.tenant
+            )
+            if round_.priority(job) <= lowest and lowest + 1 <= ledger.tenants[job.tenant].priority_ceiling:
+                changes.append(Change("priority", str(job.priority), str(lowest + 1)))
+        return replace(base, changes=tuple(changes))
+
+    def _outranked(self, job: Job, accelerator: str) -> bool:
+        """Whether jobs of higher priority of its own tenant hold the resource."""
+        return any(
+            seat.placement is not None
+            and seat.placement.accelerator == accelerator
+            and seat.job.tenant == job.tenant
+            and self.round.priority(seat.job) > self.round.priority(job)
+            for seat in self.round.seats.values()
+        )
+
+    def _base(self, seat: Seat, column: Candidate, code: WaitCode) -> WaitingRecord:
+        ledger, job = self.round.ledger, seat.job
+        rate = max(ledger.rate.get(column.accelerator, 0.001), 1e-12)
+        return WaitingRecord(
+            job=job.id,
+            code=code,
+            resource=column.accelerator,
+            tenant=job.tenant,
+            requested=column.accelerators_m,
+            entitled=round(ledger.entitled.get(job.tenant, 0.0) / rate),
+            allocated=ledger.held(job.tenant, column.accelerator),
+            limit=ledger.capacity_m.get(column.accelerator, 0),
+            free=self._free_m(column.pool),
+            holders=self.holders(column.accelerator),
+            price=self.round.market.price(column.accelerator),
+        )
+
+    def _free_m(self, pool: str) -> int:
+        if pool not in self._free:
+            self._free[pool] = self.round.cluster.pools[pool].free_m()
+        return self._free[pool]
+
+    def holders(self, accelerator: str) -> tuple[Holder, ...]:
+        """Tenants holding the accelerator in the plan, most first."""
+        if accelerator not in self._holders:
+            amounts: dict[str, int] = {}
+            jobs: dict[str, int] = {}
+            for seat in self.round.seats.values():
+                if seat.placement is not None and seat.placement.accelerator == accelerator:
+                    tenant = seat.job.tenant
+                    amounts[tenant] = amounts.get(tenant, 0) + seat.placement.accelerators_m
+                    jobs[tenant] = jobs.get(tenant, 0) + 1
+            rows = [
+                Holder(tenant, amount, self.round.ledger.covered(tenant, accelerator), jobs[tenant])
+                for tenant, amount in amounts.items()
+            ]
+            self._holders[accelerator] = tuple(sorted(rows, key=lambda h: (-h.amount_m, h.tenant)))
+        return self._holders[accelerator]
+
+    def _pods_if_empty(self, job: Job, column: Candidate) -> int:
+        nodes = self.round.cluster.pools[column.pool]
+        key = (column.pool, column.per_pod, job.node_selector)
+        if key not in self._rooms:
+            ask = request(column.per_pod, nodes.pool.is_cpu)
+            allowed = nodes.selected(job)
+            self._rooms[key] = sum(
+                nodes.room_if_empty(i, ask)
+                for i in range(len(nodes.nodes))
+                if allowed is None or i in allowed
+            )
+        return self._rooms[key]
+
+    def _fewer(self, seat: Seat, column: Candidate) -> list[Change]:
+        """The most pods, below the least it asks for, that would start now."""
+        for pods in range(seat.job.min_pods - 1, 0, -1):
+            less = replace(column, pods=pods)
+            if self._would_start(seat.job, less):
+                return [Change("pods", str(seat.job.min_pods), str(pods))]
+        return []
+
+    def _elsewhere(self, seat: Seat) -> list[Change]:
+        """Accelerators it does not allow, on which it would start now."""
+        job = seat.job
+        own = {column.accelerator for column in seat.option.columns}
+        found: list[Change] = []
+        for pool in sorted(self._usable_pools(job), key=lambda pool: pool.name):
+            if pool.accelerator in own or pool.accelerator in {c.needed for c in found}:
+                continue
+            column = self._column_on(job, pool)
+            if column is not None and self._would_start(job, column):
+                found.append(Change("accelerator", ",".join(job.accelerators) or "any", pool.accelerator))
+        return found
+
+    def _column_on(self, job: Job, pool: Pool) -> Candidate | None:
+        if job.per_pod.accelerators_m <= 0 and not pool.is_cpu:
+            return None
+        size = job.min_pods * per_pod_on(job, pool, None).accelerators_m
+        for mode in job.modes:
+            estimate = self.round.table.estimate(job.workload_class, pool.accelerator, mode, size, job.tenant)
+            if estimate is None or (
+                pool.memory_mib and not pool.is_cpu and estimate.memory_mib > pool.memory_mib
+            ):
+                continue
+            per_pod: Resources = per_pod_on(job, pool, estimate)
+            return Candidate(
+                pool.name, pool.accelerator, mode, job.min_pods, per_pod, estimate.speed, 0.0, 0.0
+            )
+        return None
+
+    def _would_start(self, job: Job, column: Candidate) -> bool:
+        if self.round.ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
+            return False
+        found = self.round.find(job, column)
+        return found is not None and not found[1]
+
+
+def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str] | None = None) -> str:
+    """The record as one sentence.
+
+    Args:
+        admin: whether the viewer may know other tenants' names; others read "another tenant".
+        names: display names of accelerators, by key.
+    """
+    what = (names or {}).get(record.resource, record.resource)
+    unit = _units(record.resource)
+    need, free = unit(record.requested), unit(record.free)
+    limit = "" if record.limit is None else unit(record.limit)
+    held = unit(record.allocated)
+    texts = {
+        WaitCode.NO_ACCELERATOR: f"No pool offers the accelerator it asks for ({what}).",
+        WaitCode.NO_POOL: f"No pool with {what} is open to this tenant.",
+        WaitCode.DOES_NOT_FIT: "It fits no accelerator here in any engine mode it allows.",
+        WaitCode.NODE_TOO_SMALL: f"Needs {need} {what}, and the largest there is has {limit}.",
+        WaitCode.UNKNOWN_TENANT: "Its namespace belongs to no tenant.",
+        WaitCode.CEILING: f"Needs {need} {what}; the tenant holds {held} and its ceiling is {limit}.",
+        WaitCode.BORROW_LIMIT: f"Needs {need} {what}; the tenant holds {held} and may borrow up to {limit}.",
+        WaitCode.CAPACITY: f"Needs {need} {what}, {free} of {limit} are free",
+        WaitCode.FRAGMENTED: f"Needs {need} {what}; {free} are free, but not together on the nodes it needs",
+        WaitCode.FAIR_SHARE: (
+            f"Needs {need} {what}, {free} of {limit} are free; the tenant holds {held} of a fair share of "
+            f"{unit(record.entitled)}"
+        ),
+        WaitCode.PRIORITY: (
+            f"Needs {need} {what}, {free} of {limit} are free; jobs of higher priority of this tenant go first"
+        ),
+        WaitCode.PREEMPTING: f"Its place on {need} {what} is being cleared.",
+        WaitCode.RELEASING: "It was stopped and is saving its state.",
+    }
+    text = texts[record.code]
+    if text.endswith("."):
+        return text + _advice(record)
+    return text + _holders(record, admin, unit) + "." + _advice(record)
+
+
+def _holders(record: WaitingRecord, admin: bool, unit: _Unit) -> str:
+    if not record.holders:
+        return ""
+    parts = []
+    for holder in record.holders[:2]:
+        own = holder.tenant == record.tenant
+        who = "this tenant" if own else holder.tenant if admin else "another tenant"
+        share = "'s guaranteed share" if holder.guaranteed and not own else ""
+        parts.append(f"{who}{share} holds {unit(holder.amount_m)}")
+    return "; " + ", ".join(parts)
+
+
+def _advice(record: WaitingRecord) -> str:
+    words = {
+        "pods": "with {needed} pods",
+        "accelerator": "on {needed}",
+        "quota": "with a quota of {needed}",
+        "priority": "with priority {needed}",
+        "mode": "in mode {needed}",
+    }
+    starts = [words[c.kind].format(needed=c.needed) for c in record.changes if c.kind in words]
+    return f" It would start now {' or '.join(starts)}." if starts else ""
+
+
+def _units(resource: str) -> _Unit:
+    if resource in ("memory", "host-memory", "ephemeral-storage"):
+        return lambda amount: f"{amount} MiB of"
+    return _amount
+
+
+def _amount(amount_m: int) -> str:
+    return f"{amount_m / 1000:g}"
