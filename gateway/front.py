@@ -23,6 +23,10 @@ from busbar.gateway.relay import Call, Relay
 from busbar.gateway.routes import RouteTable
 
 log = logging.getLogger("busbar.gateway.requests")
+_ID = web.RequestKey("id", str)
+_ARRIVED = web.RequestKey("arrived", float)
+_SERVICE = web.RequestKey("service", str)
+_KEY_ID = web.RequestKey("key_id", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -75,12 +79,17 @@ class Front:
         key = await self._keys.identify(request.headers.get("Authorization"))
         document, model, stream = understand(await request.read())
         service = self._routes().resolve(key, model)
-        request["model"] = model
-        request["service"] = f"{service.namespace}/{service.name}"
-        request["keyId"] = key.key_id
+        request[_SERVICE] = f"{service.namespace}/{service.name}"
+        request[_KEY_ID] = key.key_id
         if self.closing:
             raise Unavailable("The gateway is restarting. Try again.", retry_after_s=1)
-        call = Call(path=request.path, request_id=request["id"], document=document, stream=stream)
+        call = Call(
+            path=request.path,
+            request_id=request[_ID],
+            document=document,
+            stream=stream,
+            arrived=request[_ARRIVED],
+        )
         return await self._relay.answer(request, call, service, key)
 
     def _routes(self) -> RouteTable:
@@ -93,8 +102,8 @@ class Front:
         """Give the request an id, count it, log one line about it."""
         if not request.path.startswith("/v1/"):
             return await handler(request)
-        request["id"] = f"req-{uuid.uuid4().hex}"
-        request["arrived"] = started = time.monotonic()
+        request[_ID] = f"req-{uuid.uuid4().hex}"
+        request[_ARRIVED] = started = time.monotonic()
         self.in_hand += 1
         self.idle.clear()
         code = 499
@@ -102,7 +111,7 @@ class Front:
             response = await handler(request)
             code = response.status
             if not response.prepared:
-                response.headers["X-Request-Id"] = request["id"]
+                response.headers["X-Request-Id"] = request[_ID]
             return response
         finally:
             self.in_hand -= 1
@@ -112,12 +121,12 @@ class Front:
             log.info(
                 "request",
                 extra={
-                    "requestId": request["id"],
+                    "requestId": request[_ID],
                     "path": request.path if request.match_info.http_exception is None else "unknown",
                     "status": code,
                     "seconds": round(time.monotonic() - started, 4),
-                    "service": request.get("service"),
-                    "keyId": request.get("keyId"),
+                    "service": request.get(_SERVICE),
+                    "keyId": request.get(_KEY_ID),
                 },
             )
 
@@ -159,7 +168,7 @@ async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except ConnectionResetError:
         return web.Response(status=499)  # the client left; nobody reads this
     except Exception:
-        log.exception("unexpected", extra={"requestId": request.get("id")})
+        log.exception("unexpected", extra={"requestId": request.get(_ID)})
         return _answer(ClientError("Something went wrong in the gateway. Try again."))
 
 

@@ -12,6 +12,7 @@ An answer that is not a stream is read whole before it is passed on, so its repl
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import time
@@ -46,6 +47,8 @@ class Call:
     request_id: str
     document: dict[str, Any]
     stream: bool
+    arrived: float
+    """Monotonic time."""
 
     def upstream_body(self, model_id: str) -> bytes:
         """What the replica gets: the model's own id, and a wish for usage that we can count by."""
@@ -171,7 +174,7 @@ class Relay:
         try:
             response = await self._session.post(
                 lease.endpoint.url.rstrip("/") + call.path,
-                data=call.upstream_body(lease.service.model_id),
+                data=io.BytesIO(call.upstream_body(lease.service.model_id)),
                 headers=headers,
                 timeout=timeout,
                 allow_redirects=False,
@@ -206,11 +209,9 @@ class Relay:
         response = web.StreamResponse(status=upstream.status, headers=headers)
         response.content_type = "application/json"
         counted = sse.tokens(document.get("usage")) if isinstance(document, dict) else None
-        try:
-            await self._send(request, response, bytes(data))
-        finally:
-            if counted and upstream.status == 200:
-                usage.set(*counted)
+        if counted and upstream.status == 200:
+            usage.set(*counted)
+        await self._send(request, call, response, bytes(data))
         return response
 
     async def _stream(
@@ -224,8 +225,9 @@ class Relay:
                 async for event in events:
                     if response is None:
                         response = _event_stream(call)
-                    await self._send(request, response, event)
+                    # Counted first: a client that saw a token while we died must find it on its account.
                     usage.set(meter.prompt_tokens, meter.completion_tokens)
+                    await self._send(request, call, response, event)
             usage.set(meter.prompt_tokens, meter.completion_tokens)
         except ReplicaFailedError as error:
             if response is None:
@@ -238,7 +240,7 @@ class Relay:
         if problem is not None:
             self._metrics.broken.inc()
             told = BadUpstream(f"The stream broke: the replica failed in mid-answer ({problem}). Ask again.")
-            await self._send(request, response, sse.encode(body(told)))
+            await self._send(request, call, response, sse.encode(body(told)))
         await self._end(response)
         return response
 
@@ -267,15 +269,15 @@ class Relay:
             except BadUpstream as error:
                 raise ReplicaFailedError(error.message, refused=False) from error
 
-    async def _send(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    async def _send(
+        self, request: web.Request, call: Call, response: web.StreamResponse, data: bytes
+    ) -> None:
         """Write to the client; a client that does not read is cut off."""
         try:
             async with asyncio.timeout(self._settings.client_stall_s):
                 if not response.prepared:
                     await response.prepare(request)
-                    arrived = request.get("arrived")
-                    if isinstance(arrived, float):
-                        self._metrics.first_byte.observe(time.monotonic() - arrived)
+                    self._metrics.first_byte.observe(time.monotonic() - call.arrived)
                 await response.write(data)
         except TimeoutError as error:
             if request.transport is not None:

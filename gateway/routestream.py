@@ -49,7 +49,7 @@ class RouteStream:
         self._apply = apply
         self._pause_s = pause_s
         self._pause_max_s = pause_max_s
-        self._current: Routes | None = None
+        self.current: Routes | None = None
         self.connected = False
 
     def load(self) -> bool:
@@ -61,7 +61,7 @@ class RouteStream:
         except (OSError, ValidationError) as error:
             log.warning("saved_routes_unreadable", extra={"file": str(self._saved), "error": _short(error)})
             return False
-        self._current = document
+        self.current = document
         self._apply(document)
         return True
 
@@ -101,8 +101,8 @@ class RouteStream:
                         yield Routes.model_validate_json(line)
 
     async def _take(self, document: Routes) -> None:
-        same = self._current is not None and document.services == self._current.services
-        self._current = document
+        same = self.current is not None and document.services == self.current.services
+        self.current = document
         if same:
             return
         self._apply(document)

@@ -50,6 +50,11 @@ class Gateway:
         self.public = ("", 0)
         self.internal = ("", 0)
 
+    @property
+    def revision(self) -> int | None:
+        """Revision of the routes in force, None before any."""
+        return self._stream.current.revision if self._stream.current else None
+
     async def start(self) -> None:
         """Open everything; raises SpoolError when the state folder cannot be used."""
         settings = self._settings

@@ -2,7 +2,7 @@
 
 A stream that the gateway's own death cuts off has delivered tokens, and they must be counted as well. Each
 request therefore owns a slot of a mapped file: who it is for is written once, the two counters are stored
-after every event that went to the client. Storing is a memory write; the pages belong to the kernel, so a
+just before each event goes to the client. Storing is a memory write; the pages belong to the kernel, so a
 SIGKILL loses nothing. (A power failure may lose the slots, not the spool, which is fsync'd.)
 
     slot:  u32 state (0 free, 1 in use) · u32 length · u32 crc32 of the JSON · u32 zero

@@ -1,0 +1,21 @@
+"""A gateway with its neighbours, all on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.gateway.parts import House
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    """API, operator and an open gateway; engines are added by the test."""
+    house = House(tmp_path)
+    await house.start_neighbours()
+    try:
+        await house.start_gateway()
+        yield house
+    finally:
+        await house.stop()

@@ -1,0 +1,190 @@
+"""Replicas that fail, before and after the first byte; clients that leave; usage that is hidden."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from openai import APIError, AsyncOpenAI
+from tests.gateway.parts import KEY_A, Engine, House, route, text_of
+
+GONE = {"pod": "gone", "url": "http://127.0.0.1:1", "ready": True, "draining": False}
+
+
+async def finished(house: House, requests: int) -> None:
+    await house.api.wait_for(requests)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_replica_that_cannot_be_reached_is_replaced_unseen(house: House, stream: bool) -> None:
+    engine = await house.engine("a", "b")
+    await house.publish(route("m", GONE, engine))
+    for _ in range(6):
+        if stream:
+            assert text_of(await house.stream()) == "ab"
+        else:
+            assert (await house.ask())[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_replica_that_dies_before_its_first_byte_is_replaced_unseen(
+    house: House, stream: bool
+) -> None:
+    dying, engine = await house.engine(), await house.engine("a", "b")
+    dying.die_at = 0
+    await house.publish(route("m", dying, engine))
+    for _ in range(6):
+        if stream:
+            assert text_of(await house.stream()) == "ab"
+        else:
+            assert (await house.ask())[0] == 200
+    assert dying.bodies
+
+
+async def test_a_draining_replica_that_answers_503_costs_the_client_nothing(house: House) -> None:
+    draining, engine = await house.engine(), await house.engine("a")
+    draining.status = 503
+    await house.publish(route("m", draining, engine))
+    for _ in range(4):
+        assert (await house.ask())[0] == 200
+
+
+async def test_a_replica_marked_draining_gets_no_new_request(house: House) -> None:
+    old, new = await house.engine(), await house.engine()
+    await house.publish(
+        route("m", {"pod": "old", "url": old.url, "ready": True, "draining": True}, new),
+    )
+    for _ in range(4):
+        assert (await house.ask())[0] == 200
+    assert not old.bodies
+
+
+async def test_a_request_that_kills_replicas_is_given_up_after_three(house: House) -> None:
+    engines = [await house.engine() for _ in range(5)]
+    for engine in engines:
+        engine.die_at = 0
+    await house.publish(route("m", *engines))
+    status, answer = await house.ask()
+    assert (status, answer["error"]["code"]) == (502, "bad_upstream")
+    assert sum(len(engine.bodies) for engine in engines) == 3
+
+
+async def test_a_death_in_mid_stream_ends_it_with_an_error_event(house: House) -> None:
+    engine = await house.engine("a", "b", "c")
+    engine.die_at = 2
+    await house.publish(route("m", engine))
+    stream = await house.stream()
+    assert text_of(stream) == "ab"
+    assert stream[-1]["error"]["code"] == "bad_upstream"
+    assert "Ask again" in stream[-1]["error"]["message"]
+
+
+async def test_a_broken_stream_counts_what_was_delivered(house: House) -> None:
+    engine = await house.engine("a", "b", "c")
+    engine.die_at = 2
+    await house.publish(route("m", engine))
+    await house.stream()
+    await finished(house, 1)
+    assert house.api.total("id-a") == (1, 7, 2)
+
+
+async def test_an_engine_that_tells_no_usage_is_counted_by_its_words(house: House) -> None:
+    engine = await house.engine("a", "b", "c")
+    engine.tells_usage = False
+    await house.publish(route("m", engine))
+    await house.stream()
+    await finished(house, 1)
+    assert house.api.total("id-a") == (1, 0, 3)
+
+
+async def test_a_client_that_leaves_stops_the_work_and_pays_for_what_it_got(house: House) -> None:
+    engine = await house.engine("a", "b", "c")
+    engine.pause_at = 1
+    await house.publish(route("m", engine))
+    async with house.post({"model": "m", "stream": True}) as response:
+        assert b"a" in await response.content.readuntil(b"\n\n")
+        response.close()
+    async with asyncio.timeout(5):
+        await engine.cancelled.wait()
+    await finished(house, 1)
+    assert house.api.total("id-a") == (1, 7, 1)
+
+
+async def test_a_client_that_leaves_before_an_answer_stops_the_work_and_pays_nothing(house: House) -> None:
+    engine = await house.engine("a")
+    engine.pause_at = 0
+    await house.publish(route("m", engine))
+    asking = asyncio.create_task(house.ask())
+    async with asyncio.timeout(5):
+        await engine.arrived.wait()
+        asking.cancel()
+        await engine.cancelled.wait()
+    engine.pause_at = None
+    await house.ask()
+    await finished(house, 1)
+    assert house.api.total("id-a") == (1, 7, 1)
+
+
+async def test_usage_is_hidden_from_a_client_that_did_not_ask_for_it(house: House) -> None:
+    engine = await house.engine("a", "b")
+    await house.publish(route("m", engine))
+    stream = await house.stream()
+    assert [sorted(event) for event in stream[:-1]] == [["choices", "id"]] * 2
+    assert engine.bodies[0]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+
+
+async def test_usage_is_shown_at_the_end_to_a_client_that_asked(house: House) -> None:
+    await house.publish(route("m", await house.engine("a", "b")))
+    stream = await house.stream(stream_options={"include_usage": True})
+    assert [event["usage"] for event in stream[:2]] == [None, None]
+    assert stream[2]["usage"]["completion_tokens"] == 2
+    assert stream[3] == "[DONE]"
+
+
+async def test_usage_is_shown_on_every_event_to_a_client_that_asked_for_that(house: House) -> None:
+    await house.publish(route("m", await house.engine("a", "b")))
+    stream = await house.stream(stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert [event["usage"]["completion_tokens"] for event in stream[:3]] == [1, 2, 2]
+
+
+async def test_a_replica_with_another_bearer_gets_no_second_chance_on_this_request(house: House) -> None:
+    stranger, engine = Engine(bearer="other"), await house.engine("a")
+    house.engines.append(stranger)
+    await stranger.start()
+    await house.publish(route("m", stranger, engine))
+    for _ in range(4):
+        assert (await house.ask())[0] == 200
+
+
+async def test_the_openai_client_streams_through_the_gateway(house: House) -> None:
+    await house.publish(route("m", await house.engine("hello", " world")))
+    async with AsyncOpenAI(base_url=house.public + "/v1", api_key=KEY_A, max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        words = [chunk.choices[0].delta.content async for chunk in stream]
+    assert words == ["hello", " world"]
+
+
+async def test_the_openai_client_raises_on_a_broken_stream(house: House) -> None:
+    engine = await house.engine("hello", " world")
+    engine.die_at = 1
+    await house.publish(route("m", engine))
+    async with AsyncOpenAI(base_url=house.public + "/v1", api_key=KEY_A, max_retries=0) as client:
+        stream = await client.completions.create(model="m", prompt="hi", stream=True)
+        with pytest.raises(APIError, match="replica failed"):
+            [chunk async for chunk in stream]
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(house: House) -> None:
+    await house.stop_gateway()
+    house.overrides["client_stall_s"] = 0.2
+    await house.start_gateway()
+    engine = await house.engine(*["x" * 65536] * 400)
+    await house.publish(route("m", engine))
+    async with house.post({"model": "m", "stream": True}, read_bufsize=1024) as response:
+        async with asyncio.timeout(5):
+            await engine.cancelled.wait()
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()

@@ -1,0 +1,389 @@
+"""Usage is counted exactly once: on disk, across crashes, across an API that is away or loses answers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from busbar.gateway.errors import SpoolError, Unavailable
+from busbar.gateway.keys import ApiUnreachable
+from busbar.gateway.ledger import Ledger
+from busbar.gateway.spool import Record, Spool
+from busbar.gateway.tally import Tally
+from busbar.kube.contracts.usage import UsageRecord
+
+WHO = {
+    "requestId": "req-1",
+    "keyId": "k",
+    "tenant": "t",
+    "namespace": "n",
+    "service": "s",
+    "model": "m",
+}
+
+
+def spool(folder: Path, segment_bytes: int = 200, limit_bytes: int = 100_000) -> Spool:
+    return Spool(folder, segment_bytes=segment_bytes, limit_bytes=limit_bytes)
+
+
+def records(*numbers: int) -> list[Record]:
+    return [{"requestId": f"req-{n}", "promptTokens": n} for n in numbers]
+
+
+def seqs(here: Spool) -> list[int]:
+    return [record["seq"] for record in here.records()]
+
+
+def test_records_are_numbered_from_one_and_found_again_after_a_restart(tmp_path: Path) -> None:
+    here = spool(tmp_path)
+    assert [r["seq"] for r in here.append(records(1, 2, 3))] == [1, 2, 3]
+    identity = here.gateway_id
+    here.close()
+    again = spool(tmp_path)
+    assert seqs(again) == [1, 2, 3]
+    assert again.gateway_id == identity
+    assert [r["seq"] for r in again.append(records(4))] == [4]
+
+
+def test_numbers_go_on_when_everything_was_delivered_and_the_process_restarted(tmp_path: Path) -> None:
+    here = spool(tmp_path)
+    here.append(records(1, 2))
+    here.acknowledge(2)
+    here.close()
+    assert not list(tmp_path.glob("*.ndjson"))
+    again = spool(tmp_path)
+    assert len(again) == 0
+    assert [r["seq"] for r in again.append(records(3))] == [3]
+
+
+def test_segments_go_when_all_in_them_was_taken(tmp_path: Path) -> None:
+    here = spool(tmp_path, segment_bytes=50)
+    for number in range(1, 5):
+        here.append(records(number))
+    assert len(list(tmp_path.glob("*.ndjson"))) == 4
+    here.acknowledge(3)
+    assert seqs(here) == [4]
+    assert len(list(tmp_path.glob("*.ndjson"))) == 1
+    assert here.bytes == sum(path.stat().st_size for path in tmp_path.glob("*.ndjson"))
+
+
+def test_a_line_half_written_is_cut_off(tmp_path: Path) -> None:
+    here = spool(tmp_path, segment_bytes=10_000)
+    here.append(records(1, 2))
+    here.close()
+    (path,) = tmp_path.glob("*.ndjson")
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for length in range(first, len(whole)):
+        path.write_bytes(whole[:length])
+        again = spool(tmp_path)
+        assert seqs(again) == [1], length
+        again.close()
+        assert path.read_bytes() == whole[:first]
+
+
+def test_a_torn_last_line_with_its_newline_is_cut_off_too(tmp_path: Path) -> None:
+    here = spool(tmp_path, segment_bytes=10_000)
+    here.append(records(1, 2))
+    here.close()
+    (path,) = tmp_path.glob("*.ndjson")
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    assert seqs(spool(tmp_path)) == [1]
+
+
+def test_damage_in_the_middle_is_refused_rather_than_skipped(tmp_path: Path) -> None:
+    here = spool(tmp_path, segment_bytes=10_000)
+    here.append(records(1, 2))
+    here.close()
+    (path,) = tmp_path.glob("*.ndjson")
+    data = bytearray(path.read_bytes())
+    data[12] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SpoolError, match="damaged at byte 0"):
+        spool(tmp_path)
+
+
+def test_one_folder_serves_one_process(tmp_path: Path) -> None:
+    here = spool(tmp_path)
+    with pytest.raises(SpoolError, match="held by another gateway"):
+        spool(tmp_path)
+    here.close()
+    spool(tmp_path).close()
+
+
+def test_a_full_disk_leaves_no_half_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = spool(tmp_path, segment_bytes=10_000)
+    here.append(records(1))
+    write = os.write
+
+    def short(handle: int, data: Any) -> int:
+        write(handle, bytes(data)[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", short)
+    with pytest.raises(SpoolError, match="free disk space"):
+        here.append(records(2))
+    monkeypatch.undo()
+    assert [r["seq"] for r in here.append(records(2))] == [2]
+    here.close()
+    assert seqs(spool(tmp_path)) == [1, 2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.one_of(st.integers(1, 3), st.just("ack"), st.just("restart")), max_size=25))
+def test_whatever_happens_each_record_is_delivered_in_order_under_one_number(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int | str]
+) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    here = spool(folder, segment_bytes=120)
+    made, taken = 0, []
+    for step in steps:
+        if isinstance(step, int):
+            here.append(records(*range(made + 1, made + 1 + step)))
+            made += step
+        elif step == "ack" and (batch := here.batch(2)):
+            taken += [(r["seq"], r["requestId"]) for r in batch]
+            here.acknowledge(batch[-1]["seq"])
+        elif step == "restart":
+            here.close()
+            here = spool(folder, segment_bytes=120)
+    taken += [(r["seq"], r["requestId"]) for r in here.records()]
+    assert taken == [(n, f"req-{n}") for n in range(1, made + 1)]
+    here.close()
+
+
+def test_counters_of_a_dead_process_are_found(tmp_path: Path) -> None:
+    dead = Tally(tmp_path / "running", 4)
+    dead.take(WHO).set(7, 3)
+    dead.take({**WHO, "requestId": "req-2"})
+    heir = Tally(tmp_path / "running", 4)
+    found = [(who["requestId"], who["promptTokens"], who["completionTokens"]) for _, who in heir.left_over()]
+    assert sorted(found) == [("req-1", 7, 3), ("req-2", 0, 0)]
+    assert heir.in_use == 2
+
+
+def test_a_slot_with_damaged_words_is_dropped(tmp_path: Path) -> None:
+    Tally(tmp_path / "running", 1).take(WHO)
+    data = bytearray((tmp_path / "running").read_bytes())
+    data[40] ^= 1
+    (tmp_path / "running").write_bytes(data)
+    heir = Tally(tmp_path / "running", 1)
+    assert heir.left_over() == []
+    heir.take(WHO)
+
+
+def test_a_tally_with_fewer_slots_than_before_still_finds_all(tmp_path: Path) -> None:
+    dead = Tally(tmp_path / "running", 8)
+    for number in range(8):
+        dead.take({**WHO, "requestId": f"req-{number}"}).set(1, 1)
+    assert len(Tally(tmp_path / "running", 1).left_over()) == 8
+
+
+def test_when_all_slots_are_taken_the_next_is_refused(tmp_path: Path) -> None:
+    here = Tally(tmp_path / "running", 1)
+    slot = here.take(WHO)
+    with pytest.raises(SpoolError):
+        here.take(WHO)
+    here.free(slot.index)
+    here.take(WHO)
+
+
+class Api:
+    """Takes usage exactly once, as the contract says, and can be told to fail."""
+
+    def __init__(self) -> None:
+        self.taken: dict[tuple[str, int], Record] = {}
+        self.away = False
+        self.lose_answer = False
+        self.shift = 0
+
+    async def deliver(self, gateway: str, batch: list[Record]) -> int:
+        if self.away:
+            raise ApiUnreachable("away")
+        for record in batch:
+            UsageRecord.model_validate(record)
+            self.taken.setdefault((gateway, record["seq"]), record)
+        if self.lose_answer:
+            raise ApiUnreachable("lost")
+        return max(seq for name, seq in self.taken if name == gateway) + self.shift
+
+
+def ledger(folder: Path, api: Api) -> Ledger:
+    return Ledger(
+        spool(folder),
+        Tally(folder / "running", 4),
+        api.deliver,
+        batch=2,
+        retry_max_s=0.01,
+        now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+def die(here: Ledger) -> None:
+    """What SIGKILL does to a process: its locks go, nothing else happens."""
+    for task in here._tasks:
+        task.cancel()
+    here._spool.close()
+
+
+def use(here: Ledger, number: int, prompt: int = 7, completion: int = 3, *, end: bool = True) -> None:
+    usage = here.begin(**{**WHO, "requestId": f"req-{number}"})
+    usage.set(prompt, completion)
+    if end:
+        usage.end()
+
+
+async def test_usage_goes_from_the_request_to_the_api(tmp_path: Path) -> None:
+    api = Api()
+    here = ledger(tmp_path, api)
+    here.start()
+    for number in range(4):
+        use(here, number)
+    await here.stop(5)
+    assert sorted(r["requestId"] for r in api.taken.values()) == [f"req-{n}" for n in range(4)]
+    assert {r["completionTokens"] for r in api.taken.values()} == {3}
+    assert here.undelivered == 0
+
+
+async def test_a_request_that_got_nothing_is_not_a_record(tmp_path: Path) -> None:
+    api = Api()
+    here = ledger(tmp_path, api)
+    use(here, 1, 0, 0)
+    await here.stop(5)
+    assert api.taken == {}
+    assert Tally(tmp_path / "running", 4).in_use == 0
+
+
+async def test_while_the_api_is_away_usage_waits_on_disk_for_the_next_process(tmp_path: Path) -> None:
+    api = Api()
+    api.away = True
+    here = ledger(tmp_path, api)
+    here.start()
+    use(here, 1)
+    await here.stop(5)
+    assert len(api.taken) == 0
+    api.away = False
+    heir = ledger(tmp_path, api)
+    heir.start()
+    use(heir, 2)
+    await heir.stop(5)
+    assert [r["requestId"] for _, r in sorted(api.taken.items())] == ["req-1", "req-2"]
+
+
+async def test_a_lost_answer_does_not_double(tmp_path: Path) -> None:
+    api = Api()
+    api.lose_answer = True
+    here = ledger(tmp_path, api)
+    use(here, 1)
+    await here.stop(5)
+    assert len(api.taken) == 1
+    api.lose_answer = False
+    heir = ledger(tmp_path, api)
+    await heir.stop(5)
+    assert len(api.taken) == 1
+    assert heir.undelivered == 0
+
+
+async def test_a_request_cut_off_by_the_gateways_death_is_counted_by_the_next(tmp_path: Path) -> None:
+    api = Api()
+    dead = ledger(tmp_path, api)
+    use(dead, 1, 7, 2, end=False)
+    die(dead)
+    heir = ledger(tmp_path, api)
+    await heir.stop(5)
+    assert [(r["promptTokens"], r["completionTokens"]) for r in api.taken.values()] == [(7, 2)]
+    again = ledger(tmp_path, api)
+    await again.stop(5)
+    assert len(api.taken) == 1
+
+
+async def test_a_death_between_spool_and_slot_does_not_double(tmp_path: Path) -> None:
+    api = Api()
+    dead = ledger(tmp_path, api)
+    use(dead, 1, end=False)
+    dead._spool.append(
+        [{**WHO, "promptTokens": 7, "completionTokens": 3, "finishedAt": "2026-01-01T00:00:00Z"}]
+    )
+    die(dead)
+    heir = ledger(tmp_path, api)
+    await heir.stop(5)
+    assert len(api.taken) == 1
+    assert Tally(tmp_path / "running", 4).in_use == 0
+
+
+async def test_what_the_disk_refuses_is_not_served_and_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    here = ledger(tmp_path, api)
+
+    def refuse(_: object) -> list[Record]:
+        raise SpoolError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(here._spool, "append", refuse)
+        use(here, 1)
+        with pytest.raises(SpoolError):
+            await here._write()
+        with pytest.raises(Unavailable, match="disk"):
+            use(here, 2)
+    await here.stop(5)
+    assert [r["requestId"] for r in api.taken.values()] == ["req-1"]
+
+
+async def test_a_full_spool_refuses_requests(tmp_path: Path) -> None:
+    here = Ledger(
+        spool(tmp_path, limit_bytes=100),
+        Tally(tmp_path / "running", 4),
+        Api().deliver,
+        batch=2,
+        retry_max_s=1,
+    )
+    use(here, 1)
+    await here._write()
+    with pytest.raises(Unavailable):
+        use(here, 2)
+
+
+async def test_a_folder_put_back_from_an_old_copy_neither_doubles_nor_loses(tmp_path: Path) -> None:
+    """The API has numbers 1 to 3 of this gateway, the copy knows only of 1: it is a new gateway from now on."""
+    api = Api()
+    old = ledger(tmp_path, api)
+    use(old, 1)
+    await old._write()
+    die(old)
+    copy = ledger(tmp_path, api)
+    for seq in (1, 2, 3):
+        api.taken[(copy._spool.gateway_id, seq)] = {"requestId": f"req-{seq}"}
+    use(copy, 4)
+    await copy.stop(5)
+    assert sorted(r["requestId"] for r in api.taken.values()) == ["req-1", "req-2", "req-3", "req-4"]
+    assert len({gateway for gateway, _ in api.taken}) == 2
+
+
+async def test_stopping_in_mid_write_waits_for_the_disk(tmp_path: Path) -> None:
+    api = Api()
+    here = ledger(tmp_path, api)
+    here.start()
+    use(here, 1)
+    await asyncio.sleep(0)
+    await here.stop(5)
+    assert len(api.taken) == 1
+
+
+def test_no_record_holds_more_than_the_contract_says() -> None:
+    record = UsageRecord.model_validate(
+        {**WHO, "seq": 1, "promptTokens": 1, "completionTokens": 1, "finishedAt": "2026-01-01T00:00:00Z"}
+    )
+    assert json.loads(json.dumps(record.to_wire()))["requestId"] == "req-1"
