@@ -39,7 +39,8 @@ test-e2e: ## real node, real pods, the installed chart
 check: ## ruff, mypy strict, import contracts, generated files up to date
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
+	@$(PY) -m mypy -p busbar
+	@$(PY) -m mypy tests tools examples benchmarks
 	@.venv/bin/lint-imports --no-cache
 	@$(PY) -m tools.generate --check
 
