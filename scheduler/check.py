@@ -106,8 +106,8 @@ def _enough(job: Job, pool: Pool, placement: Placement) -> list[str]:
     """Every pod gets at least what the job asks for."""
     ask, given = job.per_pod, placement.per_pod
     if pool.resource_name == "cpu":
-        cpu_m = ask.cpu_m if ask.cpu_m else ask.accelerators_m
-        enough = given.cpu_m >= cpu_m and given.accelerators_m == given.cpu_m
+        cpu_m = ask.cpu_m if ask.cpu_m else ask.accelerators_m * pool.unit_m / 1000
+        enough = given.cpu_m >= cpu_m and given.accelerators_m == given.cpu_m * 1000 // pool.unit_m
     else:
         enough = given.accelerators_m >= ask.accelerators_m and given.cpu_m >= ask.cpu_m
         if not pool.shareable and given.accelerators_m % 1000:

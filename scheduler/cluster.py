@@ -72,12 +72,14 @@ class PoolNodes:
     def capacity_m(self) -> int:
         """All accelerators of usable nodes."""
         key = self.key
-        return sum(max(0, self.total[i][key]) for i in range(len(self.nodes)) if self.usable[i])
+        total = sum(max(0, self.total[i][key]) for i in range(len(self.nodes)) if self.usable[i])
+        return self.pool.cpu_accelerators_m(total) if self.pool.is_cpu else total
 
     def free_m(self, later: bool = False) -> int:
         """Free accelerators of usable nodes."""
         book, key = self._book(later), self.key
-        return sum(max(0, book[i][key]) for i in range(len(self.nodes)) if self.usable[i])
+        free = sum(max(0, book[i][key]) for i in range(len(self.nodes)) if self.usable[i])
+        return self.pool.cpu_accelerators_m(free) if self.pool.is_cpu else free
 
     def take(self, names: Iterable[str], per_pod: Resources, now: bool = True, sign: int = -1) -> None:
         """Take (or with sign=1 give back) one pod's request on each node named; unknown nodes are ignored."""

@@ -66,8 +66,8 @@ def per_pod_on(job: Job, pool: Pool, estimate: Estimate | None) -> Resources:
     ask = job.per_pod
     memory_mib = ask.memory_mib if estimate is None else max(ask.memory_mib, estimate.host_memory_mib)
     if pool.is_cpu:
-        cpu_m = ask.cpu_m or ask.accelerators_m
-        return replace(ask, accelerators_m=cpu_m, cpu_m=cpu_m, memory_mib=memory_mib)
+        cpu_m = ask.cpu_m or -(-ask.accelerators_m * pool.unit_m // 1000)
+        return replace(ask, accelerators_m=pool.cpu_accelerators_m(cpu_m), cpu_m=cpu_m, memory_mib=memory_mib)
     devices_m = ask.accelerators_m
     if not (pool.shareable and devices_m < 1000):
         devices_m = -(-devices_m // 1000) * 1000

@@ -192,7 +192,9 @@ class _Book:
         right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
         if free >= column.accelerators_m:
             code = WaitCode.FRAGMENTED
-        elif right is Right.BORROWING:
+        elif right is Right.BORROWING and any(
+            h.tenant != job.tenant for h in self.holders(column.accelerator)
+        ):
             code = WaitCode.FAIR_SHARE
         else:
             code = WaitCode.CAPACITY

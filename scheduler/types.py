@@ -13,7 +13,7 @@ rebuilds the same snapshot plans the same. Order of the tuples never matters to 
 
 Units, everywhere in this package
     accelerators_m   thousandths of an accelerator: one GPU is 1000. In a CPU pool (`resource_name` is
-                     "cpu") an accelerator is one CPU, so 500 is half a CPU.
+                     "cpu") an accelerator is `Pool.unit_m` millicores.
     cpu_m            thousandths of a CPU (Kubernetes "500m" is 500)
     *_mib            MiB (2**20 bytes)
     *_s              seconds; points in time are seconds since the Unix epoch
@@ -141,10 +141,17 @@ class Pool:
     shareable: bool = False
     """Whether fractions of one accelerator may be placed. CPU pools always are."""
 
+    unit_m: int = 1000
+    """CPU pools: the millicores that count as one accelerator."""
+
     @property
     def is_cpu(self) -> bool:
-        """Whether an accelerator of this pool is one CPU."""
+        """Whether the accelerator of this pool is the CPU."""
         return self.resource_name == "cpu"
+
+    def cpu_accelerators_m(self, cpu_m: int) -> int:
+        """Millicores as accelerators of this CPU pool."""
+        return cpu_m * 1000 // self.unit_m
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,7 @@ class Placement:
     mode: str
     nodes: tuple[str, ...]
     per_pod: Resources
-    """What each pod requests. In a CPU pool `accelerators_m` equals `cpu_m`."""
+    """What each pod requests. In a CPU pool `accelerators_m` is `cpu_m` counted in the pool's unit."""
 
     @property
     def pods(self) -> int:
@@ -245,7 +252,7 @@ class Job:
     max_pods: int = 1
     per_pod: Resources = field(default_factory=lambda: Resources(accelerators_m=1000))
     """`accelerators_m`: acceleratorsPerPod x 1000. `cpu_m`: 0 when the shape names none; in a CPU pool an
-    explicit `cpu_m` is what the pod gets and what is charged, otherwise `accelerators_m`."""
+    explicit `cpu_m` is what the pod gets and what is charged, otherwise accelerators x the pool's unit."""
     accelerators: tuple[str, ...] = ()
     """Accelerator keys allowed; empty: any that fits."""
     pools: tuple[str, ...] = ()

@@ -104,6 +104,18 @@ def test_in_a_cpu_pool_the_accelerator_is_a_cpu() -> None:
     assert whole.per_pod.cpu_m == whole.per_pod.accelerators_m == 1000
 
 
+def test_the_unit_of_a_cpu_pool_is_what_an_accelerator_costs() -> None:
+    snapshot = Snapshot(
+        pools=(Pool("cpu", "cpu", resource_name="cpu", unit_m=500),),
+        nodes=(Node("n", "cpu", Resources(0, 1200, 4096)),),
+        tenants=(Tenant("a"),),
+        jobs=tuple(Job(JobId(f"uid-{i}"), str(i), "ns", "a", per_pod=Resources(1000)) for i in range(3)),
+    )
+    result = decide(snapshot)
+    assert [a.to.per_pod.cpu_m for a in result.actions if a.to] == [500, 500]
+    assert [(r.code, r.requested, r.free) for r in result.waiting] == [(WaitCode.CAPACITY, 1000, 400)]
+
+
 def test_memory_of_the_node_counts() -> None:
     big = replace(job("x"), per_pod=Resources(1000, 1000, 500_000))
     (record,) = decide(cluster(big, H100=1)).waiting

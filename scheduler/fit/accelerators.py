@@ -1,0 +1,56 @@
+"""Data-sheet numbers of accelerators: priors, replaced by measurements as soon as there are any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One accelerator as its maker describes it."""
+
+    name: str
+    tflops: float
+    """Dense 16-bit tensor throughput (float32 where there are no tensor cores), 1e12 per second."""
+    memory_mib: int
+    memory_gb_per_s: float
+    link_gb_per_s: float
+    """One direction between host and device, as usually reached."""
+    watts: float
+    utilisation: float = 0.4
+    """Part of `tflops` that a well-fed transformer reaches."""
+    has_bfloat16: bool = True
+
+    @property
+    def rate(self) -> float:
+        """Exchange rate relative to one A100."""
+        return self.tflops * self.utilisation / (312 * 0.4)
+
+
+KNOWN: dict[str, Accelerator] = {
+    item.name: item
+    for item in (
+        Accelerator("H200", 989, 144_384, 4800, 50, 700),
+        Accelerator("H100", 989, 81_920, 3350, 50, 700),
+        Accelerator("A100", 312, 81_920, 1935, 24, 400),
+        Accelerator("A100-40GB", 312, 40_960, 1555, 24, 400),
+        Accelerator("L40S", 362, 49_152, 864, 24, 350, 0.35),
+        Accelerator("A40", 150, 49_152, 696, 24, 300, 0.35),
+        Accelerator("A10G", 70, 24_576, 600, 24, 300, 0.4),
+        Accelerator("L4", 121, 24_576, 300, 24, 72, 0.3),
+        Accelerator("V100", 125, 32_768, 900, 12, 300, 0.35, has_bfloat16=False),
+        Accelerator("T4", 65, 16_384, 300, 12, 70, 0.25, has_bfloat16=False),
+        Accelerator("P100", 18.7, 16_384, 732, 12, 250, 0.4, has_bfloat16=False),
+        Accelerator("K80", 4.1, 12_288, 240, 10, 150, 0.4, has_bfloat16=False),
+        # One core; its memory is the host's.
+        Accelerator("cpu", 0.06, 0, 10, 10, 10, 0.5),
+    )
+}
+
+
+def accelerator(key: str) -> Accelerator | None:
+    """By accelerator key: the type, before any link class ("H100-nvlink" is an H100); None if unknown."""
+    if key in KNOWN:
+        return KNOWN[key]
+    stem = key.split("-")[0].split("/")[0]
+    return KNOWN.get(stem) or KNOWN.get(stem.upper()) or KNOWN.get(stem.lower())

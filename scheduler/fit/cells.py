@@ -1,0 +1,88 @@
+"""Prior cells of the performance table for a training job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from ..table import Cell, Source
+from .accelerators import Accelerator, accelerator
+from .memory import memory
+from .model import BatchShape, ModelShape
+from .speed import tokens_per_s
+
+PRIOR_ERROR = 0.5
+"""Half-width of a prior's interval, relative: data sheets are no better than that."""
+
+
+def workload_class(model: ModelShape, batch: BatchShape, optimizer: str = "AdamW") -> str:
+    """Readable name and digest of what speed depends on, for example `llama-7M-3f9a0c11`."""
+    text = json.dumps([asdict(model), asdict(batch), optimizer], sort_keys=True)
+    size = model.parameters
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if size >= scale:
+            return f"{model.architecture}-{size / scale:.0f}{unit}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{model.architecture}-{size}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def prior(
+    model: ModelShape,
+    batch: BatchShape,
+    mode: str,
+    key: str,
+    accelerators_m: int = 1000,
+    name: str | None = None,
+    unit_m: int = 1000,
+) -> Cell:
+    """The formula's cell for one (mode, accelerator, size).
+
+    Args:
+        key: accelerator key of the pool. An unknown type gets the speed of an A100 with twice the doubt.
+        name: workload class; None: derived from the shapes.
+        unit_m: CPU pools: millicores of one accelerator.
+    """
+    device = accelerator(key)
+    known: Accelerator = device if device is not None else _unknown()
+    count = accelerators_m / 1000 * (unit_m / 1000 if known.name == "cpu" else 1.0)
+    need = memory(model, batch, mode)
+    speed = tokens_per_s(model, batch, mode, known, count)
+    error = PRIOR_ERROR if device is not None else min(2 * PRIOR_ERROR, 0.9)
+    return Cell(
+        workload_class=name or workload_class(model, batch),
+        accelerator=key,
+        accelerators_m=accelerators_m,
+        mode=mode,
+        speed=speed,
+        low=speed * (1 - error),
+        high=speed * (1 + error),
+        memory_mib=0 if known.name == "cpu" else need.device_mib,
+        host_memory_mib=0 if known.name == "cpu" else need.host_mib,
+        watts=known.watts,
+        source=Source.FORMULA,
+    )
+
+
+def priors(
+    model: ModelShape,
+    batch: BatchShape,
+    modes: Iterable[str],
+    keys: Iterable[str],
+    accelerators_m: Iterable[int] = (1000,),
+    name: str | None = None,
+) -> tuple[Cell, ...]:
+    """Cells for all combinations, in a stable order."""
+    sizes = sorted(set(accelerators_m))
+    return tuple(
+        prior(model, batch, mode, key, size, name)
+        for key in sorted(set(keys))
+        for mode in modes
+        for size in sizes
+    )
+
+
+def _unknown() -> Accelerator:
+    found = accelerator("A100")
+    assert found is not None
+    return found
