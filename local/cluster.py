@@ -1,0 +1,109 @@
+"""Bring one instance's Kubernetes up: configuration, supervisor, node."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+from busbar.local import base, config, parts, supervisor
+from busbar.local.images import recipe
+from busbar.local.instance import Instance, running
+from busbar.local.kubectl import Kubectl, wait_for
+from busbar.local.progress import step
+
+API_TIMEOUT_S = 60
+NODE_TIMEOUT_S = 90
+CAP_SYS_RESOURCE = 24
+
+
+def start(instance: Instance, *, simulate: bool, with_traffic: bool) -> Kubectl:
+    """Start it, or bring a running one to the present configuration; returns a kubectl for it.
+
+    Raises:
+        StartError: a part did not become ready.
+    """
+    kubectl = Kubectl(instance.kubeconfig)
+    with step(f"cluster {instance.name}: control plane"):
+        write_configuration(instance)
+        wanted = with_digests(parts.spec(instance, simulate=simulate, with_traffic=with_traffic), instance)
+        file = instance.folder / "supervisor.json"
+        before = file.read_text() if file.exists() else ""
+        wanted.write(file)
+        found = running(instance.name)
+        if found is None:
+            supervisor.launch(instance.folder)
+        elif file.read_text() != before:
+            os.kill(found.pid, signal.SIGHUP)
+        wait_for("the API server's start", kubectl.answers, API_TIMEOUT_S, f"{instance.folder}/logs")
+        kubectl.apply(base.objects(instance))
+    with step(f"cluster {instance.name}: node"):
+        wait_for("the node's registration", lambda: ready(instance, kubectl), NODE_TIMEOUT_S, logs(instance))
+        label = "busbar.dev/accelerator=cpu"
+        kubectl.run("label", "node", instance.node_name, label, "--overwrite")
+    return kubectl
+
+
+def logs(instance: Instance) -> str:
+    """Where the parts write."""
+    return str(instance.folder / "logs")
+
+
+def ready(instance: Instance, kubectl: Kubectl) -> bool:
+    """Whether the real node is Ready, by a heartbeat of this start."""
+    found = kubectl.get("nodes", instance.node_name, "--ignore-not-found") if kubectl.answers() else {}
+    conditions = found.get("status", {}).get("conditions", [])
+    now = running(instance.name)
+    return now is not None and any(
+        c["type"] == "Ready" and c["status"] == "True" and c["lastHeartbeatTime"] >= now.started_at
+        for c in conditions
+    )
+
+
+def machine() -> config.Machine:
+    """The facts of this machine that the configuration depends on."""
+    effective = next(
+        line.split()[1]
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("CapEff")
+    )
+    return config.Machine(
+        pause_image=f"{config.REGISTRY}/busbar-pause:{recipe.pause_tag()}",
+        base_image=f"{config.REGISTRY}/busbar-base:{recipe.base_tag()}",
+        may_lower_oom_score=bool(int(effective, 16) >> CAP_SYS_RESOURCE & 1),
+    )
+
+
+def with_digests(spec: supervisor.Spec, instance: Instance) -> supervisor.Spec:
+    """The specification with each part's configuration files digested, so that a change restarts the part."""
+    marked = []
+    for part in spec.parts:
+        digest = hashlib.sha256()
+        for file in sorted(set(re.findall(rf"{config.RUN}/((?:config|pki)/[\w./-]+)", " ".join(part.argv)))):
+            digest.update((instance.folder / file).read_bytes())
+        marked.append(dataclasses.replace(part, digest=digest.hexdigest()[:12]))
+    return dataclasses.replace(spec, parts=marked)
+
+
+def write_configuration(instance: Instance) -> None:
+    """Credentials and every part's configuration."""
+    parts.write_credentials(instance)
+    folder = instance.folder / "config"
+    for name, text in config.render(instance, machine()).items():
+        file = folder / name
+        if not file.exists() or file.read_text() != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+
+def state(instance: Instance) -> dict[str, dict[str, object]]:
+    """What the supervisor last said of its parts."""
+    try:
+        found: dict[str, dict[str, object]] = json.loads((instance.folder / "parts.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found

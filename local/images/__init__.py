@@ -1,0 +1,18 @@
+"""The container images: what is in them, how they are built, and their lock files.
+
+::
+
+    busbar-base         Debian with Python, CA certificates and tini      (from mmdebstrap, once)
+      ├── …-platform-deps   /opt/venv from requirements-platform.lock     (when the lock changes)
+      │     └── busbar-platform    our source in /opt/busbar              (when our source changes)
+      └── …-workloads-deps  /opt/venv from requirements-workloads.lock
+            └── busbar-workloads
+    busbar-pause        the process that holds a pod's namespaces
+
+Every image is tagged with a digest of what it is made of, so "is it there?" is one look into the registry's
+storage, and a running cluster rolls out exactly when something changed.  Only the last layer holds our
+source: a change in it costs a second to build and push.
+
+The host's proxy, index and certificate settings work inside the build through its environment and mounts;
+none of them is recorded in an image.
+"""

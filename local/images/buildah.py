@@ -1,0 +1,178 @@
+"""Buildah without a daemon and without leaving anything on the machine outside the cache.
+
+Each call runs in a mount namespace of its own in which the cache's folder stands in for
+``/var/lib/containers`` and the run folder is fresh memory: buildah's own mounts vanish with the call.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from busbar.local import paths
+from busbar.local.errors import BuildError
+from busbar.local.progress import Step
+
+_PREPARE = """
+set -e
+mount --make-rprivate /
+if [ ! -d /var/lib/containers ]; then
+    mkdir -p "$BUSBAR_IMAGES/var/upper" "$BUSBAR_IMAGES/var/work"
+    mount -t tmpfs tmpfs "$BUSBAR_IMAGES/var"
+    mkdir "$BUSBAR_IMAGES/var/upper" "$BUSBAR_IMAGES/var/work"
+    mount -t overlay overlay -o "lowerdir=/var,upperdir=$BUSBAR_IMAGES/var/upper,workdir=$BUSBAR_IMAGES/var/work" /var
+    mkdir /var/lib/containers
+fi
+mount --bind "$BUSBAR_IMAGES/containers" /var/lib/containers
+mount -t tmpfs tmpfs /run
+exec buildah "$@"
+"""
+
+
+def folder() -> Path:
+    """Where images are kept."""
+    return paths.cache() / "images"
+
+
+def storage() -> Path:
+    """The registry's storage, which every instance's registry serves."""
+    return folder() / "registry"
+
+
+def pushed(name: str, tag: str) -> bool:
+    """Whether the registry's storage holds the image."""
+    return (
+        storage() / "docker/registry/v2/repositories" / name / "_manifests/tags" / tag / "current/link"
+    ).exists()
+
+
+def buildah(*arguments: str, running: Step | None = None) -> str:
+    """Run one buildah command; returns its standard output.
+
+    Raises:
+        BuildError: it failed; carries the end of what it said.
+    """
+    (folder() / "containers").mkdir(parents=True, exist_ok=True)
+    (folder() / "var").mkdir(exist_ok=True)
+    environment = {**os.environ, "BUSBAR_IMAGES": str(folder()), "BUILDAH_ISOLATION": "chroot"}
+    environment["STORAGE_DRIVER"] = "overlay"
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", _PREPARE, "sh", *arguments],
+        env=environment,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if running else subprocess.PIPE,
+    ) as process:
+        if running is None:
+            output, error = process.communicate()
+        else:
+            lines = []
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if line.strip():
+                    running.update(line.strip()[:100])
+            output, error = "".join(lines), "".join(lines[-40:])
+    if process.returncode:
+        raise BuildError(
+            f"buildah {' '.join(arguments)[:200]} failed with {process.returncode}: {error[-3000:]}"
+        )
+    return output.strip()
+
+
+def exists(reference: str) -> bool:
+    """Whether buildah's own storage has the image."""
+    try:
+        buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", reference)
+    except BuildError:
+        return False
+    return True
+
+
+@contextmanager
+def working_container(source: str) -> Iterator[str]:
+    """A container to change and commit; removed at the end."""
+    container = buildah("from", "--pull-never", source).splitlines()[-1]
+    try:
+        yield container
+    finally:
+        buildah("rm", container)
+
+
+def run(
+    container: str,
+    script: str,
+    *,
+    mounts: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    running: Step | None = None,
+) -> None:
+    """Run a shell script in the container; ``mounts`` is host path → container path with options."""
+    options: list[str] = []
+    for source, target in (mounts or {}).items():
+        options += ["-v", f"{source}:{target}"]
+    for name, value in (environment or {}).items():
+        options += ["--env", f"{name}={value}"]
+    command = ["run", "--isolation", "chroot", "--user", "root", *options, container, "--"]
+    buildah(*command, "sh", "-euc", script, running=running)
+
+
+def configure(container: str, settings: Sequence[str]) -> None:
+    """Set the container's image configuration (flags of ``buildah config``)."""
+    buildah("config", *settings, container)
+
+
+@contextmanager
+def push_registry(program: Path) -> Iterator[str]:
+    """A registry on a free loopback port over the shared storage, for as long as something is pushed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    storage().mkdir(parents=True, exist_ok=True)
+    config = folder() / "push-registry.yml"
+    config.write_text(
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {storage()}}}}}\nhttp: {{addr: {address}}}\n"
+    )
+    process = subprocess.Popen(
+        [program, "serve", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_for(address, process)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    host, _, port = address.partition(":")
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise BuildError(f"the image registry did not start on {address}")
+
+
+def find_uv() -> str:
+    """The uv program of this environment or of the machine.
+
+    Raises:
+        BuildError: there is none.
+    """
+    found = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if found is None:
+        raise BuildError("uv is missing: pip install 'busbar[local]'")
+    return found

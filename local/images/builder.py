@@ -1,0 +1,256 @@
+"""Build and push whatever of the images is missing."""
+
+from __future__ import annotations
+
+import compileall
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from busbar.local import build
+from busbar.local.errors import BuildError
+from busbar.local.images import recipe
+from busbar.local.images.buildah import (
+    buildah,
+    configure,
+    exists,
+    find_uv,
+    folder,
+    push_registry,
+    pushed,
+    run,
+    working_container,
+)
+from busbar.local.images.recipe import COMMANDS, IMAGES, USER, Image
+from busbar.local.parts import registry_program
+from busbar.local.progress import step
+
+PREFIX = "localhost"
+PYTHON = "/opt/venv/bin/python"
+
+
+def build_images() -> str:
+    """Bring the registry's storage up to date; returns the tag of both images.
+
+    Raises:
+        BuildError: a step failed.
+    """
+    with build.locked(folder() / ".lock", "another image build"):
+        _base()
+        _pause()
+        for image in IMAGES:
+            _dependencies(image)
+        tag = recipe.release_tag()
+        for image in IMAGES:
+            _source(image, tag)
+    return tag
+
+
+def _push(reference: str, name: str, tag: str) -> None:
+    with push_registry(registry_program()) as address, step(f"push {name}:{tag}") as running:
+        # zstd: a third of gzip's time for a torch-sized layer, and containerd reads it
+        options = ["--tls-verify=false", "--compression-format", "zstd", "--compression-level", "1"]
+        buildah("push", *options, reference, f"docker://{address}/{name}:{tag}", running=running)
+
+
+def _base() -> None:
+    tag = recipe.base_tag()
+    reference = f"{PREFIX}/busbar-base:{tag}"
+    if pushed("busbar-base", tag) and exists(reference):
+        return
+    archive = folder() / "base.tar"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with step("base image: Debian with Python"):
+        _bootstrap(archive)
+        with working_container("scratch") as container:
+            buildah("add", container, str(archive), "/")
+            path = "PATH=/opt/busbar/bin:/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+            variables = (path, "LANG=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1")
+            configure(container, [flag for variable in variables for flag in ("--env", variable)])
+            buildah("commit", "-q", container, reference)
+        archive.unlink()
+    _push(reference, "busbar-base", tag)
+
+
+def _bootstrap(archive: Path) -> None:
+    """A minimal Debian as a tar archive; the host's apt sources are the second try (private mirrors)."""
+    user = f"echo 'busbar:x:{USER}:{USER}:Busbar:/tmp:/usr/sbin/nologin' >> \"$1/etc/passwd\""
+    group = f"echo 'busbar:x:{USER}:' >> \"$1/etc/group\""
+    excluded = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+    command = [
+        "mmdebstrap",
+        "--variant=minbase",
+        f"--include={','.join(recipe.DEBIAN_PACKAGES)}",
+        *(f"--dpkgopt=path-exclude={path}" for path in excluded),
+        f"--customize-hook={user}",
+        f"--customize-hook={group}",
+        '--customize-hook=rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/var/log/*',
+        recipe.SUITE,
+        str(archive),
+    ]
+    sources = [
+        str(p)
+        for p in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("debian*"))
+        if p.exists()
+    ]
+    first = subprocess.run(command, text=True, capture_output=True, check=False)
+    if first.returncode == 0:
+        return
+    second = subprocess.run([*command, *sources], text=True, capture_output=True, check=False)
+    if second.returncode:
+        raise BuildError(
+            f"mmdebstrap could not make the base image:\n{first.stderr[-1500:]}\n{second.stderr[-1500:]}"
+        )
+
+
+def _pause() -> None:
+    tag = recipe.pause_tag()
+    if pushed("busbar-pause", tag):
+        return
+    reference = f"{PREFIX}/busbar-pause:{tag}"
+    program = build.binary("pause")
+    with working_container("scratch") as container:
+        buildah("copy", container, str(program), "/pause")
+        configure(container, ["--entrypoint", '["/pause"]', "--user", "65535:65535"])
+        buildah("commit", "-q", container, reference)
+    _push(reference, "busbar-pause", tag)
+
+
+def _dependencies_reference(image: Image) -> str:
+    return f"{PREFIX}/{image.name}-deps:{recipe.dependencies_tag(image)}"
+
+
+def _dependencies(image: Image) -> None:
+    """The layer with the image's Python packages."""
+    reference = _dependencies_reference(image)
+    if exists(reference):
+        return
+    mounts, environment = host_settings()
+    mounts[str(image.lock)] = "/mnt/requirements.lock:ro"
+    script = (
+        "mkdir -p /opt && /mnt/uv venv -q --python /usr/bin/python3 /opt/venv && "
+        f"/mnt/uv pip install --python {PYTHON} --link-mode=copy --compile-bytecode --require-hashes "
+        "-r /mnt/requirements.lock"
+    )
+    base = f"{PREFIX}/busbar-base:{recipe.base_tag()}"
+    with step(f"{image.name}: Python packages") as running, working_container(base) as container:
+        run(container, script, mounts=mounts, environment=environment, running=running)
+        run(container, "rm -rf /mnt/* /root/.cache /tmp/*")
+        running.update("writing the layer")
+        buildah("commit", "-q", container, reference)
+
+
+def host_settings() -> tuple[dict[str, str], dict[str, str]]:
+    """The host's uv, cache, certificates, proxies and index settings, as mounts and environment."""
+    uv = find_uv()
+    cache = subprocess.run([uv, "cache", "dir"], text=True, capture_output=True, check=True).stdout.strip()
+    os.makedirs(cache, exist_ok=True)
+    mounts = {uv: "/mnt/uv:ro", cache: "/mnt/cache:rw"}
+    environment = {"UV_CACHE_DIR": "/mnt/cache", "UV_NO_PROGRESS": "1", "HOME": "/tmp"}
+    proxies = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+    for name, value in os.environ.items():
+        if name.lower() in proxies or (
+            name.startswith("UV_") and name not in ("UV_CACHE_DIR", "UV_CONFIG_FILE")
+        ):
+            environment[name] = value
+    if "UV_DEFAULT_INDEX" not in environment and (index := pip_index()):
+        environment["UV_DEFAULT_INDEX"] = index
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        bundle = os.environ.get(name)
+        if bundle and Path(bundle).is_file():
+            mounts[str(Path(bundle).resolve())] = "/mnt/ca.crt:ro"
+            environment["SSL_CERT_FILE"] = "/mnt/ca.crt"
+            break
+    else:
+        mounts["/etc/ssl/certs/ca-certificates.crt"] = "/mnt/ca.crt:ro"
+        environment["SSL_CERT_FILE"] = "/mnt/ca.crt"
+    candidates = (
+        os.environ.get("UV_CONFIG_FILE"),
+        str(Path.home() / ".config/uv/uv.toml"),
+        "/etc/uv/uv.toml",
+    )
+    for candidate in candidates:
+        if candidate and Path(candidate).is_file():
+            mounts[str(Path(candidate).resolve())] = "/mnt/uv.toml:ro"
+            environment["UV_CONFIG_FILE"] = "/mnt/uv.toml"
+            break
+    return mounts, environment
+
+
+def pip_index() -> str | None:
+    """The index that the host's pip is set to, where it is not the usual one."""
+    if found := os.environ.get("PIP_INDEX_URL"):
+        return found
+    asked = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    return asked.stdout.strip() or None if asked.returncode == 0 else None
+
+
+def _source(image: Image, tag: str) -> None:
+    """The last layer: our own code, compiled, and the commands."""
+    if pushed(image.name, tag):
+        return
+    reference = f"{PREFIX}/{image.name}:{tag}"
+    with step(f"{image.name}: our source"), tempfile.TemporaryDirectory(dir=folder()) as name:
+        root = Path(name) / "busbar"
+        stage(image, root)
+        with working_container(_dependencies_reference(image)) as container:
+            buildah("copy", container, str(root), "/opt/busbar")
+            if not compiled_here():
+                quiet = "-m compileall -q --invalidation-mode unchecked-hash /opt/busbar"
+                run(container, f"PYTHONDONTWRITEBYTECODE= {PYTHON} {quiet}")
+            settings = ["--user", f"{USER}:{USER}", "--workingdir", "/tmp", "--env", "PYTHONPATH=/opt/busbar"]
+            settings += ["--env", "HOME=/tmp", "--entrypoint", '["/usr/bin/tini", "--"]']
+            configure(container, settings)
+            buildah("commit", "-q", container, reference)
+    _push(reference, image.name, tag)
+    _forget_older(image, tag)
+
+
+def compiled_here() -> bool:
+    """Whether this Python writes byte code that the image's Python (3.11) reads."""
+    return sys.version_info[:2] == (3, 11)
+
+
+def stage(image: Image, root: Path) -> None:
+    """Lay out ``/opt/busbar``: ``busbar/<part>``, ``bin/<command>`` and the metadata."""
+    for name, file in recipe.source_files(image):
+        target = root / "busbar" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    for relative, text in recipe.distribution_metadata().items():
+        target = root / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    (root / "bin").mkdir(parents=True)
+    for command, where in COMMANDS.items():
+        module, _, function = where.partition(":")
+        script = root / "bin" / command
+        script.write_text(
+            f"#!{PYTHON}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+        )
+        script.chmod(0o755)
+    if compiled_here():
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        compileall.compile_dir(
+            root / "busbar", quiet=1, stripdir=str(root), prependdir="/opt/busbar", invalidation_mode=mode
+        )
+    for path in (root, *root.rglob("*")):
+        os.utime(path, (0, 0))
+        path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
+
+
+def _forget_older(image: Image, tag: str) -> None:
+    """Drop buildah's copies of earlier source layers; the registry keeps what it was pushed."""
+    listed = buildah("images", "--format", "{{.Name}}:{{.Tag}}")
+    for reference in listed.splitlines():
+        if reference.startswith(f"{PREFIX}/{image.name}:") and not reference.endswith(f":{tag}"):
+            buildah("rmi", reference)

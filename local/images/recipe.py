@@ -1,0 +1,119 @@
+"""What every image is made of, as digests and file lists: no command is run here."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+from busbar.local import build, paths
+
+REVISION = "1"  # raise it when the way of building changes
+SUITE = "bookworm"  # its Python is 3.11
+DEBIAN_PACKAGES = ("python3-minimal", "libpython3-stdlib", "ca-certificates", "tini")
+USER = 65532
+COMMANDS = {
+    "busbar": "busbar.cli.main:main",
+    "busbar-operator": "busbar.operator.main:main",
+    "busbar-api": "busbar.api.main:main",
+    "busbar-gateway": "busbar.gateway.main:main",
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """One of our two images: which folders of ours it carries."""
+
+    name: str
+    extra: str  # of pyproject.toml, and the stem of its lock file
+    folders: tuple[str, ...]
+
+    @property
+    def lock(self) -> Path:
+        """Its hashed lock file."""
+        return paths.package() / "images" / f"requirements-{self.extra}.lock"
+
+
+IMAGES = (
+    Image("busbar-platform", "platform", ("kube", "scheduler", "operator", "api", "gateway", "cli")),
+    Image("busbar-workloads", "workloads", ("kube", "scheduler", "workloads", "cli")),
+)
+
+
+def _key(*parts: str | bytes) -> str:
+    digest = hashlib.sha256(REVISION.encode())
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:12]
+
+
+def base_tag() -> str:
+    """Tag of the base image."""
+    return _key(SUITE, *DEBIAN_PACKAGES)
+
+
+def pause_tag() -> str:
+    """Tag of the pause image."""
+    return build.version_key("pause")
+
+
+def dependencies_tag(image: Image) -> str:
+    """Tag of an image's layer with its Python packages."""
+    return _key(base_tag(), image.lock.read_bytes())
+
+
+def source_files(image: Image) -> list[tuple[str, Path]]:
+    """(path below ``busbar/``, file) of everything of ours that goes into the image, sorted."""
+    found = []
+    for folder in image.folders:
+        root = package_folder(folder)
+        for file in root.rglob("*"):
+            relative = file.relative_to(root)
+            if file.is_file() and "__pycache__" not in relative.parts and file.suffix != ".pyc":
+                found.append((f"{folder}/{relative}", file))
+    return sorted(found)
+
+
+def package_folder(name: str) -> Path:
+    """The folder of ``busbar.<name>``; in a checkout a link leads to it."""
+    import busbar
+
+    for place in busbar.__path__:
+        candidate = Path(place) / name
+        if candidate.is_dir():
+            return candidate.resolve()
+    raise FileNotFoundError(f"the package busbar.{name} is not installed")
+
+
+def image_tag(image: Image) -> str:
+    """Tag of the whole image: its dependencies and our source."""
+    parts: list[str | bytes] = [dependencies_tag(image), repr(sorted(COMMANDS.items()))]
+    for name, file in source_files(image):
+        parts += [name, file.read_bytes()]
+    return _key(*parts)
+
+
+def release_tag() -> str:
+    """One tag for both images, so that the chart needs one."""
+    return _key(*(image_tag(image) for image in IMAGES))
+
+
+def distribution_metadata() -> dict[str, str]:
+    """A minimal ``busbar-…dist-info``, so that the version and entry points are known in the image."""
+    try:
+        version = importlib.metadata.version("busbar")
+        points = importlib.metadata.distribution("busbar").entry_points
+    except importlib.metadata.PackageNotFoundError:
+        version, points = "0", importlib.metadata.EntryPoints()
+    groups: dict[str, list[str]] = {}
+    for point in points:
+        groups.setdefault(point.group, []).append(f"{point.name} = {point.value}")
+    text = "".join(
+        f"[{group}]\n" + "\n".join(sorted(lines)) + "\n\n" for group, lines in sorted(groups.items())
+    )
+    return {
+        f"busbar-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: busbar\nVersion: {version}\n",
+        f"busbar-{version}.dist-info/entry_points.txt": text,
+    }

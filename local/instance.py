@@ -1,0 +1,164 @@
+"""One named cluster on this machine: its folder, its addresses, and whether it runs.
+
+``instance.json`` in the folder holds what was chosen once and must stay (addresses, ports): certificates,
+etcd's content and people's bookmarks carry them.  ``running.json`` says which supervisor runs it now; it is
+believed only while that process lives and has the start time written there, because process ids are reused.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from busbar.local import paths
+from busbar.local.addresses import (
+    GATEWAY_PORT,
+    PORTAL_PORT,
+    Addresses,
+    check_name,
+    choose,
+    choose_port,
+    parse_routes,
+)
+
+DEFAULT_NAME = "busbar"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The lasting facts of one instance."""
+
+    name: str
+    octet: int
+    portal_port: int
+    gateway_port: int
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where it is reached."""
+        return Addresses(self.octet)
+
+    @property
+    def folder(self) -> Path:
+        """Its data folder on the machine."""
+        return folder(self.name)
+
+    @property
+    def node_name(self) -> str:
+        """The real node's name in Kubernetes."""
+        return f"{self.name}-node"
+
+    @property
+    def cgroup(self) -> str:
+        """Its cgroup below the root of every hierarchy."""
+        return f"busbar.{self.name}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.folder / "kubeconfig"
+
+    def save(self) -> None:
+        """Keep it for the next start."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_json(self.folder / "instance.json", asdict(self))
+
+
+def folder(name: str) -> Path:
+    """The data folder of the instance called ``name``."""
+    return paths.data() / name
+
+
+def write_json(file: Path, value: object) -> None:
+    """Write atomically: readers see the old content or the new."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.replace(file)
+
+
+def load(name: str) -> Instance | None:
+    """The instance called ``name`` if it was ever started here."""
+    file = folder(check_name(name)) / "instance.json"
+    if not file.exists():
+        return None
+    return Instance(**json.loads(file.read_text()))
+
+
+def names() -> list[str]:
+    """All instances that have data on this machine."""
+    return sorted(file.parent.name for file in paths.data().glob("*/instance.json"))
+
+
+def load_or_create(name: str) -> Instance:
+    """The instance called ``name``, with free addresses and ports chosen the first time.
+
+    Raises:
+        InstanceError: a bad name, or nothing free.
+    """
+    known = load(name)
+    if known is not None:
+        return known
+    others = [other for other in map(load, names()) if other is not None]
+    taken = [*machine_networks(), *(other.addresses.network for other in others)]
+    ports = [port for other in others for port in (other.portal_port, other.gateway_port)]
+    portal = choose_port(PORTAL_PORT, port_is_free, ports)
+    gateway = choose_port(GATEWAY_PORT, port_is_free, [*ports, portal])
+    made = Instance(name, choose(name, taken).octet, portal, gateway)
+    made.save()
+    return made
+
+
+def machine_networks() -> list[IPv4Network]:
+    """Every IPv4 network the machine has a route to or an address in."""
+    routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all"))
+    links = json.loads(_ip("-j", "-4", "addr", "show"))
+    found = [str(route.get("dst", "")) for route in routes if route.get("type") != "broadcast"]
+    found += [f"{a['local']}/{a['prefixlen']}" for link in links for a in link.get("addr_info", [])]
+    return parse_routes(found)
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], text=True, capture_output=True, check=True).stdout or "[]"
+
+
+def port_is_free(port: int) -> bool:
+    """Whether 127.0.0.1:port can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Running:
+    """A living supervisor: its process id on the machine and when that process started (clock ticks)."""
+
+    pid: int
+    started_ticks: int
+    started_at: str
+
+
+def running(name: str) -> Running | None:
+    """The supervisor that runs the instance now, or none."""
+    file = folder(name) / "running.json"
+    try:
+        told = Running(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return told if start_ticks(told.pid) == told.started_ticks else None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; none if it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])

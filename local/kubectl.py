@@ -1,0 +1,77 @@
+"""The cluster as this package sees it: the real kubectl with one instance's kubeconfig."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from busbar.local.build import binary
+from busbar.local.errors import StartError
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl against one kubeconfig."""
+
+    kubeconfig: Path
+
+    def run(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
+        """Run kubectl; returns its output.
+
+        Raises:
+            StartError: it failed; carries what it said.
+        """
+        command = [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig), *arguments]
+        try:
+            done = subprocess.run(
+                command, input=stdin, text=True, capture_output=True, check=False, timeout=timeout_s
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StartError(
+                f"kubectl {' '.join(arguments)[:120]} did not answer in {timeout_s:g} s"
+            ) from error
+        if done.returncode:
+            raise StartError(f"kubectl {' '.join(arguments)[:120]}: {done.stderr.strip()[-1500:]}")
+        return done.stdout
+
+    def get(self, *arguments: str) -> Object:
+        """``kubectl get … -o json``."""
+        found: Object = json.loads(self.run("get", *arguments, "-o", "json") or "{}")  # --ignore-not-found
+        return found
+
+    def apply(self, objects: Iterable[Object], *, owner: str = "busbar-local") -> None:
+        """Server-side apply; safe to repeat."""
+        items = list(objects)
+        if items:
+            text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+            flags = ("--server-side", "--force-conflicts", f"--field-manager={owner}", "-f", "-")
+            self.run("apply", *flags, stdin=text)
+
+    def answers(self) -> bool:
+        """Whether the API server is ready to serve."""
+        try:
+            return self.run("get", "--raw", "/readyz", timeout_s=5).strip() == "ok"
+        except StartError:
+            return False
+
+
+def wait_for(
+    what: str, condition: Callable[[], bool], timeout_s: float, look: str, pause_s: float = 0.25
+) -> None:
+    """Wait until ``condition`` holds.
+
+    Raises:
+        StartError: not in ``timeout_s``; the message names ``what`` and where to ``look``.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise StartError(f"{what} did not happen within {timeout_s:g} s; see {look}")
+        time.sleep(pause_s)

@@ -1,0 +1,103 @@
+"""Stop an instance and remove what it made on the machine, also when its supervisor is long gone.
+
+Ending the supervisor ends everything inside its namespaces.  What can be left on the machine, and is looked
+for here whatever the state files say: the supervisor itself (after a crash of ``up``), its cgroups, and the
+machine's end of the veth while the kernel still takes the namespaces apart.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from busbar.local import cgroups
+from busbar.local.errors import InstanceError
+from busbar.local.instance import Instance, folder, load, running, start_ticks
+from busbar.local.progress import say, step
+
+STOP_TIMEOUT_S = 60.0
+GONE_TIMEOUT_S = 20.0
+
+
+def down(name: str, *, purge: bool) -> None:
+    """Stop and clean up the instance; with ``purge`` delete its data too.  Harmless when nothing runs.
+
+    Raises:
+        InstanceError: something could not be removed; the message lists it.
+    """
+    instance = load(name)
+    if instance is None:
+        say(f"no instance called {name!r} was started here")
+        return
+    with step(f"stop {name}"):
+        stop(instance)
+        left = sweep(instance)
+    for file in ("running.json", "parts.json", "supervisor.json"):
+        (instance.folder / file).unlink(missing_ok=True)
+    if left:
+        raise InstanceError(f"these could not be removed: {', '.join(left)}")
+    if purge:
+        with step(f"delete the data of {name} in {instance.folder}"):
+            delete_data(instance)
+    else:
+        say(f"data kept in {instance.folder} (`busbar down --name {name} --purge` deletes it)")
+
+
+def stop(instance: Instance) -> None:
+    """End the supervisor: politely first."""
+    found = running(instance.name)
+    if found is not None:
+        for sent, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, GONE_TIMEOUT_S)):
+            with suppress(ProcessLookupError):
+                os.kill(found.pid, sent)
+            deadline = time.monotonic() + patience_s
+            while time.monotonic() < deadline:
+                if start_ticks(found.pid) != found.started_ticks:
+                    return
+                time.sleep(0.05)
+
+
+def sweep(instance: Instance) -> list[str]:
+    """Remove what outlived the supervisor; returns what would not go."""
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while True:
+        for pid in sorted({*strays(instance), *cgroups.members(instance.cgroup)}):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        device = instance.addresses.host_device
+        if Path(f"/sys/class/net/{device}").exists():
+            subprocess.run(["ip", "link", "delete", device], capture_output=True, check=False)
+        left = cgroups.remove(instance.cgroup)
+        left += [device] if Path(f"/sys/class/net/{device}").exists() else []
+        left += [f"process {pid}" for pid in strays(instance)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+def strays(instance: Instance) -> list[int]:
+    """Supervisors of this instance that no state file knows, found by their command line."""
+    marker = f"busbar.local.supervisor\0{instance.folder}\0".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if marker in (entry / "cmdline").read_bytes() and start_ticks(int(entry.name)) is not None:
+                    found.append(int(entry.name))
+    return found
+
+
+def delete_data(instance: Instance) -> None:
+    """Delete the instance's folder.
+
+    Raises:
+        InstanceError: it still runs.
+    """
+    if running(instance.name) is not None:
+        raise InstanceError(f"{instance.name} still runs")
+    shutil.rmtree(folder(instance.name))
