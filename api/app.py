@@ -1,0 +1,131 @@
+"""The two applications: REST and portal for people (:8080), look-ups and usage for the gateway (:8081).
+
+They share one set of services. Errors are answered in one place: JSON below `/api` and on the internal port,
+a page or a redirect to the login everywhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+
+from busbar.api import portal
+from busbar.api.errors import (
+    ApiError,
+    BadRequest,
+    Invalid,
+    NotFound,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    body_of,
+)
+from busbar.api.guard import Guard
+from busbar.api.routes import cluster, health, internal, kinds, people
+from busbar.api.services import Services
+
+BASE = "/api/v1alpha1"
+TITLE = "Busbar"
+DESCRIPTION = (
+    "Training jobs and model services on every GPU you own. Objects are the same as in Kubernetes; every read "
+    'and write is authorised by Kubernetes for the caller. Errors are `{"error": {"code", "message", "field"?}}`.'
+)
+
+log = logging.getLogger(__name__)
+
+
+def public_app(services: Services) -> FastAPI:
+    """REST below `/api/v1alpha1`, the portal at `/`."""
+    app = FastAPI(
+        title=TITLE,
+        version="v1alpha1",
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        separate_input_output_schemas=False,
+        redirect_slashes=False,
+    )
+    app.include_router(health.router())
+    for router in (kinds.router(), cluster.router(), people.router()):
+        app.include_router(router, prefix=BASE)
+    portal.install(app, services)
+    return _finish(app, services)
+
+
+def internal_app(services: Services) -> FastAPI:
+    """What the gateway calls."""
+    app = FastAPI(
+        title=f"{TITLE} internal", version="v1alpha1", docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.include_router(health.router())
+    app.include_router(internal.router())
+    return _finish(app, services)
+
+
+def _finish(app: FastAPI, services: Services) -> FastAPI:
+    app.state.services = services
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(SQLAlchemyError, _on_database_error)
+    app.add_middleware(Guard)
+    return app
+
+
+def answer(request: Request, error: ApiError) -> Response:
+    """The response to an error, for programs or for people."""
+    path = request.url.path
+    if path.startswith(("/api/", "/internal/", "/health", "/ready")) or request.app.title != TITLE:
+        return as_json(error)
+    return portal.error_page(request, error)
+
+
+def as_json(error: ApiError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body_of(error), status_code=error.status, headers=headers)
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return answer(request, error)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first: dict[str, Any] = dict(error.errors()[0])
+    place = [str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path")]
+    field = ".".join(place) or None
+    if first.get("type") == "json_invalid":
+        return answer(request, BadRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', '')}"))
+    return answer(request, Invalid(f"{field or 'the body'}: {first.get('msg', 'not valid')}", field=field))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return answer(request, NotFound(f"{request.url.path} does not exist"))
+    if error.status_code == 413:
+        return answer(request, TooLarge("the body is too large"))
+    response = answer(request, BadRequest(str(error.detail)))
+    response.status_code = error.status_code
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+async def _on_database_error(request: Request, error: Exception) -> Response:
+    log.error("database error at %s: %s", request.url.path, type(error).__name__)
+    return answer(
+        request, Unavailable("the database does not answer; try again in a moment", retry_after_s=2)
+    )

@@ -1,0 +1,96 @@
+"""The audit trail: one row per write, whoever made it and however it ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import delete, select
+
+from busbar.api.clock import Clock, utc_now
+from busbar.api.database import tables
+from busbar.api.database.engine import Database
+from busbar.api.errors import ApiError
+
+MESSAGE_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row."""
+
+    id: int
+    at: datetime
+    subject: str
+    action: str
+    kind: str
+    namespace: str
+    name: str
+    outcome: str
+    message: str
+    source: str
+
+
+class Audit:
+    """The audit table."""
+
+    def __init__(self, database: Database, clock: Clock = utc_now) -> None:
+        self._db = database
+        self._now = clock
+
+    @asynccontextmanager
+    async def write(
+        self, subject: str, action: str, kind: str, *, namespace: str = "", name: str = "", source: str = ""
+    ) -> AsyncIterator[None]:
+        """Record the write in the block: `Done`, or the code of the error that it raised."""
+        try:
+            yield
+        except ApiError as error:
+            await self.note(subject, action, kind, namespace, name, error.code, error.message, source)
+            raise
+        await self.note(subject, action, kind, namespace, name, "Done", "", source)
+
+    async def note(
+        self,
+        subject: str,
+        action: str,
+        kind: str,
+        namespace: str,
+        name: str,
+        outcome: str,
+        message: str,
+        source: str,
+    ) -> None:
+        async with self._db.write() as tx:
+            await tx.execute(
+                tables.audit.insert().values(
+                    at=self._now(),
+                    subject=subject[:253],
+                    action=action,
+                    kind=kind,
+                    namespace=namespace[:253],
+                    name=name[:253],
+                    outcome=outcome,
+                    message=message[:MESSAGE_CHARS],
+                    source=source,
+                )
+            )
+
+    async def page(
+        self, *, before: int | None = None, subject: str | None = None, limit: int = 100
+    ) -> list[Entry]:
+        """Rows, newest first, older than the row `before`."""
+        query = select(tables.audit).order_by(tables.audit.c.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(tables.audit.c.id < before)
+        if subject:
+            query = query.where(tables.audit.c.subject == subject)
+        async with self._db.read() as db:
+            rows = (await db.execute(query)).mappings().all()
+        return [Entry(**row) for row in rows]
+
+    async def prune(self, older_than: datetime) -> None:
+        async with self._db.write() as tx:
+            await tx.execute(delete(tables.audit).where(tables.audit.c.at < older_than))

@@ -1,0 +1,92 @@
+"""Opens the database: SQLite with write-ahead log for one process, PostgreSQL for more.
+
+A session is a short transaction and never spans a network call. SQLite allows one writer, so writes go
+through one lock in this process; on PostgreSQL the lock is not taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Table, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from busbar.api.errors import SettingsError
+
+
+class Database:
+    """A connection pool with `read()` and `write()` transactions."""
+
+    def __init__(self, url: str) -> None:
+        parsed = make_url(url)
+        self.url = url
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
+            raise SettingsError(
+                f"database driver {parsed.drivername!r} is not supported; "
+                "use sqlite+aiosqlite:///path or postgresql+asyncpg://user:password@host/name"
+            )
+        if self.is_sqlite and parsed.database and parsed.database != ":memory:":
+            folder = Path(parsed.database).parent
+            if not folder.is_dir():
+                raise SettingsError(f"database folder {folder} does not exist; mount a volume there")
+        self.engine = make_engine(url)
+        self._writer = asyncio.Lock()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """A connection for queries."""
+        async with self.engine.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction, committed when the block ends without an exception."""
+        if self.is_sqlite:
+            async with self._writer, self.engine.begin() as connection:
+                yield connection
+        else:
+            async with self.engine.begin() as connection:
+                yield connection
+
+    def upsert(self, table: Table) -> Any:
+        """An INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update` on either database."""
+        if self.is_sqlite:
+            from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+            return sqlite_insert(table)
+        from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+
+        return postgresql_insert(table)
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def make_engine(url: str) -> AsyncEngine:
+    """An engine with this project's settings for the URL's database."""
+    if make_url(url).get_backend_name() == "sqlite":
+        # One thread per connection: a small pool keeps memory low and still lets reads pass a write.
+        engine = create_async_engine(url, pool_size=3, max_overflow=2)
+        event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
+        return engine
+    settings = {"server_settings": {"timezone": "UTC", "application_name": "busbar-api"}}
+    return create_async_engine(url, pool_size=5, max_overflow=5, pool_pre_ping=True, connect_args=settings)
+
+
+def _sqlite_pragmas(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+        "busy_timeout=30000",
+        "cache_size=-2000",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

@@ -1,0 +1,171 @@
+"""The tables. Nothing here is ever needed to schedule: losing this database loses people's tokens and history.
+
+subjects      people who logged in or own tokens
+tokens        SHA-256 and prefix of each token; the token itself is shown once and stored nowhere
+sessions      browser sessions (SHA-256 of the cookie), revocable
+audit         one row per write, who did what to which object, and how it ended
+ledger        tokens generated per request; (gateway, seq) makes a repeated delivery harmless
+ledger_cursor how far each gateway's deliveries reach
+jobs          one row per TrainingJob or ModelService that ever was: the totals of its status
+samples       loss and throughput over time, thinned as they grow
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+from busbar.api.database.types import Utc, big_id, json_type
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+subjects = Table(
+    "subjects",
+    metadata,
+    Column("name", String(253), primary_key=True),
+    Column("groups", json_type(), nullable=False),
+    Column("source", String(16), nullable=False),
+    Column("first_seen", Utc(), nullable=False),
+    Column("last_seen", Utc(), nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("subject", String(253), ForeignKey("subjects.name"), nullable=False, index=True),
+    Column("description", String(200), nullable=False),
+    Column("prefix", String(10), nullable=False),
+    Column("sha256", String(64), nullable=False, unique=True),
+    Column("role", String(16), nullable=False),
+    Column("scopes", json_type(), nullable=False),
+    Column("tenant", String(253)),
+    Column("hidden", Boolean, nullable=False),
+    Column("created_at", Utc(), nullable=False),
+    Column("created_by", String(253), nullable=False),
+    Column("expires_at", Utc()),
+    Column("last_used_at", Utc()),
+    Column("revoked_at", Utc()),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("subject", String(253), nullable=False),
+    Column("groups", json_type(), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("scopes", json_type(), nullable=False),
+    Column("tenant", String(253)),
+    Column("token_id", String(32), ForeignKey("tokens.id")),
+    Column("created_at", Utc(), nullable=False),
+    Column("expires_at", Utc(), nullable=False, index=True),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", big_id(), primary_key=True, autoincrement=True),
+    Column("at", Utc(), nullable=False, index=True),
+    Column("subject", String(253), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("namespace", String(253), nullable=False),
+    Column("name", String(253), nullable=False),
+    Column("outcome", String(32), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("source", String(64), nullable=False),
+    Index("ix_audit_subject_id", "subject", "id"),
+)
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("gateway", String(128), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("key_id", String(32), nullable=False),
+    Column("tenant", String(253), nullable=False),
+    Column("namespace", String(253), nullable=False),
+    Column("service", String(253), nullable=False),
+    Column("model", String(253), nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("request_id", String(128), nullable=False),
+    Column("finished_at", Utc(), nullable=False),
+    Column("received_at", Utc(), nullable=False),
+    Index("ix_ledger_tenant_finished_at", "tenant", "finished_at"),
+)
+
+ledger_cursor = Table(
+    "ledger_cursor",
+    metadata,
+    Column("gateway", String(128), primary_key=True),
+    Column("accepted_through", BigInteger, nullable=False),
+    Column("updated_at", Utc(), nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("uid", String(64), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("namespace", String(253), nullable=False),
+    Column("name", String(253), nullable=False),
+    Column("tenant", String(253), nullable=False),
+    Column("requester", String(253), nullable=False),
+    Column("phase", String(32), nullable=False),
+    Column("reason", String(128), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("pool", String(253), nullable=False),
+    Column("mode", String(64), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("preemptions", Integer, nullable=False),
+    Column("restarts", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("lost_steps", BigInteger, nullable=False),
+    Column("lost_seconds", Float, nullable=False),
+    Column("accelerator_seconds", Float, nullable=False),
+    Column("work_units", Float, nullable=False),
+    Column("energy_joules", Float, nullable=False),
+    Column("cost", Float, nullable=False),
+    Column("created_at", Utc(), nullable=False),
+    Column("started_at", Utc()),
+    Column("completed_at", Utc()),
+    Column("deleted_at", Utc()),
+    Column("seen_at", Utc(), nullable=False),
+    Index("ix_jobs_tenant_created_at", "tenant", "created_at"),
+    Index("ix_jobs_namespace_name", "namespace", "name"),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("id", big_id(), primary_key=True, autoincrement=True),
+    Column("uid", String(64), ForeignKey("jobs.uid", ondelete="CASCADE"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("at", Utc(), nullable=False),
+    Column("loss", Float),
+    Column("tokens_per_second", Float),
+    Column("ready_replicas", Integer),
+    Index("ix_samples_uid_id", "uid", "id"),
+)

@@ -1,0 +1,108 @@
+"""Every error a caller of the API can meet.
+
+    ApiError                        code                 HTTP
+     ├─ Invalid                     Invalid              422   a field is wrong; `field` says which
+     ├─ BadRequest                  BadRequest           400   the request itself cannot be read
+     ├─ Unauthenticated             Unauthenticated      401   who is asking is not known
+     ├─ Forbidden                   Forbidden            403   known, and not allowed
+     ├─ NotFound                    NotFound             404   absent, or none of the caller's business
+     ├─ Conflict                    Conflict             409   the object changed, or the name is taken
+     ├─ TooLarge                    TooLarge             413   the body is larger than we read
+     ├─ TooMany                     TooManyRequests      429   wait `retry_after_s`
+     └─ Unavailable                 Unavailable          503   another part (operator, gateway, Kubernetes) is away
+    SettingsError                                              the process cannot start; never sent over HTTP
+
+Codes are frozen: clients and tests match on them. The body is always `{"error": {"code", "message", "field"?}}`.
+A foreign object answers `NotFound`, never `Forbidden`: whether it exists is its tenant's business.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+
+class SettingsError(Exception):
+    """A setting is missing, unknown or unsafe. The message names the variable and says what to do."""
+
+
+class ApiError(Exception):
+    """Base of what the API answers instead of a result."""
+
+    code: ClassVar[str] = "Internal"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+
+class Invalid(ApiError):
+    code = "Invalid"
+    status = 422
+
+
+class BadRequest(ApiError):
+    code = "BadRequest"
+    status = 400
+
+
+class Unauthenticated(ApiError):
+    code = "Unauthenticated"
+    status = 401
+
+
+class Forbidden(ApiError):
+    code = "Forbidden"
+    status = 403
+
+
+class NotFound(ApiError):
+    code = "NotFound"
+    status = 404
+
+
+class Conflict(ApiError):
+    code = "Conflict"
+    status = 409
+
+
+class TooLarge(ApiError):
+    code = "TooLarge"
+    status = 413
+
+
+class TooMany(ApiError):
+    code = "TooManyRequests"
+    status = 429
+
+
+class Unavailable(ApiError):
+    code = "Unavailable"
+    status = 503
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, where, and what to do."""
+
+    code: str
+    message: str
+    field: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+def body_of(error: ApiError) -> dict[str, object]:
+    """The JSON body for an error."""
+    return {
+        "error": ErrorDetail(code=error.code, message=error.message, field=error.field).model_dump(
+            exclude_none=True
+        )
+    }

@@ -1,0 +1,94 @@
+"""What every answer carries, and what every request is held to, before any handler sees it. Pure ASGI.
+
+Strict Content-Security-Policy: only our own files, no inline script or style, no framing, no other origin.
+Bodies are bounded here, whether they announce their length or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from busbar.api.errors import TooLarge, body_of
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 1024 * 1024
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    (b"content-security-policy", CSP.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+)
+
+
+class _BodyTooLarge(Exception):
+    pass
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: App, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._max = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+        read = 0
+
+        async def bounded() -> Message:
+            nonlocal read
+            message = await receive()
+            if message["type"] == "http.request":
+                read += len(message.get("body") or b"")
+                if read > self._max:
+                    raise _BodyTooLarge
+            return message
+
+        async def guarded(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = list(message.get("headers") or [])
+                present = {name for name, _ in headers}
+                headers += [header for header in _HEADERS if header[0] not in present]
+                if b"cache-control" not in present:
+                    headers.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        announced = dict(scope.get("headers") or []).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._max:
+            await self._refuse(guarded)
+            return
+        try:
+            await self._app(scope, bounded, guarded)
+        except _BodyTooLarge:
+            if not started:
+                await self._refuse(guarded)
+
+    async def _refuse(self, send: Send) -> None:
+        error = TooLarge(f"the body is larger than {self._max} bytes")
+        await send(
+            {
+                "type": "http.response.start",
+                "status": error.status,
+                "headers": [(b"content-type", b"application/json")],
+            }
+        )
+        await send({"type": "http.response.body", "body": json.dumps(body_of(error)).encode()})

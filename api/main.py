@@ -1,0 +1,109 @@
+"""`busbar-api`: the entry point of the API process.
+
+    busbar-api [serve]                 REST, portal and internal port, until SIGTERM
+    busbar-api migrate [--to REV]      move the database to a revision ("head" by default, "base" empties it)
+    busbar-api token create --subject NAME [--role admin|user] [--scopes rest,inference] [--tenant T]
+                                       the first login: prints the token, once, on standard output
+
+`serve` migrates first, in a child process: what Alembic needs in memory is gone again before serving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+from busbar.api.errors import ApiError, SettingsError
+from busbar.api.settings import Settings, load
+
+log = logging.getLogger("busbar.api")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong usage."""
+    arguments = _parser().parse_args(argv)
+    try:
+        settings = load(os.environ, needs_secret=arguments.command in (None, "serve"))
+        logging.basicConfig(
+            level=settings.log_level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        )
+        if arguments.command == "migrate":
+            return _migrate(settings, arguments.to)
+        if arguments.command == "token":
+            return asyncio.run(_create_token(settings, arguments))
+        return _serve(settings)
+    except (SettingsError, ApiError, ValueError) as error:
+        print(f"busbar-api: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="busbar-api", description="REST, portal and login of Busbar.")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("serve", help="serve until SIGTERM (the default)")
+    migrate = commands.add_parser("migrate", help="bring the database to the newest schema")
+    migrate.add_argument("--to", default="head", help='a revision, "head" or "base"')
+    token = commands.add_parser("token", help="make tokens without a running API")
+    create = token.add_subparsers(dest="action", required=True).add_parser("create", help="make a token")
+    create.add_argument("--subject", required=True, help="whose; the name that Tenant.spec.members uses")
+    create.add_argument("--role", choices=("admin", "user"), default="user")
+    create.add_argument("--scopes", default="rest,inference", help="comma-separated: rest, inference")
+    create.add_argument("--tenant", help="tenant that inference counts for")
+    create.add_argument("--description", default="made at the command line")
+    create.add_argument("--expires-in-days", type=float)
+    return parser
+
+
+def _migrate(settings: Settings, revision: str) -> int:
+    from busbar.api.database.migrate import migrate
+
+    asyncio.run(migrate(settings.database_url, revision))
+    return 0
+
+
+async def _create_token(settings: Settings, arguments: argparse.Namespace) -> int:
+    from busbar.api.audit import Audit
+    from busbar.api.database.engine import Database
+    from busbar.api.identity import Role, Scope
+    from busbar.api.tokens import Tokens
+
+    scopes = [Scope(name.strip()) for name in arguments.scopes.split(",") if name.strip()]
+    days = arguments.expires_in_days
+    database = Database(settings.database_url)
+    try:
+        async with Audit(database).write(
+            "command-line", "create", "Token", name=arguments.subject, source="command-line"
+        ):
+            text, token = await Tokens(database).create(
+                arguments.subject,
+                created_by="command-line",
+                role=Role(arguments.role),
+                scopes=scopes,
+                tenant=arguments.tenant,
+                description=arguments.description,
+                lifetime=timedelta(days=days) if days else None,
+            )
+    finally:
+        await database.close()
+    print(f"token {token.id} of {token.subject} ({token.role}); it is shown this once:", file=sys.stderr)
+    print(text)
+    return 0
+
+
+def _serve(settings: Settings) -> int:
+    subprocess.run([sys.executable, "-m", "busbar.api.main", "migrate"], check=True)
+    from busbar.api.serve import serve
+
+    asyncio.run(serve(settings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""TrainingJobs and ModelServices, as one service that REST and the portal share.
+
+The API writes with its own service account, so it asks Kubernetes for the caller first, and passes on only
+what a person may say: name, labels, annotations of their own, and the spec.
+
+    create   the object, with the requester stamped on it
+    change   a merge patch of the spec, labels and annotations
+    cancel   `spec.suspend: true`: the job saves its state, gives everything back and keeps its object and
+             output, so that `resume` continues from the checkpoint
+    resume   `spec.suspend: false`
+    delete   the object and its pods go; the output stays unless the object says otherwise
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from busbar.api.audit import Audit
+from busbar.api.authorization import Authorizer, not_found
+from busbar.api.errors import Invalid, NotFound
+from busbar.api.identity import Caller
+from busbar.api.kubernetes import KubeApi, Object, translated
+from busbar.api.projection import REQUESTER
+from busbar.api.store import LAST_APPLIED, Store
+from busbar.kube.client import MERGE
+from busbar.kube.resources import GROUP, MODEL_SERVICES, TRAINING_JOBS, Resource
+
+KINDS: dict[str, Resource] = {r.plural: r for r in (TRAINING_JOBS, MODEL_SERVICES)}
+_META = {"name", "generateName", "labels", "annotations", "namespace"}
+_RESERVED = f"{GROUP}/"
+STRICT = {"fieldValidation": "Strict"}
+"""A misspelt field is refused, as kubectl asks for too, and not silently dropped."""
+
+
+class Objects:
+    """Reads and writes our namespaced kinds for callers."""
+
+    def __init__(self, kube: KubeApi, store: Store, authorizer: Authorizer, audit: Audit) -> None:
+        self._kube = kube
+        self._store = store
+        self._authorizer = authorizer
+        self._audit = audit
+
+    async def listing(self, caller: Caller, resource: Resource, namespace: str | None = None) -> list[Object]:
+        """Objects that the caller may see, newest first."""
+        if namespace is not None:
+            await self._authorizer.require(caller, "list", resource, namespace)
+            found = [o for o in self._store.all(resource) if o["metadata"]["namespace"] == namespace]
+        else:
+            reach = await self._authorizer.reach(caller, resource)
+            found = [o for o in self._store.all(resource) if o["metadata"]["namespace"] in reach]
+        found.sort(
+            key=lambda o: (o["metadata"].get("creationTimestamp") or "", o["metadata"]["name"]), reverse=True
+        )
+        return found
+
+    async def get(self, caller: Caller, resource: Resource, namespace: str, name: str) -> Object:
+        """One object, from the API server."""
+        await self._authorizer.require(caller, "get", resource, namespace, name=name)
+        return await self._read(resource, namespace, name)
+
+    async def create(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Object:
+        """Create what the caller drafted."""
+        name = str((body.get("metadata") or {}).get("name") or "")
+        async with self._audit.write(
+            caller.subject, "create", resource.kind, namespace=namespace, name=name, source=caller.source
+        ):
+            draft = await self.draft(caller, resource, namespace, body)
+            with translated(f"{resource.kind} {namespace}/{name}"):
+                made = await self._kube.call("POST", resource.path(namespace), body=draft, params=STRICT)
+        return self._took(resource, made)
+
+    async def draft(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Object:
+        """The object that would be created: checked, cut down to what people may say, and stamped."""
+        await self._authorizer.require(caller, "create", resource, namespace)
+        kind, version = body.get("kind", resource.kind), body.get("apiVersion", resource.api_version)
+        if kind != resource.kind:
+            raise Invalid(f"kind is {kind!r}, this address takes {resource.kind}", field="kind")
+        if version != resource.api_version:
+            raise Invalid(f"apiVersion is {version!r}, it must be {resource.api_version}", field="apiVersion")
+        if extra := sorted(set(body) - {"apiVersion", "kind", "metadata", "spec", "status"}):
+            raise Invalid(f"unknown field {extra[0]!r}; an object has metadata and spec", field=extra[0])
+        meta = body.get("metadata")
+        if not isinstance(meta, dict) or not (meta.get("name") or meta.get("generateName")):
+            raise Invalid("the object needs a name", field="metadata.name")
+        if unknown := sorted(set(meta) - _META):
+            raise Invalid(f"metadata.{unknown[0]} cannot be set here", field=f"metadata.{unknown[0]}")
+        if meta.get("namespace", namespace) != namespace:
+            raise Invalid(f"metadata.namespace is not {namespace}, the address's", field="metadata.namespace")
+        if not isinstance(body.get("spec"), dict):
+            raise Invalid("the object needs a spec", field="spec")
+        annotations = _own("annotations", meta.get("annotations")) | {REQUESTER: caller.subject}
+        clean: Object = {
+            key: meta[key] for key in ("name", "generateName") if isinstance(meta.get(key), str) and meta[key]
+        }
+        clean |= {"namespace": namespace, "annotations": annotations}
+        if labels := _own("labels", meta.get("labels")):
+            clean["labels"] = labels
+        return {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": clean,
+            "spec": body["spec"],
+        }
+
+    async def dry_run(self, resource: Resource, draft: Object) -> Object:
+        """The object as the API server would store it: schema, defaults, rules and policies applied.
+
+        Raises:
+            Invalid: what a creation would be refused for, with the field.
+        """
+        namespace, name = draft["metadata"]["namespace"], draft["metadata"].get("name", "")
+        with translated(f"{resource.kind} {namespace}/{name}"):
+            return await self._kube.call(
+                "POST", resource.path(namespace), body=draft, params={**STRICT, "dryRun": "All"}
+            )
+
+    async def change(
+        self,
+        caller: Caller,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        patch: Object,
+        action: str = "change",
+    ) -> Object:
+        """Apply a merge patch to the spec and the caller's own labels and annotations."""
+        async with self._audit.write(
+            caller.subject, action, resource.kind, namespace=namespace, name=name, source=caller.source
+        ):
+            await self._authorizer.require(caller, "patch", resource, namespace, name=name)
+            if extra := sorted(set(patch) - {"spec", "metadata", "apiVersion", "kind"}):
+                raise Invalid(f"{extra[0]} cannot be changed here; send spec", field=extra[0])
+            clean: Object = {}
+            if "spec" in patch:
+                if not isinstance(patch["spec"], dict):
+                    raise Invalid("spec must be an object with the fields to change", field="spec")
+                clean["spec"] = patch["spec"]
+            meta = patch.get("metadata") or {}
+            if unknown := sorted(set(meta) - {"labels", "annotations", "resourceVersion"}):
+                raise Invalid(f"metadata.{unknown[0]} cannot be changed", field=f"metadata.{unknown[0]}")
+            changes: Object = {key: _own(key, meta[key]) for key in ("labels", "annotations") if key in meta}
+            if meta.get("resourceVersion"):
+                changes["resourceVersion"] = str(meta["resourceVersion"])
+            if changes:
+                clean["metadata"] = changes
+            if not clean:
+                raise Invalid("nothing to change; send spec or metadata.labels", field="spec")
+            with translated(f"{resource.kind} {namespace}/{name}"):
+                made = await self._kube.call(
+                    "PATCH", resource.path(namespace, name), body=clean, content_type=MERGE, params=STRICT
+                )
+        return self._took(resource, made)
+
+    async def suspend(
+        self, caller: Caller, resource: Resource, namespace: str, name: str, suspended: bool
+    ) -> Object:
+        """Cancel (True) or resume (False)."""
+        action = "cancel" if suspended else "resume"
+        return await self.change(caller, resource, namespace, name, {"spec": {"suspend": suspended}}, action)
+
+    async def scale(self, caller: Caller, namespace: str, name: str, replicas: int | None) -> Object:
+        """Set a ModelService's replica count; None gives it back to the autoscaler."""
+        return await self.change(
+            caller, MODEL_SERVICES, namespace, name, {"spec": {"replicas": replicas}}, "scale"
+        )
+
+    async def delete(self, caller: Caller, resource: Resource, namespace: str, name: str) -> None:
+        """Delete an object; its pods follow."""
+        async with self._audit.write(
+            caller.subject, "delete", resource.kind, namespace=namespace, name=name, source=caller.source
+        ):
+            await self._authorizer.require(caller, "delete", resource, namespace, name=name)
+            with translated(f"{resource.kind} {namespace}/{name}"):
+                await self._kube.delete(resource, name, namespace)
+
+    async def _read(self, resource: Resource, namespace: str, name: str) -> Object:
+        try:
+            with translated(f"{resource.kind} {namespace}/{name}"):
+                return tidy(await self._kube.get(resource, name, namespace))
+        except NotFound as error:
+            raise NotFound(not_found(resource, namespace, name)) from error
+
+    def _took(self, resource: Resource, made: Object) -> Object:
+        self._store.observe(resource, made)
+        return tidy(made)
+
+
+def tidy(obj: Object) -> Object:
+    """An object without what only the API server's own bookkeeping needs."""
+    obj["metadata"].pop("managedFields", None)
+    (obj["metadata"].get("annotations") or {}).pop(LAST_APPLIED, None)
+    return obj
+
+
+def _own(what: str, given: Any) -> Object:
+    """Labels or annotations that people may set: strings, and none of Busbar's own."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise Invalid(f"metadata.{what} must be an object of strings", field=f"metadata.{what}")
+    for key, value in given.items():
+        if key.startswith(_RESERVED):
+            raise Invalid(f"metadata.{what}: {key} is Busbar's own", field=f"metadata.{what}")
+        if value is not None and not isinstance(value, str):
+            raise Invalid(f"metadata.{what}: the value of {key} must be a string", field=f"metadata.{what}")
+    return dict(given)

@@ -1,0 +1,182 @@
+"""What each route needs of its caller. Every route has exactly one of these; a test walks them all.
+
+    Public       anybody (login, probes, static files); says why
+    Known        anybody who proved who they are; the handler filters by what they may see
+    InNamespace  one question to Kubernetes about the namespace in the path
+    AdminOnly    who may change Tenants
+    GatewayOnly  the gateway's service account, on the internal port
+
+Instances are FastAPI dependencies: `caller: Annotated[Caller, Depends(Known())]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+from fastapi import Depends, Request
+from fastapi.security import APIKeyCookie, HTTPBearer
+
+from busbar.api.errors import Forbidden, Unauthenticated
+from busbar.api.identity import Caller, Scope, Source
+from busbar.api.sessions import COOKIE
+from busbar.kube.resources import PODS, Resource
+
+if TYPE_CHECKING:
+    from busbar.api.services import Services
+
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+# Both only describe the schemes in OpenAPI; `authenticate` reads the request itself.
+_BEARER = HTTPBearer(
+    auto_error=False,
+    scheme_name="bearer",
+    description="A busbar token (`bb_…`), or a Kubernetes token for the audience `busbar-api`.",
+)
+_COOKIE = APIKeyCookie(
+    name=COOKIE,
+    auto_error=False,
+    scheme_name="session",
+    description="A browser session; writes also need the X-CSRF-Token header.",
+)
+
+
+def services_of(request: Request) -> Services:
+    """The application's services."""
+    return cast("Services", request.app.state.services)
+
+
+async def authenticate(request: Request) -> Caller:
+    """Who is asking; kept on the request, so that it is found out once.
+
+    Raises:
+        Unauthenticated: nobody we know.
+        Forbidden: a session's write without its CSRF token, or a token without the scope `rest`.
+    """
+    known = getattr(request.state, "caller", None)
+    if isinstance(known, Caller):
+        return known
+    authenticator = services_of(request).authenticator
+    if header := request.headers.get("Authorization"):
+        caller = await authenticator.by_header(header)
+    elif cookie := request.cookies.get(COOKIE):
+        caller = await authenticator.by_cookie(cookie, request.method, await _csrf(request))
+    else:
+        raise Unauthenticated("log in, or send `Authorization: Bearer <token>`")
+    if Scope.REST not in caller.scopes:
+        raise Forbidden("this token is for inference only; make one with the scope rest")
+    request.state.caller = caller
+    return caller
+
+
+async def _csrf(request: Request) -> str | None:
+    if value := request.headers.get(CSRF_HEADER):
+        return value
+    if request.headers.get("content-type", "").startswith(_FORMS):
+        field = (await request.form()).get(CSRF_FIELD)
+        return field if isinstance(field, str) else None
+    return None
+
+
+class Permission:
+    """Base; subclasses are called per request."""
+
+
+class Public(Permission):
+    """Open to anybody."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    async def __call__(self) -> None:
+        return None
+
+
+class Known(Permission):
+    """Open to every caller with the scope `rest`; the handler shows each what they may see."""
+
+    async def __call__(
+        self,
+        request: Request,
+        _bearer: Annotated[object, Depends(_BEARER)] = None,
+        _cookie: Annotated[object, Depends(_COOKIE)] = None,
+    ) -> Caller:
+        return await authenticate(request)
+
+
+class InNamespace(Permission):
+    """Open to who may do `verb` to `resource` in the namespace of the path."""
+
+    def __init__(
+        self, verb: str, resource: Resource, subresource: str = "", of: Resource | None = None
+    ) -> None:
+        self.verb = verb
+        self.resource = resource
+        self.subresource = subresource
+        self.of = of
+
+    async def __call__(
+        self,
+        request: Request,
+        _bearer: Annotated[object, Depends(_BEARER)] = None,
+        _cookie: Annotated[object, Depends(_COOKIE)] = None,
+    ) -> Caller:
+        caller = await authenticate(request)
+        await services_of(request).authorizer.require(
+            caller,
+            self.verb,
+            self.resource,
+            request.path_params["namespace"],
+            subresource=self.subresource,
+            name=request.path_params.get("name", ""),
+            subject_of=self.of,
+        )
+        return caller
+
+
+class AdminOnly(Permission):
+    """Open to who may change Tenants: who decides what others may do."""
+
+    async def __call__(
+        self,
+        request: Request,
+        _bearer: Annotated[object, Depends(_BEARER)] = None,
+        _cookie: Annotated[object, Depends(_COOKIE)] = None,
+    ) -> Caller:
+        caller = await authenticate(request)
+        if not await services_of(request).authorizer.administers(caller):
+            raise Forbidden("this is for admins")
+        return caller
+
+
+class GatewayOnly(Permission):
+    """Open to the gateway's service account."""
+
+    async def __call__(self, request: Request, _bearer: Annotated[object, Depends(_BEARER)] = None) -> Caller:
+        services = services_of(request)
+        header = request.headers.get("Authorization")
+        if not header:
+            raise Unauthenticated("send the service account's token for the audience busbar-api")
+        caller = await services.authenticator.by_header(header)
+        if caller.source is not Source.KUBERNETES or caller.subject != services.settings.gateway_subject:
+            raise Forbidden(f"{caller.subject} is not the gateway")
+        return caller
+
+
+def read_pod_log(resource: Resource) -> InNamespace:
+    """May read the pods' logs of a kind."""
+    return InNamespace("get", PODS, "log", of=resource)
+
+
+__all__ = [
+    "AdminOnly",
+    "GatewayOnly",
+    "InNamespace",
+    "Known",
+    "Permission",
+    "Public",
+    "authenticate",
+    "read_pod_log",
+    "services_of",
+]

@@ -1,0 +1,142 @@
+"""What a job's pods say: logs as a stream, and events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from busbar.api.authorization import Authorizer
+from busbar.api.errors import Conflict, NotFound
+from busbar.api.identity import Caller
+from busbar.api.kubernetes import KubeApi, Object, translated
+from busbar.api.objects import Objects
+from busbar.kube.resources import EVENTS, GROUP, PODS, Resource
+
+MAX_EVENTS = 200
+
+
+class Pods:
+    """Logs and events, for callers."""
+
+    def __init__(self, kube: KubeApi, objects: Objects, authorizer: Authorizer) -> None:
+        self._kube = kube
+        self._objects = objects
+        self._authorizer = authorizer
+
+    async def logs(
+        self,
+        caller: Caller,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        rank: int = 0,
+        follow: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The log of one rank of the newest (or the given) attempt.
+
+        Raises:
+            NotFound: no such object, or it has no pod of that rank.
+            Conflict: the pod has not started yet.
+        """
+        await self._authorizer.require(
+            caller, "get", PODS, namespace, subresource="log", name=name, subject_of=resource
+        )
+        await self._objects.get(caller, resource, namespace, name)
+        pod = await self._pod(resource, namespace, name, rank, attempt)
+        params = {"follow": "true" if follow else "false"}
+        if tail is not None:
+            params["tailLines"] = str(tail)
+        if (pod.get("status") or {}).get("phase") == "Pending":
+            raise Conflict(f"pod {pod['metadata']['name']} has not started yet; its log begins when it does")
+        stream = self._kube.log(namespace, pod["metadata"]["name"], params=params)
+        with translated(f"log of {pod['metadata']['name']}"):
+            try:
+                first = await anext(stream)
+            except StopAsyncIteration:
+                first = b""
+        return _chain(first, stream)
+
+    async def ranks(self, caller: Caller, resource: Resource, namespace: str, name: str) -> list[Object]:
+        """Pods of an object, newest attempt first: name, rank, attempt, phase, restarts."""
+        await self._authorizer.require(caller, "get", resource, namespace, name=name)
+        pods = await self._all(resource, namespace, name)
+        return [
+            {
+                "name": pod["metadata"]["name"],
+                "rank": _number(pod, "rank"),
+                "attempt": _number(pod, "attempt"),
+                "phase": (pod.get("status") or {}).get("phase", "Unknown"),
+                "node": (pod.get("spec") or {}).get("nodeName", ""),
+            }
+            for pod in pods
+        ]
+
+    async def events(self, caller: Caller, resource: Resource, namespace: str, name: str) -> list[Object]:
+        """Events of the object and of its pods, newest first."""
+        await self._authorizer.require(caller, "list", EVENTS, namespace, name=name, subject_of=resource)
+        await self._objects.get(caller, resource, namespace, name)
+        with translated(f"events of {namespace}/{name}"):
+            own, _ = await self._kube.list(
+                EVENTS,
+                namespace,
+                field_selector=f"involvedObject.kind={resource.kind},involvedObject.name={name}",
+            )
+        pods = {pod["metadata"]["name"] for pod in await self._all(resource, namespace, name)}
+        for pod in sorted(pods)[:16]:
+            with translated(f"events of {namespace}/{name}"):
+                more, _ = await self._kube.list(
+                    EVENTS, namespace, field_selector=f"involvedObject.kind=Pod,involvedObject.name={pod}"
+                )
+            own += more
+        rows = [_event(event) for event in own]
+        rows.sort(key=lambda row: str(row["lastSeen"] or ""), reverse=True)
+        return rows[:MAX_EVENTS]
+
+    async def _all(self, resource: Resource, namespace: str, name: str) -> list[Object]:
+        selector = f"{GROUP}/job={name},{GROUP}/kind={resource.kind.lower()}"
+        with translated(f"pods of {namespace}/{name}"):
+            pods, _ = await self._kube.list(PODS, namespace, label_selector=selector)
+        pods.sort(key=lambda pod: (-_number(pod, "attempt"), _number(pod, "rank")))
+        return pods
+
+    async def _pod(
+        self, resource: Resource, namespace: str, name: str, rank: int, attempt: int | None
+    ) -> Object:
+        pods = await self._all(resource, namespace, name)
+        for pod in pods:
+            if _number(pod, "rank") == rank and attempt in (None, _number(pod, "attempt")):
+                return pod
+        if not pods:
+            raise NotFound(f"{resource.kind} {namespace}/{name} has no pods yet, so there is no log")
+        raise NotFound(f"{resource.kind} {namespace}/{name} has no pod of rank {rank}")
+
+
+async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for chunk in rest:
+        yield chunk
+
+
+def _number(pod: Object, label: str) -> int:
+    try:
+        return int((pod["metadata"].get("labels") or {}).get(f"{GROUP}/{label}", 0))
+    except ValueError:
+        return 0
+
+
+def _event(event: Object) -> dict[str, Any]:
+    return {
+        "type": event.get("type", "Normal"),
+        "reason": event.get("reason", ""),
+        "message": event.get("message", ""),
+        "object": f"{(event.get('involvedObject') or {}).get('kind', '')}/{(event.get('involvedObject') or {}).get('name', '')}",
+        "count": event.get("count") or (event.get("series") or {}).get("count") or 1,
+        "lastSeen": event.get("lastTimestamp")
+        or (event.get("series") or {}).get("lastObservedTime")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp"),
+    }

@@ -1,0 +1,96 @@
+"""From an object's status to the row and the sample that history keeps of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from busbar.api.clock import parse_time
+from busbar.api.kubernetes import Object
+
+REQUESTER = "busbar.dev/requester"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One point of a job's curves."""
+
+    attempt: int
+    step: int
+    loss: float | None
+    tokens_per_second: float | None
+    ready_replicas: int | None
+
+
+def row_of(obj: Object, tenant: str, now: datetime) -> dict[str, Any]:
+    """The columns of `jobs` for an object: the totals of its status, never our own sums. A status that was
+    written while we were away is simply the newer truth."""
+    meta, status = obj["metadata"], obj.get("status") or {}
+    admission, progress = status.get("admission") or {}, status.get("progress") or {}
+    usage, lost = status.get("usage") or {}, status.get("lostWork") or {}
+    pools = status.get("pools") or []
+    return {
+        "uid": meta["uid"],
+        "kind": obj["kind"],
+        "namespace": meta["namespace"],
+        "name": meta["name"],
+        "tenant": tenant,
+        "requester": (meta.get("annotations") or {}).get(REQUESTER, ""),
+        "phase": str(status.get("phase") or "Pending"),
+        "reason": str(status.get("reason") or ""),
+        "message": str(status.get("message") or ""),
+        "pool": str(admission.get("pool") or (pools[0].get("pool") if pools else "") or ""),
+        "mode": str(admission.get("mode") or ""),
+        "attempt": _int(status.get("attempt")),
+        "preemptions": _int(status.get("preemptions")),
+        "restarts": _int(status.get("restarts")),
+        "step": _int(progress.get("step")),
+        "lost_steps": _int(lost.get("steps")),
+        "lost_seconds": _float(lost.get("seconds")),
+        "accelerator_seconds": _float(usage.get("acceleratorSeconds")),
+        "work_units": _float(usage.get("workUnits")),
+        "energy_joules": _float(usage.get("energyJoules")),
+        "cost": _float(usage.get("cost")),
+        "created_at": parse_time(meta.get("creationTimestamp")) or now,
+        "started_at": parse_time(status.get("startTime")),
+        "completed_at": parse_time(status.get("completionTime")),
+        "deleted_at": None,
+        "seen_at": now,
+    }
+
+
+def sample_of(obj: Object) -> Sample | None:
+    """The point that an object's status adds to its curves; None when it says nothing measurable."""
+    status = obj.get("status") or {}
+    progress = status.get("progress") or {}
+    if obj["kind"] == "ModelService":
+        if status.get("readyReplicas") is None:
+            return None
+        return Sample(0, 0, None, None, _int(status.get("readyReplicas")))
+    if not progress.get("step"):
+        return None
+    return Sample(
+        attempt=_int(status.get("attempt")),
+        step=_int(progress.get("step")),
+        loss=_optional(progress.get("loss")),
+        tokens_per_second=_optional(progress.get("tokensPerSecond")),
+        ready_replicas=None,
+    )
+
+
+def _optional(value: object) -> float | None:
+    """A number, also when the schema carries it as a string; not a number becomes None."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if number == number and abs(number) != float("inf") else None
+
+
+def _float(value: object) -> float:
+    return _optional(value) or 0.0
+
+
+def _int(value: object) -> int:
+    return int(_optional(value) or 0)

@@ -1,0 +1,41 @@
+"""Probes and numbers, on both ports."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import PlainTextResponse
+
+from busbar.api.errors import Unavailable
+from busbar.api.permissions import Public, services_of
+from busbar.api.routes.schemas import errors
+
+Probe = Annotated[None, Depends(Public("probes carry no credentials and learn nothing"))]
+
+
+def router() -> APIRouter:
+    routes = APIRouter(tags=["Health"])
+
+    @routes.get(
+        "/health",
+        operation_id="health",
+        summary="Whether the process answers",
+        response_class=PlainTextResponse,
+    )
+    async def health(_: Probe) -> PlainTextResponse:
+        return PlainTextResponse("ok\n")
+
+    @routes.get(
+        "/ready",
+        operation_id="ready",
+        summary="Whether the first lists are complete",
+        response_class=PlainTextResponse,
+        responses=errors(503),
+    )
+    async def ready(request: Request, _: Probe) -> PlainTextResponse:
+        if not services_of(request).store.ready:
+            raise Unavailable("waiting for the first lists from Kubernetes", retry_after_s=2)
+        return PlainTextResponse("ok\n")
+
+    return routes
