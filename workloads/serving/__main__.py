@@ -1,0 +1,41 @@
+"""`python -m busbar.workloads.serving`: in a pod, told everything by its environment.
+
+Without BUSBAR_SPEC it is `busbar serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from busbar.kube.contracts.workload import TERMINATION_LOG, Env
+from busbar.workloads.serving.errors import ServingError
+from busbar.workloads.serving.settings import from_environment
+
+log = logging.getLogger("busbar.workloads.serving")
+
+
+def main() -> int:
+    """The exit code of a pod's engine."""
+    try:
+        settings = from_environment(os.environ)  # before torch, which takes seconds to import
+        from busbar.workloads.serving import process
+
+        process.set_up_logs(as_json=True)
+        return asyncio.run(process.run(settings, lambda loaded: log.info("ready: %s", settings.model_id)))
+    except ServingError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        from busbar.workloads.serving.process import write_termination_message
+
+        write_termination_message(TERMINATION_LOG, f"{error.code}: {error}")
+        return error.exit_status
+
+
+if __name__ == "__main__":
+    if Env.SPEC in os.environ:
+        sys.exit(main())
+    from busbar.workloads.serving.command import serve
+
+    serve(prog_name="busbar serve")

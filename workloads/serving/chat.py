@@ -1,0 +1,86 @@
+"""Chat messages to a prompt, by the model's own Jinja template or a plain default.
+
+Templates come with the model folder and are run in Jinja's immutable sandbox with the names that
+transformers gives them. A model without a template gets `PLAIN`, which any text model can follow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
+
+PLAIN = (
+    "{%- for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{%- if add_generation_prompt %}assistant:{% endif %}"
+)
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """Renders messages; `is_default` says that the model brought none."""
+
+    def __init__(self, source: str | None, special: Mapping[str, str]) -> None:
+        self.is_default = source is None
+        self._special = dict(special)
+        try:
+            self._template = _environment().from_string(PLAIN if source is None else source)
+        except TemplateError as error:
+            raise ModelCorrupt(f"the model's chat template is not valid Jinja: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **extra: object) -> str:
+        """The prompt, ending where the assistant is to go on."""
+        template: Template = self._template
+        try:
+            return template.render(messages=messages, add_generation_prompt=True, **self._special, **extra)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise BadRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def load_chat_template(folder: Path) -> ChatTemplate:
+    """From chat_template.jinja, or tokenizer_config.json's `chat_template`, or the default."""
+    config: dict[str, Any] = {}
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        try:
+            config = json.loads(path.read_text())
+        except ValueError as error:
+            raise ModelCorrupt(f"{path} is not JSON: {error}") from error
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        source = file.read_text()
+    special = {name: _content(config[name]) for name in SPECIAL if config.get(name) is not None}
+    return ChatTemplate(source if isinstance(source, str) else None, special)
+
+
+def _content(token: object) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    def refuse(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def to_json(value: object, indent: int | None = None, **_: object) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

@@ -1,0 +1,156 @@
+"""`busbar serve DIR`: the engine on this machine, without Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from busbar.workloads.serving.loader import Loaded
+
+EXAMPLES = """
+\b
+Examples:
+  busbar serve ./model
+  busbar serve ./model --port 8001 --model-id my-model
+  busbar serve ./model --kv-memory 2Gi --max-model-len 4096 --max-running 16
+  BUSBAR_TOKEN=secret busbar serve ./model --host 0.0.0.0
+\b
+Then:
+  curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
+    -d '{"model": "model", "prompt": "def ", "max_tokens": 32}'
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--model-id", help="Name clients ask for.  [default: the folder's name]")
+@click.option(
+    "--kv-memory", help="Memory for the KV cache, as 256Mi or 2Gi.  [default: 256Mi; GPU: 85 % of free]"
+)
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(1),
+    help="Longest prompt plus output in tokens.  [default: the model's]",
+)
+@click.option(
+    "--max-running", type=click.IntRange(1), default=64, show_default=True, help="Requests computed together."
+)
+@click.option(
+    "--max-batched-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Tokens per step; longer prompts are split.",
+)
+@click.option(
+    "--block-tokens", type=int, default=64, show_default=True, help="Tokens per KV block (a power of two)."
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help="Requests that may wait; more get 503.",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="How long running requests may go on after SIGTERM.",
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Of the weights. auto: float32 on a CPU, the checkpoint's on a GPU.",
+)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all this process may use]")
+@click.option(
+    "--token",
+    envvar="BUSBAR_TOKEN",
+    help="Bearer that clients must send (or BUSBAR_TOKEN).  [default: none, open]",
+)
+def serve(
+    directory: Path,
+    port: int,
+    host: str,
+    model_id: str | None,
+    kv_memory: str | None,
+    max_model_len: int | None,
+    max_running: int,
+    max_batched_tokens: int,
+    block_tokens: int,
+    max_waiting: int,
+    drain_seconds: float,
+    device: str,
+    dtype: str,
+    threads: int | None,
+    token: str | None,
+) -> None:
+    """Serve the model in DIR over the OpenAI API.
+
+    DIR holds what transformers' save_pretrained writes: config.json, *.safetensors, tokenizer.json.
+    Llama, Mistral, Qwen2 and Qwen3 models are served, on a CPU or a GPU. Ctrl-C drains and stops.
+    """
+    from busbar.workloads.serving.errors import ServingError
+    from busbar.workloads.serving.settings import EngineSettings, ServerSettings, parse_bytes
+
+    try:
+        settings = ServerSettings(
+            engine=EngineSettings(
+                model_dir=directory,
+                kv_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),
+                max_model_len=max_model_len,
+                max_running=max_running,
+                max_batched_tokens=max_batched_tokens,
+                block_tokens=block_tokens,
+                device=device,
+                dtype=dtype,
+                threads=threads,
+            ),
+            model_id=model_id or directory.resolve().name,
+            host=host,
+            port=port,
+            token=token,
+            drain_s=drain_seconds,
+            max_waiting=max_waiting,
+        )
+        from busbar.workloads.serving import process
+
+        process.set_up_logs(as_json=False)
+        if token is None and host not in ("127.0.0.1", "::1", "localhost"):
+            click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
+        sys.exit(asyncio.run(process.run(settings, lambda loaded: _announce(settings, loaded))))
+    except ServingError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_status)
+
+
+def _announce(settings: object, loaded: Loaded) -> None:
+    from busbar.workloads.serving.settings import ServerSettings
+
+    assert isinstance(settings, ServerSettings)
+    core = loaded.core
+    pool = core.scheduler.pool
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    click.echo(
+        f"Serving {settings.model_id!r} at http://{host}:{settings.port}/v1 "
+        f"({loaded.arch.family}, {loaded.arch.parameter_count / 1e6:.1f} M parameters, {loaded.device.type})\n"
+        f"  KV cache: {pool.total} blocks of {core.runner.cache.shape.block_tokens} tokens, "
+        f"{loaded.kv_bytes / 2**20:.0f} MiB; context up to {core.max_model_len} tokens\n"
+        f"  attention: {loaded.attention}; greedy output independent of the batch: "
+        f"{'yes' if loaded.batch_invariant else 'no, on this machine'}; loaded in {loaded.load_s:.1f} s",
+        err=True,
+    )

@@ -1,0 +1,183 @@
+"""The engine's thread, and the bridge between it and the server's event loop.
+
+Loop → thread: commands (submit, cancel) through one queue, drained between steps. Thread → loop: all
+deltas of a step in one `call_soon_threadsafe`, so the server stays responsive at any token rate. The
+thread sleeps when nothing runs. If a step raises, every open stream ends with an error and the engine
+is `Failed`: the process exits and is started again, rather than serving from an unknown state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.errors import EngineFailed, Overloaded, ServingError
+from busbar.workloads.serving.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from busbar.workloads.serving.loader import Loaded
+
+log = logging.getLogger(__name__)
+
+
+class EngineState(StrEnum):
+    LOADING = "Loading"
+    READY = "Ready"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class Stream:
+    """One request's deltas, as the event loop sees them."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+
+    def put(self, delta: Delta) -> None:
+        self._deltas.put_nowait(delta)
+
+    async def next(self) -> Delta:
+        return await self._deltas.get()
+
+
+class Engine:
+    """Loads a model in its own thread and runs it there. All public methods are for the loop."""
+
+    def __init__(
+        self,
+        load: Callable[[], Loaded],
+        loop: asyncio.AbstractEventLoop,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = EngineState.LOADING
+        self.loaded: Loaded | None = None
+        self.failure: BaseException | None = None
+        self._load = load
+        self._loop = loop
+        self._on_change = on_change
+        self._clock = clock
+        self._streams: dict[str, Stream] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, wait_s: float = 10.0) -> None:
+        """Ends the thread after the step that runs. Open streams end with an error."""
+        self._stopping.set()
+        self._inbox.put(lambda: None)
+        self._thread.join(wait_s)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    @property
+    def running(self) -> int:
+        return len(self.loaded.core.scheduler.running) if self.loaded else 0
+
+    @property
+    def waiting(self) -> int:
+        return max(0, len(self._streams) - self.running)
+
+    def open(self, request_id: str, prompt: list[int], params: SamplingParams) -> Stream:
+        """Hands a request to the thread. It has passed `EngineCore.admissible`."""
+        if self.state is not EngineState.READY or self.loaded is None:
+            raise self.unavailable()
+        if request_id in self._streams:
+            raise ValueError(f"request id {request_id} is in use")
+        core, arrived = self.loaded.core, self._clock()
+        stream = self._streams[request_id] = Stream(request_id)
+        self._inbox.put(lambda: core.submit(request_id, prompt, params, arrived))
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """The reader is gone: drops the request if it still runs. Harmless otherwise."""
+        if self._streams.pop(stream.request_id, None) is not None and self.loaded is not None:
+            core = self.loaded.core
+
+            def cancel() -> None:
+                core.cancel(stream.request_id)
+
+            self._inbox.put(cancel)
+
+    def cut(self, reason: str) -> None:
+        """Ends every open stream with an error (the drain's time is over)."""
+        if self.loaded is not None:
+            core = self.loaded.core
+            self._inbox.put(lambda: self._fail_streams(core.abandon(), reason))
+
+    def unavailable(self) -> Overloaded | EngineFailed:
+        """Why a request cannot be taken now."""
+        if self.state is EngineState.LOADING:
+            return Overloaded("the model is still loading; try again shortly", retry_after_s=2)
+        return EngineFailed(f"the engine is {self.state.value.lower()}; the server is going down")
+
+    # -- in the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.loaded = self._load()
+            self._become(EngineState.READY)
+            self._serve(self.loaded)
+            self._become(EngineState.STOPPED)
+        except BaseException as error:
+            self.failure = error
+            if not isinstance(error, ServingError):
+                log.exception("the engine failed")
+            self._become(EngineState.FAILED)
+            if self.loaded is not None:
+                ids = self.loaded.core.abandon()
+                self._fail_streams(ids, "the engine failed; the request may be sent again")
+
+    def _serve(self, loaded: Loaded) -> None:
+        core = loaded.core
+        while not self._stopping.is_set():
+            if core.idle:
+                self._inbox.get()()
+            while True:
+                try:
+                    command = self._inbox.get_nowait()
+                except queue.Empty:
+                    break
+                command()
+            if not core.idle:
+                deltas = core.step()
+                if deltas:
+                    self._to_loop(partial(self._dispatch, deltas))
+        self._fail_streams(core.abandon(), "the server is shutting down")
+
+    def _become(self, state: EngineState) -> None:
+        self.state = state
+        self._to_loop(self._on_change)
+
+    def _fail_streams(self, ids: list[str], reason: str) -> None:
+        deltas = [Delta(i, "", finish="error", error=reason) for i in ids]
+        self._to_loop(partial(self._dispatch, deltas))
+
+    def _to_loop(self, call: Callable[[], None]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+    # -- in the loop --------------------------------------------------------------------------
+
+    def _dispatch(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is None:
+                continue  # its reader has left
+            stream.put(delta)
+            if delta.finish is not None:
+                del self._streams[delta.request_id]

@@ -1,0 +1,161 @@
+"""From a model folder to a ready `EngineCore`: read, check, probe, size the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from busbar.workloads.serving.architecture import Architecture, read_architecture
+from busbar.workloads.serving.attention import padded_columns
+from busbar.workloads.serving.blocks import BlockPool
+from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
+from busbar.workloads.serving.core import EngineCore
+from busbar.workloads.serving.errors import MemoryTooSmall, ModelCorrupt, SettingsError
+from busbar.workloads.serving.kvcache import KvCache, KvShape
+from busbar.workloads.serving.metrics import Metrics
+from busbar.workloads.serving.model import Decoder
+from busbar.workloads.serving.probe import Trial, batch_invariant, choose_backend
+from busbar.workloads.serving.runner import Runner
+from busbar.workloads.serving.scheduler import Limits, Scheduler
+from busbar.workloads.serving.settings import EngineSettings, usable_processors
+from busbar.workloads.serving.text import load_tokenizer
+from busbar.workloads.serving.weights import Weights, load_weights
+
+CPU_KV_BYTES = 256 * 2**20
+GPU_KV_SHARE = 0.85
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A served model and what its start found out."""
+
+    core: EngineCore
+    arch: Architecture
+    template: ChatTemplate
+    device: torch.device
+    dtype: torch.dtype
+    weight_bytes: int
+    kv_bytes: int
+    trials: tuple[Trial, ...]
+    attention: str
+    batch_invariant: bool
+    load_s: float
+
+
+def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = time.monotonic) -> Loaded:
+    """Everything a start needs; errors say which file or flag to change."""
+    began = time.monotonic()
+    arch = read_architecture(settings.model_dir)
+    tokenizer = load_tokenizer(settings.model_dir)
+    if tokenizer.get_vocab_size() > arch.vocab_size:
+        raise ModelCorrupt(
+            f"{settings.model_dir}: tokenizer.json has {tokenizer.get_vocab_size()} tokens, the model's "
+            f"embedding only {arch.vocab_size}; they do not belong together"
+        )
+    template = load_chat_template(settings.model_dir)
+    device = choose_device(settings.device)
+    weight_dtype, kv_dtype = choose_dtypes(settings.dtype, arch.dtype, device)
+    torch.set_num_threads(settings.threads or usable_processors())
+    weights = load_weights(settings.model_dir, arch, device, weight_dtype)
+    core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
+    return Loaded(
+        core=core,
+        arch=arch,
+        template=template,
+        device=device,
+        dtype=weight_dtype,
+        weight_bytes=weights.bytes,
+        kv_bytes=core.runner.cache.bytes,
+        trials=tuple(trials),
+        attention=core.runner.decoder.attention.name,
+        batch_invariant=invariant,
+        load_s=time.monotonic() - began,
+    )
+
+
+def assemble(
+    settings: EngineSettings,
+    arch: Architecture,
+    weights: Weights,
+    kv_dtype: torch.dtype,
+    tokenizer: Tokenizer,
+    model_id: str,
+    clock: Callable[[], float],
+) -> tuple[EngineCore, list[Trial], bool]:
+    """The engine around weights that are in memory already."""
+    device = weights.embedding.device
+    shape = KvShape.of(arch, settings.block_tokens, kv_dtype)
+    wanted = context_limit(settings, arch)
+    blocks = block_count(settings, shape, wanted, kv_budget(settings.kv_bytes, device))
+    max_model_len = min(wanted, blocks * settings.block_tokens)
+    attention, trials = choose_backend(shape, arch.heads, device)
+    decoder = Decoder(arch, weights, attention, wanted)
+    invariant = batch_invariant(decoder, shape, device, wanted)
+    limits = Limits(settings.block_tokens, settings.max_batched_tokens, settings.max_running)
+    metrics = Metrics(model_id, max_model_len)
+    metrics.cache_config(settings.block_tokens, blocks)
+    core = EngineCore(
+        Scheduler(BlockPool(blocks), limits),
+        Runner(decoder, KvCache(shape, blocks, device)),
+        tokenizer,
+        arch.eos,
+        metrics,
+        max_model_len,
+        clock,
+    )
+    return core, trials, invariant
+
+
+def choose_device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("device cuda was asked for, but torch sees no CUDA device here")
+    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def choose_dtypes(wanted: str, checkpoint: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
+    """(weights, KV cache). On a CPU the cache is float32 always: bf16 attention is slow there."""
+    if checkpoint not in DTYPES:
+        raise ModelCorrupt(f"config.json: dtype {checkpoint!r} is none of {', '.join(DTYPES)}")
+    if device.type == "cpu":
+        return DTYPES["float32" if wanted == "auto" else wanted], torch.float32
+    weights = DTYPES[checkpoint if wanted == "auto" else wanted]
+    return weights, weights
+
+
+def context_limit(settings: EngineSettings, arch: Architecture) -> int:
+    """The longest context asked for, at most what the model is right for."""
+    if settings.max_model_len is not None and settings.max_model_len > arch.max_positions:
+        raise SettingsError(
+            f"a context of {settings.max_model_len} tokens was asked for; the model in "
+            f"{settings.model_dir} is made for {arch.max_positions}"
+        )
+    return settings.max_model_len or arch.max_positions
+
+
+def kv_budget(asked: int | None, device: torch.device) -> int:
+    if asked is not None:
+        return asked
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * GPU_KV_SHARE)
+    return CPU_KV_BYTES
+
+
+def block_count(settings: EngineSettings, shape: KvShape, max_len: int, budget: int) -> int:
+    """Usable blocks within `budget` bytes (one more is scratch), no more than could ever be used."""
+    blocks = budget // shape.block_bytes - 1
+    if blocks < 1:
+        raise MemoryTooSmall(
+            f"{budget} bytes for the KV cache hold no block: one block of {shape.block_tokens} tokens "
+            f"takes {shape.block_bytes} bytes and two are the least (one is scratch); give at least "
+            f"{2 * shape.block_bytes} (--kv-memory, or kvCacheMemory of the ModelService)"
+        )
+    most = settings.max_running * padded_columns(-(-max_len // shape.block_tokens), shape.block_tokens)
+    return min(blocks, most)

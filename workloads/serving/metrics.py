@@ -1,0 +1,131 @@
+"""Prometheus metrics under vLLM's names, labels and buckets (a frozen surface), and a few of ours.
+
+Pickers, dashboards and autoscaling rules made for vLLM then work on this engine unchanged. All
+updates come from the engine thread; a scrape may come from any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+TTFT_S: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
+TTFT_S += (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+ITL_S: tuple[float, ...] = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
+ITL_S += (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+LATENCY_S: tuple[float, ...] = (
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+)
+LATENCY_S += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LABELS = ("model_name", "engine")
+
+
+def one_two_five(limit: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50 … up to `limit`: buckets for token counts."""
+    buckets: list[int] = []
+    scale = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * scale > limit:
+                return buckets or [1]
+            buckets.append(step * scale)
+        scale *= 10
+
+
+class Metrics:
+    """One engine's metrics, in a registry of their own."""
+
+    def __init__(self, model_id: str, max_model_len: int) -> None:
+        self.registry = CollectorRegistry()
+        self._values = (model_id, "0")
+        self._model_len = max_model_len
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, LABELS, registry=self.registry).labels(*self._values)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, LABELS, registry=self.registry).labels(*self._values)
+
+        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
+            made = Histogram(name, text, LABELS, registry=self.registry, buckets=tuple(buckets))
+            return made.labels(*self._values)
+
+        self.running = gauge("vllm:num_requests_running", "Requests in the batch.")
+        self.waiting = gauge("vllm:num_requests_waiting", "Requests waiting for a place in the batch.")
+        self.kv_usage = gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.")
+        self.kv_usage_old = gauge("vllm:gpu_cache_usage_perc", "Older name of kv_cache_usage_perc.")
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens processed.")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
+        self.preemptions = counter("vllm:num_preemptions", "Times a request lost its KV blocks.")
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests ended, by reason.",
+            (*LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._rejections = Counter(
+            "vllm:admission_rejections",
+            "Requests refused at the door, by reason.",
+            (*LABELS, "reason"),
+            registry=self.registry,
+        )
+        for reason in ("stop", "length", "abort"):
+            self._success.labels(*self._values, reason)
+        self.ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_S)
+        self.itl = histogram("vllm:inter_token_latency_seconds", "Between two tokens.", ITL_S)
+        self.tpot = histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", ITL_S
+        )
+        self.e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", LATENCY_S)
+        self.queue_time = histogram("vllm:request_queue_time_seconds", "Arrival to first step.", LATENCY_S)
+        self.prefill_time = histogram(
+            "vllm:request_prefill_time_seconds", "First step to first token.", LATENCY_S
+        )
+        self.decode_time = histogram(
+            "vllm:request_decode_time_seconds", "First token to last token.", LATENCY_S
+        )
+        self.inference_time = histogram(
+            "vllm:request_inference_time_seconds", "First step to last token.", LATENCY_S
+        )
+        self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens in one step.", STEP_TOKENS)
+        lengths = one_two_five(max_model_len)
+        self.request_prompt = histogram("vllm:request_prompt_tokens", "Prompt length.", lengths)
+        self.request_generation = histogram("vllm:request_generation_tokens", "Output length.", lengths)
+        self.params_n = histogram("vllm:request_params_n", "Requested n.", (1, 2, 5, 10, 20))
+        self.params_max_tokens = histogram("vllm:request_params_max_tokens", "Requested max_tokens.", lengths)
+
+    def cache_config(self, block_tokens: int, blocks: int) -> None:
+        """The constant gauge that endpoint pickers read block sizes from."""
+        info = Gauge(
+            "vllm:cache_config_info",
+            "The KV cache's layout.",
+            (*LABELS, "block_size", "num_gpu_blocks"),
+            registry=self.registry,
+        )
+        info.labels(*self._values, str(block_tokens), str(blocks)).set(1)
+
+    def finished(self, reason: str) -> None:
+        self._success.labels(*self._values, reason).inc()
+
+    def rejected(self, reason: str) -> None:
+        self._rejections.labels(*self._values, reason).inc()
+
+    def render(self) -> bytes:
+        """The text exposition of everything."""
+        return generate_latest(self.registry)

@@ -1,0 +1,103 @@
+"""The decoder's forward pass over a ragged batch of tokens from many sequences.
+
+One row per token. Everything but attention treats rows alike, in one product per matrix; attention
+goes span by span through the paged cache. The last rows are padding (see `runner`): they keep the
+number of rows at or above what makes the library's products independent of the batch, and they take
+the scalar tail of vectorised element-wise loops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from busbar.workloads.serving.architecture import Architecture
+from busbar.workloads.serving.attention import AttentionBackend, Span
+from busbar.workloads.serving.kvcache import KvCache
+from busbar.workloads.serving.rope import rope_tables
+from busbar.workloads.serving.weights import Layer, Weights
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step computes."""
+
+    tokens: torch.Tensor
+    """[rows] int64, padding rows last."""
+    positions: torch.Tensor
+    """[rows] int64."""
+    slot_index: torch.Tensor
+    """Where each row's keys and values go (KvCache.slot_index)."""
+    spans: tuple[Span, ...]
+    sample_rows: torch.Tensor
+    """[n] int64: rows whose logits are wanted; at least MIN_ROWS, repeated if need be."""
+
+
+class Decoder:
+    """Weights, rotary tables and an attention back end; no state of its own."""
+
+    def __init__(
+        self, arch: Architecture, weights: Weights, attention: AttentionBackend, positions: int
+    ) -> None:
+        self.arch = arch
+        self.weights = weights
+        self.attention = attention
+        device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        cos, sin = rope_tables(arch.rope, arch.head_dim, positions)
+        self._cos = cos.to(device=device, dtype=self.dtype)
+        self._sin = sin.to(device=device, dtype=self.dtype)
+        self._scale = arch.head_dim**-0.5
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+        """Logits [n, vocabulary] float32 of the sample rows; the cache gains every row's k and v."""
+        x = F.embedding(batch.tokens, self.weights.embedding)
+        cos = self._cos[batch.positions][:, None]
+        sin = self._sin[batch.positions][:, None]
+        last = len(self.weights.layers) - 1
+        for index, layer in enumerate(self.weights.layers):
+            x = x + self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, batch, cache)
+            if index == last:  # the rest is needed only where a token is sampled
+                x = x[batch.sample_rows]
+            x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
+        return F.linear(self._norm(x, self.weights.norm), self.weights.head).float()
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.arch.norm_eps)
+
+    def _attend(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: Batch,
+        cache: KvCache,
+    ) -> torch.Tensor:
+        arch, rows = self.arch, x.shape[0]
+        q_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        turned = qkv[:, : q_width + kv_width].view(rows, arch.heads + arch.kv_heads, arch.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
+            turned = torch.cat((self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)), 1)
+        half = arch.head_dim // 2
+        swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
+        turned = torch.addcmul(turned * cos, swapped, sin)
+        queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
+        queries = queries * self._scale
+        cache.store(index, batch.slot_index, keys, qkv[:, q_width + kv_width :])
+        mixed = torch.zeros((rows, q_width), dtype=x.dtype, device=x.device)
+        for span in batch.spans:
+            k, v = cache.gather(index, span.run_index, span.batch)
+            q = queries[span.start : span.stop].view(span.batch, span.queries, arch.heads, arch.head_dim)
+            out = self.attention(q, k, v, span, arch.kv_heads)
+            mixed[span.start : span.stop] = out.reshape(-1, q_width)
+        return F.linear(mixed, layer.out, layer.out_bias)
+
+    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)

@@ -1,0 +1,169 @@
+"""Builds OpenAI's answers: whole ones, stream chunks, errors.
+
+A streamed choice carries one field of ours, `token_index`: how many completion tokens the stream has
+reached with this chunk. Clients ignore it; the gateway numbers tokens by it. A chunk may cover more
+than one token, because text that could still change is held back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.errors import RequestError
+from busbar.workloads.serving.sampling import TokenLogprob
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass
+class Choice:
+    """One choice as it grows: text and logprobs that are not out yet, and totals."""
+
+    index: int
+    prompt_tokens: int
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    completion_tokens: int = 0
+    finish: str | None = None
+
+    def take(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.completion_tokens = max(self.completion_tokens, delta.index)
+        self.finish = delta.finish
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.text) or self.finish is not None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request's envelope."""
+
+    id: str
+    created: int
+    model: str
+    chat: bool
+    token_text: Callable[[int], str]
+    wants_logprobs: bool = False
+
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        return {
+            **self._head("chat.completion" if self.chat else "text_completion"),
+            "choices": [self._whole_choice(c) for c in choices],
+            "usage": usage(choices),
+        }
+
+    def first_chunk(self, choice: Choice) -> bytes:
+        """The chunk with the role that opens a chat stream."""
+        return self._chunk(choice.index, {"delta": {"role": "assistant", "content": ""}}, None, None, 0)
+
+    def chunk(self, choice: Choice) -> bytes:
+        """What `choice` has gained since its last chunk."""
+        text, logprobs = choice.text, choice.logprobs
+        choice.text, choice.logprobs = "", []
+        body: dict[str, Any] = {"text": text}
+        if self.chat:
+            body = {"delta": {"content": text} if text else {}}
+        return self._chunk(
+            choice.index, body, self._logprobs(logprobs), choice.finish, choice.completion_tokens
+        )
+
+    def usage_chunk(self, choices: list[Choice]) -> bytes:
+        return sse({**self._head(self._chunk_object), "choices": [], "usage": usage(choices)})
+
+    # -- inside -------------------------------------------------------------------------------
+
+    @property
+    def _chunk_object(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(
+        self, index: int, body: dict[str, Any], logprobs: object, finish: str | None, reached: int
+    ) -> bytes:
+        choice = {
+            "index": index,
+            **body,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+            "token_index": reached,
+        }
+        return sse({**self._head(self._chunk_object), "choices": [choice]})
+
+    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+        body: dict[str, Any] = {"text": choice.text}
+        if self.chat:
+            body = {"message": {"role": "assistant", "content": choice.text}}
+        logprobs = self._logprobs(choice.logprobs)
+        return {"index": choice.index, **body, "logprobs": logprobs, "finish_reason": choice.finish}
+
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
+        if not self.wants_logprobs:
+            return None
+        if self.chat:
+            return {
+                "content": [
+                    {
+                        **self._named(entry.token, entry.logprob),
+                        "top_logprobs": [self._named(t, value) for t, value in entry.top],
+                    }
+                    for entry in entries
+                ]
+            }
+        return {
+            "tokens": [self.token_text(e.token) for e in entries],
+            "token_logprobs": [e.logprob for e in entries],
+            "top_logprobs": [
+                {self.token_text(t): v for t, v in reversed(e.top)} | {self.token_text(e.token): e.logprob}
+                for e in entries
+            ],
+            "text_offset": _offsets(self.token_text(e.token) for e in entries),
+        }
+
+    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.token_text(token)
+        # A token may be part of a character; its text is then no faithful source of its bytes.
+        data = None if "\ufffd" in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": data}
+
+
+def usage(choices: list[Choice]) -> dict[str, int]:
+    prompt = sum(c.prompt_tokens for c in choices)
+    completion = sum(c.completion_tokens for c in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": str(error),
+            "type": error.code,
+            "param": error.param,
+            "code": error.status,
+        }
+    }
+
+
+def sse(content: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _offsets(texts: Iterable[str]) -> list[int]:
+    offsets, at = [], 0
+    for text in texts:
+        offsets.append(at)
+        at += len(text)
+    return offsets

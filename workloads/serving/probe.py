@@ -1,0 +1,129 @@
+"""Start-up checks by measurement: which attention back end, and is the result batch-independent here?
+
+Whether a row of a product depends on its neighbours is a property of the BLAS library, the processor
+and the number of threads. So it is tested on this machine, with this model's own weights, and the
+answer is reported; the engine never promises what it has not just seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from busbar.workloads.serving.attention import BACKENDS, MIN_ROWS, AttentionBackend, Span
+from busbar.workloads.serving.blocks import BlockPool
+from busbar.workloads.serving.errors import ModelUnsupported
+from busbar.workloads.serving.kvcache import KvCache, KvShape
+from busbar.workloads.serving.model import Decoder
+from busbar.workloads.serving.runner import Runner
+from busbar.workloads.serving.scheduler import Limits, Scheduler, Sequence
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One back end on this machine."""
+
+    name: str
+    max_error: float
+    """Largest absolute difference from float64."""
+    microseconds: float
+    """Fastest of a few calls for a decode of 8 sequences."""
+
+
+def try_backend(candidate: AttentionBackend, shape: KvShape, heads: int, device: torch.device) -> Trial:
+    """Compares with float64 and times."""
+    generator = torch.Generator().manual_seed(0)
+    batch, context, queries, width = 8, 128, 1, shape.head_dim
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(device=device, dtype=shape.dtype)
+
+    k, v = (random(batch * shape.kv_heads, context, width) for _ in range(2))
+    q = random(batch, queries, heads, width) * width**-0.5
+    ends = torch.arange(context - batch + 1, context + 1, device=device)
+    hidden = torch.arange(context, device=device) >= ends[:, None]
+    mask = torch.zeros((batch, 1, 1, context), device=device).masked_fill_(
+        hidden[:, None, None], float("-inf")
+    )
+    span = Span(0, batch, batch, queries, torch.empty(0, dtype=torch.int64), mask)
+    got = candidate(q, k, v, span, shape.kv_heads).double()
+    group = heads // shape.kv_heads
+    k64, v64 = (t.double().view(batch, shape.kv_heads, context, width) for t in (k, v))
+    q64 = q.double().view(batch, shape.kv_heads, group, width)
+    weights = torch.softmax(q64 @ k64.transpose(-1, -2) + mask.double(), -1)
+    error = (got.view(batch, shape.kv_heads, group, width) - weights @ v64).abs().max().item()
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        candidate(q, k, v, span, shape.kv_heads)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return Trial(candidate.name, error, best * 1e6)
+
+
+def choose_backend(
+    shape: KvShape, heads: int, device: torch.device, candidates: Iterable[AttentionBackend] = BACKENDS
+) -> tuple[AttentionBackend, list[Trial]]:
+    """On a CPU the first correct one (they stand in order of repeatability), on a GPU the fastest."""
+    trials = [(c, try_backend(c, shape, heads, device)) for c in candidates]
+    right = [(c, t) for c, t in trials if t.max_error < TOLERANCE[shape.dtype]]
+    if not right:
+        raise ModelUnsupported(
+            "no attention back end computes correctly on this device: "
+            + ", ".join(f"{t.name} is off by {t.max_error:.2g}" for _, t in trials)
+        )
+    chosen = right[0] if device.type == "cpu" else min(right, key=lambda pair: pair[1].microseconds)
+    return chosen[0], [t for _, t in trials]
+
+
+def batch_invariant(decoder: Decoder, shape: KvShape, device: torch.device, positions: int) -> bool:
+    """Whether one sequence's logits come out bit-equal alone, in company, and after a preemption."""
+    length = min(150, positions - 4)
+    if length < 4:
+        return False
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, decoder.arch.vocab_size, (length,), generator=generator).tolist()
+    blocks = -(-(length + 4) // shape.block_tokens)
+    alone = _logits(decoder, shape, device, [tokens], blocks, budget=length, decode=3)
+    crowd = [tokens, tokens[: length // 2], tokens[1 : length // 3], tokens[2:4]]
+    together = _logits(decoder, shape, device, crowd, 4 * blocks, budget=37, decode=3)
+    recomputed = _logits(decoder, shape, device, [tokens], blocks, budget=length, decode=3, restart=True)
+    return all(
+        torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(alone, together, recomputed, strict=True)
+    )
+
+
+def _logits(
+    decoder: Decoder,
+    shape: KvShape,
+    device: torch.device,
+    prompts: list[list[int]],
+    blocks: int,
+    budget: int,
+    decode: int,
+    restart: bool = False,
+) -> list[torch.Tensor]:
+    """Logits of the first prompt's next `decode` tokens (always token 0, for comparability)."""
+    scheduler = Scheduler(BlockPool(blocks), Limits(shape.block_tokens, budget, len(prompts) + MIN_ROWS))
+    runner = Runner(decoder, KvCache(shape, blocks, device))
+    watched = [Sequence(i, list(p), len(p) + decode) for i, p in enumerate(prompts)]
+    for sequence in watched:
+        scheduler.add(sequence)
+    rows: list[torch.Tensor] = []
+    while len(rows) < decode:
+        if restart and len(rows) == decode - 1:
+            watched[0].computed, restart = 0, False
+        step = scheduler.plan()
+        sequences, logits = runner.run(step)
+        scheduler.commit(step, dict.fromkeys(sequences, 0))
+        rows += [logits[i].clone() for i, s in enumerate(sequences) if s is watched[0]]
+        for sequence in sequences:
+            if len(sequence.tokens) == sequence.max_total:
+                scheduler.finish(sequence)
+    return rows

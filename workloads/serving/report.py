@@ -1,0 +1,50 @@
+"""This engine's cell for the performance table: what it is, what it holds, how fast it was."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.settings import ServerSettings
+
+
+def workload_class(loaded: Loaded) -> str:
+    """A readable name and a hash over architecture, dimensions and dtype (DESIGN §3, class keys)."""
+    arch = loaded.arch
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    identity = (
+        f"{arch.family}/{arch.vocab_size}/{arch.hidden}/{arch.intermediate}/{arch.layers}/"
+        f"{arch.heads}/{arch.kv_heads}/{arch.head_dim}/{dtype}/{loaded.core.max_model_len}"
+    )
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:10]
+    return f"serve-{arch.family}-{_short(arch.parameter_count)}-{dtype}-{digest}"
+
+
+def table_report(loaded: Loaded, settings: ServerSettings) -> dict[str, Any]:
+    """Null where nothing was measured yet."""
+    core = loaded.core
+    shape = core.runner.cache.shape
+    return {
+        "class": workload_class(loaded),
+        "accelerator": settings.accelerator,
+        "mode": "resident",
+        "parameters": loaded.arch.parameter_count,
+        "weightBytes": loaded.weight_bytes,
+        "kvBytes": loaded.kv_bytes,
+        "kvBytesPerToken": shape.block_bytes // shape.block_tokens,
+        "kvBlockTokens": shape.block_tokens,
+        "maxModelLen": core.max_model_len,
+        "preemptions": core.scheduler.preemption_count,
+        "attention": loaded.attention,
+        "batchInvariant": loaded.batch_invariant,
+        "loadSeconds": round(loaded.load_s, 3),
+        **core.speed.report(),
+    }
+
+
+def _short(count: int) -> str:
+    for size, letter in ((10**9, "b"), (10**6, "m"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}".replace(".0", "")
+    return str(count)

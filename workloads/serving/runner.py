@@ -1,0 +1,111 @@
+"""Builds a step's tensors from the scheduler's plan and runs the model on them."""
+
+from __future__ import annotations
+
+import torch
+
+from busbar.workloads.serving.attention import MIN_ROWS, Span, padded_columns
+from busbar.workloads.serving.blocks import SCRATCH_BLOCK
+from busbar.workloads.serving.kvcache import KvCache
+from busbar.workloads.serving.model import Batch, Decoder
+from busbar.workloads.serving.scheduler import Chunk, Sequence, Step
+
+MINUS_INFINITY = float("-inf")
+
+
+class Runner:
+    """A decoder with its KV cache."""
+
+    def __init__(self, decoder: Decoder, cache: KvCache) -> None:
+        self.decoder = decoder
+        self.cache = cache
+
+    def run(self, step: Step) -> tuple[list[Sequence], torch.Tensor]:
+        """Sequences that reached their end, and the logits [n, vocabulary] of their next token."""
+        batch, samplers = self.batch(step)
+        logits = self.decoder.forward(batch, self.cache)
+        return samplers, logits[: len(samplers)]
+
+    def batch(self, step: Step) -> tuple[Batch, list[Sequence]]:
+        """Decoding rows first, by context length; then each prompt chunk; then padding."""
+        size, device = self.cache.shape.block_tokens, self.cache.device
+        singles = sorted((c for c in step.chunks if c.count == 1), key=lambda c: c.start)
+        longer = [c for c in step.chunks if c.count > 1]
+        tokens: list[int] = []
+        positions: list[int] = []
+        blocks: list[int] = []
+        samplers: list[Sequence] = []
+        sample_rows: list[int] = []
+        for chunk in (*singles, *longer):
+            sequence, end = chunk.sequence, chunk.start + chunk.count
+            tokens += sequence.tokens[chunk.start : end]
+            positions += range(chunk.start, end)
+            blocks += [sequence.blocks[p // size] for p in range(chunk.start, end)]
+            if chunk.samples:
+                samplers.append(sequence)
+                sample_rows.append(len(tokens) - 1)
+        spans = [*self._decode_spans(singles), *self._prompt_spans(longer, len(singles))]
+        padding = max(1, MIN_ROWS - len(tokens))
+        tokens += [0] * padding
+        positions += [0] * padding
+        blocks += [SCRATCH_BLOCK] * padding
+        # One row more than needed, at least MIN_ROWS: the last one takes the vector loops' tails.
+        sample_rows += [len(tokens) - 1] * max(1, MIN_ROWS - len(sample_rows))
+        where = torch.tensor(positions, device=device)
+        return (
+            Batch(
+                tokens=torch.tensor(tokens, device=device),
+                positions=where,
+                slot_index=self.cache.slot_index(torch.tensor(blocks, device=device), where % size),
+                spans=tuple(spans),
+                sample_rows=torch.tensor(sample_rows, device=device),
+            ),
+            samplers,
+        )
+
+    def _decode_spans(self, chunks: list[Chunk]) -> list[Span]:
+        """Groups by context so that padding at most doubles what is gathered."""
+        spans: list[Span] = []
+        first = 0
+        columns = [self._columns(chunk) for chunk in chunks]
+        while first < len(chunks):
+            limit = max(2 * columns[first], padded_columns(1, self.cache.shape.block_tokens))
+            last = first
+            while last < len(chunks) and columns[last] <= limit:
+                last += 1
+            spans.append(self._span(chunks[first:last], first))
+            first = last
+        return spans
+
+    def _prompt_spans(self, chunks: list[Chunk], row: int) -> list[Span]:
+        spans = []
+        for chunk in chunks:
+            spans.append(self._span([chunk], row))
+            row += chunk.count
+        return spans
+
+    def _span(self, chunks: list[Chunk], row: int) -> Span:
+        """Chunks of equal length; each query sees its own position and those before it."""
+        device, count = self.cache.device, chunks[0].count
+        width = max(self._columns(chunk) for chunk in chunks)
+        tables = [
+            table + [SCRATCH_BLOCK] * (width - len(table))
+            for table in (chunk.sequence.blocks[:width] for chunk in chunks)
+        ]
+        context = width * self.cache.shape.block_tokens
+        starts = torch.tensor([chunk.start for chunk in chunks], device=device)
+        query_positions = starts[:, None] + torch.arange(count, device=device)
+        hidden = torch.arange(context, device=device) > query_positions[..., None]
+        mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, MINUS_INFINITY)
+        return Span(
+            start=row,
+            stop=row + len(chunks) * count,
+            batch=len(chunks),
+            queries=count,
+            run_index=self.cache.run_index(torch.tensor(tables, device=device)),
+            mask=mask[:, None],
+        )
+
+    def _columns(self, chunk: Chunk) -> int:
+        size = self.cache.shape.block_tokens
+        return padded_columns(-(-(chunk.start + chunk.count) // size), size)

@@ -1,0 +1,287 @@
+"""The HTTP face: OpenAI routes, probes, metrics, status and drain, on one aiohttp loop.
+
+    GET  /health /ready                     open to all
+    GET  /v1/models /v1/models/{id}  POST /v1/completions /v1/chat/completions
+    GET  /status /metrics /version   POST /drain                    bearer, when a token is set
+
+A drain refuses new work with 503 and Retry-After and lets running requests end; /ready says 503 from
+its first moment while /health stays well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from busbar.kube.contracts.workload import OPEN_PATHS, ServingStatus, is_authorised
+from busbar.workloads.serving.engine import Engine, EngineState
+from busbar.workloads.serving.errors import (
+    BadRequest,
+    NotFound,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    Unauthorized,
+)
+from busbar.workloads.serving.generation import collect, envelope, opened, prepare, send_stream
+from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.openai_request import ChatBody, CompletionBody, parse_chat, parse_completion
+from busbar.workloads.serving.openai_response import error_body
+from busbar.workloads.serving.report import table_report
+from busbar.workloads.serving.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+REQUEST_ID_HEADER = "x-busbar-request-id"
+VERSION = "0.1.0"
+
+
+class Server:
+    """Routes and state of one server."""
+
+    def __init__(self, settings: ServerSettings, engine: Engine) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.draining = False
+        self.quiet = asyncio.Event()
+        """Set while no generation request is in a handler."""
+        self.quiet.set()
+        self._generating = 0
+        self._numbers = itertools.count()
+        self._started = int(time.time())
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=self.settings.max_body_bytes, middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/health", self.health),
+                web.get("/ready", self.ready),
+                web.get("/status", self.status),
+                web.get("/metrics", self.metrics),
+                web.get("/version", self.version),
+                web.post("/drain", self.drain),
+                web.get("/v1/models", self.models),
+                web.get("/v1/models/{id:.+}", self.model),
+                web.post("/v1/completions", self.completions),
+                web.post("/v1/chat/completions", self.chat),
+            ]
+        )
+        return app
+
+    def start_drain(self) -> None:
+        """From now on new requests are refused. Cannot be undone."""
+        if not self.draining:
+            self.draining = True
+            log.info("draining, %d requests are running", self._generating)
+
+    # -- handlers -----------------------------------------------------------------------------
+
+    async def health(self, request: web.Request) -> web.Response:
+        dead = self.engine.state in (EngineState.FAILED, EngineState.STOPPED)
+        return web.json_response({"state": self.engine.state.value}, status=503 if dead else 200)
+
+    async def ready(self, request: web.Request) -> web.Response:
+        ready = self._is_ready
+        return web.json_response(
+            {"ready": ready, "draining": self.draining, "state": self.engine.state.value},
+            status=200 if ready else 503,
+        )
+
+    async def status(self, request: web.Request) -> web.Response:
+        return web.json_response(self.serving_status().model_dump(mode="json", by_alias=True))
+
+    def serving_status(self) -> ServingStatus:
+        """What the operator reads."""
+        loaded = self.engine.loaded
+        status = ServingStatus(
+            ready=self._is_ready,
+            draining=self.draining,
+            model_id=self.settings.model_id,
+            running=self.engine.running,
+            waiting=self.engine.waiting,
+        )
+        if loaded is None:
+            return status
+        core = loaded.core
+        return status.model_copy(
+            update={
+                "kv_blocks_total": core.scheduler.pool.total,
+                "kv_blocks_free": core.scheduler.pool.free,
+                "requests_total": core.requests_total,
+                "tokens_total": core.tokens_total,
+                "report": table_report(loaded, self.settings),
+            }
+        )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        text = self._loaded().core.metrics.render()
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
+
+    async def version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION, "engine": "busbar"})
+
+    async def drain(self, request: web.Request) -> web.Response:
+        self.start_drain()
+        return web.json_response({"draining": True, "running": self._generating})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        self._check_model(request.match_info["id"])
+        return web.json_response(self._card())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, parse_completion)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, parse_chat)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    async def _generate(
+        self, request: web.Request, parse: Callable[[object], CompletionBody | ChatBody]
+    ) -> web.StreamResponse:
+        request_id, began = _request_id(request), time.monotonic()
+        body = parse(await _json(request))
+        self._check_model(body.wanted.model)
+        self._admit()
+        self._generating += 1
+        self.quiet.clear()
+        try:
+            loaded = self._loaded()
+            jobs = await prepare(body, loaded)
+            answer = envelope(body, request_id, body.wanted.model, loaded)
+            headers = {REQUEST_ID_HEADER: request_id}
+            response: web.StreamResponse
+            async with opened(self.engine, f"{request_id}/{next(self._numbers)}", jobs) as streams:
+                if body.wanted.stream:
+                    response = web.StreamResponse(
+                        headers={
+                            **headers,
+                            "Content-Type": "text/event-stream",
+                            "Cache-Control": "no-cache",
+                        }
+                    )
+                    await response.prepare(request)
+                    with contextlib.suppress(ConnectionError):  # the client has left
+                        await send_stream(response, streams, jobs, answer, body.wanted)
+                        await response.write_eof()
+                else:
+                    await collect(streams, jobs)
+                    response = web.json_response(answer.whole([job.choice for job in jobs]), headers=headers)
+            log.info(
+                "request done",
+                extra={
+                    "request": request_id,
+                    "path": request.path,
+                    "prompt_tokens": sum(len(j.prompt) for j in jobs),
+                    "completion_tokens": sum(j.choice.completion_tokens for j in jobs),
+                    "seconds": round(time.monotonic() - began, 4),
+                },
+            )
+            return response
+        finally:
+            self._generating -= 1
+            if self._generating == 0:
+                self.quiet.set()
+
+    @property
+    def _is_ready(self) -> bool:
+        return self.engine.state is EngineState.READY and not self.draining
+
+    def _loaded(self) -> Loaded:
+        if self.engine.loaded is None:
+            raise self.engine.unavailable()
+        return self.engine.loaded
+
+    def _admit(self) -> None:
+        reason, error = None, None
+        if self.draining:
+            reason = "draining"
+            error = Overloaded("this replica is draining; send the request again", retry_after_s=1)
+        elif self.engine.state is not EngineState.READY:
+            raise self.engine.unavailable()
+        elif self.engine.waiting >= self.settings.max_waiting:
+            reason = "queue_full"
+            error = Overloaded(
+                f"{self.engine.waiting} requests wait already; try again shortly", retry_after_s=2
+            )
+        if error is not None and reason is not None:
+            if self.engine.loaded is not None:
+                self.engine.loaded.core.metrics.rejected(reason)
+            raise error
+
+    def _check_model(self, name: str) -> None:
+        if name != self.settings.model_id and name not in self.settings.aliases:
+            raise NotFound(
+                f"the model {name!r} is not served here; this replica serves {self.settings.model_id!r}",
+                param="model",
+            )
+
+    def _card(self) -> dict[str, object]:
+        loaded = self.engine.loaded
+        return {
+            "id": self.settings.model_id,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "busbar",
+            "root": self.settings.model_id,
+            "parent": None,
+            "max_model_len": loaded.core.max_model_len if loaded else None,
+        }
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Bearer first, then the handler; every refusal becomes OpenAI's error JSON."""
+        try:
+            token = self.settings.token
+            known = token is None or is_authorised(request.headers.get("Authorization"), token)
+            if not known and request.path not in OPEN_PATHS:
+                raise Unauthorized("this port wants the workload's bearer in the Authorization header")
+            return await handler(request)
+        except RequestError as error:
+            return _refusal(error)
+        except web.HTTPRequestEntityTooLarge:
+            limit = self.settings.max_body_bytes
+            return _refusal(TooLarge(f"the body is larger than {limit} bytes"))
+        except web.HTTPException as error:
+            refusal = NotFound(f"{request.method} {request.path}: {error.reason}")
+            refusal.status = error.status
+            return _refusal(refusal)
+
+
+def _refusal(error: RequestError) -> web.Response:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.json_response(error_body(error), status=error.status, headers=headers)
+
+
+async def _json(request: web.Request) -> object:
+    data = await request.read()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+
+
+def _request_id(request: web.Request) -> str:
+    """The gateway's id, or a new one. A retry may carry one that is in use: the engine has its own."""
+    given = request.headers.get(REQUEST_ID_HEADER)
+    if given is None:
+        return uuid.uuid4().hex
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given):
+        raise BadRequest(f"{REQUEST_ID_HEADER} must be up to 128 letters, digits or . _ : -")
+    return given

@@ -1,0 +1,182 @@
+"""Loads the safetensors of a model folder into fused, ready-to-run matrices.
+
+Query, key and value projections become one matrix, gate and up another: fewer, larger products. The
+file's tensors must be exactly the ones the architecture names, each with its shape; a surplus or a
+missing tensor is an error, because either means that we would compute another model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from busbar.workloads.serving.architecture import Architecture
+from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer. Matrices are [out, in], as `torch.nn.functional.linear` wants them."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    embedding: torch.Tensor
+    layers: tuple[Layer, ...]
+    norm: torch.Tensor
+    head: torch.Tensor
+
+    @property
+    def bytes(self) -> int:
+        tensors = [self.embedding, self.norm]
+        if self.head is not self.embedding:
+            tensors.append(self.head)
+        for layer in self.layers:
+            tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def load_weights(folder: Path, arch: Architecture, device: torch.device, dtype: torch.dtype) -> Weights:
+    """Reads every shard of `folder` once and fuses what belongs together."""
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in _shards(folder):
+        try:
+            with safe_open(str(shard), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (not a dict)
+                    tensors[name] = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelCorrupt(f"{shard} cannot be read as safetensors: {error}") from error
+    return fuse_weights(tensors, arch, device, dtype, where=str(folder))
+
+
+def fuse_weights(
+    tensors: Mapping[str, torch.Tensor],
+    arch: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    where: str = "the checkpoint",
+) -> Weights:
+    """Checks names and shapes against the architecture and builds the fused form."""
+    shapes = tensor_shapes(arch)
+    allowed = set(shapes) | ({"lm_head.weight"} if arch.tied else set())
+    surplus = sorted(n for n in tensors if n not in allowed and not n.endswith("rotary_emb.inv_freq"))
+    missing = sorted(n for n in shapes if n not in tensors)
+    if surplus or missing:
+        raise ModelCorrupt(
+            f"{where}: the tensors are not those of a {arch.family} model with {arch.layers} layers"
+            + (f"; missing {_some(missing)}" if missing else "")
+            + (f"; unexpected {_some(surplus)}" if surplus else "")
+        )
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ModelCorrupt(
+                f"{where}: {name} has shape {tuple(tensors[name].shape)}, config.json implies {shape}"
+            )
+
+    def joined(prefix: str, names: tuple[str, ...], kind: str) -> torch.Tensor | None:
+        parts = [tensors[f"{prefix}{n}.{kind}"] for n in names if f"{prefix}{n}.{kind}" in shapes]
+        if not parts:
+            return None
+        return torch.cat([p.to(device=device, dtype=dtype) for p in parts]).contiguous()
+
+    def needed(prefix: str, *names: str) -> torch.Tensor:
+        matrix = joined(prefix, names, "weight")
+        assert matrix is not None  # `missing` above is empty
+        return matrix
+
+    def layer(index: int) -> Layer:
+        top = f"model.layers.{index}."
+        attention, mlp = f"{top}self_attn.", f"{top}mlp."
+        return Layer(
+            input_norm=needed(top, "input_layernorm"),
+            qkv=needed(attention, "q_proj", "k_proj", "v_proj"),
+            qkv_bias=joined(attention, ("q_proj", "k_proj", "v_proj"), "bias"),
+            q_norm=joined(attention, ("q_norm",), "weight"),
+            k_norm=joined(attention, ("k_norm",), "weight"),
+            out=needed(attention, "o_proj"),
+            out_bias=joined(attention, ("o_proj",), "bias"),
+            mlp_norm=needed(top, "post_attention_layernorm"),
+            gate_up=needed(mlp, "gate_proj", "up_proj"),
+            gate_up_bias=joined(mlp, ("gate_proj", "up_proj"), "bias"),
+            down=needed(mlp, "down_proj"),
+            down_bias=joined(mlp, ("down_proj",), "bias"),
+        )
+
+    embedding = needed("model.", "embed_tokens")
+    return Weights(
+        embedding=embedding,
+        layers=tuple(layer(i) for i in range(arch.layers)),
+        norm=needed("model.", "norm"),
+        head=embedding if arch.tied else needed("", "lm_head"),
+    )
+
+
+def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every tensor the checkpoint must hold."""
+    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (arch.vocab_size, arch.hidden),
+        "model.norm.weight": (arch.hidden,),
+    }
+    if not arch.tied:
+        shapes["lm_head.weight"] = (arch.vocab_size, arch.hidden)
+    for index in range(arch.layers):
+        top = f"model.layers.{index}."
+        linear = {
+            "self_attn.q_proj": (q, arch.hidden, arch.qkv_bias),
+            "self_attn.k_proj": (kv, arch.hidden, arch.qkv_bias),
+            "self_attn.v_proj": (kv, arch.hidden, arch.qkv_bias),
+            "self_attn.o_proj": (arch.hidden, q, arch.o_bias),
+            "mlp.gate_proj": (arch.intermediate, arch.hidden, arch.mlp_bias),
+            "mlp.up_proj": (arch.intermediate, arch.hidden, arch.mlp_bias),
+            "mlp.down_proj": (arch.hidden, arch.intermediate, arch.mlp_bias),
+        }
+        for name, (rows, columns, bias) in linear.items():
+            shapes[f"{top}{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{top}{name}.bias"] = (rows,)
+        shapes[f"{top}input_layernorm.weight"] = (arch.hidden,)
+        shapes[f"{top}post_attention_layernorm.weight"] = (arch.hidden,)
+        if arch.qk_norm:
+            shapes[f"{top}self_attn.q_norm.weight"] = (arch.head_dim,)
+            shapes[f"{top}self_attn.k_norm.weight"] = (arch.head_dim,)
+    return shapes
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelCorrupt(f"{index} is not a shard index: {error!r}") from error
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise ModelFileMissing(
+                f"{folder / name} is missing: the engine reads weights from safetensors files only"
+            )
+    return [folder / name for name in names]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
