@@ -40,8 +40,8 @@ DESCRIPTION = (
 log = logging.getLogger(__name__)
 
 
-def public_app(services: Services) -> FastAPI:
-    """REST below `/api/v1alpha1`, the portal at `/`."""
+def rest_app() -> FastAPI:
+    """The routes of REST and the probes: what OpenAPI describes. Nothing of them works without services."""
     app = FastAPI(
         title=TITLE,
         version="v1alpha1",
@@ -55,6 +55,13 @@ def public_app(services: Services) -> FastAPI:
     app.include_router(health.router())
     for router in (kinds.router(), cluster.router(), people.router()):
         app.include_router(router, prefix=BASE)
+    return app
+
+
+def public_app(services: Services) -> FastAPI:
+    """REST below `/api/v1alpha1`, the portal at `/`."""
+    app = rest_app()
+    app.include_router(health.description())
     portal.install(app, services)
     return _finish(app, services)
 
