@@ -1,0 +1,233 @@
+"""The settings of `charts/busbar`, typed: `values.yaml` and `values.schema.json` are generated from these models.
+
+A value that no template reads, or a template that reads a value that is not here, fails a test. Unknown keys are
+refused by Helm itself, through the schema.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+Text = Annotated[str, Field(max_length=512)]
+Name = Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")]
+CpuOrMemory = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE])?)?$")]
+Labels = dict[str, str]
+Port = Annotated[int, Field(ge=0, le=65535)]
+HttpUrl = Annotated[str, Field(max_length=512, pattern=r"^(https?://[^\s]+)?$")]
+
+
+class Section(BaseModel):
+    """One level of the values."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")
+
+
+class PullPolicy(StrEnum):
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class ServiceType(StrEnum):
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class TaintEffect(StrEnum):
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Image(Section):
+    """Both images come from one registry and carry one tag."""
+
+    registry: Text = Field(
+        default="", description="Registry and path before the image names, e.g. registry.example.com/gpu."
+    )
+    tag: Annotated[str, Field(max_length=128, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$")] = Field(
+        default="", description="Tag of both images; empty: the chart's appVersion."
+    )
+    pull_policy: PullPolicy = Field(
+        default=PullPolicy.IF_NOT_PRESENT, description="When nodes pull the images."
+    )
+    pull_secrets: list[Name] = Field(
+        default_factory=list,
+        description="Names of Secrets with registry credentials, for the platform's own pods.",
+    )
+
+
+class WorkloadsImage(Section):
+    """The engines' image, where it does not come from the same place as the platform's."""
+
+    image: Text = Field(
+        default="", description="Full reference; empty: busbar-workloads from image.registry with image.tag."
+    )
+
+
+class Amounts(Section):
+    cpu: CpuOrMemory = Field(default="", description="Cores; empty: none said.")
+    memory: CpuOrMemory = Field(default="", description="Bytes; empty: none said.")
+
+
+class Resources(Section):
+    """What one of the platform's pods asks for and may use. No CPU limit: throttling helps nobody."""
+
+    requests: Amounts = Field(
+        default=Amounts(cpu="25m", memory="128Mi"), description="Set aside on the node."
+    )
+    limits: Amounts = Field(default=Amounts(cpu="", memory="512Mi"), description="The most it may use.")
+
+
+class Toleration(Section):
+    key: Text = Field(default="", description="Key of the taint.")
+    operator: Annotated[str, Field(pattern="^(Exists|Equal)$")] = Field(
+        default="Equal", description="Exists or Equal."
+    )
+    value: Text = Field(default="", description="Value of the taint.")
+    effect: TaintEffect | None = Field(default=None, description="Effect of the taint.")
+
+
+class Placement(Section):
+    """Where the platform's own pods run."""
+
+    node_selector: Labels = Field(default_factory=dict, description="Labels of the nodes.")
+    tolerations: list[Toleration] = Field(default_factory=list, description="Taints that they tolerate.")
+    priority_class_name: Name = Field(default="", description="PriorityClass; empty: the cluster's default.")
+
+
+class SecretKey(Section):
+    """One key of a Secret in the release's namespace."""
+
+    name: Name = Field(default="", description="Name of the Secret; empty: not used.")
+    key: Text = Field(default="", description="Key within it.")
+
+
+class Persistence(Section):
+    """A claim for what must survive a restart."""
+
+    enabled: bool = Field(
+        default=True, description="Without it, an emptyDir: everything is lost with the pod."
+    )
+    existing_claim: Name = Field(default="", description="Use this claim instead of making one.")
+    storage_class: Name = Field(default="", description="StorageClass; empty: the cluster's default.")
+    size: Annotated[str, Field(pattern=r"^[0-9]+(Mi|Gi|Ti)$")] = Field(
+        default="1Gi", description="Size of the claim."
+    )
+
+
+class Operator(Section):
+    resources: Resources = Field(default_factory=Resources, description="Of the operator's pod.")
+
+
+class Oidc(Section):
+    """Login by OpenID Connect, beside tokens. Off while issuer is empty."""
+
+    issuer: HttpUrl = Field(default="", description="Issuer URL.")
+    client_id: Text = Field(default="", description="Client id.")
+    client_secret: SecretKey = Field(default_factory=SecretKey, description="Client secret.")
+    groups_claim: Text = Field(
+        default="groups", description="Claim with a person's groups, as Tenant members name them."
+    )
+    username_claim: Text = Field(
+        default="email", description="Claim with a person's name, as Tenant members name it."
+    )
+    admin_group: Text = Field(
+        default="", description="Its members are admins; empty: nobody becomes one by OIDC."
+    )
+
+
+class Api(Section):
+    resources: Resources = Field(default_factory=Resources, description="Of the API's pod.")
+    persistence: Persistence = Field(default_factory=Persistence, description="The SQLite database.")
+    database_url: SecretKey = Field(
+        default_factory=SecretKey,
+        description="A PostgreSQL URL, postgresql+asyncpg://…; then there is no claim, and SQLite is not used.",
+    )
+    replicas: Annotated[int, Field(ge=1, le=16)] = Field(
+        default=1, description="More than one needs PostgreSQL: SQLite has one writer."
+    )
+    public_url: HttpUrl = Field(
+        default="", description="The portal's address as people reach it; needed with OIDC."
+    )
+    public_gateway_url: HttpUrl = Field(default="", description="The gateway's address as people reach it.")
+    secure_cookies: bool = Field(default=False, description="True where the portal is served over TLS.")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="How much it logs.")
+    oidc: Oidc = Field(default_factory=Oidc, description="Login by OpenID Connect.")
+
+
+class Gateway(Section):
+    resources: Resources = Field(default_factory=Resources, description="Of the gateway's pod.")
+    persistence: Persistence = Field(
+        default_factory=Persistence, description="Last routes and the usage that is not delivered yet."
+    )
+    hold_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=300, description="Longest wait of a request for a replica; a cold start must fit in."
+    )
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=60, description="After SIGTERM: seconds for running streams to end."
+    )
+    metrics_subjects: list[Text] = Field(
+        default_factory=list,
+        description="Further subjects that may read metrics with one line per service, e.g. Prometheus's service account.",
+    )
+
+
+class Exposure(Section):
+    """How people reach the portal and the gateway."""
+
+    type: ServiceType = Field(
+        default=ServiceType.CLUSTER_IP, description="ClusterIP, NodePort or LoadBalancer."
+    )
+    portal_node_port: Port = Field(default=30080, description="With NodePort: the portal's port; 0: any.")
+    gateway_node_port: Port = Field(default=30081, description="With NodePort: the gateway's port; 0: any.")
+
+
+class NetworkPolicies(Section):
+    enabled: bool = Field(
+        default=True,
+        description="Ship NetworkPolicy objects. Nothing relies on them: every port checks its callers.",
+    )
+
+
+class Admission(Section):
+    """The policies that keep the queue: without them a tenant's own pods can take a pool's devices."""
+
+    enabled: bool = Field(default=True, description="Install them.")
+    admin_groups: list[Text] = Field(
+        default=["system:masters", "kubeadm:cluster-admins"],
+        description="Groups that may set by hand the labels that make a namespace a tenant's.",
+    )
+    schedulers: list[Text] = Field(
+        default=["system:kube-scheduler"], description="Users that bind pods to nodes in tenants' namespaces."
+    )
+
+
+class Values(Section):
+    """All settings of the chart."""
+
+    image: Image = Field(default_factory=Image, description="The images.")
+    workloads: WorkloadsImage = Field(default_factory=WorkloadsImage, description="The engines' image.")
+    placement: Placement = Field(default_factory=Placement, description="Where the platform's own pods run.")
+    operator: Operator = Field(default_factory=Operator, description="The operator.")
+    api: Api = Field(default_factory=Api, description="REST, portal and database.")
+    gateway: Gateway = Field(default_factory=Gateway, description="The OpenAI front door.")
+    service: Exposure = Field(
+        default_factory=Exposure, description="How people reach the portal and the gateway."
+    )
+    network_policies: NetworkPolicies = Field(
+        default_factory=NetworkPolicies, description="NetworkPolicy objects."
+    )
+    admission: Admission = Field(default_factory=Admission, description="The policies that keep the queue.")
