@@ -1,0 +1,96 @@
+"""`busbar train`: the engine alone, on the machine at hand. Heavy imports happen when it runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.control import Control
+    from busbar.workloads.training.port import Port
+    from busbar.workloads.training.report import Reporter
+    from busbar.workloads.training.status import Status
+
+EPILOG = """
+Examples:
+
+\b
+  busbar train examples/train-python-stdlib.yaml
+  busbar train job.yaml --output ./model --steps 50
+  busbar train job.yaml --mode optimizer-offload --device-memory 128Mi
+
+The same manifest runs in a cluster with `busbar apply`. Alone, pvc://claim/path is the folder
+CLAIMS/claim/path. Run it again to resume; Ctrl-C saves first.
+"""
+
+
+@click.command(epilog=EPILOG, help="Train the model that JOB.YAML describes, here and now.")
+@click.argument("job", metavar="JOB.YAML", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for the model.")
+@click.option(
+    "--claims",
+    default="claims",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that stands for the cluster's claims.",
+)
+@click.option(
+    "--mode", type=click.Choice(["auto", "resident", "optimizer-offload"]), help="Override the mode."
+)
+@click.option("--device-memory", metavar="QUANTITY", help="Override the device's byte limit, such as 256Mi.")
+@click.option("--steps", type=click.IntRange(min=1), help="Override the number of steps.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Serve /status and /metrics on this loopback port."
+)
+@click.option("--plain", is_flag=True, help="Print lines even on a terminal.")
+def train(
+    job: Path,
+    output: Path | None,
+    claims: Path,
+    mode: str | None,
+    device_memory: str | None,
+    steps: int | None,
+    port: int | None,
+    plain: bool,
+) -> None:
+    from busbar.workloads.training.control import Control
+    from busbar.workloads.training.environment import fix_threads, read_manifest, run_from_manifest
+    from busbar.workloads.training.errors import TrainingError
+    from busbar.workloads.training.report import Bar, Lines
+    from busbar.workloads.training.session import INVALID, run
+    from busbar.workloads.training.status import Status
+
+    overrides = {"mode": mode, "deviceMemory": device_memory, "steps": steps}
+    try:
+        described = run_from_manifest(read_manifest(job), claims, output, overrides)
+    except TrainingError as problem:
+        click.echo(f"error: {job}: {problem}", err=True)
+        sys.exit(INVALID)
+    fix_threads(described.spec)
+    status, control = Status(), Control()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: control.stop())
+    reporter: Reporter = Bar() if sys.stdout.isatty() and not plain else Lines(described.name)
+    server = _serve(status, control, reporter, port)
+    code = run(described, status, control, reporter)
+    if server is not None:
+        server.close()
+    sys.exit(code)
+
+
+def _serve(status: Status, control: Control, reporter: Reporter, number: int | None) -> Port | None:
+    """The status port on loopback with a fresh token, if asked for."""
+    if number is None:
+        return None
+    import secrets
+
+    from busbar.workloads.training.port import Port
+
+    token = secrets.token_urlsafe(24)
+    port = Port(status, control, token, "127.0.0.1", number)
+    reporter.note(f"status: curl -H 'Authorization: Bearer {token}' http://127.0.0.1:{port.number}/status")
+    return port

@@ -1,0 +1,60 @@
+"""Wishes from outside that the training loop grants at the end of a step: stop, and save now."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SaveRequest:
+    """One `POST /checkpoint`. `answer` is set once the outcome is known."""
+
+    answered: threading.Event = field(default_factory=threading.Event)
+    step: int | None = None
+    problem: str | None = None
+
+
+class Control:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: list[SaveRequest] = []
+        self._closed: str | None = "the run is still preparing: there is nothing to save yet"
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Ask for save and exit (safe to call from a signal handler)."""
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def open(self) -> None:
+        """From now on the loop answers save requests."""
+        with self._lock:
+            self._closed = None
+
+    def close(self, reason: str) -> None:
+        """The loop is over: refuse new requests, and those it has not taken."""
+        with self._lock:
+            self._closed = reason
+            waiting, self._requests = self._requests, []
+        for request in waiting:
+            request.problem = reason
+            request.answered.set()
+
+    def request_save(self) -> SaveRequest:
+        request = SaveRequest()
+        with self._lock:
+            if self._closed is None:
+                self._requests.append(request)
+                return request
+            request.problem = self._closed
+        request.answered.set()
+        return request
+
+    def take_requests(self) -> list[SaveRequest]:
+        with self._lock:
+            taken, self._requests = self._requests, []
+        return taken

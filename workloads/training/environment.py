@@ -1,0 +1,111 @@
+"""The engine's edge to its surroundings: a pod's variables, or a manifest on disk. Read once, then a `Run`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from busbar.kube.contracts.workload import ARTIFACTS_ROOT, TERMINATION_LOG, Env
+from busbar.workloads.training.errors import InvalidJob, Unsupported
+from busbar.workloads.training.job import (
+    checkpoint_policy,
+    engine_spec,
+    parse_checkpoint,
+    parse_engine,
+    parse_job,
+)
+from busbar.workloads.training.places import find_places
+from busbar.workloads.training.session import Run
+from busbar.workloads.training.settings import EngineSpec
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+def run_from_pod(environment: Mapping[str, str]) -> Run:
+    """The run that the operator described in `environment`. Raises InvalidJob or Unsupported."""
+    world = int(environment.get(Env.WORLD_SIZE, "1"))
+    if world > 1:
+        raise Unsupported(
+            f"spec.shape asks for {world} pods, and the built-in engine trains in one; set minPods and maxPods "
+            "to 1, or bring your own image (examples/pytorch-two-pods.yaml)"
+        )
+    document = dict(_json(environment, Env.SPEC))
+    mode = environment.get(Env.MODE)
+    if mode and mode != "auto":
+        document["mode"] = mode  # what the scheduler chose for this pool
+    spec = parse_engine(document)
+    policy = parse_checkpoint(_json(environment, Env.CHECKPOINT, {}))
+    if Env.OUTPUT_DIR not in environment:
+        raise InvalidJob(Env.OUTPUT_DIR, "is not set", "the operator sets it from spec.output.uri")
+    places = find_places(spec, "pvc://output", None, Path(ARTIFACTS_ROOT), environment)
+    name = f"{environment.get(Env.NAMESPACE, 'default')}/{environment.get(Env.JOB_NAME, 'job')}"
+    return Run(
+        spec=spec,
+        checkpoint=policy,
+        places=places,
+        name=name,
+        owner=environment.get(Env.JOB_UID, name),
+        attempt=int(environment.get(Env.ATTEMPT, "1")),
+        termination_log=Path(TERMINATION_LOG),
+    )
+
+
+def run_from_manifest(manifest: Any, claims: Path, output: Path | None, overrides: Mapping[str, Any]) -> Run:
+    """The run that a TrainingJob manifest describes, alone on this machine. Raises InvalidJob."""
+    given_engine = manifest.get("spec", {}).get("engine") if isinstance(manifest, dict) else None
+    if isinstance(given_engine, dict):
+        given_engine.update({key: value for key, value in overrides.items() if value is not None})
+    job = parse_job(manifest)
+    if job.spec.engine is None or job.spec.output is None:
+        raise InvalidJob(
+            "spec.template", "an own image runs in a cluster only", "use `busbar apply`, or give spec.engine"
+        )
+    spec = engine_spec(job.spec.engine)
+    given = {} if output is None else {Env.OUTPUT_DIR.value: str(output)}
+    checkpoint_uri = None if output is not None else job.spec.checkpoint.uri
+    return Run(
+        spec=spec,
+        checkpoint=checkpoint_policy(job.spec.checkpoint),
+        places=find_places(spec, job.spec.output.uri, checkpoint_uri, claims, given),
+        name=job.metadata.name or "job",
+        owner=f"local-{spec.identity}",
+        attempt=1,
+    )
+
+
+def read_manifest(path: Path) -> Any:
+    """The TrainingJob in a YAML file of one or more documents. Raises InvalidJob."""
+    import yaml
+
+    try:
+        documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
+        raise InvalidJob(str(path), f"cannot be read: {problem}", "give a YAML file") from problem
+    jobs = [item for item in documents if isinstance(item, dict) and item.get("kind") == "TrainingJob"]
+    if len(jobs) != 1:
+        raise InvalidJob(str(path), f"holds {len(jobs)} TrainingJobs", "give a file with exactly one")
+    return jobs[0]
+
+
+def fix_threads(spec: EngineSpec) -> None:
+    """Thread counts for the libraries that read them at import: before torch is imported."""
+    for variable in _THREAD_VARIABLES:
+        os.environ[variable] = str(spec.threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything the engine reads is local
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # repeatable matrix products on a GPU
+
+
+def _json(environment: Mapping[str, str], name: str, default: Any = None) -> Any:
+    text = environment.get(name)
+    if text is None:
+        if default is None:
+            raise InvalidJob(name, "is not set", "the operator sets it; alone, use `busbar train job.yaml`")
+        return default
+    try:
+        return json.loads(text)
+    except ValueError as problem:
+        raise InvalidJob(name, f"is not JSON: {problem}", "report it: the operator writes it") from problem

@@ -1,0 +1,60 @@
+"""What can go wrong in training, as one tree.
+
+    TrainingError                 code            what the user does
+    ├── InvalidJob                invalid-job     correct the named field
+    ├── InfeasiblePlan            does-not-fit    take one of the listed fixes
+    ├── OutOfArena                out-of-arena    report it: the plan promised fewer bytes than were asked
+    ├── CheckpointError           checkpoint      free space, or choose another folder
+    ├── ResumeRefused             resume-refused  use another output folder, or the old settings
+    └── Unsupported               unsupported     use an own image, or another setting
+
+Each carries a stable `code` and a sentence that says what is wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class TrainingError(Exception):
+    """Base of everything the engine refuses or fails at with a reason of its own."""
+
+    code = "training"
+
+
+class InvalidJob(TrainingError):
+    """A field of the job is wrong. `field` is its path in the manifest, such as `spec.engine.steps`."""
+
+    code = "invalid-job"
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field, self.problem, self.remedy = field, problem, remedy
+        super().__init__(f"{field}: {problem}; {remedy}")
+
+
+class InfeasiblePlan(TrainingError):
+    """The memory plan exceeds a limit. Nothing has been allocated."""
+
+    code = "does-not-fit"
+
+
+class OutOfArena(TrainingError):
+    """More was asked from an arena than its plan granted."""
+
+    code = "out-of-arena"
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be written."""
+
+    code = "checkpoint"
+
+
+class ResumeRefused(TrainingError):
+    """The checkpoints found belong to a run with other settings."""
+
+    code = "resume-refused"
+
+
+class Unsupported(TrainingError):
+    """A legal request that this engine does not do."""
+
+    code = "unsupported"

@@ -1,0 +1,63 @@
+"""The result: a directory that `transformers` (and Busbar's serving engine) loads.
+
+Everything is first written to a hidden folder inside the output and made durable. Then the old `config.json`,
+without which nothing loads the directory, is removed, the new files are renamed into place, and the new
+`config.json` comes last: at any moment the directory is loadable and whole, or not loadable at all.
+Checkpoints may live in a subfolder of the same output; they are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from busbar.workloads.training.checkpoint import fsync
+from busbar.workloads.training.tokenizer import save_for_transformers
+
+MARKER = "config.json"
+
+
+def export(
+    model: torch.nn.Module, tokenizer: Any, output: Path, sequence: int, facts: Mapping[str, Any]
+) -> None:
+    """Write weights, configs, tokenizer and `busbar.json` (what was trained, and its scores) to `output`."""
+    from transformers.utils.logging import disable_progress_bar
+
+    staging = output / ".tmp-export"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    owned_weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    model.save_pretrained(staging, state_dict=owned_weights)  # type: ignore[operator]
+    context = getattr(model.config, "max_position_embeddings", sequence)
+    save_for_transformers(tokenizer, staging, int(context))
+    (staging / "busbar.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    for file in staging.iterdir():
+        fsync(file)
+    fsync(staging)
+    _swap_in(staging, output)
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """SHA-256 over name and bytes of every parameter, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode() + b"\0")
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _swap_in(staging: Path, output: Path) -> None:
+    (output / MARKER).unlink(missing_ok=True)
+    for stale in output.glob("*.safetensors*"):  # an earlier result may have had more shards
+        stale.unlink()
+    for file in sorted(staging.iterdir(), key=lambda item: item.name == MARKER):
+        file.rename(output / file.name)
+    fsync(output)
+    staging.rmdir()

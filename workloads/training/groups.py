@@ -1,0 +1,153 @@
+"""Parameters and gradients as views of flat device buffers: one group per transformer block.
+
+A group is the unit of placement (its optimizer state is on the device or on the host) and, cut into chunks,
+the unit of streaming. What stands before the blocks (embedding) and after them (norm, head) forms a group
+each; tied weights appear once, where they are registered first.
+
+Within a group every parameter starts at a multiple of 1024 elements. Chunks are cut at such multiples, so
+that a parameter's pieces see the same vector lanes as the whole parameter would: cutting elsewhere moves the
+scalar tail of a vectorised loop, and tails may round differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.plan import GroupSize
+
+GRAIN = 1024
+
+
+@dataclass(frozen=True)
+class Member:
+    """One parameter and where it stands in its group's flat buffers (elements)."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+
+    @property
+    def decayed(self) -> bool:
+        """Weight decay applies to matrices, not to norms and biases."""
+        return self.parameter.ndim >= 2
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of one parameter inside one chunk; offsets in elements."""
+
+    member: Member
+    start: int  # in the parameter
+    length: int
+    offset: int  # in the chunk
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    members: tuple[Member, ...]
+    elements: int  # padding included
+
+    @property
+    def size(self) -> GroupSize:
+        return GroupSize(self.name, self.elements)
+
+    def pieces(self, start: int, length: int) -> list[Piece]:
+        """The parts of parameters that lie in `[start, start + length)` of the flat buffer."""
+        found = []
+        for member in self.members:
+            first = max(member.start, start)
+            last = min(member.start + member.parameter.numel(), start + length)
+            if first < last:
+                found.append(Piece(member, first - member.start, last - first, first - start))
+        return found
+
+
+def make_groups(model: nn.Module) -> tuple[Group, ...]:
+    """Groups of `model`'s trainable parameters in forward order."""
+    blocks = _blocks(model)
+    owner = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
+    before: list[tuple[str, nn.Parameter]] = []
+    after: list[tuple[str, nn.Parameter]] = []
+    inside: list[list[tuple[str, nn.Parameter]]] = [[] for _ in blocks]
+    for name, parameter in model.named_parameters():  # tied weights appear once
+        if not parameter.requires_grad:
+            continue
+        if id(parameter) in owner:
+            inside[owner[id(parameter)]].append((name, parameter))
+        elif any(inside):
+            after.append((name, parameter))
+        else:
+            before.append((name, parameter))
+    named = [("embedding", before)]
+    named += [(f"block-{index}", members) for index, members in enumerate(inside)]
+    named += [("head", after)]
+    return tuple(_lay_out(name, members) for name, members in named if members)
+
+
+def _blocks(model: nn.Module) -> Sequence[nn.Module]:
+    """The children of the module list that holds most parameters; none: everything is one group."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    if not lists:
+        return []
+    return list(max(lists, key=_size))
+
+
+def _size(modules: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def _lay_out(name: str, parameters: list[tuple[str, nn.Parameter]]) -> Group:
+    members, start = [], 0
+    for label, parameter in parameters:
+        members.append(Member(label, parameter, start))
+        start += -(-parameter.numel() // GRAIN) * GRAIN
+    return Group(name, tuple(members), start)
+
+
+@dataclass(frozen=True)
+class FlatGroup:
+    """A group with its buffers on the device; the model's parameters and gradients are views of them."""
+
+    group: Group
+    weights: torch.Tensor
+    gradients: torch.Tensor
+
+
+def bind(groups: Sequence[Group], arena: Arena, dtype: torch.dtype) -> tuple[FlatGroup, ...]:
+    """Move the parameters into the arena, group by group, and give each a gradient view."""
+    bound = []
+    for group in groups:
+        flat = FlatGroup(
+            group,
+            arena.carve("parameters", group.elements, dtype),
+            arena.carve("gradients", group.elements, dtype),
+        )
+        for member in group.members:
+            parameter, extent = member.parameter, slice(member.start, member.start + member.parameter.numel())
+            view = flat.weights[extent].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+        bound.append(flat)
+    rebind_gradients(bound)
+    return tuple(bound)
+
+
+def rebind_gradients(groups: Sequence[FlatGroup]) -> None:
+    """Zero the gradients and make sure that each parameter's `.grad` is its view."""
+    for flat in groups:
+        flat.gradients.zero_()
+        for member in flat.group.members:
+            extent = slice(member.start, member.start + member.parameter.numel())
+            member.parameter.grad = flat.gradients[extent].view(member.parameter.shape)
+
+
+def members(groups: Sequence[FlatGroup]) -> Iterator[tuple[FlatGroup, Member]]:
+    for flat in groups:
+        for member in flat.group.members:
+            yield flat, member

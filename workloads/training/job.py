@@ -1,0 +1,146 @@
+"""From a TrainingJob to a run's settings. The kinds' models say what is legal; here it is said where it is not.
+
+In a cluster the API server has checked the manifest against the CRD, which is generated from the same models;
+alone nobody has. A few things only the engine can know (is there such a corpus, does the vocabulary agree with
+the model) are checked here too. Every refusal names the field's path, what is wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from busbar.kube.types.quantity import to_bytes
+from busbar.kube.types.training_engine import TrainingEngine
+from busbar.kube.types.training_job import CheckpointPolicy as CheckpointFields
+from busbar.kube.types.training_job import TrainingJob
+from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.settings import (
+    AdamW,
+    Batch,
+    CheckpointPolicy,
+    DataSource,
+    EngineSpec,
+    Evaluation,
+    ModelSource,
+    TokenizerSource,
+)
+
+BUILTIN_CORPORA = ("builtin://python-stdlib",)
+DEFAULT_EVERY_STEPS = 50
+_NEUTRAL = {"mode", "deviceMemory", "evaluation", "state"}  # change nothing in the numbers, by design
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parse_job(manifest: Any) -> TrainingJob:
+    """Check a whole manifest. Raises InvalidJob."""
+    return _validated(TrainingJob, manifest, "")
+
+
+def parse_engine(document: Any, path: str = "spec.engine") -> EngineSpec:
+    """Check `spec.engine`. Raises InvalidJob."""
+    return engine_spec(_validated(TrainingEngine, document, path), path)
+
+
+def parse_checkpoint(document: Any, path: str = "spec.checkpoint") -> CheckpointPolicy:
+    """Check `spec.checkpoint`. Raises InvalidJob."""
+    return checkpoint_policy(_validated(CheckpointFields, document, path))
+
+
+def checkpoint_policy(fields: CheckpointFields) -> CheckpointPolicy:
+    nothing = fields.every_steps is None and fields.every_seconds is None
+    return CheckpointPolicy(
+        every_steps=DEFAULT_EVERY_STEPS if nothing else fields.every_steps,
+        every_seconds=fields.every_seconds,
+        keep=fields.keep,
+    )
+
+
+def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec:
+    """The settings of a run of this engine. Raises InvalidJob for what the schema cannot know."""
+    _check_model(engine, path)
+    _check_corpus(engine, path)
+    optimizer, tokenizer = engine.optimizer, engine.tokenizer
+    kept = {key: value for key, value in engine.to_wire().items() if key not in _NEUTRAL}
+    trained = None if tokenizer is None or tokenizer.train is None else tokenizer.train.vocab_size
+    saved = engine.model.uri if tokenizer is None else tokenizer.uri
+    return EngineSpec(
+        model=ModelSource(engine.model.config, engine.model.uri),
+        tokenizer=TokenizerSource(trained, saved),
+        data=DataSource(engine.data.uri, engine.data.holdout_fraction, engine.data.sequence_length),
+        steps=engine.steps,
+        batch=Batch(engine.batch.sequences, engine.batch.micro_batch),
+        optimizer=AdamW(
+            learning_rate=optimizer.learning_rate,
+            betas=(optimizer.betas[0], optimizer.betas[1]),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            warmup_steps=optimizer.warmup_steps,
+            schedule=optimizer.schedule.value,
+            gradient_clip=optimizer.gradient_clip,
+        ),
+        dtype=engine.dtype.value,
+        mode=engine.mode.value,
+        device_memory_bytes=None if engine.device_memory is None else to_bytes(engine.device_memory),
+        seed=engine.seed,
+        threads=engine.threads,
+        evaluation=None if engine.evaluation is None else Evaluation(engine.evaluation.ngram_order),
+        identity=hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def _check_model(engine: TrainingEngine, path: str) -> None:
+    config = engine.model.config
+    if config is None:
+        return
+    if not isinstance(config.get("model_type"), str):
+        raise InvalidJob(
+            f"{path}.model.config.model_type",
+            "is missing",
+            "name a transformers architecture such as llama or gpt2",
+        )
+    if engine.tokenizer is not None and engine.tokenizer.train is not None:
+        size = engine.tokenizer.train.vocab_size
+        known = config.get("vocab_size", size)
+        if known != size:
+            raise InvalidJob(
+                f"{path}.tokenizer.train.vocabSize",
+                f"is {size}, but the model's config says vocab_size {known}",
+                "make them equal, or leave vocab_size out of the config",
+            )
+
+
+def _check_corpus(engine: TrainingEngine, path: str) -> None:
+    uri = engine.data.uri
+    if uri.startswith("builtin://") and uri not in BUILTIN_CORPORA:
+        raise InvalidJob(
+            f"{path}.data.uri",
+            f"there is no corpus {uri}",
+            f"use {', '.join(BUILTIN_CORPORA)} or pvc://claim/folder",
+        )
+
+
+def _validated(model: type[M], document: Any, path: str) -> M:
+    try:
+        return model.model_validate(document)
+    except ValidationError as problem:
+        errors = problem.errors(include_url=False)
+        first = errors[0]
+        field = ".".join([path, _dotted(first["loc"])]).strip(".") or "manifest"
+        more = f" (and {len(errors) - 1} more problems)" if len(errors) > 1 else ""
+        what = first["msg"].removeprefix("Value error, ")
+        shown = "" if isinstance(first["input"], dict) else f", not {first['input']!r:.80}"
+        raise InvalidJob(field, f"{what[:1].lower()}{what[1:]}{shown}{more}", "correct it") from problem
+
+
+def _dotted(location: Iterable[int | str]) -> str:
+    """`("betas", 0)` as `betas[0]`."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")

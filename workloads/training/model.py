@@ -1,0 +1,97 @@
+"""From the job's model source to a `transformers` causal LM, and to what the plan must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from busbar.workloads.training.activations import peak_activation_bytes
+from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.groups import make_groups
+from busbar.workloads.training.plan import Demand
+from busbar.workloads.training.settings import EngineSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """How to make the model; `folder` holds saved weights, or is None for new ones."""
+
+    config: Any  # transformers.PreTrainedConfig
+    folder: Path | None
+    dtype: torch.dtype
+    seed: int
+
+    def empty(self) -> torch.nn.Module:
+        """The architecture with arbitrary weights (also under fake tensors)."""
+        from transformers import AutoModelForCausalLM
+
+        make: Any = AutoModelForCausalLM.from_config
+        model: torch.nn.Module = make(self.config, dtype=self.dtype)
+        return model
+
+    def build(self) -> torch.nn.Module:
+        """The model to train: saved weights, or new ones drawn from the seed."""
+        from transformers import AutoModelForCausalLM
+
+        torch.manual_seed(self.seed)
+        if self.folder is None:
+            return self.empty()
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=self.dtype, local_files_only=True, use_safetensors=True
+        )
+        return model
+
+
+def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_text: int) -> ModelRecipe:
+    """Check the model source. Raises InvalidJob with the field and what transformers said."""
+    from transformers import AutoConfig
+
+    where = "spec.engine.model.config" if spec.model.config is not None else "spec.engine.model.uri"
+    try:
+        if spec.model.config is None:
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        else:
+            given = dict(spec.model.config)
+            given.setdefault("vocab_size", vocab_size)
+            given.setdefault("bos_token_id", end_of_text)
+            given.setdefault("eos_token_id", end_of_text)
+            config = AutoConfig.for_model(given.pop("model_type"), **given)
+    except Exception as problem:
+        raise InvalidJob(where, f"is refused by transformers: {problem}", "correct it") from problem
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and spec.data.sequence_length > longest:
+        raise InvalidJob(
+            "spec.engine.data.sequenceLength",
+            f"is {spec.data.sequence_length}, the model's max_position_embeddings is {longest}",
+            "shorten it, or raise the model's limit",
+        )
+    if config.vocab_size < vocab_size:
+        raise InvalidJob(
+            where, f"vocab_size {config.vocab_size} is less than the tokenizer's {vocab_size}", "raise it"
+        )
+    return ModelRecipe(config, folder, DTYPES[spec.dtype], spec.seed)
+
+
+def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) -> Demand:
+    """Group sizes and peak activations, found on fake tensors: nothing is allocated."""
+    try:
+        model, activations = peak_activation_bytes(
+            recipe.empty, spec.batch.micro_batch, spec.data.sequence_length, device
+        )
+    except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
+        raise InvalidJob(
+            "spec.engine.model", f"this architecture cannot be trained here: {problem}", "choose another"
+        ) from problem
+    groups = tuple(group.size for group in make_groups(model))
+    return Demand(groups, spec.dtype, spec.batch.micro_batch, activations)
+
+
+def config_dimensions(config: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = config.to_dict()
+    return found

@@ -1,0 +1,220 @@
+"""AdamW whose state is where the plan put it, with results equal to `torch.optim.AdamW` bit for bit.
+
+State is kept in chunks of a group. A chunk's fp32 tensors lie side by side, so that one chunk is one copy:
+
+    float32     [ m | v ]
+    bfloat16    [ m | v | master weight ]
+
+A resident chunk is updated in place. A chunk on the host goes through a ring of staging slots:
+
+    load     wait freed[slot];    copy host -> slot;   record loaded
+    compute  wait loaded;         update the slot;     record updated
+    store    wait updated;        copy slot -> host;   record freed[slot]
+
+The update itself is torch's own functional AdamW on views, for both places and on every device: the equality
+is by construction, as long as pieces are cut at multiples of 1024 elements (see `groups`). The clip factor is
+computed by torch's own `clip_grad_norm_` over the model's parameters in their order, before any update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.optim.adamw import adamw
+
+from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.groups import FlatGroup, Member, Piece
+from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
+from busbar.workloads.training.settings import AdamW
+from busbar.workloads.training.streams import Event, Streams
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of one group, its pieces, and where its state lives."""
+
+    flat: FlatGroup
+    start: int  # in the group, elements
+    length: int
+    pieces: tuple[Piece, ...]
+    state: torch.Tensor  # flat fp32, on the device when resident, else on the host
+    resident: bool
+
+    def parts(self, buffer: torch.Tensor, piece: Piece) -> list[torch.Tensor]:
+        """m, v and, under bfloat16, the master weight of `piece` as views of `buffer`."""
+        count = buffer.numel() // self.length
+        return [buffer[part * self.length + piece.offset :][: piece.length] for part in range(count)]
+
+
+class OffloadedAdamW:
+    """The optimizer of one run. `step` is called after backward with that step's learning rate."""
+
+    def __init__(
+        self,
+        groups: Sequence[FlatGroup],
+        settings: AdamW,
+        plan: MemoryPlan,
+        device: Arena,
+        host: Arena,
+        streams: Streams,
+        *,
+        fused: bool = True,
+    ) -> None:
+        self.settings, self.streams, self.fused = settings, streams, fused
+        self._parameters = [member.parameter for flat in groups for member in flat.group.members]
+        parts = 2 if plan.dtype == "float32" else 3
+        self.chunks = [chunk for flat in groups for chunk in _cut(flat, plan, parts, device, host)]
+        self._slots = [
+            device.carve("staging", plan.chunk_parameters * parts, torch.float32) for _ in range(plan.slots)
+        ]
+        self._gradient_fp32 = (
+            device.carve("staging", plan.chunk_parameters, torch.float32) if parts == 3 else None
+        )
+        self.updates = 0  # optimizer steps done
+        self.loaded_bytes = self.stored_bytes = 0
+        if parts == 3:
+            self._start_masters()
+
+    def _start_masters(self) -> None:
+        for chunk in self.chunks:
+            for piece in chunk.pieces:
+                chunk.parts(chunk.state, piece)[2].copy_(_view(piece, piece.member.parameter.detach()))
+
+    def step(self, learning_rate: float) -> float:
+        """Clip, then update every parameter. Returns the gradient norm before clipping."""
+        clip = self.settings.gradient_clip
+        limit = float("inf") if clip is None else clip
+        norm = (
+            float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
+            if clip is not None
+            else float("nan")
+        )
+        self.updates += 1
+        resident = [chunk for chunk in self.chunks if chunk.resident]
+        streamed = [chunk for chunk in self.chunks if not chunk.resident]
+        self._stream(streamed, learning_rate, resident)
+        return norm
+
+    def _stream(self, chunks: Sequence[Chunk], learning_rate: float, resident: Sequence[Chunk]) -> None:
+        """Update `chunks` through the slots; `resident` ones while the first loads are under way."""
+        load, compute, store = self.streams.load, self.streams.compute, self.streams.store
+        freed: list[Event | None] = [None] * len(self._slots)
+        loaded: list[Event] = []
+
+        def start_load(index: int) -> None:
+            slot = index % len(self._slots)
+            if (before := freed[slot]) is not None:
+                load.wait(before)
+            chunk, staging = chunks[index], self._staging(slot, chunks[index])
+            load.submit(lambda: staging.copy_(chunk.state, non_blocking=True))
+            loaded.append(load.record())
+            self.loaded_bytes += staging.numel() * 4
+
+        for index in range(min(len(self._slots), len(chunks))):
+            start_load(index)
+        for chunk in resident:
+            compute.submit(lambda chunk=chunk: self._update(chunk, chunk.state, learning_rate))  # type: ignore[misc]
+        for index, chunk in enumerate(chunks):
+            slot = index % len(self._slots)
+            staging = self._staging(slot, chunk)
+            compute.wait(loaded[index])
+            compute.submit(lambda c=chunk, s=staging: self._update(c, s, learning_rate))  # type: ignore[misc]
+            store.wait(compute.record())
+            store.submit(lambda c=chunk, s=staging: c.state.copy_(s, non_blocking=True))  # type: ignore[misc]
+            freed[slot] = store.record()
+            self.stored_bytes += staging.numel() * 4
+            if index + len(self._slots) < len(chunks):
+                start_load(index + len(self._slots))
+        load.synchronize()
+        store.synchronize()
+
+    def _staging(self, slot: int, chunk: Chunk) -> torch.Tensor:
+        return self._slots[slot][: chunk.state.numel()]
+
+    def _update(self, chunk: Chunk, state: torch.Tensor, learning_rate: float) -> None:
+        with torch.no_grad():
+            for decay in (True, False):
+                pieces = [piece for piece in chunk.pieces if piece.member.decayed is decay]
+                if pieces:
+                    self._adamw(chunk, pieces, state, learning_rate, decay)
+
+    def _adamw(
+        self, chunk: Chunk, pieces: list[Piece], state: torch.Tensor, learning_rate: float, decay: bool
+    ) -> None:
+        parts = [chunk.parts(state, piece) for piece in pieces]
+        weights = [_view(piece, piece.member.parameter.detach()) for piece in pieces]
+        gradients = [_view(piece, _gradient(piece.member)) for piece in pieces]
+        scratch = self._gradient_fp32
+        if scratch is None:
+            updated = weights
+        else:  # bfloat16: update the fp32 master with the gradient in fp32, then round it into the weight
+            updated = [part[2] for part in parts]
+            wide = [scratch[piece.offset :][: piece.length] for piece in pieces]
+            for target, gradient in zip(wide, gradients, strict=True):
+                target.copy_(gradient)
+            gradients = wide
+        adamw(
+            updated,
+            gradients,
+            [part[0] for part in parts],
+            [part[1] for part in parts],
+            [],
+            [torch.tensor(float(self.updates - 1), device=self._step_device(state)) for _ in pieces],
+            foreach=False,
+            fused=self.fused,
+            amsgrad=False,
+            beta1=self.settings.betas[0],
+            beta2=self.settings.betas[1],
+            lr=learning_rate,
+            weight_decay=self.settings.weight_decay if decay else 0.0,
+            eps=self.settings.eps,
+            maximize=False,
+        )
+        if scratch is not None:
+            for weight, master in zip(weights, updated, strict=True):
+                weight.copy_(master)
+
+    def _step_device(self, state: torch.Tensor) -> torch.device:
+        return state.device if self.fused else torch.device("cpu")
+
+    def atoms(self) -> Iterator[tuple[str, torch.Tensor, slice]]:
+        """(name, piece of state, extent in the parameter) of all state: the plan-independent form."""
+        for chunk in self.chunks:
+            for piece in chunk.pieces:
+                extent = slice(piece.start, piece.start + piece.length)
+                for label, part in zip(("m", "v", "master"), chunk.parts(chunk.state, piece), strict=False):
+                    yield f"{label}/{piece.member.name}", part, extent
+
+
+def _cut(flat: FlatGroup, plan: MemoryPlan, parts: int, device: Arena, host: Arena) -> Iterator[Chunk]:
+    resident = flat.group.name not in plan.offloaded
+    arena = device if resident else host
+    start = 0
+    for length in chunk_sizes(flat.group.elements, plan.chunk_parameters):
+        state = arena.carve("optimizer", length * parts, torch.float32)
+        yield Chunk(flat, start, length, tuple(flat.group.pieces(start, length)), state, resident)
+        start += length
+
+
+def _view(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1)[piece.start : piece.start + piece.length]
+
+
+def _gradient(member: Member) -> torch.Tensor:
+    gradient = member.parameter.grad
+    assert gradient is not None
+    return gradient
+
+
+def learning_rate(settings: AdamW, step: int, steps: int) -> float:
+    """Rate of step `step` (from 0): linear warm-up, then the schedule down to zero at `steps`."""
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.learning_rate
+    done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    share = 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return settings.learning_rate * share

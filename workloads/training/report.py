@@ -1,0 +1,107 @@
+"""How a run shows itself to people: lines for a log, or a live bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+LINE_EVERY_S = 5.0
+
+
+class Reporter(Protocol):
+    def phase(self, name: str, message: str) -> None: ...
+
+    def share(self, done: float) -> None:
+        """Progress of a phase that has no steps, 0..1."""
+
+    def step(self, step: int, total: int, loss: float, tokens_per_s: float, eta_s: float | None) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """One `key=value` line per event; steps at most every few seconds, and the last one always."""
+
+    def __init__(
+        self, job: str, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._job, self._out, self._clock = job, out or sys.stdout, clock
+        self._last = float("-inf")
+
+    def phase(self, name: str, message: str) -> None:
+        self._line("phase", phase=name, message=message)
+
+    def share(self, done: float) -> None:
+        if self._due():
+            self._line("progress", percent=round(done * 100))
+
+    def step(self, step: int, total: int, loss: float, tokens_per_s: float, eta_s: float | None) -> None:
+        if self._due() or step == total:
+            eta = None if eta_s is None else round(eta_s)
+            self._line(
+                "step", step=f"{step}/{total}", loss=f"{loss:.4f}", tokens_per_s=tokens_per_s, eta_s=eta
+            )
+
+    def note(self, message: str) -> None:
+        self._line("note", message=message)
+
+    def close(self) -> None:
+        return
+
+    def _due(self) -> bool:
+        now = self._clock()
+        if now - self._last < LINE_EVERY_S:
+            return False
+        self._last = now
+        return True
+
+    def _line(self, event: str, **facts: object) -> None:
+        shown = " ".join(f"{key}={_quoted(value)}" for key, value in facts.items() if value is not None)
+        print(f"job={self._job} event={event} {shown}", file=self._out, flush=True)
+
+
+class Bar:
+    """A rich progress bar, with notes printed above it."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description:<11}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+        )
+        self._task: Any = None
+        self._progress.start()
+
+    def phase(self, name: str, message: str) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, completed=1.0, total=1.0)
+        self._task = self._progress.add_task(name, total=1.0, facts=message[:60])
+
+    def share(self, done: float) -> None:
+        self._progress.update(self._task, completed=done)
+
+    def step(self, step: int, total: int, loss: float, tokens_per_s: float, eta_s: float | None) -> None:
+        facts = f"step {step}/{total}  loss {loss:.3f}  {tokens_per_s:,.0f} tok/s"
+        self._progress.update(self._task, completed=step / total, facts=facts)
+
+    def note(self, message: str) -> None:
+        self._progress.console.print(message, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    if any(character.isspace() or character in '"=' for character in text):
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    return text

@@ -1,0 +1,376 @@
+"""One run from its spec to its result: prepare, train, evaluate, export; or stop in good order on the way.
+
+Exit codes: 0 done; 143 stopped after SIGTERM with the state saved; 2 the job is wrong; 1 anything else.
+A wish to stop is looked at between steps, and between files while preparing or evaluating: then there is
+nothing to save that is not saved already.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from busbar.workloads.training.control import Control
+from busbar.workloads.training.errors import CheckpointError, InvalidJob, ResumeRefused, TrainingError
+from busbar.workloads.training.places import Places, check_places, claim_checkpoints
+from busbar.workloads.training.report import Reporter
+from busbar.workloads.training.settings import CheckpointPolicy, EngineSpec
+from busbar.workloads.training.status import Status
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.corpus import Corpus
+    from busbar.workloads.training.model import ModelRecipe
+    from busbar.workloads.training.plan import MemoryPlan
+    from busbar.workloads.training.preparation import Prepared
+    from busbar.workloads.training.trainer import Trainer
+
+DONE, FAILED, INVALID, STOPPED = 0, 1, 2, 143
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to do, where, and under which name."""
+
+    spec: EngineSpec
+    checkpoint: CheckpointPolicy
+    places: Places
+    name: str  # for people
+    owner: str  # the job's uid: checkpoints of another owner are not resumed
+    attempt: int
+    termination_log: Path | None = None
+
+
+class Stopped(Exception):
+    """A stop was asked for, and everything worth keeping is durable."""
+
+
+def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
+    """Do it; never raises. The outcome is the exit code, the status and the termination message."""
+    try:
+        _Session(run, status, control, reporter).go()
+        code = DONE
+    except Stopped as stop:
+        reporter.note(str(stop))
+        status.update(message=str(stop))
+        code = STOPPED
+    except TrainingError as problem:
+        reporter.note(f"error: {problem}")
+        status.update(phase="Failed", message=str(problem))
+        code = INVALID if isinstance(problem, InvalidJob) else FAILED
+    except Exception as problem:
+        traceback.print_exc()
+        status.update(phase="Failed", message=f"{type(problem).__name__}: {problem}")
+        code = FAILED
+    finally:
+        control.close("the run is over")
+        reporter.close()
+    if run.termination_log is not None:
+        status.write_termination_message(run.termination_log)
+    return code
+
+
+class _Session:
+    def __init__(self, run: Run, status: Status, control: Control, reporter: Reporter) -> None:
+        self.run, self.spec, self.places = run, run.spec, run.places
+        self.status, self.control, self.reporter = status, control, reporter
+        self.fingerprint: dict[str, str | None] = {}
+
+    def go(self) -> None:
+        """The phases in order."""
+        self.status.update(totalSteps=self.spec.steps)
+        corpus = self._open()
+        recipe, plan = self._plan()
+        prepared = self._prepare(corpus)
+        trainer = self._build(recipe, plan, prepared)
+        try:
+            self._train(trainer, prepared, corpus)
+            evaluation = self._evaluate(trainer, prepared, corpus)
+            self._export(trainer, prepared, evaluation)
+        finally:
+            trainer.close()
+        self._phase("Done", f"{self.spec.steps} steps done; model in {self.places.output}")
+
+    def _phase(self, name: str, message: str) -> None:
+        self.status.update(phase=name, message=message)
+        self.reporter.phase(name, message)
+        self._stop_point()
+
+    def _stop_point(self, *, saved: bool = False) -> None:
+        if self.control.stopping and self.status.phase != "Done":
+            where = f"the state after step {self.status.step} is durable" if saved else "nothing was lost"
+            raise Stopped(f"stopped on request: {where}")
+
+    def _share(self, done: float) -> None:
+        self.reporter.share(min(1.0, done))
+        self._stop_point()
+
+    def _open(self) -> Corpus:
+        self._phase("Preparing", "reading the corpus")
+        from busbar.workloads.training.corpus import open_corpus
+
+        check_places(self.places)
+        if claim_checkpoints(self.places.checkpoints, self.run.owner):
+            self.reporter.note("checkpoints of an earlier job were moved to checkpoints.previous")
+        return open_corpus(self.spec.data.uri, self.places.data, self.spec.data.holdout_fraction)
+
+    def _plan(self) -> tuple[ModelRecipe, MemoryPlan]:
+        """What must fit is known before anything is allocated, tokenized or downloaded."""
+        self._phase("Preparing", "planning memory")
+        import torch
+
+        from busbar.workloads.training import model
+        from busbar.workloads.training.limits import host_limit_bytes
+        from busbar.workloads.training.plan import Limits, make_plan
+        from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer
+
+        torch.set_num_threads(self.spec.threads)
+        vocabulary, separator = self.spec.tokenizer.vocab_size or 0, 0
+        if self.places.tokenizer is not None:
+            tokenizer = load_tokenizer(self.places.tokenizer)
+            vocabulary, separator = tokenizer.get_vocab_size(), end_of_text_id(tokenizer)
+        recipe = model.open_model(self.spec, self.places.model, vocabulary, separator)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        on_cpu = self.device.type == "cpu"
+        limit = self.spec.device_memory_bytes
+        if not on_cpu:
+            free = int(torch.cuda.mem_get_info(self.device)[0] * 0.95)
+            limit = free if limit is None else min(limit, free)
+        demand = model.measure_demand(recipe, self.spec, self.device)
+        plan = make_plan(demand, Limits(limit, host_limit_bytes(), on_cpu), self.spec.mode)
+        self.reporter.note(plan.explain())
+        self.status.update(mode=plan.mode, memory=_memory(plan))
+        return recipe, plan
+
+    def _prepare(self, corpus: Corpus) -> Prepared:
+        from busbar.workloads.training.preparation import prepare
+
+        self._phase("Preparing", "training the tokenizer and packing tokens")
+        cache = self.places.checkpoints / "prepared"
+        prepared = prepare(self.spec, corpus, self.places.tokenizer, cache, self._share)
+        rows, length = prepared.packed.sequences.shape
+        self.reporter.note(
+            f"{rows} sequences of {length} tokens from {len(corpus.train)} files; {len(corpus.holdout)} held out"
+        )
+        return prepared
+
+    def _build(self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared) -> Trainer:
+        from busbar.workloads.training.model import config_dimensions
+        from busbar.workloads.training.plan import workload_class
+        from busbar.workloads.training.trainer import Trainer
+
+        self._phase("Preparing", "building the model")
+        trainer = Trainer(self.spec, recipe, plan, self.device)
+        digest, name = workload_class(
+            config_dimensions(recipe.config),
+            self.spec.dtype,
+            self.spec.data.sequence_length,
+            self.spec.batch.sequences,
+        )
+        self.cell = {"class": digest, "name": name, "mode": plan.mode, "accelerator": self.device.type}
+        return trainer
+
+    def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> None:
+        from busbar.workloads.training.checkpoint import CheckpointFolder
+        from busbar.workloads.training.export import weights_digest
+        from busbar.workloads.training.journal import Journal
+        from busbar.workloads.training.saver import Saver
+
+        facts = self._facts(prepared, corpus)
+        folder = CheckpointFolder(self.places.checkpoints, self.run.checkpoint.keep)
+        journal = Journal(self.places.checkpoints / "journal.jsonl", self.run.attempt)
+        try:
+            self._resume(trainer, folder, journal, facts)
+            saver = Saver(folder, trainer.snapshot, facts, journal.sync, self.status.durable_checkpoint)
+            if trainer.done:
+                saver.durable_step = trainer.done
+            self._phase("Training", f"from step {trainer.done} of {self.spec.steps}")
+            self.control.open()
+            _Loop(self, trainer, saver, journal, prepared).go()
+            self.fingerprint = {
+                "losses": journal.digest(trainer.done),
+                "weights": weights_digest(trainer.model),
+            }
+            self.status.update(fingerprint=self.fingerprint)
+        finally:
+            self.control.close("training is over; its last state is already saved")
+            journal.close()
+
+    def _facts(self, prepared: Prepared, corpus: Corpus) -> dict[str, Any]:
+        """What a checkpoint belongs to; it is resumed only by a run with the same facts."""
+        return {
+            "identity": self.spec.identity,
+            "corpus": corpus.digest,
+            "tokenizer": prepared.tokenizer_hash,
+            "attempt": self.run.attempt,
+        }
+
+    def _resume(self, trainer: Trainer, folder: Any, journal: Any, facts: dict[str, Any]) -> None:
+        from busbar.workloads.training.saver import restore_random_states
+
+        self._phase("Preparing", "looking for a checkpoint")
+        found = folder.newest()
+        for problem in found.passed_over:
+            self.reporter.note(f"passed over a damaged checkpoint: {problem}")
+        loaded = found.checkpoint
+        step = 0
+        if loaded is not None:
+            _check_same_run(loaded.manifest, facts, self.places.checkpoints)
+            trainer.restore(loaded.step, dict(loaded.tensors))
+            restore_random_states(loaded)
+            step = loaded.step
+            size = sum(tensor.numel() * tensor.itemsize for tensor in loaded.tensors.values())
+            self.status.durable_checkpoint(step, loaded.manifest["savedAt"], size)
+            self.status.update(restoredAttempt=loaded.manifest["attempt"])
+        lost = journal.lost_since(step)
+        if loaded is not None or lost:
+            self.status.update(resumedFromStep=step, lostSteps=lost, step=step)
+            self.reporter.note(f"resumed from step {step}; {lost} finished steps were lost and are repeated")
+
+    def _evaluate(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> dict[str, Any] | None:
+        wanted = self.spec.evaluation
+        if wanted is None or not corpus.holdout:
+            return None
+        from busbar.workloads.training import evaluation
+        from busbar.workloads.training.packing import document_order
+        from busbar.workloads.training.tokenizer import decode_bytes, end_of_text_id, token_bytes
+
+        self._phase("Evaluating", "bits per byte on held-out files")
+        table = token_bytes(prepared.tokenizer)
+        seen = prepared.packed.seen_runs(self.spec.steps, self.spec.batch.sequences)
+        scores = evaluation.evaluate(
+            trainer.model,
+            lambda text: prepared.tokenizer.encode(text, add_special_tokens=False).ids,
+            end_of_text_id(prepared.tokenizer),
+            self.spec.data.sequence_length,
+            self.spec.batch.micro_batch,
+            evaluation.select_documents(document_order(corpus.holdout, self.spec.seed)),
+            [decode_bytes(table, run.tolist()) for run in seen],
+            wanted.ngram_order,
+            self.device,
+            self._share,
+        )
+        document = scores.to_json()
+        self.status.update(evaluation=document)
+        self.reporter.note(
+            f"bits per byte on {scores.held_out_bytes} held-out bytes: model {scores.bits_per_byte:.3f}, "
+            f"order-{scores.ngram_order} n-gram {scores.ngram_bits_per_byte:.3f}, "
+            f"bigram {scores.bigram_bits_per_byte:.3f}"
+        )
+        return document
+
+    def _export(self, trainer: Trainer, prepared: Prepared, evaluation: dict[str, Any] | None) -> None:
+        from busbar.workloads.training.export import export
+
+        self._phase("Saving", f"writing the model to {self.places.output}")
+        facts = {
+            "job": self.run.name,
+            "steps": self.spec.steps,
+            "evaluation": evaluation,
+            "fingerprint": self.fingerprint,
+            "tokenizer": prepared.tokenizer_hash,
+            "lostSteps": self.status.to_json(losses=False)["lostSteps"],
+        }
+        export(trainer.model, prepared.tokenizer, self.places.output, self.spec.data.sequence_length, facts)
+
+
+class _Loop:
+    """Steps until the last one or a stop; checkpoints as the policy and people ask."""
+
+    def __init__(
+        self, session: _Session, trainer: Trainer, saver: Any, journal: Any, prepared: Prepared
+    ) -> None:
+        self.session, self.trainer, self.saver, self.journal = session, trainer, saver, journal
+        self.packed = prepared.packed
+        self.status, self.control, self.reporter = session.status, session.control, session.reporter
+        self._last_save = time.monotonic()
+
+    def go(self) -> None:
+        total = self.session.spec.steps
+        while self.trainer.done < total:
+            if self.control.stopping:
+                self._stop()
+            self._step(total)
+        self._durable("the last step")
+
+    def _step(self, total: int) -> None:
+        result = self.trainer.step(self.packed)
+        self.journal.append(result.step, result.loss)
+        self.status.finished_step(result.step, result.loss, result.seconds, result.tokens)
+        self._publish()
+        shown = self.status.to_json(losses=False)
+        self.reporter.step(result.step, total, result.loss, shown["tokensPerSecond"], shown["etaSeconds"])
+        waiting = self.control.take_requests()
+        seconds = time.monotonic() - self._last_save
+        if waiting or self.session.run.checkpoint.due(result.step, seconds):
+            self._attempt(lambda: self.saver.save(result.step))
+            self._last_save = time.monotonic()
+        if waiting:
+            problem = self._attempt(self.saver.drain)
+            for request in waiting:
+                request.step, request.problem = result.step, problem
+                request.answered.set()
+
+    def _publish(self) -> None:
+        optimizer = self.trainer.optimizer
+        self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self.saver.stalled_seconds)
+        self.status.update(replayedSteps=self.journal.replayed, replayMismatches=len(self.journal.mismatches))
+        samples = self.status.steady_samples
+        if samples >= 5 and (samples == 5 or samples % 10 == 0):
+            self.status.update(
+                report={
+                    **self.session.cell,
+                    "tokensPerSecond": self.status.to_json(losses=False)["tokensPerSecond"],
+                    "samples": samples,
+                    "offloadedFraction": round(self.trainer.plan.offloaded_fraction, 4),
+                    "peakDeviceBytes": self.trainer.peak_device_bytes(),
+                    "peakHostBytes": self.trainer.peak_host_bytes(),
+                }
+            )
+
+    def _attempt(self, work: Callable[[], None]) -> str | None:
+        """A checkpoint that fails while training goes on is reported; the training is worth more."""
+        try:
+            work()
+        except CheckpointError as problem:
+            self.reporter.note(f"error: {problem}")
+            self.status.update(message=str(problem))
+            return str(problem)
+        return None
+
+    def _stop(self) -> None:
+        self.status.update(phase="Saving", message="asked to stop: saving")
+        self.reporter.note(f"asked to stop: saving the state after step {self.trainer.done}")
+        self._durable("a stop")
+        self.session._stop_point(saved=True)
+
+    def _durable(self, occasion: str) -> None:
+        """Save and wait. A failure of an earlier write is passed over if this one succeeds."""
+        self._attempt(self.saver.drain)
+        if self.trainer.done:
+            self.saver.save(self.trainer.done)
+            self.saver.drain()
+            self.reporter.note(f"checkpoint of step {self.trainer.done} is durable ({occasion})")
+
+
+def _check_same_run(manifest: Any, facts: dict[str, Any], folder: Path) -> None:
+    names = {"identity": "settings", "corpus": "corpus", "tokenizer": "tokenizer"}
+    changed = [label for key, label in names.items() if manifest.get(key) != facts[key]]
+    if changed:
+        raise ResumeRefused(
+            f"the checkpoints in {folder} belong to a run with another {' and '.join(changed)}; "
+            "restore the old settings, or use another output folder, or remove these checkpoints"
+        )
+
+
+def _memory(plan: MemoryPlan) -> dict[str, Any]:
+    return {
+        "deviceBytes": plan.device_bytes,
+        "deviceLimitBytes": plan.limits.device_bytes,
+        "hostBytes": plan.host_bytes,
+        "deviceOwners": dict(plan.device),
+        "hostOwners": dict(plan.host),
+    }

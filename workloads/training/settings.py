@@ -1,0 +1,87 @@
+"""What one run is told, as frozen dataclasses. Standard library only: `plan` and `optimizer` need no more.
+
+`job` makes them from a TrainingJob; benchmarks and tests may make them by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Exactly one of a `transformers` config (new random weights) or a saved model's URI."""
+
+    config: Mapping[str, Any] | None
+    uri: str | None
+
+
+@dataclass(frozen=True)
+class TokenizerSource:
+    """A vocabulary size (train one on the corpus) or the URI of a saved one; neither: the model's own."""
+
+    vocab_size: int | None
+    uri: str | None
+
+
+@dataclass(frozen=True)
+class DataSource:
+    uri: str
+    holdout_fraction: float  # share of *files* kept out of training
+    sequence_length: int  # tokens per packed sequence
+
+
+@dataclass(frozen=True)
+class Batch:
+    sequences: int  # per optimizer step
+    micro_batch: int  # per forward and backward; divides `sequences`
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Hyperparameters, as torch names them."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float  # on matrices only; vectors (norms, biases) are never decayed
+    warmup_steps: int
+    schedule: str  # linear | cosine | constant
+    gradient_clip: float | None  # global norm; None: no clipping
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    ngram_order: int  # context length in bytes of the longer n-gram model
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    every_steps: int | None
+    every_seconds: float | None
+    keep: int
+
+    def due(self, step: int, seconds_since_last: float) -> bool:
+        by_steps = self.every_steps is not None and step % self.every_steps == 0
+        return by_steps or (self.every_seconds is not None and seconds_since_last >= self.every_seconds)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """`spec.engine`, checked."""
+
+    model: ModelSource
+    tokenizer: TokenizerSource
+    data: DataSource
+    steps: int
+    batch: Batch
+    optimizer: AdamW
+    dtype: str
+    mode: str
+    device_memory_bytes: int | None  # limit of the device arena; None: what the device has
+    seed: int
+    threads: int  # CPU threads of torch; part of what makes a restart bit-equal
+    evaluation: Evaluation | None
+    identity: str  # hash of every field that decides the run's numbers

@@ -1,0 +1,93 @@
+"""A byte-level BPE trained on the corpus, or a saved one; and the tables that turn tokens back into bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+END_OF_TEXT = "<|endoftext|>"
+TRAIN_BYTES = 6 * 2**20  # enough text for a few thousand merges; more only costs time
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """A `tokenizers.Tokenizer` with `vocab_size` entries; the same texts give the same tokenizer."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_up_to(texts, TRAIN_BYTES), trainer)
+    return tokenizer
+
+
+def load_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def end_of_text_id(tokenizer: Any) -> int:
+    """Id of the separator between documents: ours, or the usual names of others."""
+    for name in (END_OF_TEXT, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "[SEP]"):
+        found = tokenizer.token_to_id(name)
+        if found is not None:
+            return int(found)
+    return 0
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def token_bytes(tokenizer: Any) -> list[bytes]:
+    """The bytes that each token of a byte-level vocabulary stands for; special tokens stand for none."""
+    unicode_to_byte = {symbol: byte for byte, symbol in _byte_alphabet().items()}
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    table = []
+    for index in range(tokenizer.get_vocab_size()):
+        token = tokenizer.id_to_token(index) or ""
+        known = token not in special and all(symbol in unicode_to_byte for symbol in token)
+        table.append(bytes(unicode_to_byte[symbol] for symbol in token) if known else b"")
+    return table
+
+
+def decode_bytes(table: Sequence[bytes], ids: Iterable[int]) -> bytes:
+    return b"".join(table[index] for index in ids)
+
+
+def save_for_transformers(tokenizer: Any, folder: Path, context: int) -> None:
+    """Write the files that `AutoTokenizer` reads."""
+    from transformers import PreTrainedTokenizerFast
+
+    end = tokenizer.id_to_token(end_of_text_id(tokenizer))
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, bos_token=end, eos_token=end, model_max_length=context
+    ).save_pretrained(folder)
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """GPT-2's printable stand-ins: printable Latin-1 for itself, the other bytes from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(0x100 + index) for index, byte in enumerate(others)
+    }
+
+
+def _up_to(texts: Iterable[str], limit: int) -> Iterable[str]:
+    seen = 0
+    for text in texts:
+        if seen >= limit:
+            return
+        seen += len(text)
+        yield text
