@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 
 from busbar.local.instance import Instance
+from busbar.local.simulated import stages
 
 RUN = "/run/busbar"
 REGISTRY_PORT = 5000
@@ -38,6 +39,7 @@ def render(instance: Instance, machine: Machine) -> dict[str, str]:
         "certs.d/localhost_5000/hosts.toml": registry_hosts(),
         "cni/10-busbar.conflist": _json(cni(instance)),
         "Corefile": corefile(instance, machine),
+        "stages.yaml": stages(),
         "resolv.conf": f"nameserver {instance.addresses.node}\n",
         "registry.yml": registry(),
         "local-path/config.json": _json(local_path(instance)),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from busbar.local import paths
 from busbar.local.build import location
-from busbar.local.config import CONTAINERD_SOCKET, RUN
+from busbar.local.config import CONTAINERD_SOCKET, REGISTRY, RUN
 from busbar.local.instance import Instance
 from busbar.local.pki import Authority, Certificate
 from busbar.local.supervisor import Part, Spec
@@ -222,7 +222,8 @@ def _forward(instance: Instance) -> Part:
 
 def traffic(instance: Instance) -> Part:
     """The simulated tenants' life; added once the platform's kinds exist."""
-    argv = [sys.executable, "-m", "busbar.local.traffic", f"{CONFIG}/traffic.kubeconfig"]
+    image = f"{REGISTRY}/busbar-workloads:simulated"  # never pulled
+    argv = [sys.executable, "-m", "busbar.local.traffic", instance.addresses.api_url, PKI, image]
     return Part("traffic", argv, after=["kube-apiserver", "kwok"])
 
 

@@ -40,14 +40,33 @@ def build_images() -> str:
         BuildError: a step failed.
     """
     with build.locked(folder() / ".lock", "another image build"):
+        tag = recipe.release_tag()
+        if everything_pushed(tag):
+            return tag
         _base()
         _pause()
         for image in IMAGES:
             _dependencies(image)
-        tag = recipe.release_tag()
         for image in IMAGES:
             _source(image, tag)
     return tag
+
+
+def everything_pushed(tag: str) -> bool:
+    """Whether the registry's storage already holds all images in their present form."""
+    small = pushed("busbar-base", recipe.base_tag()) and pushed("busbar-pause", recipe.pause_tag())
+    return small and all(pushed(image.name, tag) for image in IMAGES)
+
+
+def push_elsewhere(registry: str, tag: str) -> None:
+    """Push both images to a registry of the user's (for a cluster of the user's)."""
+    for image in IMAGES:
+        reference = f"{PREFIX}/{image.name}:{tag}"
+        if not exists(reference):
+            _dependencies(image)
+            _source_layer(image, tag)
+        with step(f"push {registry}/{image.name}:{tag}") as running:
+            buildah("push", reference, f"docker://{registry}/{image.name}:{tag}", running=running)
 
 
 def _push(reference: str, name: str, tag: str) -> None:
@@ -198,6 +217,12 @@ def _source(image: Image, tag: str) -> None:
     """The last layer: our own code, compiled, and the commands."""
     if pushed(image.name, tag):
         return
+    _source_layer(image, tag)
+    _push(f"{PREFIX}/{image.name}:{tag}", image.name, tag)
+    _forget_older(image, tag)
+
+
+def _source_layer(image: Image, tag: str) -> None:
     reference = f"{PREFIX}/{image.name}:{tag}"
     with step(f"{image.name}: our source"), tempfile.TemporaryDirectory(dir=folder()) as name:
         root = Path(name) / "busbar"
@@ -211,8 +236,6 @@ def _source(image: Image, tag: str) -> None:
             settings += ["--env", "HOME=/tmp", "--entrypoint", '["/usr/bin/tini", "--"]']
             configure(container, settings)
             buildah("commit", "-q", container, reference)
-    _push(reference, image.name, tag)
-    _forget_older(image, tag)
 
 
 def compiled_here() -> bool:
