@@ -71,7 +71,7 @@ class KeyDirectory:
             )
         if SCOPE_INFERENCE not in key.scopes:
             raise Forbidden(
-                f"This API key lacks the scope {SCOPE_INFERENCE!r}. Make one that has it: `busbar token create --scope {SCOPE_INFERENCE}`."
+                f"This API key lacks the scope {SCOPE_INFERENCE!r}. Make one that has it: `busbar token create --scopes {SCOPE_INFERENCE}`."
             )
         return key
 

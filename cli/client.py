@@ -1,0 +1,304 @@
+"""The Python client: Busbar's REST API as methods with typed results.
+
+    from busbar.cli.client import Client
+
+    with Client("https://busbar.example", token) as client:
+        job = client.create(manifest)
+        for line in client.logs(job, follow=True):
+            print(line)
+
+Synchronous, one connection pool, no retries of its own. Every failure is an exception of
+`busbar.cli.errors` whose message says what went wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx2
+from pydantic import ValidationError
+
+from busbar.cli import results
+from busbar.cli.errors import BusbarError, Invalid, NotAuthorised, NotFound, Unreachable, UsageProblem
+from busbar.cli.results import KINDS, TRAINING_JOB, Kind, Object
+from busbar.kube.contracts.wire import WireModel
+
+BASE = "/api/v1alpha1"
+TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+W = TypeVar("W", bound=WireModel)
+
+
+class Client:
+    """A connection to one Busbar server as one caller."""
+
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        *,
+        ca_file: str | None = None,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        parts = urlsplit(server)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageProblem(f"{server!r} is not a server's address; write it as https://busbar.example")
+        self.server = server.rstrip("/")
+        verify: Any = True
+        if ca_file:
+            import ssl
+
+            verify = ssl.create_default_context(cafile=ca_file)
+        self._http = httpx2.Client(
+            base_url=self.server + BASE,
+            headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
+            timeout=TIMEOUT,
+            verify=verify,
+            transport=transport,
+            # A proxy of the environment cannot reach what listens on this machine.
+            trust_env=parts.hostname not in _LOOPBACK,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # -- objects of our kinds ---------------------------------------------------------------------------
+
+    def listing(self, kind: Kind, namespace: str | None = None) -> list[Object]:
+        """Objects of a kind, newest first; without a namespace all that the caller may see."""
+        path = f"/{kind.plural}" if namespace is None else _collection(kind, namespace)
+        return [Object(kind, document) for document in self._json("GET", path)["items"]]
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        return Object(kind, self._json("GET", _one(kind, namespace, name)))
+
+    def create(self, document: Mapping[str, Any], namespace: str | None = None) -> Object:
+        """Create the object; its namespace is the argument's or its metadata's."""
+        kind = kind_of(document)
+        namespace = namespace or _namespace_of(document)
+        return Object(kind, self._json("POST", _collection(kind, namespace), document))
+
+    def change(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Object:
+        """Apply a JSON merge patch to spec, labels or annotations."""
+        return Object(kind, self._json("PATCH", _one(kind, namespace, name), patch))
+
+    def delete(self, kind: Kind, namespace: str, name: str) -> None:
+        self._send("DELETE", _one(kind, namespace, name))
+
+    def cancel(self, kind: Kind, namespace: str, name: str) -> Object:
+        """Suspend: save the state, give everything back, keep the object and its output."""
+        return Object(kind, self._json("POST", _one(kind, namespace, name) + "/cancel"))
+
+    def resume(self, kind: Kind, namespace: str, name: str) -> Object:
+        """Undo a cancel."""
+        return Object(kind, self._json("POST", _one(kind, namespace, name) + "/resume"))
+
+    def scale(self, namespace: str, name: str, replicas: int | None) -> Object:
+        """Set a service's replica count; None gives it back to the autoscaler."""
+        path = _one(results.MODEL_SERVICE, namespace, name) + "/scale"
+        return Object(results.MODEL_SERVICE, self._json("PUT", path, {"replicas": replicas}))
+
+    def preview(self, document: Mapping[str, Any], namespace: str | None = None) -> results.Preview:
+        """Where a draft would run, when, at what cost, or exactly why not. Nothing is made."""
+        kind_of(document)
+        namespace = namespace or _namespace_of(document)
+        path = f"/namespaces/{quote(namespace, safe='')}/preview"
+        return _parse(results.Preview, self._json("POST", path, document))
+
+    def events(self, target: Object) -> list[results.Event]:
+        """Events of the object and its pods, newest first."""
+        found = self._json("GET", _one(target.kind, target.namespace, target.name) + "/events")
+        return [_parse(results.Event, item) for item in found["items"]]
+
+    def logs(
+        self,
+        target: Object,
+        *,
+        follow: bool = False,
+        rank: int = 0,
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[str]:
+        """Lines of the log of one rank, as they come."""
+        asked: dict[str, str | int] = {"rank": rank, "follow": "true" if follow else "false"}
+        if tail is not None:
+            asked["tail"] = tail
+        if attempt is not None:
+            asked["attempt"] = attempt
+        path = _one(target.kind, target.namespace, target.name) + "/logs"
+        timeout = httpx2.Timeout(30.0, connect=5.0, read=None if follow else 30.0)
+        try:
+            with self._http.stream("GET", path, params=asked, timeout=timeout) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise _error(self.server, response)
+                yield from response.iter_lines()
+        except httpx2.TransportError as error:
+            raise _unreachable(self.server, error) from error
+
+    # -- the rest ---------------------------------------------------------------------------------------
+
+    def me(self) -> results.Me:
+        return _parse(results.Me, self._json("GET", "/me"))
+
+    def pools(self) -> list[dict[str, Any]]:
+        """AcceleratorPools as JSON objects."""
+        return list(self._json("GET", "/pools")["items"])
+
+    def tenants(self) -> list[dict[str, Any]]:
+        """Tenants as JSON objects."""
+        return list(self._json("GET", "/tenants")["items"])
+
+    def nodes(self) -> list[results.Node]:
+        return [_parse(results.Node, item) for item in self._json("GET", "/nodes")["items"]]
+
+    def models(self) -> list[results.Model]:
+        return [_parse(results.Model, item) for item in self._json("GET", "/models")["items"]]
+
+    def usage(
+        self, by: str = "tenant", since: datetime | None = None, until: datetime | None = None
+    ) -> results.Usage:
+        """Sums by tenant, namespace, service, model, key or day."""
+        asked = {"by": by}
+        for name, moment in (("since", since), ("until", until)):
+            if moment is not None:
+                asked[name] = moment.isoformat()
+        return _parse(results.Usage, self._json("GET", "/usage", params=asked))
+
+    def tokens(self) -> list[results.Token]:
+        return [_parse(results.Token, item) for item in self._json("GET", "/tokens")["items"]]
+
+    def create_token(
+        self,
+        *,
+        scopes: Sequence[str] = ("rest", "inference"),
+        description: str = "",
+        role: str = "user",
+        subject: str | None = None,
+        tenant: str | None = None,
+        expires_in_days: float | None = None,
+    ) -> results.NewToken:
+        """A new token; its text is in the answer and nowhere else."""
+        asked: dict[str, Any] = {"scopes": list(scopes), "description": description, "role": role}
+        for name, value in (("subject", subject), ("tenant", tenant), ("expiresInDays", expires_in_days)):
+            if value is not None:
+                asked[name] = value
+        return _parse(results.NewToken, self._json("POST", "/tokens", asked))
+
+    def revoke_token(self, token_id: str) -> None:
+        self._send("DELETE", f"/tokens/{quote(token_id, safe='')}")
+
+    # -- transport --------------------------------------------------------------------------------------
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> Any:
+        response = self._send(method, path, document, params)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise _foreign(self.server, response) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> httpx2.Response:
+        try:
+            response = self._http.request(method, path, json=document, params=params)
+        except httpx2.TransportError as error:
+            raise _unreachable(self.server, error) from error
+        if not response.is_success:
+            raise _error(self.server, response)
+        return response
+
+
+def kind_of(document: Mapping[str, Any]) -> Kind:
+    """The kind of a manifest; raises UsageProblem for one that REST does not manage."""
+    name = document.get("kind")
+    for kind in KINDS:
+        if kind.name == name:
+            return kind
+    raise UsageProblem(
+        f"kind {name!r}: busbar manages TrainingJob and ModelService; apply others with kubectl apply -f"
+    )
+
+
+def _namespace_of(document: Mapping[str, Any]) -> str:
+    namespace = (document.get("metadata") or {}).get("namespace")
+    if not namespace:
+        raise UsageProblem("the object has no metadata.namespace; add it, or say which with --namespace")
+    return str(namespace)
+
+
+def _collection(kind: Kind, namespace: str) -> str:
+    return f"/namespaces/{quote(namespace, safe='')}/{kind.plural}"
+
+
+def _one(kind: Kind, namespace: str, name: str) -> str:
+    return f"{_collection(kind, namespace)}/{quote(name, safe='')}"
+
+
+def _parse(model: type[W], document: object) -> W:
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise BusbarError(
+            f"the server's answer is not as expected (is it a newer version?): {error}"
+        ) from error
+
+
+def _unreachable(server: str, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"{server} does not answer ({error or type(error).__name__}). Is the address right, and is it up?"
+    )
+
+
+def _foreign(server: str, response: httpx2.Response) -> BusbarError:
+    return BusbarError(
+        f"{server} answered {response.status_code} to {response.request.url.path}, but not as Busbar does. "
+        "Is this the address of the API and portal?"
+    )
+
+
+def _error(server: str, response: httpx2.Response) -> BusbarError:
+    status = response.status_code
+    try:
+        told = json.loads(response.content)["error"]
+        message, code, field = str(told["message"]), str(told["code"]), told.get("field")
+    except (ValueError, KeyError, TypeError):
+        if status in (502, 503, 504):
+            return Unreachable(f"{server} answered {status}; try again in a moment")
+        return _foreign(server, response)
+    if status == 401:
+        return NotAuthorised(f"{message}. Log in again with `busbar login {server}`.", code=code, field=field)
+    kinds: dict[int, type[BusbarError]] = {
+        400: Invalid,
+        403: NotAuthorised,
+        404: NotFound,
+        422: Invalid,
+        503: Unreachable,
+    }
+    return kinds.get(status, BusbarError)(message, code=code, field=field)
+
+
+__all__ = ["TRAINING_JOB", "Client", "kind_of"]

@@ -1,0 +1,1 @@
+"""One module per command; each is imported when its command runs, not before."""

@@ -1,0 +1,139 @@
+"""`busbar describe`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from busbar.cli.completions import objects
+from busbar.cli.output import age, columns, duration, emit, facts, output_option
+from busbar.cli.session import Session, connected
+
+if TYPE_CHECKING:
+    from busbar.cli.results import Event, Object
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  busbar describe my-job
+  busbar describe service/my-model -o yaml
+  busbar describe my-job --watch                  follow it; exit 6 if it fails
+"""
+)
+@click.argument("name", shell_complete=objects)
+@click.option("-w", "--watch", is_flag=True, help="Follow until the job has ended or the service is ready.")
+@output_option
+@connected
+def describe(session: Session, name: str, watch: bool, output: str) -> None:
+    """Show one job or service: state, why, progress, checkpoints, cost, events.
+
+    NAME is a name, or job/NAME or service/NAME.
+    """
+    found = session.find(name)
+    if watch:
+        from busbar.cli.follow import follow
+
+        found = follow(lambda: session.client.get(found.kind, found.namespace, found.name))
+    events = session.client.events(found) if output == "table" else []
+    emit(output, found.document, lambda: _page(found, events), [found.reference])
+
+
+def _page(found: Object, events: list[Event]) -> str:
+    from busbar.cli.results import TRAINING_JOB
+
+    common: list[tuple[str, object]] = [
+        ("Name", found.name),
+        ("Namespace", found.namespace),
+        ("Kind", found.kind.name),
+        ("Age", age(found.created_at)),
+        ("Phase", found.phase),
+        ("Reason", found.reason),
+        ("Message", found.message),
+    ]
+    own = _job(found) if found.kind is TRAINING_JOB else _service(found)
+    parts = [facts(common + own)]
+    conditions = [c for c in found.status.get("conditions") or [] if isinstance(c, dict)]
+    if conditions:
+        rows = [(c.get("type"), c.get("status"), c.get("reason"), c.get("message")) for c in conditions]
+        parts.append("Conditions\n" + columns(["type", "status", "reason", "message"], rows))
+    if events:
+        lines = [(e.last_seen, e.type, e.reason, e.object, e.message) for e in events[:20]]
+        parts.append("Events\n" + columns(["last seen", "type", "reason", "object", "message"], lines))
+    return "\n\n".join(parts)
+
+
+def _job(found: Object) -> list[tuple[str, object]]:
+    status, progress = found.status, found.progress
+    steps = f"{progress.step} of {progress.total_steps} steps" if progress.total_steps else None
+    checkpoint = _part(status, "checkpoint")
+    lost, evaluation = _part(status, "lostWork"), _part(status, "evaluation")
+    quality = None
+    if evaluation.get("bitsPerByte") is not None:
+        quality = f"{evaluation['bitsPerByte']:.3f} bits per byte"
+        if evaluation.get("bigramBitsPerByte") is not None:
+            quality += f" (bigram {evaluation['bigramBitsPerByte']:.3f}"
+            if evaluation.get("ngramBitsPerByte") is not None:
+                quality += f", n-gram {evaluation['ngramBitsPerByte']:.3f}"
+            quality += ")"
+    return [
+        *_placement(status),
+        ("Progress", steps),
+        ("Loss", progress.loss),
+        ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
+        ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
+        (
+            "Checkpoint",
+            f"step {checkpoint['step']}, {checkpoint.get('savedAt', '')}" if checkpoint.get("step") else None,
+        ),
+        ("Attempts", status.get("attempt")),
+        ("Preemptions", status.get("preemptions")),
+        (
+            "Lost work",
+            f"{lost['steps']} steps, {duration(lost.get('seconds') or 0)}" if lost.get("steps") else None,
+        ),
+        ("Quality", quality),
+        ("Output", status.get("outputUri") or _part(found.spec, "output").get("uri")),
+        *_usage(status),
+    ]
+
+
+def _service(found: Object) -> list[tuple[str, object]]:
+    status = found.status
+    ready = f"{status.get('readyReplicas') or 0} ready of {status.get('desiredReplicas') or 0} wanted"
+    return [
+        ("Model", status.get("modelId")),
+        ("URL", status.get("url")),
+        ("Replicas", ready),
+        ("Pools", ", ".join(f"{p.get('pool')}: {p.get('replicas')}" for p in status.get("pools") or [])),
+        *_usage(status),
+    ]
+
+
+def _placement(status: dict[str, Any]) -> list[tuple[str, object]]:
+    admission = _part(status, "admission")
+    if not admission:
+        return []
+    where = f"{admission.get('pods')} × {admission.get('acceleratorsPerPod')} {admission.get('accelerator')}"
+    return [
+        ("Pool", admission.get("pool")),
+        ("Shape", where),
+        ("Mode", admission.get("mode")),
+        ("Nodes", ", ".join(admission.get("nodes") or [])),
+        ("Why there", admission.get("reason")),
+    ]
+
+
+def _usage(status: dict[str, Any]) -> list[tuple[str, object]]:
+    usage = _part(status, "usage")
+    seconds = usage.get("acceleratorSeconds")
+    return [
+        ("Used", f"{duration(seconds)} of accelerators" if seconds else None),
+        ("Cost", f"{usage['cost']:.2f}" if usage.get("cost") else None),
+    ]
+
+
+def _part(document: dict[str, Any], name: str) -> dict[str, Any]:
+    part = document.get(name)
+    return part if isinstance(part, dict) else {}

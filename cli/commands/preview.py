@@ -1,0 +1,84 @@
+"""`busbar preview`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from busbar.cli import manifests
+from busbar.cli.output import columns, duration, emit, facts, output_option
+from busbar.cli.session import Session, connected
+
+if TYPE_CHECKING:
+    from busbar.cli.results import Preview
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  busbar preview -f job.yaml
+  busbar preview -f job.yaml -o json | jq .startsNow
+
+\b
+Exit code 1: it can never run as it is; the output says which change would let it.
+"""
+)
+@click.option(
+    "-f", "--file", required=True, metavar="FILE", help="Manifest with one object; - is standard input."
+)
+@output_option
+@connected
+def preview(session: Session, file: str, output: str) -> int:
+    """Say where a job would run, when, in which mode, at what cost, or exactly why not.
+
+    Nothing is made. The answer is what the next scheduling round would decide.
+    """
+    from busbar.cli.errors import UsageProblem
+
+    documents = manifests.read([file])
+    if len(documents) != 1:
+        raise UsageProblem(f"{file} holds {len(documents)} objects; preview takes one at a time.")
+    document = documents[0]
+    namespace = (
+        session.given_namespace or (document.get("metadata") or {}).get("namespace") or session.namespace()
+    )
+    metadata = {**(document.get("metadata") or {}), "namespace": namespace}
+    found = session.client.preview({**document, "metadata": metadata}, namespace)
+    emit(output, found.to_wire(), lambda: _table(found), [found.pool] if found.pool else [])
+    return 0 if found.possible else 1
+
+
+def _table(found: Preview) -> str:
+    finish = None
+    if found.finishes_in_seconds is not None:
+        finish = f"in {duration(found.finishes_in_seconds)}"
+        if found.finishes_in_low_seconds is not None and found.finishes_in_high_seconds is not None:
+            finish += (
+                f" ({duration(found.finishes_in_low_seconds)} to {duration(found.finishes_in_high_seconds)})"
+            )
+    replicas = None
+    if found.wanted_replicas is not None:
+        replicas = f"{found.starts_replicas or 0} of {found.wanted_replicas} start now"
+    text = facts(
+        [
+            ("Starts now", found.starts_now),
+            ("When", found.when),
+            ("Why", found.reason),
+            ("Code", found.code),
+            ("Pool", found.pool),
+            ("Accelerator", f"{found.accelerators:g} × {found.accelerator}" if found.accelerator else None),
+            ("Mode", found.mode),
+            ("Pods", found.pods or None),
+            ("Replicas", replicas),
+            ("Finishes", finish),
+            ("Cost", f"{found.cost_per_hour:.2f} per hour" if found.cost_per_hour is not None else None),
+            ("Cost in all", f"{found.estimated_cost:.2f}" if found.estimated_cost is not None else None),
+        ]
+    )
+    if found.changes:
+        rows = [(change.kind, change.current, change.needed) for change in found.changes]
+        text += "\n\nIt would start now with one of these changes:\n" + columns(
+            ["change", "now", "needed"], rows
+        )
+    return text

@@ -1,0 +1,81 @@
+"""Where the server is and who we are: `${XDG_CONFIG_HOME:-~/.config}/busbar/config.yaml`, mode 0600.
+
+Written by `busbar login`. `BUSBAR_SERVER`, `BUSBAR_TOKEN` and `BUSBAR_NAMESPACE` win over the file, so that
+a pipeline needs no file at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from busbar.cli.errors import NotAuthorised, UsageProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One server and one identity."""
+
+    server: str | None = None
+    token: str | None = dataclasses.field(default=None, repr=False)
+    namespace: str | None = None
+    ca_file: str | None = None
+
+    def required(self) -> tuple[str, str]:
+        """(server, token); raises NotAuthorised saying how to log in."""
+        if not self.server or not self.token:
+            missing = "server" if not self.server else "token"
+            raise NotAuthorised(
+                f"No {missing} is known. Log in with `busbar login URL`, or set BUSBAR_SERVER and BUSBAR_TOKEN."
+            )
+        return self.server, self.token
+
+
+def path(environ: Mapping[str, str] = os.environ) -> Path:
+    """The file's place."""
+    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or str(Path.home()), ".config")
+    return Path(base) / "busbar" / "config.yaml"
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Config:
+    """The file's settings, with the environment's on top. Raises UsageProblem for a file that is not ours."""
+    file = path(environ)
+    config = Config()
+    if file.exists():
+        config = _parse(file)
+    changes = {
+        name: value
+        for name in ("server", "token", "namespace", "ca_file")
+        if (value := environ.get(f"BUSBAR_{name.upper()}"))
+    }
+    return dataclasses.replace(config, **changes)
+
+
+def save(config: Config, environ: Mapping[str, str] = os.environ) -> Path:
+    """Replace the file; only its owner may read it."""
+    import yaml
+
+    file = path(environ)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    known = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
+    fresh = file.with_name(file.name + ".new")
+    fresh.unlink(missing_ok=True)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        yaml.safe_dump(known, out, sort_keys=False)
+    os.replace(fresh, file)
+    return file
+
+
+def _parse(file: Path) -> Config:
+    import yaml
+
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        return Config(**document)
+    except (yaml.YAMLError, TypeError) as error:
+        raise UsageProblem(
+            f"{file} is not a busbar configuration ({error}); remove it and log in again"
+        ) from error

@@ -1,0 +1,198 @@
+"""Follows an object until it is where it is meant to be, showing the way.
+
+On a terminal a training run is a progress bar; elsewhere (a pipeline's log) it is one line per change of
+phase and per tenth of the run. Polling, because it survives every proxy and a restart of the server: a server
+that is away for a while is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from busbar.cli.errors import JobFailed, Unreachable
+from busbar.cli.output import duration
+from busbar.cli.results import TRAINING_JOB, Object
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+PAUSE_S = 1.0
+PATIENCE_S = 120.0
+"""How long a server that does not answer is waited for."""
+
+FAILED = "Failed"
+_END = {"TrainingJob": {"Succeeded", FAILED}, "ModelService": {"Ready", "Idle", FAILED}}
+_STOPPED = {"Suspended"}
+
+
+def states(
+    get: Callable[[], Object],
+    *,
+    timeout_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Object]:
+    """The object again and again, until it has ended, failed or been suspended.
+
+    Raises Unreachable when the server stays away, TimeoutError after `timeout_s`.
+    """
+    start = last_answer = clock()
+    while True:
+        try:
+            found = get()
+            last_answer = clock()
+        except Unreachable:
+            if clock() - last_answer > PATIENCE_S:
+                raise
+        else:
+            yield found
+            if is_settled(found):
+                return
+        if timeout_s is not None and clock() - start >= timeout_s:
+            raise TimeoutError
+        sleep(PAUSE_S)
+
+
+def is_settled(found: Object) -> bool:
+    """Whether following it further would show nothing new."""
+    generation = found.metadata.get("generation")
+    observed = found.status.get("observedGeneration")
+    if generation is not None and observed is not None and observed < generation:
+        return False
+    return found.phase in _END[found.kind.name] | _STOPPED
+
+
+def follow(get: Callable[[], Object], *, timeout_s: float | None = None) -> Object:
+    """Show the way of the object to its end and return it. Raises JobFailed when it failed."""
+    with display() as shown:
+        last: Object | None = None
+        try:
+            for last in states(get, timeout_s=timeout_s):
+                shown.show(last)
+        except TimeoutError:
+            assert timeout_s is not None
+            where = f"is {last.phase}: {last.message or last.reason}" if last else "was not seen"
+            raise JobFailed(
+                f"After {duration(timeout_s)} the object {where}. It goes on without us."
+            ) from None
+    assert last is not None  # the iterator ends only after it yielded
+    if last.phase == FAILED:
+        raise JobFailed(
+            f"{last.reference} failed ({last.reason or 'no reason given'}): {last.message or 'no message'} "
+            f"See `busbar logs {last.reference}`."
+        )
+    return last
+
+
+class Display(AbstractContextManager["Display"]):
+    """Lines, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._tenth = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, found: Object) -> None:
+        """Tell what is new."""
+        tenth = _tenth(found)
+        phase = f"{found.phase}|{found.reason}|{found.message}"
+        if phase != self._phase:
+            self._phase = phase
+            self._tenth = tenth
+            click.echo(f"{found.reference}: {headline(found)}", err=True)
+        elif tenth > self._tenth:
+            self._tenth = tenth
+            click.echo(f"{found.reference}: {_numbers(found)}", err=True)
+
+
+class BarDisplay(Display):
+    """A progress bar below the lines, for people."""
+
+    def __init__(self, bar: Bar) -> None:
+        super().__init__()
+        self._bar = bar
+        self._task = bar.add_task("", total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, found: Object) -> None:
+        phase = f"{found.phase}|{found.reason}|{found.message}"
+        if phase != self._phase:
+            self._phase = phase
+            self._bar.console.print(f"{found.reference}: {headline(found)}", markup=False, highlight=False)
+        progress = found.progress
+        self._bar.update(
+            self._task,
+            description=found.phase,
+            total=progress.total_steps or None,
+            completed=progress.step,
+            numbers=_numbers(found),
+        )
+
+
+def display() -> Display:
+    """A bar on a terminal, lines elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return Display()
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    return BarDisplay(
+        Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=console,
+        )
+    )
+
+
+def headline(found: Object) -> str:
+    """Phase, and why."""
+    why = found.message or found.reason
+    return f"{found.phase}: {why}" if why else found.phase
+
+
+def _tenth(found: Object) -> int:
+    progress = found.progress
+    return progress.step * 10 // progress.total_steps if progress.total_steps else -1
+
+
+def _numbers(found: Object) -> str:
+    if found.kind is not TRAINING_JOB:
+        status = found.status
+        return f"{status.get('readyReplicas') or 0} of {status.get('desiredReplicas') or 0} replicas ready"
+    progress = found.progress
+    if not progress.total_steps:
+        return ""
+    parts = [f"step {progress.step}/{progress.total_steps}"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    if progress.tokens_per_second:
+        parts.append(f"{progress.tokens_per_second:.0f} tokens/s")
+    if progress.eta_seconds is not None:
+        parts.append(f"{duration(progress.eta_seconds)} left")
+    return ", ".join(parts)

@@ -1,0 +1,96 @@
+"""The `busbar` command: reads the command line, and nothing else until a command runs.
+
+`busbar --help` must answer at once, so each command is named here with its one line of help and imported only
+when it is run or its own help is asked for. Commands of other parts (`up`, `train`, `serve`, …) come from the
+entry point group `busbar.commands`; packages of others may add theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from busbar.cli.errors import EXIT_CODES, BusbarError
+from busbar.cli.lazy import LazyGroup
+
+OWN = {
+    "apply": ("busbar.cli.commands.apply:apply", "Create or change jobs and services from files."),
+    "cancel": ("busbar.cli.commands.cancel:cancel", "Suspend: save the state, give everything back."),
+    "completion": ("busbar.cli.commands.completion:completion", "Print the shell's completion script."),
+    "delete": ("busbar.cli.commands.delete:delete", "Delete jobs and services; outputs stay."),
+    "describe": (
+        "busbar.cli.commands.describe:describe",
+        "Show one object: state, reason, progress, events.",
+    ),
+    "list": ("busbar.cli.commands.listing:listing", "List jobs, services, pools, nodes, models or tenants."),
+    "login": ("busbar.cli.commands.login:login", "Store a server and a token."),
+    "logs": ("busbar.cli.commands.logs:logs", "Print a job's or service's log."),
+    "preview": ("busbar.cli.commands.preview:preview", "Say where a job would run, when, at what cost."),
+    "resume": ("busbar.cli.commands.cancel:resume", "Undo a cancel; go on from the last checkpoint."),
+    "scale": ("busbar.cli.commands.scale:scale", "Set a service's replicas."),
+    "token": ("busbar.cli.commands.token:token", "Create, list and revoke API tokens."),
+    "usage": ("busbar.cli.commands.usage:usage", "Show what was used, by tenant, model, key or day."),
+}
+OTHERS = {
+    "up": "Start the one-machine cluster with Busbar on it.",
+    "down": "End the one-machine cluster and clean up.",
+    "status": "Show what runs on this machine, and what it uses.",
+    "train": "Train on this machine, without Kubernetes.",
+    "serve": "Serve a model on this machine, without Kubernetes.",
+    "simulate": "Replay a trace through the scheduler.",
+}
+
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+@click.group(
+    cls=LazyGroup,
+    own=OWN,
+    others=OTHERS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="busbar")
+def busbar() -> None:
+    """Train and serve models on every GPU you own.
+
+    \b
+    Begin:
+      busbar login https://busbar.example
+      busbar preview -f job.yaml
+      busbar apply -f job.yaml --wait
+      busbar logs -f my-job
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; its exit code."""
+    try:
+        code = busbar.main(
+            None if arguments is None else list(arguments), prog_name="busbar", standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        return 130
+    except BusbarError as error:
+        click.echo(f"Error: {error.message}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output left (`busbar list | head`); Python must not try to flush to it at exit.
+        sys.stdout = None
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""What the client returns: REST's answers as typed, immutable values.
+
+They keep what this version knows and ignore the rest, so that an older client works with a newer server.
+Objects of our kinds stay whole: `Object.document` is the JSON as it came, and `Object.typed()` the full model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from busbar.kube.contracts.wire import WireModel
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the two kinds that REST manages."""
+
+    name: str
+    plural: str
+    aliases: frozenset[str]
+
+
+TRAINING_JOB = Kind(
+    "TrainingJob", "trainingjobs", frozenset({"trainingjob", "trainingjobs", "bbtj", "job", "jobs"})
+)
+MODEL_SERVICE = Kind(
+    "ModelService",
+    "modelservices",
+    frozenset({"modelservice", "modelservices", "bbms", "service", "services"}),
+)
+KINDS = (TRAINING_JOB, MODEL_SERVICE)
+
+
+class Progress(WireModel):
+    """How far a training run is."""
+
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    eta_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Object:
+    """A TrainingJob or ModelService."""
+
+    kind: Kind
+    document: dict[str, Any]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.document.get("metadata") or {}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return self.document.get("spec") or {}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.document.get("status") or {}
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata.get("name", ""))
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata.get("namespace", ""))
+
+    @property
+    def reference(self) -> str:
+        """`trainingjob/name`, as commands take and print it."""
+        return f"{self.kind.name.lower()}/{self.name}"
+
+    @property
+    def phase(self) -> str:
+        return str(self.status.get("phase") or "Pending")
+
+    @property
+    def reason(self) -> str:
+        return str(self.status.get("reason") or "")
+
+    @property
+    def message(self) -> str:
+        return str(self.status.get("message") or "")
+
+    @property
+    def progress(self) -> Progress:
+        return Progress.model_validate(self.status.get("progress") or {})
+
+    @property
+    def created_at(self) -> datetime | None:
+        text = self.metadata.get("creationTimestamp")
+        return datetime.fromisoformat(text) if text else None
+
+    def typed(self) -> Any:
+        """The full model of `busbar.kube.types`; raises pydantic.ValidationError for fields it does not know."""
+        from busbar.kube import types
+
+        return getattr(types, self.kind.name).model_validate(self.document)
+
+
+class Membership(WireModel):
+    """One tenant of the caller."""
+
+    tenant: str
+    role: str = ""
+    namespaces: list[str] = Field(default_factory=list)
+
+
+class Me(WireModel):
+    """Who the server takes us for."""
+
+    subject: str
+    admin: bool = False
+    tenants: list[Membership] = Field(default_factory=list)
+
+    @property
+    def namespaces(self) -> list[str]:
+        return sorted({name for tenant in self.tenants for name in tenant.namespaces})
+
+
+class Change(WireModel):
+    """A smallest change that would let a draft start now."""
+
+    kind: str
+    current: str = ""
+    needed: str = ""
+
+
+class Preview(WireModel):
+    """What the next scheduling round would do with a draft."""
+
+    starts_now: bool
+    possible: bool = True
+    reason: str = ""
+    when: str = ""
+    code: str = ""
+    pool: str = ""
+    accelerator: str = ""
+    mode: str = ""
+    pods: int = 0
+    accelerators: float = 0.0
+    cost_per_hour: float | None = None
+    finishes_in_seconds: float | None = None
+    finishes_in_low_seconds: float | None = None
+    finishes_in_high_seconds: float | None = None
+    estimated_cost: float | None = None
+    starts_replicas: int | None = None
+    wanted_replicas: int | None = None
+    changes: list[Change] = Field(default_factory=list)
+
+
+class Event(WireModel):
+    """A Kubernetes event of an object or its pods."""
+
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    object: str = ""
+    count: int = 1
+    last_seen: str | None = None
+
+
+class Token(WireModel):
+    """An API token without its text."""
+
+    id: str
+    subject: str = ""
+    description: str = ""
+    prefix: str = ""
+    role: str = ""
+    scopes: list[str] = Field(default_factory=list)
+    tenant: str | None = None
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    last_used_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class NewToken(WireModel):
+    """A token with its text, which is told this once."""
+
+    token: str = Field(repr=False)
+    info: Token
+
+
+class InferenceUsage(WireModel):
+    """Requests and tokens of one group."""
+
+    group: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class ComputeUsage(WireModel):
+    """Accelerator time of one group."""
+
+    group: str
+    jobs: int = 0
+    accelerator_seconds: float = 0.0
+    work_units: float = 0.0
+    energy_joules: float = 0.0
+    cost: float = 0.0
+    lost_seconds: float = 0.0
+
+
+class Usage(WireModel):
+    """Sums over a time range."""
+
+    by: str
+    since: datetime
+    until: datetime
+    inference: list[InferenceUsage] = Field(default_factory=list)
+    compute: list[ComputeUsage] = Field(default_factory=list)
+
+
+class Node(WireModel):
+    """One node and what jobs hold of it."""
+
+    name: str
+    pool: str = ""
+    accelerator: str = ""
+    ready: bool = False
+    capacity: float = 0.0
+    allocated: float = 0.0
+
+
+class Model(WireModel):
+    """A model that the caller may ask."""
+
+    id: str
+    namespace: str = ""
+    service: str = ""
+    tenant: str = ""
+    ready: bool = False
+    phase: str = ""
+    replicas: int = 0
