@@ -1,0 +1,361 @@
+"""The discrete-event simulator: the scheduler's own `plan`, on a cluster that does not exist.
+
+The simulator holds the truth (lengths and speeds); the policy sees a `Snapshot` and nothing else. Events are
+arrivals, completions, failures and planning rounds; nothing ticks. The same trace, cluster, policy and seed
+give the same bytes.
+
+What a start costs: every start after a job's first holds its accelerators for `charge_s` without progress. A
+job that is stopped by the plan saves first and loses nothing else; one whose node fails loses what it did
+since its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ..apply import applied
+from ..check import check_plan
+from ..planner import plan
+from ..plans import Plan, Policy
+from ..table import Cell, PerformanceTable, Rate, Source
+from ..types import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
+from .metrics import JobResult, Result, percentile, summarise
+from .trace import Trace, TraceCluster, TraceJob
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to simulate."""
+
+    charge_s: float = 30.0
+    """Seconds without progress at every start after the first."""
+    steps_known: bool = True
+    """Whether the policy is told the remaining work."""
+    round_s: float = 600.0
+    """A plan is also made when nothing happened for so long while jobs wait or could move."""
+    checkpoint_s: float = 600.0
+    """Jobs save so often by themselves; matters only for failures."""
+    failures: tuple[tuple[float, str, float], ...] = ()
+    """(time, node, seconds until it is back)."""
+    check: bool = True
+    """Have the independent checker look at every plan."""
+    grid_s: float = 0.0
+    """Plans are made at multiples of this only (0: at every event); several events share one plan."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A job in the system, as it really is."""
+
+    job: TraceJob
+    left: float
+    seen: Job
+    speed: float = 0.0
+    progress_from_s: float = 0.0
+    """Progress counts from here (a start's charge has passed)."""
+    updated_s: float = 0.0
+    restarts: int = 0
+    lost_s: float = 0.0
+    first_start_s: float | None = None
+    saved_left: float = 0.0
+    end_key: int = 0
+
+
+@dataclass
+class Learner:
+    """Keeps the table that the policy sees. The default knows the truth from the start."""
+
+    table: PerformanceTable = field(default_factory=PerformanceTable)
+
+    def observe(self, job: TraceJob, accelerator: str, accelerators_m: int, seconds: float) -> None:
+        """A job ran there for so long since the last call."""
+
+    def current(self, now: float) -> PerformanceTable:
+        """The table as the policy should see it now."""
+        return self.table
+
+
+def true_table(trace: Trace, cluster: TraceCluster) -> PerformanceTable:
+    """Every class on every type, exactly."""
+    cells: dict[tuple[str, str], Cell] = {}
+    for job in trace.jobs:
+        for kind in cluster.nodes:
+            size = job.pods * job.per_pod_m
+            speed = job.speeds.get(kind, 0.0)
+            cells[job.workload_class, kind] = Cell(
+                job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE
+            )
+    rates = tuple(Rate(kind, cluster.rates.get(kind, 1.0)) for kind in sorted(cluster.nodes))
+    return PerformanceTable(tuple(cells[key] for key in sorted(cells)), rates)
+
+
+def simulate(
+    trace: Trace,
+    cluster: TraceCluster,
+    policy: Policy,
+    settings: Settings | None = None,
+    name: str = "",
+    learner: Learner | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> Result:
+    """Replay a trace.
+
+    Args:
+        progress: called with (jobs done, jobs in all, simulated time) after every plan.
+
+    Raises:
+        AssertionError: the checker refused a plan (a defect of the planner).
+        ValueError: a job can never start.
+    """
+    engine = _Engine(trace, cluster, policy, settings or Settings(), learner, progress)
+    return engine.run(name or policy.objective.value)
+
+
+_ARRIVE, _END, _FAIL, _BACK, _PLAN = range(5)
+
+
+class _Engine:
+    def __init__(
+        self,
+        trace: Trace,
+        cluster: TraceCluster,
+        policy: Policy,
+        settings: Settings,
+        learner: Learner | None,
+        progress: Callable[[int, int, float], None] | None,
+    ) -> None:
+        self.trace, self.cluster, self.policy, self.settings = trace, cluster, policy, settings
+        self.learner = learner or Learner(true_table(trace, cluster))
+        self.progress = progress
+        self.live: dict[JobId, _Live] = {}
+        self.done: dict[str, JobResult] = {}
+        self.events: list[tuple[float, int, int, str]] = []
+        self.counter = 0
+        self.busy_m = 0
+        self.busy_s = 0.0
+        self.busy_since = 0.0
+        self.decisions: list[float] = []
+        self.series: list[tuple[float, int, float]] = []
+        self.snapshot = self._empty()
+        self.plan_at: float | None = None
+
+    def _empty(self) -> Snapshot:
+        pools = tuple(
+            Pool(kind, kind, price_per_hour=self.cluster.prices.get(kind, 0.0))
+            for kind in sorted(self.cluster.nodes)
+        )
+        nodes = tuple(
+            Node(f"{kind}-{i:05d}", kind, Resources(1000 * self.cluster.per_node(kind)))
+            for kind in sorted(self.cluster.nodes)
+            for i in range(self.cluster.nodes[kind])
+        )
+        names = sorted({job.tenant for job in self.trace.jobs})
+        tenants = tuple(Tenant(name, weight=self.cluster.weights.get(name, 1.0)) for name in names)
+        return Snapshot(pools, nodes, tenants, (), self.learner.current(0.0))
+
+    def _push(self, at: float, kind: int, what: str) -> int:
+        self.counter += 1
+        heapq.heappush(self.events, (at, kind, self.counter, what))
+        return self.counter
+
+    def run(self, name: str) -> Result:
+        jobs = {job.id: job for job in self.trace.jobs}
+        for job in sorted(self.trace.jobs, key=lambda job: (job.arrival_s, job.id)):
+            self._push(job.arrival_s, _ARRIVE, job.id)
+        for at, node, back in self.settings.failures:
+            self._push(at, _FAIL, node)
+            self._push(at + back, _BACK, node)
+        now = self.busy_since = min(job.arrival_s for job in self.trace.jobs)
+        while self.events:
+            now = self.events[0][0]
+            if len(self.done) == len(jobs):
+                break
+            wanted = False
+            while self.events and self.events[0][0] <= now:
+                _, kind, number, what = heapq.heappop(self.events)
+                wanted = self._event(now, kind, number, what, jobs) or wanted
+            if not wanted:
+                continue
+            at = self._grid(now)
+            if at > now:
+                self._plan_later(at)
+            else:
+                self._plan(now)
+        notes = {
+            "policy": self.policy.hash,
+            "decision_ms_p50": percentile(self.decisions, 50) * 1000,
+            "decision_ms_p99": percentile(self.decisions, 99) * 1000,
+            "plans": len(self.decisions),
+        }
+        self._account(now)
+        return summarise(name, self.trace, self.cluster, self.done, self.busy_s, notes, tuple(self.series))
+
+    def _grid(self, now: float) -> float:
+        grid = self.settings.grid_s
+        return now if grid <= 0 else -(-now // grid) * grid
+
+    def _plan_later(self, at: float) -> None:
+        if self.plan_at is None or self.plan_at > at:
+            self.plan_at = at
+            self._push(at, _PLAN, "")
+
+    def _event(self, now: float, kind: int, number: int, what: str, jobs: dict[str, TraceJob]) -> bool:
+        """Handle one event; whether it calls for a plan."""
+        if kind == _ARRIVE:
+            self.live[JobId(what)] = self._arrived(jobs[what])
+            return True
+        if kind == _END:
+            entry = self.live.get(JobId(what))
+            if entry is None or entry.end_key != number:
+                return False
+            self._finish(entry, now)
+            return True
+        if kind == _PLAN:
+            due = self.plan_at is not None and self.plan_at <= now
+            self.plan_at = None if due else self.plan_at
+            return due
+        self._node(what, now, back=kind == _BACK)
+        return True
+
+    def _arrived(self, job: TraceJob) -> _Live:
+        seen = Job(
+            JobId(job.id),
+            job.id,
+            job.tenant,
+            job.tenant,
+            user=job.user,
+            workload_class=job.workload_class,
+            min_pods=job.pods,
+            max_pods=job.max_pods or job.pods,
+            per_pod=Resources(job.per_pod_m),
+            priority=job.priority,
+            submitted_at_s=job.arrival_s,
+            remaining_work=job.work if self.settings.steps_known else None,
+            restart_s=self.settings.charge_s,
+        )
+        return _Live(job, job.work, seen, saved_left=job.work)
+
+    def _finish(self, entry: _Live, now: float) -> None:
+        self._advance(entry, now)
+        self._account(now)
+        run = entry.seen.run
+        assert run is not None
+        self.busy_m -= run.placement.accelerators_m
+        self.done[entry.job.id] = JobResult(
+            entry.job.id,
+            entry.job.arrival_s,
+            now,
+            entry.restarts,
+            entry.lost_s,
+            entry.first_start_s,
+        )
+        del self.live[entry.seen.id]
+
+    def _advance(self, entry: _Live, now: float) -> None:
+        """Bring a running job up to date."""
+        run = entry.seen.run
+        if run is None:
+            return
+        begin = max(entry.updated_s, entry.progress_from_s)
+        if now > begin:
+            entry.left = max(0.0, entry.left - entry.speed * (now - begin))
+        held = now - entry.updated_s
+        if held > 0:
+            place = run.placement
+            rate = self.cluster.rates.get(place.accelerator, 1.0)
+            attained = entry.seen.attained_s + held * rate * place.accelerators_m / 1000
+            entry.seen = replace(entry.seen, attained_s=attained)
+            if now > begin:
+                self.learner.observe(entry.job, place.accelerator, place.accelerators_m, now - begin)
+        if now - run.started_at_s >= self.settings.checkpoint_s:
+            entry.saved_left = entry.left
+        entry.updated_s = now
+
+    def _account(self, now: float) -> None:
+        self.busy_s += self.busy_m / 1000 * (now - self.busy_since)
+        self.busy_since = now
+
+    def _node(self, name: str, now: float, back: bool) -> None:
+        """A node fails or returns; its jobs lose what they did since their last checkpoint."""
+        nodes = tuple(replace(n, ready=back) if n.name == name else n for n in self.snapshot.nodes)
+        self.snapshot = replace(self.snapshot, nodes=nodes)
+        if back:
+            return
+        self._account(now)
+        for entry in self.live.values():
+            run = entry.seen.run
+            if run is not None and name in run.placement.nodes:
+                self._advance(entry, now)
+                entry.lost_s += (entry.saved_left - entry.left) / max(entry.speed, 1e-12)
+                entry.left = entry.saved_left
+                entry.end_key = 0
+                self.busy_m -= run.placement.accelerators_m
+                entry.seen = replace(entry.seen, run=None)
+
+    def _snapshot(self, now: float) -> Snapshot:
+        jobs = []
+        for entry in self.live.values():
+            self._advance(entry, now)
+            seen = entry.seen
+            if self.settings.steps_known:
+                seen = replace(seen, remaining_work=entry.left)
+            if seen.run is not None:
+                seen = replace(seen, run=replace(seen.run, saved_at_s=now))
+            entry.seen = seen
+            jobs.append(seen)
+        version = self.snapshot.version + 1
+        return replace(self.snapshot, jobs=tuple(jobs), table=self.learner.current(now), version=version)
+
+    def _plan(self, now: float) -> None:
+        self.snapshot = self._snapshot(now)
+        begin = time.perf_counter()
+        result, _ = plan(self.snapshot, self.policy, now)
+        self.decisions.append(time.perf_counter() - begin)
+        if self.settings.check:
+            wrong = check_plan(self.snapshot, result)
+            assert not wrong, wrong
+        self._carry_out(result, now)
+        waiting = sum(1 for entry in self.live.values() if entry.seen.run is None)
+        self.series.append((now, waiting, self.busy_m / 1000))
+        if self.live:
+            self._plan_later(now + self.settings.round_s)
+        if self.progress is not None:
+            self.progress(len(self.done), len(self.trace.jobs), now)
+        if waiting == len(self.live) and waiting and not self._something_comes():
+            raise ValueError(f"nothing runs and {waiting} jobs of {self.trace.name} can never start")
+
+    def _something_comes(self) -> bool:
+        return any(kind in (_ARRIVE, _BACK) for _, kind, _, _ in self.events)
+
+    def _carry_out(self, result: Plan, now: float) -> None:
+        after = {job.id: job for job in applied(self.snapshot, result, now).jobs}
+        self._account(now)
+        for action in result.actions:
+            entry = self.live[action.job]
+            before = entry.seen.run
+            entry.seen = after[action.job]
+            if before is not None:
+                self.busy_m -= before.placement.accelerators_m
+            entry.end_key = 0
+            if entry.seen.run is not None:
+                self._started(entry, entry.seen.run, now)
+
+    def _started(self, entry: _Live, run: Run, now: float) -> None:
+        first = entry.first_start_s is None
+        charge = 0.0 if first else self.settings.charge_s
+        if first:
+            entry.first_start_s = now
+        else:
+            entry.restarts += 1
+            entry.lost_s += charge
+        self.busy_m += run.placement.accelerators_m
+        full = entry.job.pods * entry.job.per_pod_m
+        scale = (run.placement.accelerators_m / full) ** 0.9
+        entry.speed = entry.job.speeds[run.placement.accelerator] * scale
+        entry.progress_from_s = now + charge
+        entry.updated_s = now
+        entry.saved_left = entry.left
+        entry.end_key = self._push(entry.progress_from_s + entry.left / entry.speed, _END, entry.job.id)

@@ -1,0 +1,142 @@
+"""Results of a simulation, and the numbers made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..codec import Json
+from .trace import Trace, TraceCluster, TraceJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What became of one job."""
+
+    id: str
+    arrival_s: float
+    end_s: float
+    restarts: int = 0
+    lost_s: float = 0.0
+    """Seconds without progress: restarts, and work repeated after failures."""
+    first_start_s: float | None = None
+
+    @property
+    def jct_s(self) -> float:
+        return self.end_s - self.arrival_s
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run."""
+
+    name: str
+    jobs: tuple[JobResult, ...]
+    """Measured jobs only, by id."""
+    makespan_s: float
+    utilisation: float
+    """Accelerator-seconds held over those there were until the makespan."""
+    ratios: tuple[float, ...]
+    """Finish-time-fairness ratio per measured job: JCT over the time with an equal share to itself."""
+    notes: Mapping[str, Json] = field(default_factory=dict)
+    series: tuple[tuple[float, int, float], ...] = ()
+    """(time, waiting jobs, accelerators busy) after every event."""
+
+    def to_json(self) -> Json:
+        """The numbers people compare; hours unless the name says otherwise."""
+        hours = [job.jct_s / 3600 for job in self.jobs]
+        restarts = [job.restarts for job in self.jobs]
+        return {
+            "name": self.name,
+            "jobs": len(self.jobs),
+            "mean_h": mean(hours),
+            "median_h": percentile(hours, 50),
+            "p99_h": percentile(hours, 99),
+            "max_h": max(hours, default=0.0),
+            "makespan_h": self.makespan_s / 3600,
+            "worst_ftf": max(self.ratios, default=0.0),
+            "p99_ftf": percentile(list(self.ratios), 99),
+            "moves_per_job": mean([float(count) for count in restarts]),
+            "lost_h_per_job": mean([job.lost_s / 3600 for job in self.jobs]),
+            "utilisation": self.utilisation,
+        } | dict(self.notes)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Linear interpolation between order statistics."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def isolated_s(job: TraceJob, cluster: TraceCluster, sharers: float) -> float:
+    """Seconds the job takes with 1/sharers of every type to itself (Themis' and Gavel's isolated share)."""
+    fractions = {kind: count / (sharers * job.accelerators) for kind, count in cluster.capacity().items()}
+    total = sum(fractions.values())
+    scale = 1 / total if total > 1 else 1.0
+    speed = sum(fractions[kind] * scale * job.speeds.get(kind, 0.0) for kind in fractions)
+    return job.work / speed if speed > 0 else float("inf")
+
+
+def summarise(
+    name: str,
+    trace: Trace,
+    cluster: TraceCluster,
+    done: Mapping[str, JobResult],
+    busy_s: float,
+    notes: Mapping[str, Json] | None = None,
+    series: tuple[tuple[float, int, float], ...] = (),
+) -> Result:
+    """Numbers of the measured jobs."""
+    measured = trace.measured_jobs()
+    missing = [job.id for job in measured if job.id not in done]
+    if missing:
+        raise ValueError(f"{len(missing)} jobs of {trace.name} never finished, {missing[0]} first")
+    first = min(job.arrival_s for job in trace.jobs)
+    makespan = max(result.end_s for result in done.values()) - first
+    sharers = _sharers(trace, done)
+    ratios = tuple(
+        done[job.id].jct_s / isolated_s(job, cluster, max(sharers[job.id], 1.0)) for job in measured
+    )
+    total = sum(cluster.capacity().values()) * makespan
+    return Result(
+        name,
+        tuple(done[job.id] for job in measured),
+        makespan,
+        busy_s / total if total > 0 else 0.0,
+        ratios,
+        notes or {},
+        series,
+    )
+
+
+def _sharers(trace: Trace, done: Mapping[str, JobResult]) -> dict[str, float]:
+    """Mean number of jobs in the system during each job's life."""
+    events: list[tuple[float, int]] = []
+    for job in trace.jobs:
+        if job.id in done:
+            events += [(job.arrival_s, 1), (done[job.id].end_s, -1)]
+    events.sort()
+    times, counts, areas = [0.0], [0], [0.0]
+    for at, change in events:
+        areas.append(areas[-1] + counts[-1] * (at - times[-1]))
+        times.append(at)
+        counts.append(counts[-1] + change)
+    from bisect import bisect_right
+
+    def area(at: float) -> float:
+        i = bisect_right(times, at) - 1
+        return areas[i] + counts[i] * (at - times[i])
+
+    return {
+        key: (area(result.end_s) - area(result.arrival_s)) / max(result.jct_s, 1e-9)
+        for key, result in done.items()
+    }

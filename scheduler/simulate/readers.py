@@ -1,0 +1,85 @@
+"""Readers of public traces. Each says what it takes from a file and what it makes of it."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from ..errors import TraceError
+from .trace import Trace, TraceJob
+
+Throughputs = Mapping[str, Mapping[tuple[str, int], float]]
+"""Accelerator -> (job type, accelerators) -> steps per second alone."""
+
+
+def gavel_throughputs(path: Path) -> dict[str, dict[tuple[str, int], float]]:
+    """Gavel's measured rates: the `"null"` entries (no co-location), consolidated workers only."""
+    with path.open() as file:
+        data = json.load(file)
+    return {
+        kind: {ast.literal_eval(key): float(row["null"]) for key, row in rows.items()}
+        for kind, rows in data.items()
+        if not kind.endswith("_unconsolidated")
+    }
+
+
+def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None = None) -> Trace:
+    """A Gavel trace: tab-separated job type, command, directory, argument, flag, total steps, scale factor,
+    priority weight, SLO, arrival time."""
+    jobs: list[TraceJob] = []
+    with path.open() as file:
+        for number, row in enumerate(csv.reader(file, delimiter="\t")):
+            if len(row) != 10:
+                raise TraceError(f"{path}:{number + 1}: expected 10 columns, found {len(row)}")
+            kind, scale = row[0], int(row[6])
+            speeds = {
+                accelerator: rows[kind, scale]
+                for accelerator, rows in throughputs.items()
+                if rows.get((kind, scale), 0.0) > 0
+            }
+            if not speeds:
+                raise TraceError(f"{path}:{number + 1}: no throughput for {kind!r} on {scale} accelerators")
+            jobs.append(
+                TraceJob(
+                    id=f"{number:05d}",
+                    arrival_s=float(row[9]),
+                    work=float(row[5]),
+                    speeds=speeds,
+                    workload_class=f"{kind} x{scale}",
+                    pods=scale,
+                )
+            )
+    return Trace(path.stem, tuple(jobs), measured)
+
+
+def philly(path: Path, accelerator: str = "gpu", per_node: int = 8) -> Trace:
+    """Philly's jobs: submit time, duration, GPUs, virtual cluster (the tenant). Durations are the work at
+    speed 1. Jobs of more than one node are gangs of whole nodes, as far as their size divides."""
+    rows: list[tuple[float, int, TraceJob]] = []
+    with path.open() as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            try:
+                at = datetime.fromisoformat(row["timestamp"]).timestamp()
+                count, seconds = int(row["num_gpus"]), float(row["duration"])
+            except (KeyError, ValueError) as error:
+                raise TraceError(f"{path}:{number + 2}: {error}") from error
+            if count <= 0 or seconds <= 0:
+                continue
+            pods = 1 if count <= per_node else -(-count // per_node)
+            per_pod = count if count <= per_node else per_node
+            job = TraceJob(
+                id=f"{number:06d}",
+                arrival_s=at,
+                work=seconds,
+                speeds={accelerator: 1.0},
+                pods=pods,
+                per_pod_m=1000 * per_pod,
+                tenant=row["cluster"],
+            )
+            rows.append((at, number, job))
+    rows.sort(key=lambda item: item[:2])
+    return Trace(path.stem, tuple(job for _, _, job in rows))
