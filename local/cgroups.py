@@ -104,3 +104,17 @@ def working_set(folder: Path) -> int | None:
 def memory_folder(path: str, root: Path = ROOT) -> Path:
     """Where the memory files of ``path`` lie."""
     return (root if is_v2(root) else root / "memory") / path
+
+
+def cpu_seconds(folder: Path, root: Path = ROOT) -> float:
+    """Processor seconds used by the cgroup whose memory folder is ``folder``."""
+    if is_v2(root):
+        with suppress(OSError):
+            lines = (folder / "cpu.stat").read_text().splitlines()
+            return next(int(li.split()[1]) for li in lines if li.startswith("usage_usec")) / 1e6
+        return 0.0
+    with suppress(OSError):
+        return (
+            int((root / "cpuacct" / folder.relative_to(root / "memory") / "cpuacct.usage").read_text()) / 1e9
+        )
+    return 0.0

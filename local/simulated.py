@@ -162,9 +162,9 @@ def _node_stages() -> list[Object]:
 
 
 def _pod_stages() -> list[Object]:
-    lives = {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"}
-    pending = [lives, {"key": ".status.phase", "operator": "In", "values": ["Pending"]}]
-    ending = [
+    lives: Object = {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"}
+    pending: list[Object] = [lives, {"key": ".status.phase", "operator": "In", "values": ["Pending"]}]
+    ending: list[Object] = [
         lives,
         {"key": ".status.phase", "operator": "In", "values": ["Running"]},
         {"key": f'.metadata.annotations["{DURATION}"]', "operator": "Exists"},

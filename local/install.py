@@ -1,0 +1,124 @@
+"""Install the platform the way everybody does: ``helm upgrade --install`` of the two charts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from busbar.local.build import binary
+from busbar.local.errors import StartError
+from busbar.local.images.recipe import package_folder
+from busbar.local.kubectl import Kubectl
+from busbar.local.progress import say, step
+
+NAMESPACE = "busbar-system"
+RELEASE = "busbar"
+DEPLOYMENTS = ("busbar-operator", "busbar-api", "busbar-gateway")
+ROLLOUT_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True)
+class Helm:
+    """helm against one kubeconfig (none: the caller's own)."""
+
+    kubeconfig: Path | None
+
+    def run(self, *arguments: str) -> str:
+        """Run helm.
+
+        Raises:
+            StartError: it failed; carries what it said.
+        """
+        environment = dict(os.environ)
+        if self.kubeconfig is not None:
+            environment["KUBECONFIG"] = str(self.kubeconfig)
+        done = subprocess.run(
+            [str(binary("helm")), *arguments], env=environment, text=True, capture_output=True, check=False
+        )
+        if done.returncode:
+            raise StartError(f"helm {' '.join(arguments)[:160]}: {done.stderr.strip()[-2000:]}")
+        return done.stdout
+
+
+def charts() -> tuple[Path, Path] | None:
+    """The folders of the two charts, or none where they are not installed."""
+    try:
+        root = package_folder("charts")
+    except FileNotFoundError:
+        return None
+    crds, platform = root / "busbar-crds", root / "busbar"
+    return (crds, platform) if (crds / "Chart.yaml").exists() and (platform / "Chart.yaml").exists() else None
+
+
+def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any]) -> bool:
+    """Install or upgrade both charts and wait for the platform; false when there are no charts.
+
+    Raises:
+        StartError: helm refused, or the platform did not become ready.
+    """
+    found = charts()
+    if found is None:
+        say("no charts in this installation of Busbar: the cluster runs without the platform")
+        return False
+    crds, platform = found
+    with step("helm: resource types"):
+        helm.run(
+            "upgrade", "--install", "busbar-crds", str(crds), "--namespace", NAMESPACE, "--create-namespace"
+        )
+    with step("helm: the platform"), tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(values, file)
+        file.flush()
+        helm.run("upgrade", "--install", RELEASE, str(platform), "--namespace", NAMESPACE, "-f", file.name)
+    for name in DEPLOYMENTS:
+        with step(f"roll out {name}"):
+            roll_out(kubectl, name)
+    return True
+
+
+def roll_out(kubectl: Kubectl, name: str) -> None:
+    """Wait for one deployment.
+
+    Raises:
+        StartError: with the last lines of its log.
+    """
+    arguments = (
+        "-n",
+        NAMESPACE,
+        "rollout",
+        "status",
+        f"deployment/{name}",
+        f"--timeout={ROLLOUT_TIMEOUT_S}s",
+    )
+    try:
+        kubectl.run(*arguments, timeout_s=ROLLOUT_TIMEOUT_S + 10)
+    except StartError as error:
+        raise StartError(f"{name} did not become ready.\n{evidence(kubectl, name)}") from error
+
+
+def evidence(kubectl: Kubectl, name: str) -> str:
+    """What a person would look at first: the pods and the end of the log."""
+    looked = []
+    for arguments in (
+        ("get", "pods", "-o", "wide"),
+        ("get", "events", "--field-selector=type=Warning", "--sort-by=.lastTimestamp"),
+        ("logs", f"deployment/{name}", "--tail=15"),
+    ):
+        try:
+            looked += kubectl.run("-n", NAMESPACE, *arguments).splitlines()[-15:]
+        except StartError as error:
+            looked.append(str(error))
+    return "\n".join(looked)
+
+
+def local_values(registry: str, tag: str, portal_url: str, gateway_url: str) -> dict[str, Any]:
+    """The charts' values for the one-machine cluster."""
+    return {
+        "image": {"registry": registry, "tag": tag},
+        "service": {"type": "NodePort"},
+        "api": {"publicUrl": portal_url, "publicGatewayUrl": gateway_url},
+    }
