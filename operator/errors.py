@@ -1,0 +1,36 @@
+"""What can go wrong inside the operator.
+
+    OperatorError            code
+    ├── SettingsError        OperatorSettings   an environment variable is missing, unknown or not a number
+    ├── Fenced               OperatorFenced     a write was stopped: this process does not hold the lease
+    └── ProbeRefused         OperatorProbe      a workload port that we may not or could not read
+
+Errors of the API server are those of ``busbar.kube.errors``; both trees meet in ``controller.py``, where a
+conflict means "look again", a refusal means a condition on the object, and anything else a back-off.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class OperatorError(Exception):
+    """Root of the operator's own errors."""
+
+    code: ClassVar[str] = "Operator"
+
+
+class SettingsError(OperatorError):
+    code = "OperatorSettings"
+
+
+class Fenced(OperatorError):
+    """Not the holder of the lease (any more): nothing may be written."""
+
+    code = "OperatorFenced"
+
+
+class ProbeRefused(OperatorError):
+    """A pod's port was not read; the message says which rule or failure."""
+
+    code = "OperatorProbe"

@@ -1,0 +1,133 @@
+"""Kubernetes events through their own queue: aggregated, rate-limited, and yielding to admissions.
+
+An event is one more write per transition, and at fifty writes a second the events of a busy hour would hold up
+the admissions that they tell about. So a notice goes into a bounded queue; equal notices are counted into one;
+a token bucket and the ``busy`` question hold the sender back; what does not fit is dropped and counted. Events
+are for people: nothing reads them back, and losing some at a crash loses no truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from busbar.kube.client import KubeClient
+from busbar.kube.errors import AlreadyExists, ApiError, ConnectionFailed
+from busbar.kube.resources import EVENTS
+from busbar.operator.errors import Fenced
+from busbar.operator.metrics import Metrics
+
+QUEUE_LIMIT = 2000
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing to tell about one object."""
+
+    api_version: str
+    kind: str
+    namespace: str  # empty for cluster-scoped objects
+    name: str
+    uid: str
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class EventQueue:
+    """See the module's head. Run ``run()`` as a task."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        metrics: Metrics,
+        *,
+        instance: str,
+        per_s: float = 5.0,
+        burst: int = 25,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._client, self._metrics, self._instance = client, metrics, instance
+        self._per_s, self._burst, self._busy = per_s, burst, busy
+        self._waiting: OrderedDict[Notice, int] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._tokens, self._filled_at = float(burst), time.monotonic()
+
+    def put(self, notice: Notice) -> None:
+        if notice not in self._waiting and len(self._waiting) >= QUEUE_LIMIT:
+            self._metrics.events.labels("dropped").inc()
+            return
+        self._waiting[notice] = self._waiting.get(notice, 0) + 1
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            while not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            await self._token()
+            for _ in range(100):
+                if not self._busy():
+                    break
+                await asyncio.sleep(0.02)  # admissions first, but not for ever
+            notice, count = self._waiting.popitem(last=False)
+            try:
+                await self._send(notice, count)
+                self._metrics.events.labels("sent").inc()
+            except (ApiError, ConnectionFailed, Fenced):
+                self._metrics.events.labels("failed").inc()
+
+    async def _token(self) -> None:
+        while True:
+            now = time.monotonic()
+            self._tokens = min(float(self._burst), self._tokens + (now - self._filled_at) * self._per_s)
+            self._filled_at = now
+            if self._tokens >= 1:
+                self._tokens -= 1
+                return
+            await asyncio.sleep((1 - self._tokens) / self._per_s)
+
+    async def _send(self, notice: Notice, count: int) -> None:
+        body = _body(notice, count, self._instance)
+        try:
+            await self._client.create(EVENTS, body, body["metadata"]["namespace"])
+        except AlreadyExists:
+            # The same was told before, perhaps by our predecessor: count it there.
+            name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
+            old = await self._client.get(EVENTS, name, namespace)
+            patch = {"count": int(old.get("count") or 1) + count, "lastTimestamp": body["lastTimestamp"]}
+            await self._client.patch(EVENTS, name, patch, namespace)
+
+
+def _body(notice: Notice, count: int, instance: str) -> dict[str, Any]:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    text = "\0".join((notice.uid, notice.reason, notice.message))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    namespace = notice.namespace or "default"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{notice.name[:230]}.{digest}", "namespace": namespace},
+        "involvedObject": {
+            "apiVersion": notice.api_version,
+            "kind": notice.kind,
+            "name": notice.name,
+            "namespace": notice.namespace,
+            "uid": notice.uid,
+        },
+        "reason": notice.reason[:128],
+        "message": notice.message[:1024],
+        "type": "Warning" if notice.warning else "Normal",
+        "count": count,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "source": {"component": "busbar-operator"},
+        "reportingComponent": "busbar.dev/operator",
+        "reportingInstance": instance[:128],
+    }

@@ -1,0 +1,186 @@
+"""From a key to a view, through the pure reconcile, to the writer: one short handler per kind.
+
+This is the only place that knows both the caches and the reconciles; it holds no logic of its own beyond
+"gather, decide, write".
+"""
+
+from __future__ import annotations
+
+from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
+from busbar.kube.informer import Key
+from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
+from busbar.operator import modelservice, pool, tenant, trainingjob
+from busbar.operator.actions import Action
+from busbar.operator.controller import Controller, utc_now
+from busbar.operator.demand import DemandReader
+from busbar.operator.events import Notice
+from busbar.operator.holdings import Holdings, TenantHolding, holdings
+from busbar.operator.optin import admit_pod, release_job
+from busbar.operator.orders import Admit, Order, Wait
+from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING, Rendering
+from busbar.operator.prober import Prober
+from busbar.operator.rounds import Rounds
+from busbar.operator.settings import Settings
+from busbar.operator.world import World, tenant_of_namespace
+from busbar.operator.writer import Writer
+from busbar.scheduler import Snapshot
+
+
+class Handlers:
+    """Registers itself with the controller and the rounds."""
+
+    def __init__(
+        self,
+        world: World,
+        writer: Writer,
+        controller: Controller,
+        rounds: Rounds,
+        prober: Prober,
+        demand: DemandReader,
+        settings: Settings,
+    ) -> None:
+        self._world, self._writer, self._controller = world, writer, controller
+        self._rounds, self._prober, self._demand = rounds, prober, demand
+        self._settings = settings
+        self._rendering = Rendering(
+            settings.workloads_image, settings.image_pull_policy, settings.workload_key
+        )
+        self._holdings = Holdings()
+        controller.handles("TrainingJob", self.training_job)
+        controller.handles("ModelService", self.model_service)
+        controller.handles("Tenant", self.tenant)
+        controller.handles("AcceleratorPool", self.pool)
+        controller.handles("Pod", self.pod)
+        controller.handles("Job", self.batch_job)
+        controller.handles("Namespace", self.namespace)
+        rounds.after = self.after_round
+
+    async def training_job(self, key: Key, orders: tuple[Order, ...]) -> float | None:
+        job = self._world.jobs.items.get(key)
+        if job is None:
+            return None
+        order = orders[0] if orders else None
+        status = job.status
+        name = order.placement.pool if isinstance(order, Admit) else ""
+        if not name and status is not None and status.admission is not None:
+            name = status.admission.pool
+        view = trainingjob.JobView(
+            job=job,
+            pods=self._world.owned_pods(KIND_TRAINING, job),
+            now=utc_now(),
+            settings=self._settings,
+            rendering=self._rendering,
+            pool=self._world.pools.items.get(Key("", name)),
+            readings=self._prober.training,
+            asked=self._prober.asked.get(CHECKPOINT_PATH, {}),
+        )
+        decision = trainingjob.reconcile(view, order)
+        if decision.status is not None:
+            await self._writer.write_status(TRAINING_JOBS, job, decision.status)
+        await self._writer.carry_out(decision.actions)
+        if decision.offer:
+            self._rounds.wake()
+        return decision.again_s
+
+    async def model_service(self, key: Key, orders: tuple[Order, ...]) -> float | None:
+        service = self._world.services.items.get(key)
+        if service is None:
+            return None
+        view = modelservice.ServiceView(
+            service=service,
+            pods=self._world.owned_pods(KIND_SERVICE, service),
+            now=utc_now(),
+            settings=self._settings,
+            rendering=self._rendering,
+            model=modelservice.model_uri(service, self._world.jobs.items.values()),
+            pools={k.name: p for k, p in self._world.pools.items.items()},
+            demand=self._demand.of(key) if self._settings.gateway_url else None,
+            readings=self._prober.serving,
+            asked=self._prober.asked.get(DRAIN_PATH, {}),
+        )
+        decision = modelservice.reconcile(view, orders)
+        if decision.status is not None:
+            await self._writer.write_status(MODEL_SERVICES, service, decision.status)
+        await self._writer.carry_out(decision.actions)
+        return decision.again_s
+
+    async def tenant(self, key: Key, orders: tuple[Order, ...]) -> float | None:
+        found = self._world.tenants.items.get(key)
+        if found is None:
+            return None
+        view = tenant.TenantView(
+            tenant=found,
+            owner_of=tenant_of_namespace(self._world.tenants.items.values()),
+            namespaces={k.name: n for k, n in self._world.namespaces.items.items()},
+            bindings=tuple(self._world.bindings.items.values()),
+            now=utc_now(),
+            holding=self._holdings.tenants.get(key.name, TenantHolding()),
+            free_by_type=self._holdings.free_by_type,
+            pools=tuple(self._world.pools.items.values()),
+            usage_period_s=self._settings.usage_period_s,
+        )
+        decision = tenant.reconcile(view)
+        await self._writer.carry_out(decision.actions)
+        if decision.status is not None:
+            await self._writer.write_status(TENANTS, found, decision.status)
+        return decision.again_s
+
+    async def pool(self, key: Key, orders: tuple[Order, ...]) -> float | None:
+        found = self._world.pools.items.get(key)
+        holding = self._holdings.pools.get(key.name)
+        if found is None or holding is None:
+            return None
+        decision = pool.reconcile(found, holding, utc_now())
+        if decision.status is not None:
+            await self._writer.write_status(ACCELERATOR_POOLS, found, decision.status)
+        return None
+
+    async def pod(self, key: Key, orders: tuple[Order, ...]) -> float | None:
+        """A pod of another controller that opted in."""
+        found = self._world.pods.items.get(key)
+        if found is None:
+            return None
+        for order in orders:
+            if isinstance(order, Admit):
+                node = self._world.nodes.items.get(Key("", order.placement.nodes[0]))
+                action = admit_pod(found, order, node)
+                if action is not None:
+                    await self._writer.carry_out((action,))
+            elif isinstance(order, Wait):
+                self._writer.put_notice(
+                    Notice("v1", "Pod", key.namespace, key.name, found.uid, order.reason, order.message)
+                )
+        return None
+
+    async def batch_job(self, key: Key, orders: tuple[Order, ...]) -> float | None:
+        found = self._world.batch_jobs.items.get(key)
+        if found is None:
+            return None
+        owners = tenant_of_namespace(self._world.tenants.items.values())
+        action = release_job(found, key.namespace in owners)
+        if action is not None:
+            await self._writer.carry_out((action,))
+        return None
+
+    async def namespace(self, key: Key, orders: tuple[Order, ...]) -> float | None:
+        found = self._world.namespaces.items.get(key)
+        if found is None:
+            return None
+        action = tenant.disown(found, tenant_of_namespace(self._world.tenants.items.values()))
+        if action is not None:
+            await self._writer.carry_out((action,))
+        return None
+
+    async def after_round(self, snapshot: Snapshot) -> None:
+        """What a round saw of tenants and pools goes into their statuses; uncovered devices get a pool."""
+        old, self._holdings = self._holdings, holdings(snapshot)
+        for name, now_held in self._holdings.tenants.items():
+            if old.tenants.get(name) != now_held:
+                self._controller.add("Tenant", Key("", name))
+        for name, pool_held in self._holdings.pools.items():
+            if old.pools.get(name) != pool_held:
+                self._controller.add("AcceleratorPool", Key("", name))
+        found: tuple[Action, ...] = tuple(
+            pool.discover(self._world.nodes.items.values(), self._world.pools.items.values())
+        )
+        await self._writer.carry_out(found)

@@ -1,0 +1,79 @@
+"""Who holds how much, from a snapshot: what the statuses of tenants and pools say, and what usage is counted by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from busbar.scheduler import Snapshot
+
+
+@dataclass(frozen=True)
+class TenantHolding:
+    """One tenant at one moment; accelerators by type."""
+
+    allocated: Mapping[str, float] = field(default_factory=dict)
+    by_pool: Mapping[str, float] = field(default_factory=dict)
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
+class PoolHolding:
+    """One pool at one moment, in accelerators."""
+
+    nodes: int = 0
+    capacity: float = 0.0
+    allocated: float = 0.0
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """All of them."""
+
+    tenants: Mapping[str, TenantHolding] = field(default_factory=dict)
+    pools: Mapping[str, PoolHolding] = field(default_factory=dict)
+    free_by_type: Mapping[str, float] = field(default_factory=dict)
+
+
+def holdings(snapshot: Snapshot) -> Holdings:
+    """What is held in a snapshot."""
+    by_type: dict[str, dict[str, float]] = {}
+    by_pool: dict[str, dict[str, float]] = {}
+    running: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    taken: dict[str, float] = {}
+    for job in snapshot.jobs:
+        if job.run is None:
+            waiting[job.tenant] = waiting.get(job.tenant, 0) + 1
+            continue
+        place, count = job.run.placement, job.run.placement.accelerators_m / 1000
+        running[job.tenant] = running.get(job.tenant, 0) + 1
+        taken[place.pool] = taken.get(place.pool, 0.0) + count
+        for table, key in ((by_type, place.accelerator), (by_pool, place.pool)):
+            row = table.setdefault(job.tenant, {})
+            row[key] = row.get(key, 0.0) + count
+    pools: dict[str, PoolHolding] = {}
+    free: dict[str, float] = {}
+    for pool in snapshot.pools:
+        ready = [n for n in snapshot.nodes if n.pool == pool.name and n.ready]
+        sizes = [(n.capacity - pool.reserved) for n in ready]
+        capacity = sum(max(0, s.cpu_m if pool.is_cpu else s.accelerators_m) for s in sizes) / 1000
+        pools[pool.name] = PoolHolding(len(ready), round(capacity, 3), round(taken.get(pool.name, 0.0), 3))
+        free[pool.accelerator] = free.get(pool.accelerator, 0.0) + max(
+            0.0, capacity - taken.get(pool.name, 0.0)
+        )
+    names = {t.name for t in snapshot.tenants}
+    return Holdings(
+        tenants={
+            name: TenantHolding(
+                {k: round(v, 3) for k, v in sorted(by_type.get(name, {}).items())},
+                {k: round(v, 3) for k, v in sorted(by_pool.get(name, {}).items())},
+                running.get(name, 0),
+                waiting.get(name, 0),
+            )
+            for name in names
+        },
+        pools=pools,
+        free_by_type=free,
+    )

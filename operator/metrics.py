@@ -1,0 +1,58 @@
+"""The operator's own numbers, in one registry that ``/metrics`` serves."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class Metrics:
+    """Names never change: dashboards and tests depend on them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.reconciles = Counter(
+            "busbar_reconciles_total", "Reconciles by kind and result", ["kind", "result"], registry=registry
+        )
+        self.transitions = Counter(
+            "busbar_phase_transitions_total",
+            "Phase changes by kind, phase and reason",
+            ["kind", "phase", "reason"],
+            registry=registry,
+        )
+        self.writes = Counter(
+            "busbar_writes_total",
+            "Writes by verb, resource and result",
+            ["verb", "resource", "result"],
+            registry=registry,
+        )
+        self.events = Counter(
+            "busbar_events_total", "Kubernetes events by what became of them", ["result"], registry=registry
+        )
+        self.rounds = Histogram(
+            "busbar_scheduling_round_seconds",
+            "Time of one scheduling round, snapshot to plan",
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+            registry=registry,
+        )
+        self.actions = Counter(
+            "busbar_plan_actions_total",
+            "Actions of plans by kind and result",
+            ["kind", "result"],
+            registry=registry,
+        )
+        self.jobs = Gauge("busbar_jobs", "Objects by kind and phase", ["kind", "phase"], registry=registry)
+        self.waiting = Gauge(
+            "busbar_waiting_jobs", "Jobs that wait, by reason", ["reason"], registry=registry
+        )
+        self.queue = Gauge("busbar_queue_depth", "Keys that wait for a reconcile", registry=registry)
+        self.watch_age = Gauge(
+            "busbar_watch_age_seconds",
+            "Time since a watch last said anything",
+            ["resource"],
+            registry=registry,
+        )
+        self.polls = Counter(
+            "busbar_workload_polls_total", "Reads of workload ports by result", ["result"], registry=registry
+        )
+        self.leader = Gauge("busbar_lease_held", "1 while this process holds the lease", registry=registry)

@@ -1,0 +1,105 @@
+"""The reconcile of an AcceleratorPool, and the discovery of pools that nobody has described.
+
+A node that offers a known device, and that no pool selects, gets a pool made from its labels (those that the GPU
+operator's feature discovery sets). Such a pool carries the label ``busbar.dev/discovered``; who wants to change
+it makes one of their own with a narrower selector, or edits it: it is never written again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from busbar.kube.informer import Key
+from busbar.kube.resources import ACCELERATOR_POOLS
+from busbar.kube.types import AcceleratorPool
+from busbar.kube.types.accelerator_pool import AcceleratorPoolStatus
+from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.operator.actions import Create
+from busbar.operator.holdings import PoolHolding
+from busbar.operator.pods import Node
+from busbar.operator.snapshot import pool_of_node
+from busbar.operator.status import conditions
+
+DISCOVERED = "busbar.dev/discovered"
+PRODUCT_LABELS = {"nvidia.com/gpu": "nvidia.com/gpu.product", "amd.com/gpu": "amd.com/gpu.product-name"}
+MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
+_MODEL = re.compile(r"\b(RTX-)?(GH\d+|GB\d+|[A-Z]{1,2}\d{1,4}[A-Z]?|MI\d+[A-Z]?|RTX-?\d+)\b")
+
+
+@dataclass(frozen=True)
+class Decision:
+    status: AcceleratorPoolStatus | None = None
+
+
+def reconcile(pool: AcceleratorPool, holding: PoolHolding, now: datetime) -> Decision:
+    """The pool's status from what a snapshot says about it."""
+    old = pool.status or AcceleratorPoolStatus()
+    generation = pool.metadata.generation
+    ready = holding.nodes > 0
+    reason = Reason.NODES_READY if ready else Reason.NO_NODES
+    selector = ", ".join(f"{k}={v}" for k, v in sorted(pool.spec.node_selector.items()))
+    text = f"{holding.nodes} nodes are ready." if ready else f"No ready node has the labels {selector}."
+    new = old.model_copy(
+        update={
+            "observed_generation": generation,
+            "nodes": holding.nodes,
+            "capacity": holding.capacity,
+            "allocated": holding.allocated,
+            "free": round(max(0.0, holding.capacity - holding.allocated), 3),
+            "conditions": conditions(
+                old.conditions, {ConditionType.READY: ready}, reason, text, generation, now
+            ),
+        }
+    )
+    return Decision(new if new != old else None)
+
+
+def discover(nodes: Iterable[Node], pools: Iterable[AcceleratorPool]) -> list[Create]:
+    """Pools for known devices that no pool covers."""
+    pools = tuple(pools)
+    found: dict[str, Create] = {}
+    for node in sorted(nodes, key=lambda n: n.name):
+        labels = dict(node.labels)
+        for resource_name, label in PRODUCT_LABELS.items():
+            product = labels.get(label)
+            if not product or not node.device(resource_name) or pool_of_node(node, pools) is not None:
+                continue
+            name = re.sub(r"[^a-z0-9]+", "-", product.lower()).strip("-")[:50]
+            found.setdefault(name, _pool(name, product, label, resource_name, labels, node))
+    return list(found.values())
+
+
+def accelerator_name(product: str) -> str:
+    """The short type in a product's name: ``NVIDIA-H100-80GB-HBM3`` is an H100."""
+    match = _MODEL.search(product.replace("_", "-").replace(" ", "-"))
+    return match.group(0) if match else re.sub(r"[^A-Za-z0-9.-]+", "-", product).strip("-.")[:63]
+
+
+def _pool(
+    name: str, product: str, label: str, resource_name: str, labels: dict[str, str], node: Node
+) -> Create:
+    spec: dict[str, object] = {
+        "accelerator": accelerator_name(product),
+        "resourceName": resource_name,
+        "nodeSelector": {label: product},
+    }
+    memory = labels.get(MEMORY_LABEL, "")
+    if memory.isdigit():
+        spec["memoryGiB"] = round(int(memory) / 1024, 1)
+    tolerations = [
+        {"key": key, "operator": "Exists", "effect": effect}
+        for key, _, effect in node.taints
+        if key == resource_name
+    ]
+    if tolerations:
+        spec["tolerations"] = tolerations
+    body = {
+        "apiVersion": ACCELERATOR_POOLS.api_version,
+        "kind": "AcceleratorPool",
+        "metadata": {"name": name, "labels": {DISCOVERED: "true"}},
+        "spec": spec,
+    }
+    return Create(ACCELERATOR_POOLS, Key("", name), body)

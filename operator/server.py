@@ -1,0 +1,192 @@
+"""The operator's HTTP: the internal port for our own processes, and the port of metrics and probes.
+
+Internal (8090), each call with a service-account token of audience ``busbar-operator``:
+
+    GET  /snapshot   what a plan would be made on now
+    POST /snapshot   {"object": draft}: the same, with the draft as the waiting job "draft"
+    GET  /routes     NDJSON: a whole routes document at each change, and every 15 s
+
+Only the callers named in the settings (the API's and the gateway's service accounts) may ask: a snapshot holds
+every tenant's jobs and the routes hold bearers. Metrics (8093): ``/metrics``, ``/healthz``, ``/ready``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
+
+from busbar.kube.client import KubeClient
+from busbar.kube.contracts.auth import AUDIENCE_OPERATOR, Reviewer, ReviewError
+from busbar.kube.contracts.routes import RESEND_S, Routes
+from busbar.kube.errors import KubeError
+from busbar.kube.types import ModelService, TrainingJob
+from busbar.operator.metrics import Metrics
+from busbar.operator.settings import Settings
+from busbar.scheduler import Snapshot
+
+DRAFT_LIMIT = 1024 * 1024
+Draft = TrainingJob | ModelService
+
+
+class RoutesFeed:
+    """The current routes document, and a bell that rings when it changes."""
+
+    def __init__(self, build: Callable[[int], Routes]) -> None:
+        self._build = build
+        self.current: Routes | None = None  # None until the operator has seen everything
+        self._bell = asyncio.Event()
+
+    def refresh(self) -> None:
+        """Builds the document again; a new revision only where it says something new."""
+        revision = self.current.revision if self.current is not None else 0
+        made = self._build(revision)
+        if self.current is None or made != self.current:
+            self.current = made.model_copy(update={"revision": revision + 1})
+            bell, self._bell = self._bell, asyncio.Event()
+            bell.set()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns at the next change, or after the time."""
+        bell = self._bell
+        try:
+            await asyncio.wait_for(bell.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+
+class Server:
+    """Both ports. ``start`` and ``stop``; the handlers read what they are given and write nothing."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        metrics: Metrics,
+        feed: RoutesFeed,
+        snapshot: Callable[[Draft | None], Snapshot],
+        problems: Callable[[], list[str]],
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self._settings, self._client, self._metrics = settings, client, metrics
+        self._feed, self._snapshot = feed, snapshot
+        self._problems, self._is_ready = problems, is_ready
+        self._reviewer = Reviewer(self._post)
+        self._runners: list[web.AppRunner] = []
+        self.ports: dict[str, int] = {}
+        own = settings.namespace
+        self._callers = frozenset(settings.allowed_callers) or frozenset(
+            f"system:serviceaccount:{own}:{name}" for name in ("busbar-api", "busbar-gateway")
+        )
+
+    async def start(self) -> None:
+        await self._serve("metrics", self._public(), self._settings.metrics_port)
+        await self._serve("internal", self._internal(), self._settings.internal_port)
+
+    async def stop(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+
+    async def _serve(self, name: str, app: web.Application, port: int) -> None:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        self._runners.append(runner)
+        site = web.TCPSite(runner, self._settings.internal_host, port)
+        await site.start()
+        self.ports[name] = runner.addresses[0][1]
+
+    def _public(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/healthz", self._get_health)
+        app.router.add_get("/ready", self._get_ready)
+        return app
+
+    def _internal(self) -> web.Application:
+        app = web.Application(middlewares=[self._authenticate], client_max_size=DRAFT_LIMIT)
+        app.router.add_get("/snapshot", self._get_snapshot)
+        app.router.add_post("/snapshot", self._post_snapshot)
+        app.router.add_get("/routes", self._get_routes)
+        return app
+
+    # -- who asks --------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _authenticate(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            caller = await self._reviewer.authenticate_header(
+                request.headers.get("Authorization"), AUDIENCE_OPERATOR
+            )
+        except ReviewError as error:
+            return _error(503, "ReviewUnavailable", f"the caller could not be checked: {error}")
+        if caller is None:
+            return _error(401, "Unauthorized", f"a token of audience {AUDIENCE_OPERATOR} is needed")
+        if caller.username not in self._callers:
+            return _error(403, "Forbidden", f"{caller.username} may not use this port")
+        return await handler(request)
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._client.call("POST", path, body=dict(body))
+        except KubeError as error:
+            raise ReviewError(str(error)) from error
+
+    # -- internal --------------------------------------------------------------------------------------
+
+    async def _get_snapshot(self, request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
+        return web.json_response(self._snapshot(None).to_json())
+
+    async def _post_snapshot(self, request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
+        try:
+            raw = (await request.json())["object"]
+            kind: type[Draft] = ModelService if raw.get("kind") == "ModelService" else TrainingJob
+            draft = kind.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            return _error(422, "Invalid", first["msg"], field=where)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return _error(
+                400, "BadRequest", 'the body must be JSON: {"object": <TrainingJob or ModelService>}'
+            )
+        return web.json_response(self._snapshot(draft).to_json())
+
+    async def _get_routes(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        while True:
+            current = self._feed.current
+            if current is not None:
+                line = json.dumps(current.to_wire(), separators=(",", ":")) + "\n"
+                await response.write(line.encode())
+            await self._feed.changed(RESEND_S)
+
+    # -- metrics and probes ----------------------------------------------------------------------------
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        body = generate_latest(self._metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _get_health(self, request: web.Request) -> web.Response:
+        problems = self._problems()
+        return web.json_response({"problems": problems}, status=500 if problems else 200)
+
+    async def _get_ready(self, request: web.Request) -> web.Response:
+        # Ready also while another holds the lease: it serves nothing then, and a rollout need not wait for it.
+        return web.json_response({"ready": True})
+
+
+def _error(status: int, code: str, message: str, **more: str) -> web.Response:
+    return web.json_response({"error": {"code": code, "message": message, **more}}, status=status)

@@ -1,0 +1,270 @@
+"""The reconcile of a Tenant: its namespaces are labelled, its members get RoleBindings, its use is counted.
+
+A namespace belongs to one tenant: the one that was made first; a later claim gets a condition and nothing else.
+Namespaces are never created or deleted here. Use is counted by integration: the status says what was held at a
+moment, and each write adds that rate times the time since, so no transition is counted twice and a restarted
+operator goes on from the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from busbar.kube.informer import Key
+from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
+from busbar.kube.types import AcceleratorPool, Tenant
+from busbar.kube.types.meta import LABEL_TENANT
+from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.kube.types.tenant import (
+    AcceleratorCount,
+    BudgetUse,
+    DecayedUsage,
+    Period,
+    Role,
+    TenantStatus,
+    TenantUsage,
+)
+from busbar.operator.actions import Action, Apply, Delete
+from busbar.operator.holdings import TenantHolding
+from busbar.operator.status import conditions
+from busbar.operator.world import MANAGED_BY, BindingSeen, NamespaceSeen
+from busbar.scheduler import DecayedUsage as Decayed
+from busbar.scheduler import Policy
+
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+
+
+@dataclass(frozen=True)
+class TenantView:
+    """Everything that one reconcile of one tenant may look at."""
+
+    tenant: Tenant
+    owner_of: Mapping[str, str]  # namespace → tenant, the first claim wins
+    namespaces: Mapping[str, NamespaceSeen]
+    bindings: tuple[BindingSeen, ...]
+    now: datetime
+    holding: TenantHolding = field(default_factory=TenantHolding)
+    free_by_type: Mapping[str, float] = field(default_factory=dict)
+    pools: tuple[AcceleratorPool, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
+    usage_period_s: float = 60.0
+    half_life_s: float = Policy().usage_half_life_s
+
+
+@dataclass(frozen=True)
+class Decision:
+    status: TenantStatus | None = None
+    actions: tuple[Action, ...] = ()
+    again_s: float | None = None
+
+
+def reconcile(view: TenantView) -> Decision:
+    """See the module's head."""
+    name = view.tenant.metadata.name
+    claimed = (
+        list(view.tenant.spec.namespaces or ()) if view.tenant.metadata.deletion_timestamp is None else []
+    )
+    own = [n for n in claimed if view.owner_of.get(n) == name]
+    present = [n for n in own if n in view.namespaces and not view.namespaces[n].deleting]
+    actions: list[Action] = [*_labels(view, name, present), *_bindings(view, name, present)]
+    return Decision(_status(view, claimed, own, present), tuple(actions), view.usage_period_s)
+
+
+# -- namespaces and members ----------------------------------------------------------------------------
+
+
+def _labels(view: TenantView, tenant: str, present: list[str]) -> list[Action]:
+    wanted = {LABEL_TENANT: tenant, POD_SECURITY: "restricted"}
+    actions: list[Action] = []
+    for name in present:
+        labels = dict(view.namespaces[name].labels)
+        if any(labels.get(k) != v for k, v in wanted.items()):
+            actions.append(Apply(NAMESPACES, _namespace(name, wanted)))
+    return actions
+
+
+def disown(namespace: NamespaceSeen, owner_of: Mapping[str, str]) -> Apply | None:
+    """Takes our labels off a namespace that no tenant claims any more: an apply without what we owned."""
+    if LABEL_TENANT not in dict(namespace.labels) or namespace.name in owner_of or namespace.deleting:
+        return None
+    return Apply(NAMESPACES, _namespace(namespace.name, {}))
+
+
+def _namespace(name: str, labels: Mapping[str, str]) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels)}}
+
+
+def _bindings(view: TenantView, tenant: str, present: list[str]) -> list[Action]:
+    """One RoleBinding per namespace and role that has members; others of ours are removed."""
+    seen = {b.key: b for b in view.bindings}
+    wanted: dict[Key, tuple[Role, tuple[tuple[str, str, str], ...]]] = {}
+    for role in Role:
+        subjects = tuple(
+            sorted(
+                (str(m.subject.kind), m.subject.name, m.subject.namespace or "")
+                for m in view.tenant.spec.members or ()
+                if m.role is role
+            )
+        )
+        if subjects:
+            for namespace in present:
+                wanted[Key(namespace, f"busbar-{tenant}-{role}")] = (role, subjects)
+    actions: list[Action] = []
+    for key, (role, subjects) in sorted(wanted.items()):
+        old = seen.get(key)
+        if old is None or old.subjects != subjects:
+            actions.append(Apply(ROLE_BINDINGS, _binding(key, role, subjects)))
+    for key, old in sorted(seen.items()):
+        if key not in wanted and any(key.name == f"busbar-{tenant}-{role}" for role in Role):
+            actions.append(Delete(ROLE_BINDINGS, key, old.uid))
+    return actions
+
+
+def _binding(key: Key, role: Role, subjects: tuple[tuple[str, str, str], ...]) -> dict[str, object]:
+    rendered: list[dict[str, str]] = []
+    for kind, name, namespace in subjects:
+        subject = {"kind": kind, "name": name}
+        if kind == "ServiceAccount":
+            subject["namespace"] = namespace
+        else:
+            subject["apiGroup"] = "rbac.authorization.k8s.io"
+        rendered.append(subject)
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {
+            "name": key.name,
+            "namespace": key.namespace,
+            "labels": {MANAGED_BY: "busbar", "app.kubernetes.io/component": "tenant"},
+        },
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": f"busbar-tenant-{role}",
+        },
+        "subjects": rendered,
+    }
+
+
+# -- status --------------------------------------------------------------------------------------------
+
+
+def _status(view: TenantView, claimed: list[str], own: list[str], present: list[str]) -> TenantStatus | None:
+    old = view.tenant.status or TenantStatus()
+    generation = view.tenant.metadata.generation
+    taken = [n for n in claimed if n not in own]
+    missing = [n for n in own if n not in present]
+    if taken:
+        names = ", ".join(taken)
+        reason, text = (
+            Reason.NAMESPACE_TAKEN,
+            f"Another tenant claimed first: {names}. Remove it from one of them.",
+        )
+    elif missing:
+        reason, text = Reason.NAMESPACE_MISSING, f"These namespaces do not exist: {', '.join(missing)}."
+    else:
+        reason, text = Reason.NAMESPACES_READY, f"{len(present)} namespaces belong to the tenant."
+    made = conditions(
+        old.conditions, {ConditionType.READY: not taken and not missing}, reason, text, generation, view.now
+    )
+    allocated = dict(view.holding.allocated)
+    same_hold = _by_type(old.allocated) == allocated and (old.running or 0, old.waiting or 0) == (
+        view.holding.running,
+        view.holding.waiting,
+    )
+    same = same_hold and old.observed_generation == generation and old.conditions == made
+    due = old.last_updated is None or view.now - old.last_updated >= timedelta(seconds=view.usage_period_s)
+    if same and not (due and allocated) and old.last_updated is not None:
+        return None
+    guaranteed = {q.accelerator: q.guaranteed for q in view.tenant.spec.quota or () if q.guaranteed}
+    borrowed = {
+        k: round(v - guaranteed.get(k, 0.0), 3) for k, v in allocated.items() if v > guaranteed.get(k, 0.0)
+    }
+    lent = {
+        k: round(g - allocated.get(k, 0.0) - view.free_by_type.get(k, 0.0), 3)
+        for k, g in guaranteed.items()
+        if g - allocated.get(k, 0.0) > view.free_by_type.get(k, 0.0)
+    }
+    return _counted(view, old).model_copy(
+        update={
+            "observed_generation": generation,
+            "conditions": made,
+            "allocated": _counts(allocated),
+            "borrowed": _counts(borrowed),
+            "lent": _counts(lent),
+            "held": round(sum(allocated.values()), 3),
+            "running": view.holding.running,
+            "waiting": view.holding.waiting,
+            "last_updated": view.now,
+        }
+    )
+
+
+def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
+    """The old status with what was held at its time counted up to now."""
+    since = old.last_updated or view.now
+    seconds = max(0.0, (view.now - since) / timedelta(seconds=1))
+    held = _by_type(old.allocated)
+    usage = old.usage or TenantUsage()
+    cost = 0.0
+    for accelerator, count in held.items():
+        cost += count * seconds / 3600.0 * _price(view, accelerator)
+    before = sum(count * view.rates.get(kind, 1.0) for kind, count in held.items())
+    now_rate = sum(count * view.rates.get(kind, 1.0) for kind, count in view.holding.allocated.items())
+    kept = old.decayed or DecayedUsage(as_of=view.now)
+    decayed = Decayed(kept.work, (kept.as_of or view.now).timestamp())
+    decayed = decayed.add(before * seconds, view.now.timestamp(), view.half_life_s)
+    return old.model_copy(
+        update={
+            "usage": TenantUsage(
+                accelerator_seconds=round(usage.accelerator_seconds + sum(held.values()) * seconds, 3),
+                work_units=round(usage.work_units + before * seconds, 3),
+                energy_joules=usage.energy_joules,
+                cost=round(usage.cost + cost, 6),
+            ),
+            "decayed": DecayedUsage(work=round(decayed.work, 3), rate=round(now_rate, 6), as_of=view.now),
+            "budgets": _budgets(view, old, sum(held.values()) * seconds / 3600.0, cost),
+        }
+    )
+
+
+def _by_type(counts: list[AcceleratorCount] | None) -> dict[str, float]:
+    return {c.accelerator: c.count for c in counts or ()}
+
+
+def _counts(by_type: Mapping[str, float]) -> list[AcceleratorCount] | None:
+    return [AcceleratorCount(accelerator=k, count=v) for k, v in sorted(by_type.items())] or None
+
+
+def _price(view: TenantView, accelerator: str) -> float:
+    """The price of a type; the mean where several pools offer it."""
+    prices = [p.spec.price_per_hour for p in view.pools if p.spec.accelerator == accelerator]
+    return sum(prices) / len(prices) if prices else 0.0
+
+
+def _budgets(view: TenantView, old: TenantStatus, hours: float, cost: float) -> list[BudgetUse] | None:
+    before = {b.period: b for b in old.budgets or ()}
+    result: list[BudgetUse] = []
+    for budget in view.tenant.spec.budgets or ():
+        started = _period_start(budget.period, view.now)
+        used = before.get(budget.period)
+        if used is None or used.started != started:
+            used = BudgetUse(period=budget.period, started=started)
+        result.append(
+            used.model_copy(
+                update={
+                    "accelerator_hours": round(used.accelerator_hours + hours, 6),
+                    "cost": round(used.cost + cost, 6),
+                }
+            )
+        )
+    return result or None
+
+
+def _period_start(period: Period, now: datetime) -> datetime:
+    day = datetime(now.year, now.month, now.day, tzinfo=UTC)
+    if period is Period.WEEK:
+        return day - timedelta(days=day.weekday())
+    return day.replace(day=1) if period is Period.MONTH else day

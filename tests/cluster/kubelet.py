@@ -1,0 +1,269 @@
+"""What stands in for kube-scheduler and the kubelet in tests of the operator: it binds, runs and ends pods.
+
+Only the node's side is simulated; every object lives in the real API server. A pod without gates is bound to the
+node that its affinity names, becomes Running after ``start_s``, and ends when its script says so. Deleted pods
+disappear, as with a kubelet. A pod's port is a real HTTP server on a loopback address of its own, inside the
+node's pod range, so that the operator dials it as it would on a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+from tests.cluster.apiserver import ApiServer
+
+from busbar.kube.client import KubeClient, Object, Preconditions
+from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, NotFound
+from busbar.kube.informer import Informer, Key
+from busbar.kube.resources import PODS
+
+POD_RANGE = "127.77.0.0/16"
+_addresses = itertools.count(1)
+
+
+@dataclass
+class Script:
+    """What a pod does. ``run_s`` None: it runs until it is deleted."""
+
+    run_s: float | None = None
+    exit_code: int = 0
+    message: str = ""
+    status: Callable[[float], dict[str, Any]] | None = None  # seconds since start → GET /status
+    saved: list[str] = field(default_factory=list)  # pods that were asked to save
+    drained: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Running:
+    script: Script
+    started: float
+    ip: str
+    runner: web.AppRunner | None
+    draining: bool = False
+
+
+class Kubelet:
+    """All nodes of one test. Run ``run()`` as a task."""
+
+    def __init__(
+        self, client: KubeClient, script: Callable[[Object], Script], *, start_s: float = 0.0
+    ) -> None:
+        self._client, self._script, self._start_s = client, script, start_s
+        self._informer: Informer[Object] = Informer(client, PODS, lambda obj: obj, self._changed)
+        self._wake = asyncio.Event()
+        self._running: dict[str, _Running] = {}
+        self.created: dict[str, str] = {}  # every pod that ever was: uid → namespace/name
+
+    @property
+    def pods(self) -> dict[Key, Object]:
+        return self._informer.items
+
+    def _changed(self, key: Key, old: Object | None, new: Object | None) -> None:
+        if new is not None:
+            self.created[new["metadata"]["uid"]] = str(key)
+        self._wake.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._informer.run())
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), 0.05)
+                self._wake.clear()
+                pods = list(self._informer.items.values())
+                await asyncio.gather(*(self._guarded(p) for p in pods))
+                alive = {p["metadata"]["uid"] for p in self._informer.items.values()}
+                for uid in [u for u in self._running if u not in alive]:
+                    await self._stop(uid)
+
+    async def close(self) -> None:
+        for uid in list(self._running):
+            await self._stop(uid)
+
+    async def _guarded(self, pod: Object) -> None:
+        with contextlib.suppress(NotFound, Conflict, ConnectionFailed):
+            await self._step(pod)
+
+    async def _step(self, pod: Object) -> None:
+        meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+        uid, phase = meta["uid"], status.get("phase") or "Pending"
+        if meta.get("deletionTimestamp"):
+            await self._client.delete(
+                PODS, meta["name"], meta["namespace"], grace_s=0, preconditions=Preconditions(uid=uid)
+            )
+            return
+        if phase in ("Succeeded", "Failed") or spec.get("schedulingGates"):
+            return
+        if not spec.get("nodeName"):
+            node = node_of(spec)
+            if node:
+                await self._bind(meta, node)
+            return
+        if phase == "Pending":
+            await self._start(pod)
+            return
+        running = self._running.get(uid)
+        if running is None or running.script.run_s is None:
+            return
+        if asyncio.get_running_loop().time() - running.started >= running.script.run_s:
+            await self.end(pod, running.script.exit_code, running.script.message)
+
+    async def _bind(self, meta: Object, node: str) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": meta["name"]},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        with contextlib.suppress(ApiError):
+            await self._client.create(PODS, body, meta["namespace"], subresource="binding")
+
+    async def _start(self, pod: Object) -> None:
+        meta = pod["metadata"]
+        number = next(_addresses)
+        ip = f"127.77.{number // 250}.{number % 250 + 1}"
+        script = self._script(pod)
+        running = _Running(script, asyncio.get_running_loop().time(), ip, None)
+        if script.status is not None:
+            running.runner = await self._serve(pod, running)
+        self._running[meta["uid"]] = running
+        now = _now()
+        patch = {
+            "status": {
+                "phase": "Running",
+                "podIP": ip,
+                "podIPs": [{"ip": ip}],
+                "startTime": now,
+                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
+                "containerStatuses": [
+                    _container(pod, ready=True, state={"running": {"startedAt": now}}),
+                ],
+            }
+        }
+        await self._client.patch(PODS, meta["name"], patch, meta["namespace"], subresource="status")
+
+    async def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
+        """Ends a pod as its kubelet would."""
+        meta = pod["metadata"]
+        done = {
+            "exitCode": code,
+            "reason": reason or ("Completed" if code == 0 else "Error"),
+            "message": message,
+        }
+        done |= {"startedAt": _now(), "finishedAt": _now()}
+        patch = {
+            "status": {
+                "phase": "Succeeded" if code == 0 else "Failed",
+                "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": _now()}],
+                "containerStatuses": [_container(pod, ready=False, state={"terminated": done})],
+            }
+        }
+        await self._client.patch(PODS, meta["name"], patch, meta["namespace"], subresource="status")
+        await self._stop(meta["uid"])
+
+    async def _serve(self, pod: Object, running: _Running) -> web.AppRunner:
+        name = pod["metadata"]["name"]
+        script = running.script
+
+        async def status(request: web.Request) -> web.Response:
+            assert script.status is not None
+            said = script.status(asyncio.get_running_loop().time() - running.started)
+            if said.get("kind") == "serving":
+                said = {**said, "draining": running.draining}
+            return web.json_response(said)
+
+        async def checkpoint(request: web.Request) -> web.Response:
+            script.saved.append(name)
+            return web.json_response({"step": 1, "durable": True})
+
+        async def drain(request: web.Request) -> web.Response:
+            script.drained.append(name)
+            running.draining = True
+            return web.json_response({"draining": True})
+
+        app = web.Application()
+        app.router.add_get("/status", status)
+        app.router.add_post("/checkpoint", checkpoint)
+        app.router.add_post("/drain", drain)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, running.ip, 9400).start()
+        return runner
+
+    async def _stop(self, uid: str) -> None:
+        running = self._running.pop(uid, None)
+        if running is not None and running.runner is not None:
+            await running.runner.cleanup()
+
+
+def node_of(spec: Object) -> str:
+    """The node that a pod is pinned to."""
+    host = (spec.get("nodeSelector") or {}).get("kubernetes.io/hostname")
+    if host:
+        return str(host)
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    for term in (affinity or {}).get("nodeSelectorTerms") or ():
+        for field_ in term.get("matchFields") or ():
+            if field_["key"] == "metadata.name":
+                return str(field_["values"][0])
+    return ""
+
+
+def add_node(
+    server: ApiServer, name: str, *, labels: dict[str, str] | None = None, cpu: str = "8", gpus: int = 0
+) -> None:
+    """A ready node."""
+    labels = {"kubernetes.io/hostname": name, **(labels or {})}
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"podCIDR": POD_RANGE, "podCIDRs": [POD_RANGE]},
+    }
+    server.admin.create(node).expect()
+    resources = {"cpu": cpu, "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi"}
+    if gpus:
+        resources["nvidia.com/gpu"] = str(gpus)
+    now = _now()
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Test",
+        "lastTransitionTime": now,
+        "lastHeartbeatTime": now,
+    }
+    status = {"status": {"capacity": resources, "allocatable": resources, "conditions": [ready]}}
+    server.admin.merge(node, status, subresource="/status").expect()
+    # The API server taints new nodes until a controller has seen them; there is none here.
+    server.admin.merge(node, {"spec": {"taints": None}}).expect()
+
+
+def _container(pod: Object, *, ready: bool, state: dict[str, Any]) -> dict[str, Any]:
+    container = pod["spec"]["containers"][0]
+    return {
+        "name": container["name"],
+        "image": container["image"],
+        "imageID": "",
+        "ready": ready,
+        "restartCount": 0,
+        "state": state,
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def said(**fields: Any) -> str:
+    """A termination message."""
+    return json.dumps({"kind": "training", "phase": "Done", **fields})

@@ -1,0 +1,233 @@
+"""A reverse proxy in front of the real API server that makes the faults a client must survive.
+
+It speaks plain HTTP on loopback and TLS to the server. Every *write* (POST, PUT, PATCH, DELETE) that is not a
+Lease or a review is numbered from 1. Faults:
+
+* ``kill_at(n, "before" | "after")``: the n-th write is not forwarded, or forwarded and its answer swallowed; from
+  then on nothing of this client gets through (what a SIGKILL at that moment looks like from the server), and
+  ``killed`` is set, until ``revive()``.
+* ``answer(matches, status, …)``: the next matching requests are answered here (409, 410, 429 with Retry-After).
+* ``cut_watches()``: every open watch is broken off; ``stall_watches()``: they stay open and say nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+from aiohttp import web
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_HOP = frozenset(
+    {"connection", "transfer-encoding", "content-length", "content-encoding", "host", "keep-alive"}
+)
+
+
+@dataclass
+class Write:
+    """One write as it passed."""
+
+    number: int
+    method: str
+    path: str
+    body: Any
+    status: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.method} {self.path} -> {self.status}"
+
+
+@dataclass
+class Fault:
+    """An answer given instead of the server's."""
+
+    matches: Callable[[str, str], bool]
+    status: int
+    reason: str
+    headers: dict[str, str]
+    times: int
+
+
+@dataclass
+class FaultProxy:
+    """See the module's head. Use as an async context manager."""
+
+    upstream: str
+    ca_file: Path
+    writes: list[Write] = field(default_factory=list)
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+    requests: int = 0
+    _kill: tuple[int, Literal["before", "after"]] | None = None
+    _dead: bool = False
+    _faults: list[Fault] = field(default_factory=list)
+    _watches: set[asyncio.Task[Any]] = field(default_factory=set)
+    _stalled: bool = False
+    _session: aiohttp.ClientSession | None = None
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        tls = ssl.create_default_context(cafile=str(self.ca_file))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls), auto_decompress=True, trust_env=False
+        )
+        app = web.Application(client_max_size=8 * 1024 * 1024)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut_watches()
+        assert self._runner is not None
+        assert self._session is not None
+        await self._runner.cleanup()
+        await self._session.close()
+
+    # -- faults ----------------------------------------------------------------------------------------
+
+    def kill_at(self, number: int, when: Literal["before", "after"]) -> None:
+        """Dies at write ``number``, counted over the proxy's life."""
+        self._kill = (number, when)
+
+    def revive(self) -> None:
+        """Lets the next client through."""
+        self._dead, self._kill = False, None
+        self.killed.clear()
+
+    def answer(
+        self,
+        matches: Callable[[str, str], bool],
+        status: int,
+        reason: str,
+        *,
+        headers: dict[str, str] | None = None,
+        times: int = 1,
+    ) -> None:
+        """The next ``times`` requests for which ``matches(method, path)`` holds get this Status instead."""
+        self._faults.append(Fault(matches, status, reason, headers or {}, times))
+
+    def cut_watches(self) -> None:
+        for task in list(self._watches):
+            task.cancel()
+
+    def stall_watches(self) -> None:
+        """Watches that are open now say nothing more; new ones work."""
+        self._stalled = True
+        for task in self._watches:
+            task.stalled = True  # type: ignore[attr-defined]
+        self._stalled = False
+
+    # -- passing on ------------------------------------------------------------------------------------
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests += 1
+        if self._dead:
+            return self._hang_up(request)
+        body = await request.read()
+        counted = request.method in WRITES and not _uncounted(request.path)
+        write: Write | None = None
+        if counted:
+            write = Write(len(self.writes) + 1, request.method, request.path, _parsed(body))
+            self.writes.append(write)
+            if self._kill == (write.number, "before"):
+                return self._die(request)
+        fault = next(
+            (f for f in self._faults if f.times > 0 and f.matches(request.method, request.path)), None
+        )
+        if fault is not None:
+            fault.times -= 1
+            if write is not None:
+                write.status = fault.status
+            status = {
+                "kind": "Status",
+                "status": "Failure",
+                "reason": fault.reason,
+                "code": fault.status,
+                "message": "injected",
+            }
+            return web.json_response(status, status=fault.status, headers=fault.headers)
+        if request.query.get("watch") == "true":
+            return await self._watch(request)
+        return await self._pass(request, body, write)
+
+    async def _pass(self, request: web.Request, body: bytes, write: Write | None) -> web.StreamResponse:
+        assert self._session is not None
+        async with self._session.request(
+            request.method, self.upstream + request.raw_path, data=body or None, headers=_headers(request)
+        ) as response:
+            answer = await response.read()
+            if write is not None:
+                write.status = response.status
+                if self._kill == (write.number, "after"):
+                    return self._die(request)
+            if self._dead:
+                return self._hang_up(request)
+            headers = {k: v for k, v in response.headers.items() if k.lower() not in _HOP}
+            return web.Response(body=answer, status=response.status, headers=headers)
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        assert self._session is not None
+        task = asyncio.current_task()
+        assert task is not None
+        self._watches.add(task)
+        try:
+            async with self._session.get(
+                self.upstream + request.raw_path,
+                headers=_headers(request),
+                timeout=aiohttp.ClientTimeout(total=None),
+            ) as response:
+                mine = web.StreamResponse(
+                    status=response.status, headers={"Content-Type": "application/json"}
+                )
+                await mine.prepare(request)
+                async for chunk in response.content.iter_any():
+                    if self._dead:
+                        break
+                    if getattr(task, "stalled", False):
+                        await asyncio.Event().wait()
+                    await mine.write(chunk)
+                return mine
+        except asyncio.CancelledError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise
+        finally:
+            self._watches.discard(task)
+
+    def _die(self, request: web.Request) -> web.StreamResponse:
+        self._dead = True
+        self.killed.set()
+        self.cut_watches()
+        return self._hang_up(request)
+
+    def _hang_up(self, request: web.Request) -> web.StreamResponse:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=503)
+
+
+def _headers(request: web.Request) -> dict[str, str]:
+    return {k: v for k, v in request.headers.items() if k.lower() not in _HOP | {"accept-encoding"}}
+
+
+def _uncounted(path: str) -> bool:
+    return "/leases" in path or path.endswith(("tokenreviews", "subjectaccessreviews"))
+
+
+def _parsed(body: bytes) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(body)
+    return None
