@@ -42,7 +42,9 @@ def conditions(
                 status=status,
                 reason=reason,
                 message=message,
-                last_transition_time=was.last_transition_time if same and was is not None else now,
+                last_transition_time=(
+                    was.last_transition_time if same and was is not None else now.replace(microsecond=0)
+                ),
                 observed_generation=generation,
             )
         )

@@ -33,6 +33,7 @@ from busbar.operator.world import MANAGED_BY, BindingSeen, NamespaceSeen
 from busbar.scheduler import DecayedUsage as Decayed
 from busbar.scheduler import Policy
 
+COUNTS_S = 5.0
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
@@ -69,7 +70,9 @@ def reconcile(view: TenantView) -> Decision:
     own = [n for n in claimed if view.owner_of.get(n) == name]
     present = [n for n in own if n in view.namespaces and not view.namespaces[n].deleting]
     actions: list[Action] = [*_labels(view, name, present), *_bindings(view, name, present)]
-    return Decision(_status(view, claimed, own, present), tuple(actions), view.usage_period_s)
+    agree = _counts_agree(view, view.tenant.status or TenantStatus())
+    again = view.usage_period_s if agree else COUNTS_S
+    return Decision(_status(view, claimed, own, present), tuple(actions), again)
 
 
 # -- namespaces and members ----------------------------------------------------------------------------
@@ -170,13 +173,13 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
         old.conditions, {ConditionType.READY: not taken and not missing}, reason, text, generation, view.now
     )
     allocated = dict(view.holding.allocated)
-    same_hold = _by_type(old.allocated) == allocated and (old.running or 0, old.waiting or 0) == (
-        view.holding.running,
-        view.holding.waiting,
-    )
-    same = same_hold and old.observed_generation == generation and old.conditions == made
-    due = old.last_updated is None or view.now - old.last_updated >= timedelta(seconds=view.usage_period_s)
-    if same and not (due and allocated) and old.last_updated is not None:
+    age = view.now - old.last_updated if old.last_updated is not None else timedelta.max
+    same = _by_type(old.allocated) == allocated and old.observed_generation == generation
+    same = same and old.conditions == made
+    # Counts of jobs change often and matter little: they follow after a moment, not at each change.
+    recount = not _counts_agree(view, old) and age >= timedelta(seconds=COUNTS_S)
+    due = bool(allocated) and age >= timedelta(seconds=view.usage_period_s)
+    if same and not recount and not due and old.last_updated is not None:
         return None
     guaranteed = {q.accelerator: q.guaranteed for q in view.tenant.spec.quota or () if q.guaranteed}
     borrowed = {
@@ -200,6 +203,10 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
             "last_updated": view.now,
         }
     )
+
+
+def _counts_agree(view: TenantView, old: TenantStatus) -> bool:
+    return (old.running or 0, old.waiting or 0) == (view.holding.running, view.holding.waiting)
 
 
 def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:

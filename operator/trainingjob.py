@@ -560,10 +560,15 @@ def _with_exit_messages(
 
 
 def _ended_at(current: dict[int, Pod], now: datetime) -> datetime:
-    """When the last pod ended; now while one still runs or nothing is known."""
+    """When the last pod ended; now while one still runs, nothing is known, or it ended just now.
+
+    Kubelets report whole seconds; only an operator that was away needs them.
+    """
     times = [p.exit.finished_at if p.exit is not None else None for p in current.values()]
     known = [t for t in times if t is not None]
-    return max(known) if known and len(known) == len(times) else now
+    if not known or len(known) < len(times) or now - max(known) < timedelta(seconds=5):
+        return now
+    return max(known)
 
 
 def _delete(pod: Pod, view: JobView) -> Delete:

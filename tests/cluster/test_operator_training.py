@@ -2,19 +2,160 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import Cluster, engine_job
+from tests.cluster.harness import Cluster, engine_job, gang_job
 from tests.cluster.kubelet import Script, said
 
-from busbar.kube.resources import TRAINING_JOBS
+from busbar.kube.client import Object
+from busbar.kube.resources import PODS, TENANTS, TRAINING_JOBS
+
+
+def phase(name: str) -> Any:
+    return lambda status: status.get("phase") == name
+
+
+def training(seconds: float, step_s: float = 0.05) -> dict[str, Any]:
+    step = int(seconds / step_s)
+    return {
+        "kind": "training",
+        "phase": "Training",
+        "step": step,
+        "totalSteps": 1000,
+        "loss": 2.0,
+        "tokens": step * 10,
+    }
 
 
 async def test_a_job_is_admitted_runs_and_succeeds_with_its_last_numbers(apiserver: ApiServer) -> None:
-    message = said(step=10, totalSteps=10, loss=1.5, tokens=1000)
+    message = said(
+        step=10, totalSteps=10, loss=1.5, tokens=1000,
+        fingerprint={"losses": "a", "weights": "b"},
+        evaluation={"bitsPerByte": 2.0, "heldOutBytes": 5},
+    )  # fmt: skip
     async with Cluster(apiserver, script=lambda pod: Script(run_s=0.3, message=message)) as cluster:
         await cluster.start()
         await cluster.create(engine_job("one"))
-        status = await cluster.until(TRAINING_JOBS, "one", lambda s: s.get("phase") == "Succeeded")
+        status = await cluster.until(TRAINING_JOBS, "one", phase("Succeeded"))
         assert status["progress"]["step"] == 10
+        assert status["fingerprint"] == {"losses": "a", "weights": "b"}
+        assert status["evaluation"]["bitsPerByte"] == 2.0
+        assert status["outputUri"] == "pvc://claim/model"
         assert status["attempt"] == 1
+        assert 0 < status["usage"]["acceleratorSeconds"] < 5
         assert list(await cluster.pods()) == ["one-1-0"]
+        ready = next(c for c in status["conditions"] if c["type"] == "Ready")
+        assert ready["status"] == "True"
+        tenant = f"tenant-{cluster.namespace}"
+        counted = await cluster.until(
+            TENANTS, tenant, lambda s: s.get("usage", {}).get("acceleratorSeconds", 0) > 0
+        )
+        assert counted["held"] == 0
+
+
+async def test_a_gang_comes_up_together_and_finishes_together(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, nodes=2, cpu="2", script=lambda pod: Script(run_s=0.5)) as cluster:
+        await cluster.start()
+        await cluster.create(gang_job("gang", 3))
+        status = await cluster.until(TRAINING_JOBS, "gang", phase("Running"))
+        assert status["pods"] == {"ready": 3, "total": 3}
+        pods = await cluster.pods()
+        assert sorted(pods) == ["gang-1-0", "gang-1-1", "gang-1-2"]
+        nodes = [pods[f"gang-1-{rank}"]["spec"]["nodeName"] for rank in range(3)]
+        assert nodes == status["admission"]["nodes"]
+        assert len(set(nodes)) == 2
+        env = {e["name"]: e.get("value") for e in pods["gang-1-2"]["spec"]["containers"][0]["env"]}
+        assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("2", "3", "gang-1-0.gang")
+        assert await cluster.services() == ["gang"]
+        await cluster.until(TRAINING_JOBS, "gang", phase("Succeeded"))
+
+
+async def test_a_failed_attempt_is_tried_again_and_its_lost_work_is_counted(apiserver: ApiServer) -> None:
+    def script(pod: Object) -> Script:
+        if pod["metadata"]["labels"]["busbar.dev/attempt"] == "1":
+            return Script(status=training)
+        return Script(run_s=0.5, message=said(step=1000, totalSteps=1000, resumedFromStep=2), status=lambda s: {
+            "kind": "training", "phase": "Training", "step": 3, "totalSteps": 1000, "resumedFromStep": 2,
+        })  # fmt: skip
+
+    async with Cluster(apiserver, script=script) as cluster:
+        await cluster.start()
+        await cluster.create(engine_job("again"))
+        seen = await cluster.until(
+            TRAINING_JOBS, "again", lambda s: s.get("progress", {}).get("step", 0) >= 5
+        )
+        await cluster.kubelet.end((await cluster.pods())["again-1-0"], 137)
+        status = await cluster.until(TRAINING_JOBS, "again", phase("Succeeded"))
+        assert status["attempt"] == 2
+        assert status["restarts"] == 1
+        assert status["lostWork"]["steps"] >= seen["progress"]["step"] - 2
+        assert status["lostWork"]["attempt"] == 2
+        assert status["progress"]["step"] == 1000
+
+
+async def test_a_job_that_fails_too_often_is_failed_with_the_cause(apiserver: ApiServer) -> None:
+    script = Script(run_s=0.0, exit_code=1, message="Traceback\nValueError: bad data\n")
+    async with Cluster(apiserver, script=lambda pod: script) as cluster:
+        await cluster.start()
+        await cluster.create(engine_job("bad", retryLimit=1))
+        status = await cluster.until(TRAINING_JOBS, "bad", phase("Failed"))
+        assert status["reason"] == "RetryLimitReached"
+        assert "ValueError: bad data" in status["message"]
+        assert status["attempt"] == 2
+        assert status["completionTime"]
+
+
+async def test_suspending_saves_first_and_gives_everything_back(apiserver: ApiServer) -> None:
+    script = Script(status=training)
+    async with Cluster(apiserver, script=lambda pod: script) as cluster:
+        await cluster.start()
+        await cluster.create(engine_job("pause"))
+        await cluster.until(TRAINING_JOBS, "pause", phase("Running"))
+        await cluster.client.patch(TRAINING_JOBS, "pause", {"spec": {"suspend": True}}, cluster.namespace)
+        status = await cluster.until(TRAINING_JOBS, "pause", phase("Suspended"))
+        assert script.saved == ["pause-1-0"]
+        assert "admission" not in status
+        assert await cluster.pods() == {}
+        await cluster.client.patch(TRAINING_JOBS, "pause", {"spec": {"suspend": False}}, cluster.namespace)
+        again = await cluster.until(TRAINING_JOBS, "pause", phase("Running"))
+        assert again["attempt"] == 2
+        assert again.get("restarts", 0) == 0
+
+
+async def test_a_waiting_job_says_why_and_starts_when_there_is_room(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, cpu="2", script=lambda pod: Script()) as cluster:
+        await cluster.start()
+        await cluster.create(gang_job("first", 2, preemptible=False))
+        await cluster.until(TRAINING_JOBS, "first", phase("Running"))
+        await cluster.create(gang_job("second", 1))
+        status = await cluster.until(TRAINING_JOBS, "second", phase("Queued"))
+        assert status["reason"] == status["waiting"]["code"]
+        assert "cpu" in status["message"]
+        assert status["preview"]["startsNow"] is False
+        await cluster.client.delete(TRAINING_JOBS, "first", cluster.namespace)
+        for name in ("first-1-0", "first-1-1"):  # there is no garbage collector here
+            await cluster.client.delete(PODS, name, cluster.namespace)
+        await cluster.until(TRAINING_JOBS, "second", phase("Running"))
+
+
+async def test_a_finished_job_is_deleted_after_its_time(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver) as cluster:
+        await cluster.start()
+        await cluster.create(engine_job("brief", ttlSecondsAfterFinished=0))
+        for _ in range(500):
+            if cluster.kubelet.created and not await cluster.status(TRAINING_JOBS, "brief"):
+                break
+            await asyncio.sleep(0.02)
+        items, _ = await cluster.client.list(TRAINING_JOBS, cluster.namespace)
+        assert items == []
+
+
+async def test_a_job_of_another_controller_is_left_alone(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver) as cluster:
+        await cluster.start()
+        await cluster.create(engine_job("theirs", managedBy="example.com/other"))
+        await cluster.create(engine_job("ours"))
+        await cluster.until(TRAINING_JOBS, "ours", phase("Succeeded"))
+        assert await cluster.status(TRAINING_JOBS, "theirs") == {}
