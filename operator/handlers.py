@@ -6,11 +6,13 @@ This is the only place that knows both the caches and the reconciles; it holds n
 
 from __future__ import annotations
 
+import logging
+
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
+from busbar.kube.errors import Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.operator import modelservice, pool, tenant, trainingjob
-from busbar.operator.actions import Action
 from busbar.operator.controller import Controller, utc_now
 from busbar.operator.demand import DemandReader
 from busbar.operator.events import Notice
@@ -24,6 +26,8 @@ from busbar.operator.settings import Settings
 from busbar.operator.world import World, tenant_of_namespace
 from busbar.operator.writer import Writer
 from busbar.scheduler import Snapshot
+
+log = logging.getLogger(__name__)
 
 
 class Handlers:
@@ -46,6 +50,7 @@ class Handlers:
             settings.workloads_image, settings.image_pull_policy, settings.workload_key
         )
         self._holdings = Holdings()
+        self._discovers = True
         controller.handles("TrainingJob", self.training_job)
         controller.handles("ModelService", self.model_service)
         controller.handles("Tenant", self.tenant)
@@ -180,7 +185,11 @@ class Handlers:
         for name, pool_held in self._holdings.pools.items():
             if old.pools.get(name) != pool_held:
                 self._controller.add("AcceleratorPool", Key("", name))
-        found: tuple[Action, ...] = tuple(
-            pool.discover(self._world.nodes.items.values(), self._world.pools.items.values())
-        )
-        await self._writer.carry_out(found)
+        if not self._discovers:
+            return
+        found = pool.discover(self._world.nodes.items.values(), self._world.pools.items.values())
+        try:
+            await self._writer.carry_out(tuple(found))
+        except (Forbidden, Invalid) as error:
+            self._discovers = False
+            log.warning("pools are not discovered: %s", error)

@@ -101,8 +101,8 @@ class Rounds:
             try:
                 await self.once(full=full)
             except (ApiError, ConnectionFailed) as error:
-                log.warning("round failed: %s", error)
-                self._wake.set()
+                log.warning("round failed: %s", error)  # again at the next event, or in a period
+                self._waiting = True
             except SchedulerError as error:
                 # A snapshot that cannot be planned on: say so loudly, and go on serving what runs.
                 log.error("round refused code=%s: %s", type(error).__name__, error)

@@ -1,0 +1,133 @@
+"""A ModelService: replicas up, scaled, drained, woken, on the real API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import Cluster
+from tests.cluster.kubelet import Script
+
+from busbar.kube.client import Object
+from busbar.kube.contracts.demand import Demand, ServiceDemand
+from busbar.kube.resources import MODEL_SERVICES
+
+
+def service(name: str, **spec: Any) -> Object:
+    return {
+        "kind": "ModelService",
+        "metadata": {"name": name},
+        "spec": {"model": {"uri": "pvc://claim/model"}, **spec},
+    }
+
+
+def replica(pod: Object) -> Script:
+    return Script(status=lambda s: {"kind": "serving", "ready": True, "running": 0, "waiting": 0})
+
+
+def ready(count: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda s: s.get("readyReplicas") == count and s.get("replicas") == count
+
+
+def demand(cluster: Cluster, name: str, **fields: Any) -> None:
+    """What the gateway would say."""
+    assert cluster.operator is not None
+    said = ServiceDemand(namespace=cluster.namespace, name=name, **fields)
+    cluster.operator.demand.take(Demand(services=[said], as_of=datetime.now(UTC)))
+
+
+async def scale(cluster: Cluster, name: str, replicas: int) -> None:
+    patch = {"spec": {"replicas": replicas}}
+    await cluster.client.patch(MODEL_SERVICES, name, patch, cluster.namespace, subresource="scale")
+
+
+async def test_a_service_follows_the_scale_subresource_and_drains_before_it_deletes(
+    apiserver: ApiServer,
+) -> None:
+    scripts: dict[str, Script] = {}
+
+    def script(pod: Object) -> Script:
+        return scripts.setdefault(pod["metadata"]["name"], replica(pod))
+
+    async with Cluster(apiserver, script=script) as cluster:
+        operator = await cluster.start()
+        await cluster.create(service("web", drainSeconds=5))
+        status = await cluster.until(MODEL_SERVICES, "web", ready(1))
+        assert status["phase"] == "Ready"
+        assert status["selector"] == "busbar.dev/kind=modelservice,busbar.dev/job=web"
+        await scale(cluster, "web", 2)
+        await cluster.until(MODEL_SERVICES, "web", ready(2))
+        assert sorted(await cluster.pods()) == ["web-0", "web-1"]
+        assert operator.feed.current is not None
+        endpoints = operator.feed.current.services[0].endpoints
+        assert [(e.pod, e.ready) for e in endpoints] == [("web-0", True), ("web-1", True)]
+        await scale(cluster, "web", 0)
+        status = await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("phase") == "Idle")
+        assert status["desiredReplicas"] == 0
+        assert [s.drained for s in scripts.values()] == [["web-0"], ["web-1"]]
+        assert await cluster.pods() == {}
+        spec = (await cluster.get(MODEL_SERVICES, "web"))["spec"]
+        assert spec["replicas"] == 0
+        assert [h["desired"] for h in status["scalingHistory"]] == [2, 0]
+
+
+async def test_a_held_request_wakes_a_service_at_zero_and_idleness_sends_it_back(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        await cluster.start(gateway_url="http://127.0.0.1:1")
+        await cluster.create(
+            service("nap", minReplicas=0, replicas=0, scaling={"idleSeconds": 1}, drainSeconds=0)
+        )
+        await cluster.until(MODEL_SERVICES, "nap", lambda s: s.get("phase") == "Idle")
+        demand(cluster, "nap", waiting=1, last_request_age_seconds=0.0)
+        status = await cluster.until(MODEL_SERVICES, "nap", ready(1))
+        assert status["desiredReplicas"] == 1
+        assert (await cluster.get(MODEL_SERVICES, "nap"))["spec"]["replicas"] == 0
+        for _ in range(100):
+            demand(cluster, "nap", last_request_age_seconds=30.0)
+            if (await cluster.status(MODEL_SERVICES, "nap")).get("phase") == "Idle":
+                break
+            await asyncio.sleep(0.1)
+        assert (await cluster.status(MODEL_SERVICES, "nap"))["desiredReplicas"] == 0
+
+
+async def test_a_service_waits_for_the_job_whose_output_it_serves(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        await cluster.start()
+        await cluster.create(service("later", model={"trainingJob": "missing"}))
+        status = await cluster.until(MODEL_SERVICES, "later", lambda s: s.get("phase") == "Pending")
+        assert status["reason"] == "ModelNotReady"
+        assert "missing" in status["message"]
+        assert await cluster.pods() == {}
+
+
+async def test_suspend_is_the_real_off(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        await cluster.start()
+        await cluster.create(service("off", replicas=1, drainSeconds=0))
+        await cluster.until(MODEL_SERVICES, "off", ready(1))
+        await cluster.client.patch(MODEL_SERVICES, "off", {"spec": {"suspend": True}}, cluster.namespace)
+        await cluster.until(MODEL_SERVICES, "off", lambda s: s.get("phase") == "Suspended")
+        assert await cluster.pods() == {}
+
+
+async def test_a_replica_that_vanishes_is_replaced(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        await cluster.start()
+        await cluster.create(service("keep", replicas=1))
+        await cluster.until(MODEL_SERVICES, "keep", ready(1))
+        pod = (await cluster.pods())["keep-0"]
+        await cluster.kubelet.end(pod, 1)
+        await cluster.until(
+            MODEL_SERVICES, "keep", lambda s: s.get("readyReplicas") == 1 and s["replicas"] == 1
+        )
+        for _ in range(200):
+            pods = await cluster.pods()
+            if pods and all(p["metadata"]["uid"] != pod["metadata"]["uid"] for p in pods.values()):
+                break
+            await asyncio.sleep(0.02)
+        await cluster.until(MODEL_SERVICES, "keep", ready(1))
