@@ -41,6 +41,7 @@ GENERATORS: dict[str, Generator] = {
     "crds": Generator("tools.generate_crds", owns=("charts/busbar-crds/templates/*.busbar.dev.yaml",)),
     "values": Generator("tools.generate_values"),
     "openapi": Generator("busbar.api.openapi", "generated"),
+    "cli": Generator("busbar.cli.reference"),
 }
 
 

@@ -1,0 +1,282 @@
+"""The commands against the real API: what they do, what they print, what they exit with."""
+
+from __future__ import annotations
+
+import json
+import stat
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+from tests.api.conftest import JOB, SERVICE
+from tests.cli.conftest import Site
+
+from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+
+
+def names(site: Site, plural: str = "trainingjobs") -> set[str]:
+    return {name for kind, space, name in site.world.kube.objects if kind == plural and space == "ada-lab"}
+
+
+async def test_apply_creates_then_changes_then_says_unchanged(site: Site) -> None:
+    file = site.manifest()
+    assert (await site.busbar("apply", "-f", file)).out == "trainingjob/stdlib created\n"
+    assert "stdlib" in names(site)
+    site.manifest(document={**JOB, "spec": {**JOB["spec"], "priority": 200}})
+    assert (await site.busbar("apply", "-f", file)).out == "trainingjob/stdlib changed\n"
+    stored = site.world.kube.objects["trainingjobs", "ada-lab", "stdlib"]
+    assert stored["spec"]["priority"] == 200
+    assert stored["spec"]["engine"]["steps"] == 100
+
+
+async def test_apply_takes_many_documents_from_standard_input(site: Site) -> None:
+    text = yaml.safe_dump_all([JOB, SERVICE])
+    done = await site.busbar("apply", "-f", "-", "-o", "name", stdin=text)
+    assert done.lines == ["trainingjob/stdlib", "modelservice/chat"]
+    assert (done.code, done.err) == (0, "")
+
+
+async def test_a_wrong_field_is_told_with_its_path_and_nothing_is_made(site: Site) -> None:
+    spec = {**JOB["spec"], "priority": 5000}
+    done = await site.busbar("apply", "-f", site.manifest(document={**JOB, "spec": spec}))
+    assert done.code == 1
+    assert "priority" in done.err
+    assert done.out == ""
+    assert "stdlib" not in names(site)
+
+
+async def test_a_kind_that_busbar_does_not_manage_is_refused_before_anything_is_made(site: Site) -> None:
+    text = yaml.safe_dump_all([JOB, {"kind": "Pod", "metadata": {"name": "x"}}])
+    done = await site.busbar("apply", "-f", "-", stdin=text)
+    assert done.code == 2
+    assert "kubectl apply" in done.err
+    assert "stdlib" not in names(site)
+
+
+async def test_a_file_that_is_absent_or_not_yaml_is_wrong_use(site: Site) -> None:
+    assert (await site.busbar("apply", "-f", "/nowhere.yaml")).code == 2
+    done = await site.busbar("apply", "-f", "-", stdin="a: [")
+    assert done.code == 2
+    assert "not YAML" in done.err
+
+
+async def test_the_namespace_of_the_file_and_of_the_option_must_agree(site: Site) -> None:
+    file = site.manifest(document={**JOB, "metadata": {"name": "x", "namespace": "ada-lab"}})
+    done = await site.busbar("apply", "-f", file, "-n", "bob-lab")
+    assert done.code == 2
+    assert "ada-lab" in done.err
+
+
+async def test_list_shows_the_own_namespace_and_nothing_of_others(site: Site) -> None:
+    site.world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", phase="Running", reason="Training")
+    await site.world.settle()
+    done = await site.busbar("list")
+    assert done.lines[0].split() == ["JOB", "PHASE", "REASON", "POOL", "STEPS", "LOSS", "AGE"]
+    assert done.lines[1].split()[:3] == ["ada-run", "Running", "Training"]
+    assert "ada-chat" in done.out
+    assert "bob" not in done.out
+    everywhere = await site.busbar("list", "jobs", "-A", "-o", "name")
+    assert everywhere.lines == ["trainingjob/ada-run"]
+
+
+async def test_list_speaks_json_and_yaml(site: Site) -> None:
+    found = json.loads((await site.busbar("list", "jobs", "-o", "json")).out)
+    assert [item["metadata"]["name"] for item in found["items"]] == ["ada-run"]
+    again = yaml.safe_load((await site.busbar("list", "jobs", "-o", "yaml")).out)
+    assert again == found
+
+
+async def test_list_pools_and_nodes_and_models_and_tenants(site: Site) -> None:
+    pools = await site.busbar("list", "pools")
+    assert "h100" in pools.out
+    assert "bobs-own" not in pools.out
+    assert (await site.busbar("list", "nodes", "-o", "json")).code == 0
+    assert (await site.busbar("list", "models", "-o", "name")).code == 0
+    assert (await site.busbar("list", "tenants", "-o", "name")).lines == ["ada"]
+
+
+async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
+    status: dict[str, Any] = {
+        "phase": "Running",
+        "reason": "Training",
+        "message": "Training on pool cpu.",
+        "progress": {
+            "step": 20,
+            "totalSteps": 100,
+            "loss": 3.25,
+            "tokensPerSecond": 812.4,
+            "etaSeconds": 300,
+        },
+        "checkpoint": {"step": 10, "savedAt": "2026-03-01T12:00:00Z"},
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "True",
+                "reason": "Training",
+                "message": "m",
+                "lastTransitionTime": "2026-03-01T12:00:00Z",
+            }
+        ],
+    }
+    site.world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", **status)
+    await site.world.settle()
+    done = await site.busbar("describe", "ada-run")
+    for text in (
+        "20 of 100 steps",
+        "812 tokens/s",
+        "5m00s",
+        "Training on pool cpu.",
+        "step 10",
+        "Conditions",
+    ):
+        assert text in done.out, text
+
+
+async def test_describe_of_a_service_and_of_a_kind_that_is_named(site: Site) -> None:
+    done = await site.busbar("describe", "service/ada-chat")
+    assert "Kind:" in done.out
+    assert "ModelService" in done.out
+    assert (await site.busbar("describe", "bbms/ada-chat", "-o", "name")).out == "modelservice/ada-chat\n"
+
+
+async def test_a_foreign_or_absent_object_is_not_found(site: Site) -> None:
+    for arguments in (
+        ("describe", "nothing"),
+        ("describe", "job/bob-run", "-n", "bob-lab"),
+        ("logs", "bob-run", "-n", "bob-lab"),
+        ("cancel", "nothing"),
+        ("delete", "nothing"),
+        ("scale", "nothing", "--replicas", "1"),
+    ):
+        done = await site.busbar(*arguments)
+        assert done.code == 3, arguments
+        assert done.err.startswith("Error: There is no "), arguments
+
+
+async def test_a_name_that_means_two_objects_must_say_its_kind(site: Site) -> None:
+    site.world.kube.put(MODEL_SERVICES, {**SERVICE, "metadata": {"name": "ada-run", "namespace": "ada-lab"}})
+    await site.world.settle()
+    done = await site.busbar("describe", "ada-run")
+    assert done.code == 2
+    assert "job/ada-run or service/ada-run" in done.err
+    assert (await site.busbar("describe", "job/ada-run", "-o", "name")).out == "trainingjob/ada-run\n"
+
+
+async def test_logs_prints_the_log_and_its_tail(site: Site) -> None:
+    assert (await site.busbar("logs", "ada-run")).lines == ["ada step 1", "ada step 2"]
+
+
+async def test_cancel_and_resume(site: Site) -> None:
+    assert (await site.busbar("cancel", "ada-run")).out == "trainingjob/ada-run cancelled\n"
+    assert site.world.kube.objects["trainingjobs", "ada-lab", "ada-run"]["spec"]["suspend"] is True
+    assert (await site.busbar("resume", "ada-run")).code == 0
+    assert site.world.kube.objects["trainingjobs", "ada-lab", "ada-run"]["spec"]["suspend"] is False
+
+
+async def test_preview_says_why_and_makes_nothing(site: Site) -> None:
+    done = await site.busbar("preview", "-f", site.manifest(), "-o", "json")
+    found = json.loads(done.out)
+    assert isinstance(found["startsNow"], bool)
+    assert found["reason"]
+    assert done.code == (0 if found["possible"] else 1)
+    table = await site.busbar("preview", "-f", site.manifest())
+    assert "Why:" in table.out
+    assert "stdlib" not in names(site)
+
+
+async def test_scale_sets_a_count_or_gives_it_back(site: Site) -> None:
+    assert (await site.busbar("scale", "ada-chat", "--replicas", "2")).code == 0
+    assert site.world.kube.objects["modelservices", "ada-lab", "ada-chat"]["spec"]["replicas"] == 2
+    assert (await site.busbar("scale", "ada-chat", "--replicas", "auto")).code == 0
+    assert "replicas" not in site.world.kube.objects["modelservices", "ada-lab", "ada-chat"]["spec"]
+    assert (await site.busbar("scale", "ada-chat", "--replicas", "many")).code == 2
+
+
+async def test_delete_by_name_by_file_and_of_what_is_gone(site: Site) -> None:
+    await site.busbar("apply", "-f", site.manifest())
+    assert (await site.busbar("delete", "-f", site.manifest())).out == "trainingjob/stdlib deleted\n"
+    assert (await site.busbar("delete", "job/ada-run")).out == "trainingjob/ada-run deleted\n"
+    assert names(site) == set()
+    assert (await site.busbar("delete", "ada-run")).code == 3
+    assert (await site.busbar("delete", "ada-run", "--ignore-not-found")).code == 0
+    assert (await site.busbar("delete")).code == 2
+
+
+async def test_a_viewer_may_look_but_not_touch(site: Site) -> None:
+    await site.be("vera")
+    assert (await site.busbar("list")).code == 0
+    done = await site.busbar("delete", "ada-run")
+    assert done.code == 4
+    assert "ada-run" in names(site)
+
+
+async def test_a_token_is_printed_alone_and_works_and_can_be_ended(site: Site) -> None:
+    made = await site.busbar("token", "create", "--scopes", "rest", "--description", "for the test")
+    assert made.code == 0
+    (text,) = made.lines
+    site.monkeypatch.setenv("BUSBAR_TOKEN", text)
+    listed = await site.busbar("token", "list", "-o", "json")
+    (mine,) = [item for item in json.loads(listed.out)["items"] if item["description"] == "for the test"]
+    assert text not in listed.out
+    assert mine["scopes"] == ["rest"]
+    assert mine["id"] in made.err
+    table = await site.busbar("token", "list")
+    assert "for the test" in table.out
+    assert (await site.busbar("token", "revoke", mine["id"])).code == 0
+    site.world.clock.forward(seconds=120)
+    assert (await site.busbar("list")).code == 4
+
+
+async def test_login_checks_the_token_and_keeps_it_readable_by_the_owner_only(site: Site) -> None:
+    site.monkeypatch.delenv("BUSBAR_TOKEN")
+    site.monkeypatch.delenv("BUSBAR_SERVER")
+    wrong = await site.busbar("login", site.url, stdin="bb_" + "x" * 43 + "\n")
+    assert wrong.code == 4
+    file = site.folder / "busbar" / "config.yaml"
+    assert not file.exists()
+    done = await site.busbar("login", site.url, stdin=site.token + "\n")
+    assert done.code == 0
+    assert "alice" in done.out
+    assert site.token not in done.out + done.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert (await site.busbar("list", "jobs", "-o", "name")).lines == ["trainingjob/ada-run"]
+
+
+async def test_a_stored_token_is_not_shown_to_another_server(site: Site) -> None:
+    site.monkeypatch.delenv("BUSBAR_TOKEN")
+    site.monkeypatch.delenv("BUSBAR_SERVER")
+    await site.busbar("login", site.url, stdin=site.token + "\n")
+    done = await site.busbar("list", "--server", "http://127.0.0.1:1")
+    assert done.code == 4
+    assert "No token" in done.err
+
+
+async def test_usage_is_shown_and_understands_how_long_ago(site: Site) -> None:
+    site.world.clock.now = datetime.now(UTC)
+    done = await site.busbar("usage", "--since", "7d")
+    assert done.code == 0
+    found = json.loads((await site.busbar("usage", "--by", "model", "-o", "json")).out)
+    assert found["by"] == "model"
+    assert (await site.busbar("usage", "--since", "yesterday")).code == 2
+
+
+async def test_names_of_objects_are_completed(site: Site) -> None:
+    site.monkeypatch.setenv("COMP_WORDS", "busbar describe ada")
+    site.monkeypatch.setenv("COMP_CWORD", "2")
+    site.monkeypatch.setenv("_BUSBAR_COMPLETE", "bash_complete")
+    done = await site.busbar()
+    assert done.lines == ["plain,ada-run", "plain,ada-chat"]
+
+
+async def test_watching_ends_when_the_job_ends_and_says_when_it_failed(site: Site) -> None:
+    site.world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", phase="Succeeded")
+    await site.world.settle()
+    assert (await site.busbar("describe", "ada-run", "--watch")).code == 0
+    site.world.kube.status(
+        TRAINING_JOBS, "ada-lab", "ada-run", phase="Failed", reason="RetriesExhausted", message="It broke."
+    )
+    await site.world.settle()
+    done = await site.busbar("describe", "ada-run", "--watch")
+    assert done.code == 6
+    assert "RetriesExhausted" in done.err
+    assert "It broke." in done.err
