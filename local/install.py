@@ -13,7 +13,7 @@ from typing import Any
 from busbar.local.build import binary
 from busbar.local.errors import StartError
 from busbar.local.images.recipe import package_folder
-from busbar.local.kubectl import Kubectl
+from busbar.local.kubectl import Kubectl, Object
 from busbar.local.progress import say, step
 
 NAMESPACE = "busbar-system"
@@ -55,8 +55,10 @@ def charts() -> tuple[Path, Path] | None:
     return (crds, platform) if (crds / "Chart.yaml").exists() and (platform / "Chart.yaml").exists() else None
 
 
-def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any]) -> bool:
+def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any], objects: list[Object]) -> bool:
     """Install or upgrade both charts and wait for the platform; false when there are no charts.
+
+    ``objects`` of our kinds (pools, tenants) are applied as soon as their types exist.
 
     Raises:
         StartError: helm refused, or the platform did not become ready.
@@ -70,6 +72,8 @@ def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any]) -> bool:
         helm.run(
             "upgrade", "--install", "busbar-crds", str(crds), "--namespace", NAMESPACE, "--create-namespace"
         )
+    with step("pools and tenants"):
+        kubectl.apply(objects)
     with step("helm: the platform"), tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()

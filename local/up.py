@@ -67,9 +67,11 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
             make_nodes(kubectl, wishes.nodes)
         portal, models = status.portal_url(instance), status.gateway_url(instance)
         values = local_values(REGISTRY, tag, portal, models)
-        installed = install(Helm(instance.kubeconfig), kubectl, values)
-        if installed:
-            fill(instance, kubectl, wishes)
+        objects = simulated.demo(instance)
+        if wishes.simulate:
+            objects += [*simulated.pools(), *simulated.tenants()]
+        if install(Helm(instance.kubeconfig), kubectl, values, objects) and wishes.simulate:
+            cluster.start(instance, simulate=True, with_traffic=True)
         fetching.result()
     say(f"{instance.name} is {'up to date' if was_busy else 'up'}")
 
@@ -83,16 +85,6 @@ def make_nodes(kubectl: Kubectl, counts: dict[str, int]) -> None:
         kubectl.apply(wanted)
         if present - names:
             kubectl.run("delete", "nodes", "--wait=false", *sorted(present - names))
-
-
-def fill(instance: Instance, kubectl: Kubectl, wishes: Wishes) -> None:
-    """Pools, tenants and the simulated tenants' jobs."""
-    with step("pools and tenants"):
-        kubectl.apply(simulated.demo(instance))
-        if wishes.simulate:
-            kubectl.apply([*simulated.pools(), *simulated.tenants()])
-    if wishes.simulate:
-        cluster.start(instance, simulate=True, with_traffic=True)
 
 
 def fetch(instance: Instance, image: str) -> None:
@@ -133,6 +125,5 @@ def install_on_current(registry: str, say_next: Callable[[str], None]) -> None:
     tag = prepare()
     builder.push_elsewhere(registry, tag)
     values = {"image": {"registry": registry, "tag": tag}}
-    if install(Helm(Path(config)), kubectl, values):
-        kubectl.apply(simulated.demo(None))
+    install(Helm(Path(config)), kubectl, values, simulated.demo(None))
     say_next("the platform is installed in the namespace busbar-system")

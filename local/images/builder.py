@@ -20,7 +20,7 @@ from busbar.local.images.buildah import (
     exists,
     find_uv,
     folder,
-    push_registry,
+    push,
     pushed,
     run,
     working_container,
@@ -70,10 +70,8 @@ def push_elsewhere(registry: str, tag: str) -> None:
 
 
 def _push(reference: str, name: str, tag: str) -> None:
-    with push_registry(registry_program()) as address, step(f"push {name}:{tag}") as running:
-        # zstd: a third of gzip's time for a torch-sized layer, and containerd reads it
-        options = ["--tls-verify=false", "--compression-format", "zstd", "--compression-level", "1"]
-        buildah("push", *options, reference, f"docker://{address}/{name}:{tag}", running=running)
+    with step(f"push {name}:{tag}") as running:
+        push(reference, name, tag, registry_program(), running)
 
 
 def _base() -> None:
