@@ -19,6 +19,7 @@ from busbar.api import portal
 from busbar.api.errors import (
     ApiError,
     BadRequest,
+    Internal,
     Invalid,
     NotFound,
     TooLarge,
@@ -82,6 +83,7 @@ def _finish(app: FastAPI, services: Services) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(SQLAlchemyError, _on_database_error)
+    app.add_exception_handler(Exception, _on_defect)
     app.add_middleware(Guard)
     return app
 
@@ -129,6 +131,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
+
+
+async def _on_defect(request: Request, error: Exception) -> Response:
+    # Starlette logs the traceback; the caller learns nothing of our inside.
+    return answer(request, Internal("something broke here; it is in the log of busbar-api"))
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:

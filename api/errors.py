@@ -9,7 +9,8 @@
      ├─ Conflict                    Conflict             409   the object changed, or the name is taken
      ├─ TooLarge                    TooLarge             413   the body is larger than we read
      ├─ TooMany                     TooManyRequests      429   wait `retry_after_s`
-     └─ Unavailable                 Unavailable          503   another part (operator, gateway, Kubernetes) is away
+     ├─ Unavailable                 Unavailable          503   another part (operator, gateway, Kubernetes) is away
+     └─ Internal                    Internal             500   a defect of ours; the log has the details
     SettingsError                                              the process cannot start; never sent over HTTP
 
 Codes are frozen: clients and tests match on them. The body is always `{"error": {"code", "message", "field"?}}`.
@@ -83,6 +84,11 @@ class TooMany(ApiError):
 class Unavailable(ApiError):
     code = "Unavailable"
     status = 503
+
+
+class Internal(ApiError):
+    code = "Internal"
+    status = 500
 
 
 class ErrorDetail(BaseModel):

@@ -169,7 +169,7 @@ def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool, counts:
     return Preview(
         starts_now=not after,
         possible=True,
-        reason=action.reason,
+        reason=as_sentence(action.reason),
         when="Now" if not after else f"As soon as {after} preempted job{'s' if after > 1 else ''} made room",
         pool=placement.pool,
         accelerator=placement.accelerator,
@@ -231,6 +231,14 @@ def _waiting(snapshot: Snapshot, job: Job, decided: Plan, admin: bool, counts: d
         changes=tuple(Change(c.kind, c.current, c.needed) for c in record.changes),
         **counts,
     )
+
+
+def as_sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip()
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
 
 
 def span(seconds: float | None) -> str:

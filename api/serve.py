@@ -40,16 +40,16 @@ async def serve(settings: Settings) -> None:
         Kubernetes(login, user_agent="busbar-api"),
         OperatorClient(settings.operator_url, settings.operator_token_file),
     )
-    await run(built)
-
-
-async def run(built: services.Services, stop: asyncio.Event | None = None) -> None:
-    """Serve a set of services; `stop` ends it as a signal would."""
-    settings = built.settings
-    stopping = stop or asyncio.Event()
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    await run(built, stopping)
+
+
+async def run(built: services.Services, stopping: asyncio.Event) -> None:
+    """Serve a set of services until the event is set."""
+    settings = built.settings
     tasks = await built.start()
     servers = [
         _Server(_config(settings, public_app(built), settings.port)),

@@ -47,7 +47,9 @@ def description() -> APIRouter:
     made: list[bytes] = []
 
     @routes.get("/api/v1alpha1/openapi.json", include_in_schema=False)
-    async def openapi(_: Annotated[None, Depends(Public("the description is in the repository too"))]) -> Response:
+    async def openapi(
+        _: Annotated[None, Depends(Public("the description is in the repository too"))],
+    ) -> Response:
         if not made:
             from busbar.api.openapi import generated
 

@@ -1,0 +1,195 @@
+"""From the submit form to the object it stands for. Pure; what a field means is checked by the API server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from busbar.api.errors import Invalid
+from busbar.api.kubernetes import Object
+from busbar.api.objects import KINDS
+from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
+
+FORMS = ("train", "image", "serve", "yaml")
+MAX_YAML_CHARS = 200_000
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-tiny": (
+        "Llama, tiny (3.8 million parameters)",
+        {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4},
+    ),
+    "llama-small": (
+        "Llama, small (about 30 million)",
+        {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8},
+    ),
+    "llama-medium": (
+        "Llama, medium (about 110 million)",
+        {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12},
+    ),
+}
+EXAMPLE = """\
+apiVersion: busbar.dev/v1alpha1
+kind: TrainingJob
+metadata:
+  name: my-run
+spec:
+  template:
+    image: docker.io/library/python:3.12-slim
+    command: [python, -c, "print('hello from the gang')"]
+  shape: {minPods: 1, maxPods: 1, acceleratorsPerPod: 1, memory: 512Mi}
+  accelerators: [cpu]
+"""
+
+Fields = Mapping[str, str]
+
+
+def draft(form: str, fields: Fields) -> tuple[Resource, Object]:
+    """The kind and the object that a filled form stands for.
+
+    Raises:
+        Invalid: a field is missing or not a number; the form says which.
+    """
+    if form == "yaml":
+        return parse(fields.get("yaml", ""))
+    if form == "serve":
+        return MODEL_SERVICES, _object(MODEL_SERVICES, fields, _service(fields))
+    return TRAINING_JOBS, _object(
+        TRAINING_JOBS, fields, _image(fields) if form == "image" else _engine(fields)
+    )
+
+
+def parse(text: str) -> tuple[Resource, Object]:
+    """One object of ours as YAML or JSON."""
+    if len(text) > MAX_YAML_CHARS:
+        raise Invalid(f"the YAML is longer than {MAX_YAML_CHARS} characters", field="yaml")
+    try:
+        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+    except (yaml.YAMLError, RecursionError) as error:
+        raise Invalid(f"this is not YAML: {error}", field="yaml") from error
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise Invalid("write exactly one object here", field="yaml")
+    found: Object = documents[0]
+    resource = next((r for r in KINDS.values() if r.kind == found.get("kind")), None)
+    if resource is None:
+        raise Invalid(f"kind must be {' or '.join(r.kind for r in KINDS.values())}", field="kind")
+    return resource, found
+
+
+def to_yaml(obj: Object) -> str:
+    """An object as people like to read it, in the order it was made."""
+    return str(yaml.safe_dump(obj, sort_keys=False, allow_unicode=True))
+
+
+def _object(resource: Resource, fields: Fields, spec: Object) -> Object:
+    name = fields.get("name", "").strip()
+    if not name:
+        raise Invalid("give it a name", field="name")
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def _engine(fields: Fields) -> Object:
+    preset = PRESETS.get(fields.get("preset", ""))
+    if preset is None:
+        raise Invalid("choose a model", field="preset")
+    sequence = _whole(fields, "sequence_length", 256)
+    heads = preset[1]["num_attention_heads"]
+    config = {
+        "model_type": "llama",
+        **preset[1],
+        "num_key_value_heads": heads,
+        "max_position_embeddings": max(512, sequence),
+        "tie_word_embeddings": True,
+    }
+    batch = _whole(fields, "batch", 4)
+    engine: Object = {
+        "model": {"config": config},
+        "tokenizer": {"train": {"vocabSize": _whole(fields, "vocabulary", 4096)}},
+        "data": {"uri": fields.get("data", "").strip(), "sequenceLength": sequence},
+        "steps": _whole(fields, "steps", 500),
+        "batch": {"sequences": batch, "microBatch": batch},
+        "optimizer": {"learningRate": _decimal(fields, "learning_rate", 0.003), "warmupSteps": 20},
+        "mode": fields.get("mode") or "auto",
+    }
+    if fields.get("device_memory", "").strip():
+        engine["deviceMemory"] = fields["device_memory"].strip()
+    spec: Object = {"engine": engine, "shape": _shape(fields), **_placing(fields)}
+    if fields.get("checkpoint_steps", "").strip():
+        spec["checkpoint"] = {"everySteps": _whole(fields, "checkpoint_steps", 50)}
+    spec["output"] = {"uri": fields.get("output", "").strip()}
+    return spec
+
+
+def _image(fields: Fields) -> Object:
+    import shlex
+
+    image = fields.get("image", "").strip()
+    if not image:
+        raise Invalid("name the image", field="image")
+    template: Object = {"image": image}
+    if fields.get("command", "").strip():
+        try:
+            template["command"] = shlex.split(fields["command"])
+        except ValueError as error:
+            raise Invalid(f"the command has an open quote: {error}", field="command") from error
+    shape = _shape(fields)
+    pods = _whole(fields, "pods", 1)
+    shape |= {"minPods": pods, "maxPods": pods}
+    return {"template": template, "shape": shape, **_placing(fields)}
+
+
+def _service(fields: Fields) -> Object:
+    job, uri = fields.get("training_job", "").strip(), fields.get("uri", "").strip()
+    if bool(job) == bool(uri):
+        raise Invalid("name a training job or a URI, one of the two", field="training_job")
+    spec: Object = {
+        "model": {"trainingJob": job} if job else {"uri": uri},
+        "minReplicas": _whole(fields, "min_replicas", 1, least=0),
+        "maxReplicas": _whole(fields, "max_replicas", 1),
+        "shape": _shape(fields),
+    }
+    if fields.get("kv_cache", "").strip():
+        spec["kvCacheMemory"] = fields["kv_cache"].strip()
+    return {**spec, **_placing(fields)}
+
+
+def _shape(fields: Fields) -> Object:
+    shape: Object = {"acceleratorsPerPod": _whole(fields, "accelerators_per_pod", 1)}
+    for key, name in (("cpu", "cpu"), ("memory", "memory")):
+        if fields.get(name, "").strip():
+            shape[key] = fields[name].strip()
+    return shape
+
+
+def _placing(fields: Fields) -> Object:
+    placing: Object = {}
+    kinds = [
+        kind.strip() for kind in fields.get("accelerators", "").replace(",", " ").split() if kind.strip()
+    ]
+    if kinds:
+        placing["accelerators"] = kinds
+    if fields.get("priority", "").strip():
+        placing["priority"] = _whole(fields, "priority", 100, least=0)
+    return placing
+
+
+def _whole(fields: Fields, name: str, default: int, least: int = 1) -> int:
+    text = fields.get(name, "").strip()
+    try:
+        value = int(text) if text else default
+    except ValueError:
+        raise Invalid(f"{name.replace('_', ' ')}: {text!r} is not a whole number", field=name) from None
+    if value < least:
+        raise Invalid(f"{name.replace('_', ' ')} must be at least {least}", field=name)
+    return value
+
+
+def _decimal(fields: Fields, name: str, default: float) -> float:
+    text = fields.get(name, "").strip()
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise Invalid(f"{name.replace('_', ' ')}: {text!r} is not a number", field=name) from None

@@ -1,0 +1,391 @@
+"""From objects to what pages show. Pure: an object and a time in, plain values out."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from busbar.api.clock import parse_time
+from busbar.api.cluster import NodeLoad, model_id
+from busbar.api.kubernetes import Object
+from busbar.api.preview import span
+from busbar.api.projection import REQUESTER
+
+TONES = {
+    "Running": "go",
+    "Ready": "go",
+    "Succeeded": "done",
+    "Admitted": "go",
+    "Starting": "go",
+    "Pending": "wait",
+    "Queued": "wait",
+    "Preempting": "wait",
+    "Draining": "wait",
+    "Idle": "rest",
+    "Suspended": "rest",
+    "Failed": "bad",
+}
+ACTIVE = ("Admitted", "Starting", "Running", "Preempting")
+FILTERS: dict[str, tuple[str, ...]] = {
+    "active": ACTIVE,
+    "waiting": ("Pending", "Queued"),
+    "finished": ("Succeeded", "Failed"),
+    "suspended": ("Suspended",),
+}
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A phase as a coloured word."""
+
+    text: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A TrainingJob as lists and its page show it."""
+
+    namespace: str
+    name: str
+    uid: str
+    href: str
+    badge: Badge
+    reason: str
+    message: str
+    requester: str
+    age: str
+    step: int
+    total: int
+    percent: float | None
+    loss: str
+    speed: str
+    eta: str
+    eta_range: str
+    checkpoint: str
+    checkpoint_step: int | None
+    lost: str
+    pool: str
+    accelerator: str
+    mode: str
+    pods: str
+    why_here: str
+    attempt: int
+    preemptions: int
+    restarts: int
+    cost: str
+    accelerator_hours: str
+    suspended: bool
+    finished: bool
+    deleting: bool
+    evaluation: dict[str, float]
+    output: str
+    conditions: list[dict[str, str]]
+    waiting: list[tuple[str, str]]
+    changes: list[dict[str, str]]
+    preview: dict[str, Any]
+
+
+def job_view(obj: Object, now: datetime) -> JobView:
+    """The view of a TrainingJob."""
+    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    progress, admission = status.get("progress") or {}, status.get("admission") or {}
+    checkpoint, lost = status.get("checkpoint") or {}, status.get("lostWork") or {}
+    usage, waiting = status.get("usage") or {}, status.get("waiting") or {}
+    phase = str(status.get("phase") or "Pending")
+    step, total = int(progress.get("step") or 0), int(progress.get("totalSteps") or 0)
+    low, high = progress.get("etaP50"), progress.get("etaP90")
+    return JobView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        href=f"/jobs/{meta['namespace']}/{meta['name']}",
+        badge=Badge("Deleting" if meta.get("deletionTimestamp") else phase, TONES.get(phase, "wait")),
+        reason=str(status.get("reason") or ""),
+        message=str(status.get("message") or ""),
+        requester=str((meta.get("annotations") or {}).get(REQUESTER, "")),
+        age=ago(meta.get("creationTimestamp"), now),
+        step=step,
+        total=total,
+        percent=100.0 * step / total if total else None,
+        loss=number(progress.get("loss"), 4),
+        speed=grouped(progress.get("tokensPerSecond")),
+        eta=_eta(progress, phase),
+        eta_range=f"{_span(low)} to {_span(high)}" if low is not None and high is not None else "",
+        checkpoint=ago(checkpoint.get("savedAt"), now),
+        checkpoint_step=checkpoint.get("step"),
+        lost=_lost(lost),
+        pool=str(admission.get("pool") or ""),
+        accelerator=str(admission.get("accelerator") or ""),
+        mode=str(admission.get("mode") or ""),
+        pods=f"{admission['pods']} × {admission.get('accelerators_per_pod', admission.get('acceleratorsPerPod', 1))}"
+        if admission.get("pods")
+        else "",
+        why_here=str(admission.get("reason") or ""),
+        attempt=int(status.get("attempt") or 0),
+        preemptions=int(status.get("preemptions") or 0),
+        restarts=int(status.get("restarts") or 0),
+        cost=money(usage.get("cost")),
+        accelerator_hours=number(float(usage.get("acceleratorSeconds") or 0) / 3600, 2),
+        suspended=bool(spec.get("suspend")),
+        finished=phase in ("Succeeded", "Failed"),
+        deleting=bool(meta.get("deletionTimestamp")),
+        evaluation={
+            label: float(value)
+            for label, key in (
+                ("This model", "bitsPerByte"),
+                ("Bigram", "bigramBitsPerByte"),
+                ("N-gram", "ngramBitsPerByte"),
+            )
+            if (value := (status.get("evaluation") or {}).get(key)) is not None
+        },
+        output=str(status.get("outputUri") or (spec.get("output") or {}).get("uri") or ""),
+        conditions=conditions(status, now),
+        waiting=waiting_facts(waiting),
+        changes=[c for c in waiting.get("changes") or [] if isinstance(c, dict)],
+        preview=_preview(status.get("preview") or {}),
+    )
+
+
+@dataclass(frozen=True)
+class ServiceView:
+    """A ModelService as lists and its page show it."""
+
+    namespace: str
+    name: str
+    uid: str
+    href: str
+    badge: Badge
+    reason: str
+    message: str
+    requester: str
+    age: str
+    model: str
+    source: str
+    ready: int
+    desired: int
+    span: str
+    pools: str
+    url: str
+    suspended: bool
+    external: bool
+    """A person set the replica count; the autoscaler keeps out."""
+    deleting: bool
+    cost: str
+    accelerator_hours: str
+    conditions: list[dict[str, str]]
+    scaling: list[dict[str, str]]
+    can_answer: bool
+
+
+def service_view(obj: Object, now: datetime) -> ServiceView:
+    """The view of a ModelService."""
+    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    phase = str(status.get("phase") or "Pending")
+    model, usage = spec.get("model") or {}, status.get("usage") or {}
+    low = int(spec.get("minReplicas", 1))
+    high = int(spec.get("maxReplicas") or max(low, 1))
+    return ServiceView(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        href=f"/services/{meta['namespace']}/{meta['name']}",
+        badge=Badge("Deleting" if meta.get("deletionTimestamp") else phase, TONES.get(phase, "wait")),
+        reason=str(status.get("reason") or ""),
+        message=str(status.get("message") or ""),
+        requester=str((meta.get("annotations") or {}).get(REQUESTER, "")),
+        age=ago(meta.get("creationTimestamp"), now),
+        model=model_id(obj),
+        source=f"TrainingJob {model['trainingJob']}"
+        if model.get("trainingJob")
+        else str(model.get("uri") or ""),
+        ready=int(status.get("readyReplicas") or 0),
+        desired=int(status.get("desiredReplicas") or 0),
+        span=f"{low} to {high}",
+        pools=", ".join(f"{p.get('replicas', 0)} on {p.get('pool', '')}" for p in status.get("pools") or []),
+        url=str(status.get("url") or ""),
+        suspended=bool(spec.get("suspend")),
+        external=spec.get("replicas") is not None,
+        deleting=bool(meta.get("deletionTimestamp")),
+        cost=money(usage.get("cost")),
+        accelerator_hours=number(float(usage.get("acceleratorSeconds") or 0) / 3600, 2),
+        conditions=conditions(status, now),
+        scaling=[
+            {
+                "when": ago(row.get("time"), now),
+                "change": f"{row.get('previous', 0)} → {row.get('desired', 0)}",
+                "reason": str(row.get("reason") or ""),
+            }
+            for row in reversed(status.get("scalingHistory") or [])
+        ],
+        can_answer=not spec.get("suspend") and phase not in ("Failed", "Suspended"),
+    )
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One cell of the heat map."""
+
+    name: str
+    heat: int
+    label: str
+    amount: str
+    ready: bool
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """A pool with its nodes."""
+
+    name: str
+    accelerator: str
+    price: str
+    capacity: str
+    allocated: str
+    free: str
+    percent: float
+    memory: str
+    ready: bool
+    message: str
+    nodes: list[NodeView] = field(default_factory=list)
+
+
+def pool_view(pool: Object, loads: list[NodeLoad]) -> PoolView:
+    """A pool and the load of its nodes."""
+    spec, status = pool["spec"], pool.get("status") or {}
+    mine = [load for load in loads if load.pool == pool["metadata"]["name"]]
+    capacity = float(status.get("capacity") or sum(n.capacity for n in mine))
+    held = status.get("allocated")
+    allocated = float(held) if held is not None else sum(n.allocated for n in mine)
+    ready: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
+    return PoolView(
+        name=pool["metadata"]["name"],
+        accelerator=spec["accelerator"],
+        price=f"{money(spec.get('pricePerHour'))} per hour" if spec.get("pricePerHour") else "no price",
+        capacity=number(capacity, 1),
+        allocated=number(allocated, 1),
+        free=number(max(0.0, capacity - allocated), 1),
+        percent=min(100.0, 100.0 * allocated / capacity) if capacity else 0.0,
+        memory=f"{number(spec.get('memoryGib'), 0)} GiB" if spec.get("memoryGib") else "",
+        ready=ready.get("status", "True") == "True",
+        message=str(ready.get("message") or ""),
+        nodes=[node_view(load) for load in mine],
+    )
+
+
+def node_view(load: NodeLoad) -> NodeView:
+    """One cell: its heat is 0 to 10, in words for those who see no colours."""
+    amount = f"{number(load.allocated, 1)}/{number(load.capacity, 1)}"
+    state = "" if load.ready else ", not ready"
+    return NodeView(
+        name=load.name,
+        heat=round(10 * load.share),
+        label=f"{load.name}: {number(load.allocated, 1)} of {number(load.capacity, 1)} {load.accelerator} held{state}",
+        amount=amount,
+        ready=load.ready,
+    )
+
+
+def matches(view: JobView, chosen: str, text: str) -> bool:
+    """Whether a job passes the list's filter."""
+    if chosen in FILTERS and view.badge.text not in FILTERS[chosen]:
+        return False
+    wanted = text.strip().lower()
+    return (
+        not wanted
+        or wanted in f"{view.namespace}/{view.name} {view.requester} {view.pool} {view.reason}".lower()
+    )
+
+
+def conditions(status: Object, now: datetime) -> list[dict[str, str]]:
+    """Conditions in the standard form, for a table."""
+    return [
+        {
+            "type": str(c.get("type", "")),
+            "status": str(c.get("status", "")),
+            "reason": str(c.get("reason", "")),
+            "message": str(c.get("message", "")),
+            "since": ago(c.get("lastTransitionTime"), now),
+        }
+        for c in status.get("conditions") or []
+    ]
+
+
+_FACTS = (
+    ("code", "Code"),
+    ("resource", "Resource"),
+    ("requested", "Asked for"),
+    ("entitled", "Fair share now"),
+    ("allocated", "Tenant holds"),
+    ("limit", "Limit"),
+    ("free", "Free"),
+    ("position", "Place in your tenant's queue"),
+)
+_AMOUNTS = ("requested", "entitled", "allocated", "limit", "free")
+
+
+def waiting_facts(record: Object) -> list[tuple[str, str]]:
+    """The scheduler's record in words; amounts are thousandths of an accelerator, or MiB of memory."""
+    memory = record.get("resource") in ("memory", "host-memory")
+    facts = []
+    for key, label in _FACTS:
+        value = record.get(key)
+        if value in (None, "", 0) and key not in ("free", "allocated"):
+            continue
+        if value is None:
+            continue
+        if key in _AMOUNTS:
+            value = f"{number(float(value), 0)} MiB" if memory else number(float(value) / 1000, 2)
+        facts.append((label, str(value)))
+    return facts
+
+
+def ago(text: object, now: datetime) -> str:
+    """How long ago, in words; empty when there is no time."""
+    then = parse_time(text)
+    return span(max(0.0, (now - then).total_seconds())) if then is not None else ""
+
+
+def number(value: object, digits: int) -> str:
+    """A number without useless zeros; empty when there is none."""
+    if value is None:
+        return ""
+    text = f"{float(str(value)):,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def grouped(value: object) -> str:
+    return f"{float(str(value)):,.0f}" if value is not None else ""
+
+
+def money(value: object) -> str:
+    """An amount in the currency that pools' prices are in."""
+    return f"{float(str(value or 0)):,.2f}"
+
+
+def _preview(found: Object) -> dict[str, Any]:
+    """The operator's forecast of a waiting job; empty when there is none."""
+    if not found:
+        return {}
+    return {
+        "starts_now": bool(found.get("startsNow")),
+        "pool": str(found.get("pool") or ""),
+        "mode": str(found.get("mode") or ""),
+        "reason": str(found.get("reason") or ""),
+    }
+
+
+def _span(seconds: object) -> str:
+    return span(float(str(seconds)))
+
+
+def _eta(progress: Object, phase: str) -> str:
+    if phase != "Running":
+        return ""
+    if progress.get("etaSeconds") is not None:
+        return _span(progress["etaSeconds"])
+    return str(progress.get("eta") or "")
+
+
+def _lost(lost: Object) -> str:
+    steps = int(lost.get("steps") or 0)
+    return f"{steps} steps, {_span(lost.get('seconds') or 0)}" if steps else ""
