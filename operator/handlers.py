@@ -23,9 +23,11 @@ from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.prober import Prober
 from busbar.operator.rounds import Rounds
 from busbar.operator.settings import Settings
+from busbar.operator.table import rates_of
 from busbar.operator.world import World, tenant_of_namespace
 from busbar.operator.writer import Writer
 from busbar.scheduler import Snapshot
+from busbar.scheduler.autoscale import ScalingState
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Handlers:
         )
         self._holdings = Holdings()
         self._discovers = True
+        self._scaling: dict[str, ScalingState] = {}  # by uid
         controller.handles("TrainingJob", self.training_job)
         controller.handles("ModelService", self.model_service)
         controller.handles("Tenant", self.tenant)
@@ -90,6 +93,8 @@ class Handlers:
     async def model_service(self, key: Key, orders: tuple[Order, ...]) -> float | None:
         service = self._world.services.items.get(key)
         if service is None:
+            known = {s.metadata.uid for s in self._world.services.items.values()}
+            self._scaling = {uid: state for uid, state in self._scaling.items() if uid in known}
             return None
         view = modelservice.ServiceView(
             service=service,
@@ -102,8 +107,11 @@ class Handlers:
             demand=self._demand.of(key) if self._settings.gateway_url else None,
             readings=self._prober.serving,
             asked=self._prober.asked.get(DRAIN_PATH, {}),
+            scaling=self._scaling.get(service.metadata.uid),
         )
         decision = modelservice.reconcile(view, orders)
+        if decision.scaling is not None:
+            self._scaling[service.metadata.uid] = decision.scaling
         if decision.status is not None:
             await self._writer.write_status(MODEL_SERVICES, service, decision.status)
         await self._writer.carry_out(decision.actions)
@@ -122,6 +130,7 @@ class Handlers:
             holding=self._holdings.tenants.get(key.name, TenantHolding()),
             free_by_type=self._holdings.free_by_type,
             pools=tuple(self._world.pools.items.values()),
+            rates=rates_of(self._world.pools.items.values()),
             usage_period_s=self._settings.usage_period_s,
         )
         decision = tenant.reconcile(view)

@@ -58,7 +58,8 @@ def holdings(snapshot: Snapshot) -> Holdings:
     for pool in snapshot.pools:
         ready = [n for n in snapshot.nodes if n.pool == pool.name and n.ready]
         sizes = [(n.capacity - pool.reserved) for n in ready]
-        capacity = sum(max(0, s.cpu_m if pool.is_cpu else s.accelerators_m) for s in sizes) / 1000
+        counts = [pool.cpu_accelerators_m(s.cpu_m) if pool.is_cpu else s.accelerators_m for s in sizes]
+        capacity = sum(max(0, c) for c in counts) / 1000
         pools[pool.name] = PoolHolding(len(ready), round(capacity, 3), round(taken.get(pool.name, 0.0), 3))
         free[pool.accelerator] = free.get(pool.accelerator, 0.0) + max(
             0.0, capacity - taken.get(pool.name, 0.0)

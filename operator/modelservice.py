@@ -28,7 +28,9 @@ from busbar.operator.pods import ANNOTATION_DRAINING, Pod
 from busbar.operator.scaling import desired_replicas
 from busbar.operator.settings import Settings
 from busbar.operator.status import Held, add_usage, clip, conditions
+from busbar.operator.table import rates_of
 from busbar.scheduler import Placement, Resources
+from busbar.scheduler.autoscale import ScalingState
 
 HISTORY = 5
 
@@ -55,6 +57,7 @@ class ServiceView:
     demand: ServiceDemand | None = None  # None: the gateway is not known or not reachable
     readings: Mapping[str, ServingStatus] = field(default_factory=dict)  # by pod uid
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /drain
+    scaling: ScalingState | None = None  # what the last decision remembered; None after a restart
 
     @property
     def status(self) -> ModelServiceStatus:
@@ -68,6 +71,7 @@ class Decision:
     status: ModelServiceStatus | None = None
     actions: tuple[Action, ...] = ()
     again_s: float | None = None
+    scaling: ScalingState | None = None
 
 
 def model_uri(service: ModelService, jobs: Iterable[TrainingJob]) -> ModelPlace:
@@ -127,9 +131,21 @@ def reconcile(view: ServiceView, orders: tuple[Order, ...] = ()) -> Decision:
     if view.service.metadata.deletion_timestamp is not None:
         return Decision()
     actions = [*_leave(view, orders), *_clean(view), *_lift(view), *_start(view, orders)]
-    status = _status(view, orders)
-    again = 1.0 if any(p.draining_since or p.deleting for p in view.pods) else view.settings.usage_period_s
-    return Decision(status, tuple(actions), again)
+    desired, why, scaling = desired_replicas(
+        view.service, view.demand, view.scaling, view.now, has_model=bool(view.model.uri)
+    )
+    status = _status(view, orders, desired, why)
+    return Decision(status, tuple(actions), _again(view, desired), scaling)
+
+
+def _again(view: ServiceView, desired: int) -> float:
+    """When time alone may change the answer: a drain's end, or idleness."""
+    spec = view.service.spec
+    if any(p.draining_since or p.deleting for p in view.pods):
+        return 1.0
+    if desired > 0 and (spec.replicas is None or spec.min_replicas == 0):
+        return min(5.0, float(spec.scaling.idle_seconds))
+    return view.settings.usage_period_s
 
 
 # -- replicas ------------------------------------------------------------------------------------------
@@ -205,9 +221,10 @@ def _drained(view: ServiceView, pod: Pod) -> bool:
 # -- status --------------------------------------------------------------------------------------------
 
 
-def _status(view: ServiceView, orders: tuple[Order, ...]) -> ModelServiceStatus | None:
+def _status(
+    view: ServiceView, orders: tuple[Order, ...], desired: int, why: str
+) -> ModelServiceStatus | None:
     service, old = view.service, view.status
-    desired, why = desired_replicas(service, old, view.demand, view.now, has_model=bool(view.model.uri))
     alive = [p for p in view.pods if not p.ended]
     serving = [p for p in alive if p.ready and p.draining_since is None and not p.deleting]
     phase, reason, message = _phase(view, desired, alive, serving, orders)
@@ -265,7 +282,9 @@ def _count(view: ServiceView, status: ModelServiceStatus) -> ModelServiceStatus:
     usage = status.usage
     per_pod = float(view.service.spec.shape.accelerators_per_pod)
     for entry in old.pools or ():
-        usage = add_usage(usage, Held.of(entry.replicas * per_pod, view.pools.get(entry.pool)), seconds)
+        pool = view.pools.get(entry.pool)
+        rate = rates_of([pool])[pool.spec.accelerator] if pool is not None else 1.0
+        usage = add_usage(usage, Held.of(entry.replicas * per_pod, pool, rate), seconds)
     return status.model_copy(update={"usage": usage, "last_usage_time": view.now})
 
 

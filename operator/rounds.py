@@ -20,13 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from busbar.kube.errors import ApiError, ConnectionFailed
-from busbar.kube.informer import Key
 from busbar.operator.controller import Controller, Item, utc_now
 from busbar.operator.metrics import Metrics
 from busbar.operator.orders import Admit, Order, Release, Wait
 from busbar.operator.pods import Pod
 from busbar.operator.settings import Settings
-from busbar.operator.snapshot import Seen, build, from_scheduler, unit_m
+from busbar.operator.snapshot import Seen, build
 from busbar.operator.world import World
 from busbar.scheduler import (
     Action,
@@ -34,7 +33,6 @@ from busbar.scheduler import (
     Job,
     JobKind,
     Memo,
-    Placement,
     Plan,
     Policy,
     SchedulerError,
@@ -182,17 +180,11 @@ class Rounds:
         if action.kind is ActionKind.START:
             if action.to is None or early(snapshot, action):
                 return None
-            return Admit(self._real(action.to), action.reason, target.version, target.index)
+            return Admit(action.to, action.reason, target.version, target.index)
         reason = "Preempted" if action.kind is ActionKind.PREEMPT else "Moved"
         return Release(
             reason, action.reason, target.version, target.index, moved=action.kind is not ActionKind.PREEMPT
         )
-
-    def _real(self, placement: Placement) -> Placement:
-        """The placement with CPU as Kubernetes counts it."""
-        pool = self._world.pools.items.get(Key("", placement.pool))
-        unit = unit_m(pool) if pool is not None else 1000
-        return replace(placement, per_pod=from_scheduler(placement.per_pod, unit))
 
     def _explain(self, record: WaitingRecord, target: Target, job: Job) -> Wait | None:
         """The order to say why; None where it was said, or said something like it a moment ago."""

@@ -4,9 +4,7 @@ A job of the snapshot is a TrainingJob, one replica of a ModelService, or one op
 What such a job holds is counted once, through its ``run``; every other pod that is bound to a node, whoever
 made it, is taken off that node's capacity.
 
-Units: the scheduler counts a CPU pool in thousandths of a CPU, and one accelerator there is 1000. Where a CPU
-pool says ``unit: 500m``, one accelerator is half a CPU; ``to_scheduler`` and ``from_scheduler`` are that border,
-and nothing outside of it knows.
+Units are the scheduler's (``busbar.scheduler.types``): thousandths of an accelerator, millicores, MiB.
 """
 
 from __future__ import annotations
@@ -77,7 +75,6 @@ class _Building:
     seen: Seen
     now: datetime
     tenant_of: Mapping[str, str]
-    units: Mapping[str, int]  # CPU pools: millicores per accelerator
     pods_of: Mapping[str, list[Pod]]  # by owner uid
     counted: set[str] = field(default_factory=set)  # uids of pods that a job's run stands for
 
@@ -88,8 +85,7 @@ def build(seen: Seen, now: datetime, draft: TrainingJob | ModelService | None = 
     for pod in seen.pods:
         if pod.owner_uid:
             pods_of.setdefault(pod.owner_uid, []).append(pod)
-    units = {p.metadata.name: unit_m(p) for p in seen.pools if p.spec.resource_name == "cpu"}
-    b = _Building(seen, now, tenant_of_namespace(seen.tenants), units, pods_of)
+    b = _Building(seen, now, tenant_of_namespace(seen.tenants), pods_of)
     jobs = [job for obj in seen.jobs if (job := _training(b, obj)) is not None]
     for service in seen.services:
         jobs += _replicas(b, service)
@@ -104,35 +100,15 @@ def build(seen: Seen, now: datetime, draft: TrainingJob | ModelService | None = 
         nodes=tuple(sorted(nodes, key=lambda n: n.name)),
         tenants=tuple(_tenant(t, now) for t in sorted(seen.tenants, key=lambda t: t.metadata.name)),
         jobs=tuple(sorted(jobs, key=lambda j: j.id)),
-        table=performance_table(seen.jobs, seen.pools, draft),
+        table=performance_table(
+            (*seen.jobs, draft) if isinstance(draft, TrainingJob) else seen.jobs, seen.pools
+        ),
     )
-
-
-# -- units ---------------------------------------------------------------------------------------------
 
 
 def unit_m(pool: AcceleratorPool) -> int:
     """Millicores of one accelerator of a CPU pool."""
     return max(1, quantity.to_millis(pool.spec.unit)) if pool.spec.resource_name == "cpu" else 1000
-
-
-def to_scheduler(per_pod: Resources, unit: int) -> Resources:
-    """Real CPU to the pool's count."""
-    return per_pod if unit == 1000 else replace(per_pod, cpu_m=per_pod.cpu_m * 1000 // unit)
-
-
-def from_scheduler(per_pod: Resources, unit: int) -> Resources:
-    """The pool's count to real CPU, rounded up."""
-    return per_pod if unit == 1000 else replace(per_pod, cpu_m=-(-per_pod.cpu_m * unit // 1000))
-
-
-def _unit_for(b: _Building, accelerators: Iterable[str] | None) -> int:
-    """The unit that an explicit CPU request is counted in: that of the first CPU pool which may take the job."""
-    allowed = set(accelerators or ())
-    for pool in sorted(b.seen.pools, key=lambda p: p.metadata.name):
-        if pool.metadata.name in b.units and (not allowed or pool.spec.accelerator in allowed):
-            return b.units[pool.metadata.name]
-    return 1000
 
 
 # -- pools, nodes, tenants -----------------------------------------------------------------------------
@@ -167,7 +143,8 @@ def _pool(pool: AcceleratorPool) -> Pool:
         ),
         memory_mib=0 if is_cpu else round((spec.memory_gib or 0.0) * 1024),
         price_per_hour=spec.price_per_hour,
-        reserved=to_scheduler(kept, unit_m(pool)),
+        reserved=kept,
+        unit_m=unit_m(pool),
     )
 
 
@@ -195,7 +172,7 @@ def _nodes(b: _Building) -> list[SNode]:
             SNode(
                 name=node.name,
                 pool=pool.metadata.name,
-                capacity=to_scheduler(capacity, unit_m(pool)),
+                capacity=capacity,
                 labels=node.labels,
                 taints=tuple(Taint(*t) for t in node.taints),
                 topology=tuple(labels[k] for k in TOPOLOGY_LABELS if k in labels),
@@ -253,7 +230,7 @@ def _training(b: _Building, obj: TrainingJob) -> Job | None:
         if pod.attempt == (status.attempt or 0):
             b.counted.add(pod.uid)
     admission = status.admission
-    placement = _in_pool_units(b, placement_of(admission))
+    placement = placement_of(admission)
     started = admission.admitted_at or b.now
     saved = status.checkpoint.saved_at if status.checkpoint is not None else None
     run = Run(
@@ -263,11 +240,6 @@ def _training(b: _Building, obj: TrainingJob) -> Job | None:
         releasing=status.release is not None or obj.metadata.deletion_timestamp is not None,
     )
     return replace(_training_shape(b, obj), run=run)
-
-
-def _in_pool_units(b: _Building, placement: Placement) -> Placement:
-    unit = b.units.get(placement.pool, 1000)
-    return replace(placement, per_pod=to_scheduler(placement.per_pod, unit))
 
 
 def _training_shape(b: _Building, obj: TrainingJob) -> Job:
@@ -284,7 +256,7 @@ def _training_shape(b: _Building, obj: TrainingJob) -> Job:
         min_pods=spec.shape.min_pods,
         # Rigid for now: a gang starts at the size it can get, and keeps it.
         max_pods=spec.shape.max_pods,
-        per_pod=_per_pod(b, spec.shape, spec.accelerators),
+        per_pod=_per_pod(spec.shape),
         accelerators=tuple(spec.accelerators or ()),
         modes=load.modes,
         priority=spec.priority,
@@ -309,7 +281,7 @@ def _replicas(b: _Building, service: ModelService) -> list[Job]:
             continue
         b.counted.add(pod.uid)
         run = Run(
-            placement=_in_pool_units(b, place),
+            placement=place,
             started_at_s=(pod.created_at or b.now).timestamp(),
             releasing=pod.deleting or pod.draining_since is not None,
         )
@@ -328,7 +300,7 @@ def _replica_shape(b: _Building, service: ModelService, index: int) -> Job:
         namespace=meta.namespace or "",
         tenant=b.tenant_of.get(meta.namespace or "", ""),
         kind=JobKind.SERVING,
-        per_pod=_per_pod(b, spec.shape, spec.accelerators),
+        per_pod=_per_pod(spec.shape),
         accelerators=tuple(spec.accelerators or ()),
         priority=spec.priority,
         preemptible=False,
@@ -342,28 +314,23 @@ def replica_id(service: ModelService, index: int) -> JobId:
     return JobId(f"{service.metadata.uid}/{index}")
 
 
-def _per_pod(b: _Building, shape: PodShape, accelerators: list[str] | None) -> Resources:
-    cpu_m = quantity.to_millis(shape.cpu) if shape.cpu is not None else 0
-    resources = Resources(
+def _per_pod(shape: PodShape) -> Resources:
+    return Resources(
         accelerators_m=shape.accelerators_per_pod * 1000,
-        cpu_m=cpu_m,
+        cpu_m=quantity.to_millis(shape.cpu) if shape.cpu is not None else 0,
         memory_mib=memory_mib(shape.memory),
         ephemeral_mib=memory_mib(shape.ephemeral_storage),
     )
-    return to_scheduler(resources, _unit_for(b, accelerators)) if cpu_m else resources
 
 
 def _opted_in(b: _Building, pod: Pod) -> Job:
     """A pod of another controller that asked to be queued: waiting while gated, running once it is not."""
     devices = [(name, count) for name, count in pod.requests.devices if count]
     pools = sorted((p for p in b.seen.pools if _serves(p, devices)), key=lambda p: p.metadata.name)
-    is_cpu = not devices
-    count_m = pod.requests.cpu_m if is_cpu else devices[0][1] * 1000
+    count_m = devices[0][1] * 1000 if devices else 0
+    if not devices and pools:
+        count_m = pod.requests.cpu_m * 1000 // unit_m(pools[0])
     per_pod = Resources(count_m, pod.requests.cpu_m, pod.requests.memory_mib, pod.requests.ephemeral_mib)
-    unit = b.units.get(pools[0].metadata.name, 1000) if pools and is_cpu else 1000
-    per_pod = to_scheduler(per_pod, unit)
-    if is_cpu:
-        per_pod = replace(per_pod, accelerators_m=per_pod.cpu_m)
     job = Job(
         id=JobId(pod.uid),
         name=pod.key.name,

@@ -88,7 +88,7 @@ def add_usage(usage: Usage | None, held: Held, seconds: float) -> Usage:
     devices = held.accelerators * seconds
     return Usage(
         accelerator_seconds=round(old.accelerator_seconds + devices, 3),
-        work_units=round(old.work_units + devices * held.rate, 3),
+        work_units=round(old.work_units + devices * held.rate, 6),
         energy_joules=old.energy_joules,
         cost=round(old.cost + devices / 3600.0 * held.price_per_hour, 6),
     )

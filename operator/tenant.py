@@ -227,11 +227,11 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
         update={
             "usage": TenantUsage(
                 accelerator_seconds=round(usage.accelerator_seconds + sum(held.values()) * seconds, 3),
-                work_units=round(usage.work_units + before * seconds, 3),
+                work_units=round(usage.work_units + before * seconds, 6),
                 energy_joules=usage.energy_joules,
                 cost=round(usage.cost + cost, 6),
             ),
-            "decayed": DecayedUsage(work=round(decayed.work, 3), rate=round(now_rate, 6), as_of=view.now),
+            "decayed": DecayedUsage(work=round(decayed.work, 6), rate=round(now_rate, 9), as_of=view.now),
             "budgets": _budgets(view, old, sum(held.values()) * seconds / 3600.0, cost),
         }
     )

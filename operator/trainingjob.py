@@ -50,8 +50,10 @@ from busbar.operator.status import (
     job_conditions,
     seconds_until,
 )
+from busbar.operator.table import rates_of
 from busbar.scheduler import Placement, Resources
 
+INVALID_JOB = 2  # our engine's exit code for a job that no further try can help
 MANAGER = "busbar.dev/operator"
 
 
@@ -354,6 +356,8 @@ def _attempt_failed(view: JobView, current: dict[int, Pod], failed: list[Pod]) -
     if first.evicted:
         text = f"Pod {first.key.name} was evicted: {first.problem or 'its node went away'}."
         return _retry(view, Reason.RETRYING, text, counts=False)
+    if code == INVALID_JOB and view.job.spec.engine is not None:
+        return _fail(view, Reason.INVALID_SPEC, f"The engine refuses the job: {_cause(first)}.")
     return _retry(view, Reason.RETRYING, f"Pod {first.key.name} failed: {_cause(first)}.", counts=True)
 
 
@@ -513,7 +517,8 @@ def _phase(
 
 
 def _held(view: JobView, admission: Admission) -> Held:
-    return Held.of(float(admission.pods * admission.accelerators_per_pod), view.pool)
+    rate = rates_of([view.pool])[view.pool.spec.accelerator] if view.pool is not None else 1.0
+    return Held.of(float(admission.pods * admission.accelerators_per_pod), view.pool, rate)
 
 
 def _count(view: JobView, status: TrainingJobStatus, until: datetime) -> TrainingJobStatus:

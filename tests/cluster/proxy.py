@@ -198,7 +198,10 @@ class FaultProxy:
                         break
                     if getattr(task, "stalled", False):
                         await asyncio.Event().wait()
-                    await mine.write(chunk)
+                    try:
+                        await mine.write(chunk)
+                    except ConnectionError:
+                        break  # the client went away
                 return mine
         except asyncio.CancelledError:
             if request.transport is not None:
