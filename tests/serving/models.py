@@ -58,7 +58,7 @@ def config_of(family: str, **changes: Any) -> Any:
 def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """Writes model and tokenizer to `folder` and returns the transformers model."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config_of(family, **changes))
+    model = AutoModelForCausalLM.from_config(config_of(family, **changes))  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers zeroes them, which would hide a missing bias

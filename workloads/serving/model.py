@@ -62,7 +62,7 @@ class Decoder:
             if index == last:  # the rest is needed only where a token is sampled
                 x = x[batch.sample_rows]
             x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
-        return F.linear(self._norm(x, self.weights.norm), self.weights.head).float()
+        return self.weights.head(self._norm(x, self.weights.norm)).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.arch.norm_eps)
@@ -79,7 +79,7 @@ class Decoder:
     ) -> torch.Tensor:
         arch, rows = self.arch, x.shape[0]
         q_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(x)
         turned = qkv[:, : q_width + kv_width].view(rows, arch.heads + arch.kv_heads, arch.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
@@ -96,8 +96,8 @@ class Decoder:
             q = queries[span.start : span.stop].view(span.batch, span.queries, arch.heads, arch.head_dim)
             out = self.attention(q, k, v, span, arch.kv_heads)
             mixed[span.start : span.stop] = out.reshape(-1, q_width)
-        return F.linear(mixed, layer.out, layer.out_bias)
+        return layer.out(mixed)
 
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        gate, up = layer.gate_up(x).chunk(2, -1)
+        return layer.down(F.silu(gate).mul_(up))

@@ -91,7 +91,7 @@ def parse_chat(body: object) -> ChatBody:
     top = _integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top is not None and not wants:
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    arguments = fields.get("chat_template_kwargs") or {}
+    arguments = fields.get("chat_template_kwargs", {})
     if not isinstance(arguments, dict):
         raise BadRequest("chat_template_kwargs must be an object", param="chat_template_kwargs")
     messages = fields.get("messages")

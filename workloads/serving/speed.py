@@ -36,8 +36,10 @@ class StepModel:
             for i, row in enumerate(self.covariance)
         ]
         self.steps += 1
-        weight = max(1.0 / self.steps, 1 - FORGETTING)
-        self.squared_error += weight * (error * error - self.squared_error)
+        settled = self.steps - 2 * FEATURES
+        if settled > 0:  # the first errors are those of knowing nothing
+            weight = max(1.0 / settled, 1 - FORGETTING)
+            self.squared_error += weight * (error * error - self.squared_error)
 
     def predict(self, decoding: int, context_tokens: int, prompt_tokens: int) -> float:
         x = (1.0, float(decoding), context_tokens / 1000.0, float(prompt_tokens))

@@ -3,7 +3,8 @@
 `Detokenizer` decodes a small window again at each token and shows only what can no longer change: a
 trailing run of U+FFFD may be the first bytes of a character, so it is held back. `StopMatcher` then
 holds back any tail that could be the beginning of a stop string. Joined, the pieces equal the
-tokenizer's decoding of all tokens, cut before the first stop string.
+tokenizer's decoding of all tokens, cut before the first stop string. (One exception: a byte-fallback
+decoder declares a whole run of byte tokens invalid when one is; bytes that are out stay out.)
 """
 
 from __future__ import annotations

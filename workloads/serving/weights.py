@@ -17,24 +17,21 @@ from safetensors import SafetensorError, safe_open
 
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
+from busbar.workloads.serving.linear import Linear, can_pack, make_linear
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. Matrices are [out, in], as `torch.nn.functional.linear` wants them."""
+    """One decoder layer."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    out: torch.Tensor
-    out_bias: torch.Tensor | None
+    out: Linear
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True)
@@ -42,16 +39,14 @@ class Weights:
     embedding: torch.Tensor
     layers: tuple[Layer, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Linear
 
     @property
     def bytes(self) -> int:
-        tensors = [self.embedding, self.norm]
-        if self.head is not self.embedding:
-            tensors.append(self.head)
-        for layer in self.layers:
-            tensors += [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        """Of the matrices; the norms' vectors do not count."""
+        matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        embedding = self.embedding.numel() * self.embedding.element_size()
+        return embedding + self.head.bytes + sum(m.bytes for m in matrices)
 
 
 def load_weights(folder: Path, arch: Architecture, device: torch.device, dtype: torch.dtype) -> Weights:
@@ -91,6 +86,8 @@ def fuse_weights(
                 f"{where}: {name} has shape {tuple(tensors[name].shape)}, config.json implies {shape}"
             )
 
+    pack = can_pack(device, dtype)
+
     def joined(prefix: str, names: tuple[str, ...], kind: str) -> torch.Tensor | None:
         parts = [tensors[f"{prefix}{n}.{kind}"] for n in names if f"{prefix}{n}.{kind}" in shapes]
         if not parts:
@@ -102,22 +99,21 @@ def fuse_weights(
         assert matrix is not None  # `missing` above is empty
         return matrix
 
+    def linear(prefix: str, *names: str) -> Linear:
+        return make_linear(needed(prefix, *names), joined(prefix, names, "bias"), pack)
+
     def layer(index: int) -> Layer:
         top = f"model.layers.{index}."
         attention, mlp = f"{top}self_attn.", f"{top}mlp."
         return Layer(
             input_norm=needed(top, "input_layernorm"),
-            qkv=needed(attention, "q_proj", "k_proj", "v_proj"),
-            qkv_bias=joined(attention, ("q_proj", "k_proj", "v_proj"), "bias"),
+            qkv=linear(attention, "q_proj", "k_proj", "v_proj"),
             q_norm=joined(attention, ("q_norm",), "weight"),
             k_norm=joined(attention, ("k_norm",), "weight"),
-            out=needed(attention, "o_proj"),
-            out_bias=joined(attention, ("o_proj",), "bias"),
+            out=linear(attention, "o_proj"),
             mlp_norm=needed(top, "post_attention_layernorm"),
-            gate_up=needed(mlp, "gate_proj", "up_proj"),
-            gate_up_bias=joined(mlp, ("gate_proj", "up_proj"), "bias"),
-            down=needed(mlp, "down_proj"),
-            down_bias=joined(mlp, ("down_proj",), "bias"),
+            gate_up=linear(mlp, "gate_proj", "up_proj"),
+            down=linear(mlp, "down_proj"),
         )
 
     embedding = needed("model.", "embed_tokens")
@@ -125,7 +121,7 @@ def fuse_weights(
         embedding=embedding,
         layers=tuple(layer(i) for i in range(arch.layers)),
         norm=needed("model.", "norm"),
-        head=embedding if arch.tied else needed("", "lm_head"),
+        head=make_linear(embedding if arch.tied else needed("", "lm_head"), None, pack),
     )
 
 

@@ -1,0 +1,29 @@
+"""Models on disk, once per session; one torch thread, so that runs repeat and share the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PURE = ("test_scheduler", "test_openai_request", "test_settings", "test_speed", "test_architecture")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here but the pure modules needs torch: marker `engine`."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.stem not in PURE:
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """(folder, transformers model) of a tiny random Llama with a byte-level tokenizer."""
+    import torch
+    from tests.serving.models import save_model
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("llama")
+    return folder, save_model(folder)

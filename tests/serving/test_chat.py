@@ -1,0 +1,83 @@
+"""Chat templates against transformers' own rendering."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serving.models import make_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from busbar.workloads.serving.chat import load_chat_template
+from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": 'Hi <there> "you"'},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Größe?"},
+]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TRICKY = (
+    "{{ bos_token }}{% for m in messages %}\n"
+    "    {% if m['role'] == 'system' %}\n"
+    "        {% continue %}\n"
+    "    {% endif %}\n"
+    "{{ m | tojson }}{{ m.content.strip() if loop.last else '' }}\n"
+    "{% endfor %}"
+)
+
+
+def folder_with(tmp_path: Path, template: str | None, in_file: bool) -> Path:
+    config: dict[str, Any] = {"bos_token": {"content": "<|end|>"}, "eos_token": "<|end|>"}
+    if template is not None and in_file:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    elif template is not None:
+        config["chat_template"] = template
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("template", [CHATML, TRICKY], ids=["chatml", "tricky"])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_models_template_renders_as_in_transformers(tmp_path: Path, template: str, in_file: bool) -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(), bos_token="<|end|>", eos_token="<|end|>"
+    )
+    expected = tokenizer.apply_chat_template(
+        MESSAGES, chat_template=template, tokenize=False, add_generation_prompt=True
+    )
+    loaded = load_chat_template(folder_with(tmp_path, template, in_file))
+    assert loaded.render(MESSAGES) == expected
+    assert not loaded.is_default
+
+
+def test_a_model_without_a_template_gets_the_plain_one(tmp_path: Path) -> None:
+    template = load_chat_template(tmp_path)
+    assert template.is_default
+    assert template.render(MESSAGES[:2]) == 'system: Be brief.\nuser: Hi <there> "you"\nassistant:'
+
+
+def test_a_template_may_refuse_and_the_client_reads_why(tmp_path: Path) -> None:
+    template = load_chat_template(
+        folder_with(tmp_path, "{{ raise_exception('roles must alternate') }}", True)
+    )
+    with pytest.raises(BadRequest, match="roles must alternate"):
+        template.render(MESSAGES)
+
+
+def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
+    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    template = load_chat_template(folder_with(tmp_path, escape, True))
+    with pytest.raises(BadRequest, match="unsafe"):
+        template.render(MESSAGES)
+
+
+def test_a_broken_template_is_a_broken_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelCorrupt, match="not valid Jinja"):
+        load_chat_template(folder_with(tmp_path, "{% for %}", True))

@@ -1,0 +1,143 @@
+"""Bodies that are refused, each beside a neighbour that is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.openai_request import ONLY_AT, parse_chat, parse_completion
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+# field, refused values, accepted values
+COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
+    ("model", [None, "", 3], ["m"]),
+    (
+        "prompt",
+        [None, [], 3, [1, "a"], [-1], [True], [["a"]], ["x"] * 65],
+        ["", "a", [1], ["a", "b"], [[1], [2]]],
+    ),
+    ("max_tokens", [0, -1, 1.5, "4", True], [1, 100, None]),
+    ("min_tokens", [-1, "2"], [0, 3]),
+    ("temperature", [-0.1, 2.1, "hot", True], [0, 0.0, 1, 2.0, None]),
+    ("top_p", [0, -0.5, 1.01, "x"], [0.01, 1, 1.0]),
+    ("top_k", [-2, 1.5, "x"], [-1, 0, 5]),
+    ("seed", ["x", 1.5, 2**63], [0, -5, 2**63 - 1]),
+    ("stop", ["", [""], 3, ["a"] * 17, [1]], ["a", ["a", "b"], [], None]),
+    ("stop_token_ids", [3, ["a"], [-1]], [[], [1, 2]]),
+    ("ignore_eos", [1, "true"], [True, False]),
+    ("skip_special_tokens", [1], [False]),
+    ("include_stop_str_in_output", ["no"], [True]),
+    ("presence_penalty", [-2.1, 2.1, "x"], [-2, 0, 2]),
+    ("frequency_penalty", [-2.1, 2.1, "x"], [-2, 0, 2]),
+    ("logit_bias", [[], {"a": 1}, {"1": "x"}, {"1": True}], [{}, {"1": -100}, {"5": 2.5}]),
+    ("logprobs", [-1, 21, True, "x"], [0, 5, 20, None]),
+    ("stream", [1, "yes"], [True, False]),
+    ("n", [2, 0, True], [1, None]),
+    ("best_of", [2], [1]),
+    ("echo", [True, 0], [False]),
+    ("suffix", ["x"], ["", None]),
+    ("min_p", [0.1], [0, 0.0]),
+    ("repetition_penalty", [1.1], [1, 1.0]),
+    ("response_format", [{"type": "json_object"}], [{"type": "text"}, None]),
+    ("tools", [[{"type": "function"}]], [[], None]),
+    ("user", [], ["somebody"]),
+    ("metadata", [], [{"a": "b"}]),
+    ("no_such_field", [1, "x"], [None]),
+]
+
+CHAT_ROWS: list[tuple[str, list[Any], list[Any]]] = [
+    (
+        "messages",
+        [
+            None,
+            [],
+            "hi",
+            ["hi"],
+            [{"content": "x"}],
+            [{"role": "user"}],
+            [{"role": "user", "content": 3}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+        ],
+        [
+            MESSAGES,
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+            [{"role": "assistant", "content": None}, *MESSAGES],
+        ],
+    ),
+    ("max_completion_tokens", [0, "x"], [5]),
+    ("logprobs", [1, "x"], [True, False]),
+    ("top_logprobs", [3], [None]),  # without logprobs: true
+    ("chat_template_kwargs", [[], "x"], [{"enable_thinking": False}]),
+    ("tool_choice", ["required", {"type": "function"}], ["none", "auto"]),
+    ("prompt", ["x"], [None]),
+]
+
+
+def cases(rows: list[tuple[str, list[Any], list[Any]]], accepted: bool) -> list[Any]:
+    return [
+        pytest.param(field, value, id=f"{field}={value!r}"[:60])
+        for field, bad, good in rows
+        for value in (good if accepted else bad)
+    ]
+
+
+@pytest.mark.parametrize(("field", "value"), cases(COMPLETION_ROWS, accepted=False))
+def test_a_bad_completion_field_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_completion({"model": "m", "prompt": "a", field: value})
+    assert (caught.value.param or "").startswith(field)
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "value"), cases(COMPLETION_ROWS, accepted=True))
+def test_its_neighbour_is_accepted(field: str, value: object) -> None:
+    parse_completion({"model": "m", "prompt": "a", field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), cases(CHAT_ROWS, accepted=False))
+def test_a_bad_chat_field_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_chat({"model": "m", "messages": MESSAGES, field: value})
+    named = "max_tokens" if field == "max_completion_tokens" else field
+    assert (caught.value.param or "").startswith(named)
+
+
+@pytest.mark.parametrize(("field", "value"), cases(CHAT_ROWS, accepted=True))
+def test_its_chat_neighbour_is_accepted(field: str, value: object) -> None:
+    parse_chat({"model": "m", "messages": MESSAGES, field: value})
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 3])
+def test_a_body_that_is_no_object_is_refused(body: object) -> None:
+    with pytest.raises(BadRequest, match="must be a JSON object"):
+        parse_completion(body)
+
+
+def test_stream_options_need_a_stream_and_known_names() -> None:
+    body = {"model": "m", "prompt": "a", "stream_options": {"include_usage": True}}
+    with pytest.raises(BadRequest, match="needs stream: true"):
+        parse_completion(body)
+    assert parse_completion({**body, "stream": True}).wanted.include_usage
+    with pytest.raises(BadRequest, match="may hold include_usage only"):
+        parse_completion({**body, "stream": True, "stream_options": {"other": 1}})
+
+
+def test_every_field_that_is_not_built_is_refused_at_another_value() -> None:
+    for field in ONLY_AT:
+        with pytest.raises(BadRequest, match="not supported"):
+            parse_chat({"model": "m", "messages": MESSAGES, field: "something else"})
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = parse_chat({"model": "m", "messages": [{"role": "user", "content": parts}]})
+    assert body.messages[0]["content"] == "ab"
+
+
+def test_max_completion_tokens_wins_over_the_old_name() -> None:
+    body = parse_chat({"model": "m", "messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 7})
+    assert body.wanted.max_tokens == 7

@@ -1,0 +1,93 @@
+"""Settings from a pod's environment and their errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from busbar.workloads.serving.errors import SettingsError
+from busbar.workloads.serving.settings import EngineSettings, from_environment, parse_bytes
+
+SPEC = {"model": {"trainingJob": "j"}, "kvCacheMemory": "64Mi", "maxModelLen": 256, "drainSeconds": 12}
+POD = {
+    "BUSBAR_SPEC": json.dumps(SPEC),
+    "BUSBAR_JOB_NAME": "chat",
+    "BUSBAR_NAMESPACE": "demo",
+    "BUSBAR_MODEL_DIR": "/artifacts/stdlib/model",
+    "BUSBAR_TOKEN": "secret",
+    "BUSBAR_PORT": "9400",
+}
+
+
+def test_a_pod_reads_its_spec() -> None:
+    settings = from_environment(POD)
+    assert settings.engine.model_dir == Path("/artifacts/stdlib/model")
+    assert settings.engine.kv_bytes == 64 * 2**20
+    assert settings.engine.max_model_len == 256
+    assert (settings.model_id, settings.aliases) == ("chat", ("demo/chat",))
+    assert (settings.host, settings.port, settings.drain_s) == ("0.0.0.0", 9400, 12.0)
+    assert settings.token == "secret"
+    assert "secret" not in repr(settings)
+
+
+def test_the_model_id_of_the_spec_is_used_and_the_other_names_still_work() -> None:
+    settings = from_environment(POD | {"BUSBAR_SPEC": json.dumps(SPEC | {"modelId": "my-model"})})
+    assert settings.model_id == "my-model"
+    assert settings.aliases == ("chat", "demo/chat", "demo/my-model")
+
+
+def test_the_operators_model_id_wins() -> None:
+    assert from_environment(POD | {"BUSBAR_MODEL_ID": "other"}).model_id == "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"BUSBAR_TOKEN": ""}, "BUSBAR_TOKEN is not set"),
+        ({"BUSBAR_MODEL_DIR": ""}, "BUSBAR_MODEL_DIR is not set"),
+        ({"BUSBAR_JOB_NAME": ""}, "BUSBAR_JOB_NAME is not set"),
+        ({"BUSBAR_SPEC": "{"}, "BUSBAR_SPEC is not JSON"),
+        ({"BUSBAR_SPEC": "[]"}, "must hold the spec"),
+        ({"BUSBAR_PORT": "http"}, "BUSBAR_PORT must be a positive whole number"),
+        ({"BUSBAR_SPEC": json.dumps(SPEC | {"kvCacheMemory": "lots"})}, "not an amount of memory"),
+        ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": "x"})}, "maxModelLen must be"),
+        ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": 0})}, "at least 1"),
+        ({"BUSBAR_SPEC": json.dumps(SPEC | {"drainSeconds": "x"})}, "drainSeconds must be"),
+    ],
+)
+def test_a_bad_environment_is_named(change: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        from_environment(POD | change)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("1k", 1000), ("256Mi", 256 * 2**20), ("1.5Gi", 3 * 2**29), (4096, 4096), ("2G", 2 * 10**9)],
+)
+def test_quantities(text: object, size: int) -> None:
+    assert parse_bytes(text, "x") == size
+
+
+@pytest.mark.parametrize("text", ["", "Mi", "-1", "1 Mi", "1KB", "0", "1e3", None])
+def test_bad_quantities_are_refused_with_their_place(text: object) -> None:
+    with pytest.raises(SettingsError, match="--kv-memory"):
+        parse_bytes(text, "--kv-memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("block_tokens", 48, 64),
+        ("block_tokens", 512, 256),
+        ("max_running", 0, 1),
+        ("max_batched_tokens", 0, 1),
+        ("device", "tpu", "cpu"),
+        ("dtype", "int8", "bfloat16"),
+    ],
+)
+def test_engine_settings_are_checked(name: str, bad: object, good: object) -> None:
+    with pytest.raises(SettingsError):
+        EngineSettings(Path("m"), **{name: bad})  # type: ignore[arg-type]
+    EngineSettings(Path("m"), **{name: good})  # type: ignore[arg-type]
