@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
-
 from tools.chart_values import Values
 
 CHART = "charts/busbar"

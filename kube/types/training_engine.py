@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from busbar.kube.types.meta import ClaimUri, Quantity, SpecModel
 from busbar.kube.types.rules import Rule, exactly_one_of
@@ -18,6 +18,20 @@ DataUri = Annotated[
     ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _without_integral_floats(value: Any) -> Any:
+    """The API server stores 10000.0 as 10000; saying so at once keeps one object equal to itself everywhere."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _without_integral_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_integral_floats(item) for item in value]
+    return value
+
+
+ModelConfig = Annotated[dict[str, Any], Field(max_length=256), AfterValidator(_without_integral_floats)]
 
 
 class EngineMode(StrEnum):
@@ -54,7 +68,7 @@ class ModelSource(SpecModel):
 
     rules = (exactly_one_of("config", "uri", message="model needs exactly one of config and uri"),)
 
-    config: Annotated[dict[str, Any], Field(max_length=256)] | None = Field(
+    config: ModelConfig | None = Field(
         default=None,
         description="A transformers configuration (config.json) of any causal language model.",
     )

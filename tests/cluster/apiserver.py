@@ -9,6 +9,7 @@ administrator may, so any user, group and service account can be tried without m
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import ipaddress
 import json
@@ -93,10 +94,19 @@ def collection(kind: str, namespace: str | None = None) -> str:
     return f"/{api}/namespaces/{namespace}/{plural}" if namespaced and namespace else f"/{api}/{plural}"
 
 
+def home_of(document: Mapping[str, Any]) -> str:
+    """Path of the collection that an object belongs to; its own apiVersion counts before the table's."""
+    api, plural, namespaced = PLURALS[document["kind"]]
+    version = document.get("apiVersion")
+    if version is not None:
+        api = f"apis/{version}" if "/" in version else f"api/{version}"
+    namespace = document["metadata"].get("namespace", "default")
+    return f"/{api}/namespaces/{namespace}/{plural}" if namespaced else f"/{api}/{plural}"
+
+
 def address(document: Mapping[str, Any]) -> str:
     """Path of one object."""
-    metadata = document["metadata"]
-    return f"{collection(document['kind'], metadata.get('namespace', 'default'))}/{metadata['name']}"
+    return f"{home_of(document)}/{document['metadata']['name']}"
 
 
 @dataclass(frozen=True)
@@ -158,8 +168,7 @@ class Client:
     def create(self, document: JSON, **parameters: str) -> Answer:
         """POST; unknown fields are refused, as kubectl asks for."""
         parameters = {"fieldValidation": "Strict", **parameters}
-        path = collection(document["kind"], document["metadata"].get("namespace", "default"))
-        return self.request("POST", path, document, **parameters)
+        return self.request("POST", home_of(document), document, **parameters)
 
     def replace(self, document: JSON, *, subresource: str = "", **parameters: str) -> Answer:
         parameters = {"fieldValidation": "Strict", **parameters}
@@ -343,7 +352,13 @@ class ApiServer:
     def _spawn(self, command: list[str], log: str) -> None:
         with (self.directory / log).open("wb") as output:
             self._processes.append(
-                subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+                subprocess.Popen(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    preexec_fn=_end_with_parent,
+                )
             )
 
     def _wait_ready(self) -> None:
@@ -371,6 +386,11 @@ def render_chart(name: str, *arguments: str, namespace: str = "busbar-system") -
     )
     assert result.returncode == 0, result.stderr
     return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+
+def _end_with_parent() -> None:
+    """The kernel kills this process when the test run ends, however it ends (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _until(timeout_s: float, step_s: float = 0.05) -> Iterator[None]:
@@ -467,6 +487,8 @@ def _write_credentials(directory: Path, admin_token: str) -> None:
     (directory / "server.crt").write_bytes(server.public_bytes(pem))
     for name, key in (("server.key", server_key), ("accounts.key", accounts_key)):
         (directory / name).write_bytes(
-            key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())
+            key.private_bytes(
+                pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+            )
         )
     (directory / "tokens.csv").write_text(f'{admin_token},admin,admin,"system:masters"\n', encoding="utf-8")

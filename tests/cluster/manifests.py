@@ -1,0 +1,223 @@
+"""Accepted manifests of every kind, which together use every field of every spec.
+
+The tables of bad manifests change one of these in one place; the unchanged one is the accepted neighbour.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+JSON = dict[str, Any]
+
+SHAPE: JSON = {
+    "minPods": 1,
+    "maxPods": 1024,
+    "acceleratorsPerPod": 8,
+    "cpu": "500m",
+    "memory": "2Gi",
+    "ephemeralStorage": "1Gi",
+}
+
+
+def _document(kind: str, spec: JSON, name: str = "sample") -> JSON:
+    return {"apiVersion": "busbar.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def engine_job() -> JSON:
+    """A TrainingJob for our engine, from a configuration."""
+    return _document(
+        "TrainingJob",
+        {
+            "engine": {
+                "model": {"config": {"model_type": "llama", "hidden_size": 128, "rope": {"factor": 0.5}}},
+                "tokenizer": {"train": {"vocabSize": 4096}},
+                "data": {
+                    "uri": "builtin://python-stdlib",
+                    "holdoutFraction": 0.05,
+                    "sequenceLength": 256,
+                },
+                "steps": 100_000_000,
+                "batch": {"sequences": 1_048_576, "microBatch": 1},
+                "optimizer": {
+                    "name": "AdamW",
+                    "learningRate": 0.003,
+                    "betas": [0.9, 0.95],
+                    "eps": 1e-8,
+                    "weightDecay": 0.1,
+                    "warmupSteps": 1,
+                    "schedule": "linear",
+                    "gradientClip": 1.0,
+                },
+                "dtype": "float32",
+                "mode": "optimizer-offload",
+                "state": "exact",
+                "deviceMemory": "256Mi",
+                "threads": 1,
+                "seed": 0,
+                "evaluation": {"ngramOrder": 3},
+            },
+            "accelerators": ["cpu"],
+            "priority": 100,
+            "preemptible": True,
+            "checkpoint": {"everySteps": 50, "keep": 2, "uri": "pvc://stdlib/checkpoints"},
+            "preemption": {"gracePeriodSeconds": 60},
+            "deadline": "2030-01-01T00:00:00Z",
+            "suspend": False,
+            "output": {"uri": "pvc://stdlib/model", "deleteWithJob": False},
+            "retryLimit": 3,
+            "ttlSecondsAfterFinished": 3600,
+            "activeDeadlineSeconds": 3600,
+            "managedBy": "example.com/other",
+        },
+    )
+
+
+def engine_job_from_weights() -> JSON:
+    """A TrainingJob for our engine, from existing weights."""
+    document = engine_job()
+    spec = document["spec"]
+    spec["engine"]["model"] = {"uri": "pvc://base/model"}
+    spec["engine"]["tokenizer"] = {"uri": "pvc://base/model"}
+    spec["engine"]["data"]["uri"] = "pvc://corpus/text"
+    spec["checkpoint"] = {"everySeconds": 60}
+    return document
+
+
+def template_job() -> JSON:
+    """A TrainingJob with an own image, using every field of the template."""
+    return _document(
+        "TrainingJob",
+        {
+            "template": {
+                "image": "registry.example.com/team/train:1",
+                "imagePullPolicy": "IfNotPresent",
+                "imagePullSecrets": [{"name": "registry"}],
+                "command": ["python", "train.py"],
+                "args": ["--epochs", "3"],
+                "env": [
+                    {"name": "PLAIN", "value": "1"},
+                    {
+                        "name": "SECRET",
+                        "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}},
+                    },
+                    {
+                        "name": "CONFIG",
+                        "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": True}},
+                    },
+                    {"name": "FIELD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ],
+                "envFrom": [
+                    {"prefix": "A_", "secretRef": {"name": "s"}},
+                    {"configMapRef": {"name": "c"}},
+                ],
+                "workingDir": "/work",
+                "volumes": [
+                    {"name": "data", "mountPath": "/data", "readOnly": True, "claim": "data"},
+                    {"name": "settings", "mountPath": "/settings", "configMap": "settings"},
+                    {"name": "keys", "mountPath": "/keys", "secret": "keys"},
+                    {"name": "scratch", "mountPath": "/scratch", "emptyDir": {"sizeLimit": "2Gi"}},
+                ],
+                "metadata": {
+                    "labels": {"example.com/team": "a"},
+                    "annotations": {"example.com/note": "b"},
+                },
+                "port": True,
+            },
+            "shape": copy.deepcopy(SHAPE),
+            "output": {"uri": "pvc://stdlib/model"},
+        },
+    )
+
+
+def model_service() -> JSON:
+    """A ModelService with every field but a model by uri."""
+    return _document(
+        "ModelService",
+        {
+            "model": {"trainingJob": "stdlib"},
+            "modelId": "stdlib",
+            "engine": "vllm",
+            "image": "registry.example.com/vllm:1",
+            "args": ["--dtype", "auto"],
+            "replicas": 1,
+            "minReplicas": 1,
+            "maxReplicas": 256,
+            "scaling": {"idleSeconds": 60, "targetInFlightPerReplica": 8},
+            "shape": {key: value for key, value in SHAPE.items() if not key.endswith("Pods")},
+            "accelerators": ["cpu"],
+            "slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50, "percentile": 95},
+            "maxModelLen": 256,
+            "kvCacheMemory": "256Mi",
+            "suspend": False,
+            "priority": 500,
+            "drainSeconds": 30,
+        },
+    )
+
+
+def model_service_from_weights() -> JSON:
+    """A ModelService of weights on a claim."""
+    document = model_service()
+    document["spec"]["model"] = {"uri": "pvc://stdlib/model"}
+    return document
+
+
+def pool() -> JSON:
+    """An AcceleratorPool with every field."""
+    return _document(
+        "AcceleratorPool",
+        {
+            "accelerator": "H100",
+            "resourceName": "nvidia.com/gpu",
+            "nodeSelector": {"busbar.dev/accelerator": "H100"},
+            "tolerations": [
+                {"key": "nvidia.com/gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}
+            ],
+            "tenants": ["research"],
+            "pricePerHour": 2.5,
+            "memoryGib": 80,
+            "interconnect": {"linkClass": "pcie5", "nvlinkIsland": 8, "nicClass": "ib-400"},
+            "sharing": "none",
+            "reserved": {"cpu": "500m"},
+        },
+    )
+
+
+def cpu_pool() -> JSON:
+    """An AcceleratorPool of cores."""
+    document = pool()
+    document["spec"] |= {"accelerator": "cpu", "resourceName": "cpu", "unit": "500m"}
+    return document
+
+
+def tenant() -> JSON:
+    """A Tenant with every field."""
+    return _document(
+        "Tenant",
+        {
+            "displayName": "Research",
+            "organisation": "Example",
+            "namespaces": ["research"],
+            "members": [
+                {"subject": {"kind": "User", "name": "alice"}, "role": "admin"},
+                {
+                    "subject": {"kind": "ServiceAccount", "name": "ci", "namespace": "research"},
+                    "role": "member",
+                },
+            ],
+            "weight": 1,
+            "quota": [{"accelerator": "H100", "guaranteed": 0, "borrowable": 4, "ceiling": 1_000_000}],
+            "priorityCeiling": 500,
+            "budgets": [{"period": "month", "acceleratorHours": 100, "cost": 500, "kilowattHours": 50}],
+        },
+    )
+
+
+BASES = {
+    "TrainingJob": (template_job, engine_job, engine_job_from_weights),
+    "ModelService": (model_service, model_service_from_weights),
+    "AcceleratorPool": (pool, cpu_pool),
+    "Tenant": (tenant,),
+}
+"""Kind to the functions that make its accepted manifests."""

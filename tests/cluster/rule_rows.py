@@ -1,0 +1,450 @@
+"""One row for each cross-field rule of our kinds: a manifest that breaks only this rule, and its neighbour.
+
+`change` and `neighbour` say what is different from the accepted manifest, as {path: value}; `...` removes the
+field, and an empty change is the accepted manifest itself. A row with `before` is an update: the accepted manifest
+with `before` stands in the cluster, and the change is applied to that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.cluster import manifests as m
+from tests.cluster.manifests import JSON
+
+Change = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rule (by the path of its model and its message), and the two manifests."""
+
+    base: Callable[[], JSON]
+    at: str
+    says: str
+    change: Change
+    neighbour: Change = field(default_factory=dict)
+    before: Change | None = None
+    blames: str = ""
+    """The field that the refusal names; default `at` without its brackets."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.base()["kind"])
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind} {self.at or 'name'}: {self.says}"
+
+    def stored(self) -> JSON:
+        """What stands in the cluster before an update."""
+        return edited(self.base(), self.before or {})
+
+    def bad(self) -> JSON:
+        return edited(self.stored(), self.change)
+
+    def good(self) -> JSON:
+        return edited(self.stored(), self.neighbour)
+
+
+def edited(document: JSON, change: Change) -> JSON:
+    """A copy with these paths set or removed; a step in digits is an item of a list."""
+    copied = copy.deepcopy(document)
+    for path, value in change.items():
+        steps: list[Any] = [int(step) if step.isdigit() else step for step in path.split("/")]
+        node: Any = copied
+        for step in steps[:-1]:
+            node = node[step]
+        if value is ...:
+            del node[steps[-1]]
+        else:
+            node[steps[-1]] = value
+    return copied
+
+
+SUSPENDED: Change = {"spec/suspend": True}
+RUNNING: Change = {}
+FIXED = "cannot change after creation"
+WHILE_SUSPENDED = "can change only while spec.suspend is true"
+
+TRAINING = (
+    Row(
+        m.template_job,
+        "",
+        "at most 46 lower-case letters",
+        {"metadata/name": "a" * 47},
+        {"metadata/name": "a" * 46},
+        blames="metadata.name",
+    ),
+    Row(
+        m.template_job,
+        "spec",
+        "exactly one of engine and template",
+        {"spec/template": ...},
+    ),
+    Row(m.engine_job, "spec", "needs spec.output.uri", {"spec/output": ...}),
+    Row(
+        m.engine_job,
+        "spec",
+        "trains in one pod for now",
+        {"spec/shape": {"maxPods": 2}},
+        {"spec/shape": {"maxPods": 1}},
+        blames="spec.shape",
+    ),
+    Row(m.engine_job, "spec", f"spec.engine {FIXED}", {"spec/engine/seed": 1}, {}, RUNNING),
+    Row(m.template_job, "spec", f"spec.template {FIXED}", {"spec/template/image": "other"}, {}, RUNNING),
+    Row(
+        m.template_job, "spec", f"spec.output {FIXED}", {"spec/output": ...}, {"spec/retryLimit": 5}, RUNNING
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        f"spec.checkpoint {FIXED}",
+        {"spec/checkpoint/keep": 3},
+        {"spec/priority": 7},
+        RUNNING,
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        f"spec.preemption {FIXED}",
+        {"spec/preemption/gracePeriodSeconds": 61},
+        {"spec/ttlSecondsAfterFinished": 1},
+        RUNNING,
+    ),
+    Row(m.engine_job, "spec", f"spec.managedBy {FIXED}", {"spec/managedBy": ...}, SUSPENDED, RUNNING),
+    Row(
+        m.template_job,
+        "spec",
+        f"spec.shape {WHILE_SUSPENDED}",
+        {"spec/shape/minPods": 2},
+        {"spec/suspend": True},
+        RUNNING,
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        f"spec.accelerators {WHILE_SUSPENDED}",
+        {"spec/accelerators": ["H100"]},
+        {"spec/suspend": True},
+        RUNNING,
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine",
+        "has no tokenizer of its own",
+        {"spec/engine/tokenizer": ...},
+        {"spec/engine/tokenizer": ..., "spec/engine/model": {"uri": "pvc://base/model"}},
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine",
+        "warmupSteps must not be greater than steps",
+        {"spec/engine/steps": 10, "spec/engine/optimizer/warmupSteps": 11},
+        {"spec/engine/steps": 10, "spec/engine/optimizer/warmupSteps": 10},
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine.model",
+        "exactly one of config and uri",
+        {"spec/engine/model/uri": "pvc://base/model"},
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine.tokenizer",
+        "exactly one of train and uri",
+        {"spec/engine/tokenizer/uri": "pvc://base/model"},
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine.batch",
+        "must be a multiple of microBatch",
+        {"spec/engine/batch": {"sequences": 8, "microBatch": 3}},
+        {"spec/engine/batch": {"sequences": 9, "microBatch": 3}},
+    ),
+    Row(
+        m.template_job,
+        "spec.template.env[]",
+        "value or valueFrom, not both",
+        {"spec/template/env/1/value": "x"},
+        blames="spec.template.env[1]",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.env[]",
+        "are set by Busbar; choose another name",
+        {"spec/template/env/0/name": "WORLD_SIZE"},
+        {"spec/template/env/0/name": "MY_WORLD_SIZE"},
+        blames="spec.template.env[0].name",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.env[].valueFrom",
+        "exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+        {"spec/template/env/1/valueFrom": {}},
+        blames="spec.template.env[1].valueFrom",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.envFrom[]",
+        "exactly one of secretRef and configMapRef",
+        {"spec/template/envFrom/0/configMapRef": {"name": "c"}},
+        blames="spec.template.envFrom[0]",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.volumes[]",
+        "exactly one of claim, configMap, secret and emptyDir",
+        {"spec/template/volumes/0/emptyDir": {}},
+        blames="spec.template.volumes[0]",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.volumes[]",
+        "belongs to the platform or the system",
+        {"spec/template/volumes/0/mountPath": "/artifacts/other"},
+        {"spec/template/volumes/0/mountPath": "/my/artifacts"},
+        blames="spec.template.volumes[0].mountPath",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.volumes[]",
+        "begin with busbar- are the platform's",
+        {"spec/template/volumes/0/name": "busbar-tmp"},
+        {"spec/template/volumes/0/name": "my-busbar-tmp"},
+        blames="spec.template.volumes[0].name",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.metadata",
+        "labels under busbar.dev, kubernetes.io and k8s.io are the platform's",
+        {"spec/template/metadata/labels": {"busbar.dev/job": "another"}},
+        {"spec/template/metadata/labels": {"notbusbar.dev/job": "another"}},
+        blames="spec.template.metadata.labels",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.metadata",
+        "annotations under busbar.dev, kubernetes.io and k8s.io are the platform's",
+        {"spec/template/metadata/annotations": {"container.apparmor.security.beta.kubernetes.io/main": "x"}},
+        {"spec/template/metadata/annotations": {"kwok.x-k8s.io/duration": "10s"}},
+        blames="spec.template.metadata.annotations",
+    ),
+    Row(
+        m.template_job,
+        "spec.template.metadata.labels",
+        "every key must have at most 316 characters",
+        {"spec/template/metadata/labels": {"not a key": "x"}},
+        {"spec/template/metadata/labels": {"a-key": "x"}},
+    ),
+    Row(
+        m.template_job,
+        "spec.template.metadata.annotations",
+        "every key must have at most 316 characters",
+        {"spec/template/metadata/annotations": {"not a key": "x"}},
+        {"spec/template/metadata/annotations": {"a-key": "x"}},
+    ),
+    Row(
+        m.template_job,
+        "spec.shape",
+        "minPods must not be greater than maxPods",
+        {"spec/shape/minPods": 5, "spec/shape/maxPods": 4},
+        {"spec/shape/minPods": 4, "spec/shape/maxPods": 4},
+    ),
+    Row(
+        m.engine_job,
+        "spec.checkpoint",
+        "everySteps or everySeconds, not both",
+        {"spec/checkpoint/everySeconds": 60},
+        {"spec/checkpoint": {"everySeconds": 60}},
+    ),
+)
+
+_SERVICE_FIELDS: tuple[tuple[str, Change], ...] = (
+    ("model", {"spec/model": {"trainingJob": "other"}}),
+    ("image", {"spec/image": "other"}),
+    ("args", {"spec/args": ...}),
+    ("shape", {"spec/shape/memory": "3Gi"}),
+    ("accelerators", {"spec/accelerators": ["L4"]}),
+    ("maxModelLen", {"spec/maxModelLen": 512}),
+    ("kvCacheMemory", {"spec/kvCacheMemory": ...}),
+)
+
+SERVICE = (
+    Row(
+        m.model_service,
+        "",
+        "at most 46 lower-case letters",
+        {"metadata/name": "1service"},
+        {"metadata/name": "service1"},
+        blames="metadata.name",
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        "engine vllm needs spec.image",
+        {"spec/image": ...},
+        {"spec/image": ..., "spec/engine": "builtin"},
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        "minReplicas must not be greater than maxReplicas",
+        {"spec/minReplicas": 3, "spec/maxReplicas": 2},
+        {"spec/minReplicas": 2, "spec/maxReplicas": 2},
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        f"spec.engine {FIXED}",
+        {"spec/engine": "builtin"},
+        {"spec/replicas": ...},
+        RUNNING,
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        f"spec.modelId {FIXED}",
+        {"spec/modelId": "other"},
+        {"spec/minReplicas": 0},
+        SUSPENDED,
+    ),
+    *(
+        Row(
+            m.model_service,
+            "spec",
+            f"spec.{name} {WHILE_SUSPENDED}",
+            change,
+            {"spec/maxReplicas": 3},
+            RUNNING,
+        )
+        for name, change in _SERVICE_FIELDS
+    ),
+    Row(
+        m.model_service,
+        "spec.model",
+        "exactly one of uri and trainingJob",
+        {"spec/model": {}},
+    ),
+)
+
+POOL = (
+    Row(
+        m.pool,
+        "",
+        "at most 63 lower-case letters",
+        {"metadata/name": "a.b"},
+        {"metadata/name": "a-b"},
+        blames="metadata.name",
+    ),
+    Row(
+        m.pool,
+        "spec",
+        "only a cpu pool divides its resource",
+        {"spec/unit": "500m"},
+        {"spec/unit": 1},
+        blames="spec.unit",
+    ),
+    Row(
+        m.pool,
+        "spec",
+        f"spec.accelerator {FIXED}",
+        {"spec/accelerator": "L4"},
+        {"spec/tenants": ...},
+        RUNNING,
+    ),
+    Row(
+        m.pool,
+        "spec",
+        f"spec.resourceName {FIXED}",
+        {"spec/resourceName": "amd.com/gpu"},
+        {"spec/pricePerHour": 3},
+        RUNNING,
+    ),
+    Row(
+        m.pool,
+        "spec.nodeSelector",
+        "every key must have at most 316 characters",
+        {"spec/nodeSelector": {"a b": "x"}},
+        {"spec/nodeSelector": {"a.b/c": "x"}},
+    ),
+    Row(
+        m.pool,
+        "spec.tolerations[]",
+        "operator Exists has no value",
+        {"spec/tolerations/0/operator": "Exists"},
+        {"spec/tolerations/0/operator": "Exists", "spec/tolerations/0/value": ...},
+        blames="spec.tolerations[0].operator",
+    ),
+    Row(
+        m.pool,
+        "spec.reserved",
+        "every key must have at most 316 characters",
+        {"spec/reserved": {"": "1"}},
+        {"spec/reserved": {"memory": "1"}},
+    ),
+)
+
+TENANT = (
+    Row(
+        m.tenant,
+        "",
+        "at most 40 lower-case letters",
+        {"metadata/name": "a" * 41},
+        {"metadata/name": "a" * 40},
+        blames="metadata.name",
+    ),
+    Row(
+        m.tenant,
+        "spec",
+        "kube-*) cannot belong to a tenant",
+        {"spec/namespaces": ["kube-system"]},
+        {"spec/namespaces": ["mykube-system"]},
+        blames="spec.namespaces",
+    ),
+    Row(
+        m.tenant,
+        "spec.members[].subject",
+        "a ServiceAccount needs its namespace",
+        {"spec/members/1/subject/namespace": ...},
+        blames="spec.members[1].subject",
+    ),
+    Row(
+        m.tenant,
+        "spec.quota[]",
+        "guaranteed must not be greater than ceiling",
+        {"spec/quota/0/guaranteed": 5, "spec/quota/0/ceiling": 4},
+        {"spec/quota/0/guaranteed": 4, "spec/quota/0/ceiling": 4},
+        blames="spec.quota[0]",
+    ),
+    Row(
+        m.tenant,
+        "spec.budgets[]",
+        "at least one of acceleratorHours, cost and kilowattHours",
+        {"spec/budgets/0": {"period": "day"}},
+        {"spec/budgets/0": {"period": "day", "cost": 1}},
+        blames="spec.budgets[0]",
+    ),
+)
+
+ROWS = (*TRAINING, *SERVICE, *POOL, *TENANT)
+
+STAYS_MUTABLE = (
+    ("a suspended job changes its size", m.template_job, SUSPENDED, {"spec/shape/minPods": 2}),
+    ("a suspended job changes its types", m.engine_job, SUSPENDED, {"spec/accelerators": ["H100"]}),
+    ("a job is suspended", m.engine_job, RUNNING, SUSPENDED),
+    ("a job changes its priority", m.engine_job, RUNNING, {"spec/priority": 1}),
+    ("a job changes its retries", m.engine_job, RUNNING, {"spec/retryLimit": 0}),
+    ("a job changes when it is cleaned up", m.engine_job, RUNNING, {"spec/ttlSecondsAfterFinished": ...}),
+    ("a job changes its deadline", m.engine_job, RUNNING, {"spec/deadline": ...}),
+    ("a service gets an external target", m.model_service, {"spec/replicas": ...}, {"spec/replicas": 0}),
+    ("a service changes its range", m.model_service, RUNNING, {"spec/minReplicas": 0, "spec/maxReplicas": 9}),
+    *(
+        (f"a suspended service changes its {name}", m.model_service, SUSPENDED, change)
+        for name, change in _SERVICE_FIELDS
+    ),
+)
+"""What people may change: (why, accepted manifest, before, change)."""
