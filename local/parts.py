@@ -205,7 +205,7 @@ def _simulation(instance: Instance) -> list[Part]:
         "--manage-nodes-with-label-selector=type=kwok",
         f"--cidr={instance.addresses.simulated}",
         f"--node-ip={instance.addresses.node}",
-        "--node-lease-duration-seconds=120",
+        "--node-lease-duration-seconds=40",
         "--server-address=127.0.0.1:10247",
     ]
     return [Part("kwok", kwok, after=["kube-apiserver"])]

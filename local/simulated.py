@@ -1,7 +1,7 @@
 """The simulated part of the machine room: nodes, pools and tenants, as plain objects.
 
 KWOK answers for the nodes; the *stages* below say how a simulated node and pod live.  A pod on such a node
-runs at once and ends after ``sim.busbar.dev/duration`` seconds (an annotation); nothing ever dials it.
+runs at once and ends after the seconds in the annotation ``simulation/seconds``; nothing ever dials it.
 Real pods stay away because of the nodes' taint, which only the simulated pools tolerate: the platform needs
 no special case.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from busbar.local.instance import Instance
 from busbar.local.kubectl import Object
 
-DURATION = "sim.busbar.dev/duration"
+DURATION = "simulation/seconds"
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 DEMO_USER = "demo-user"
 

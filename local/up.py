@@ -64,7 +64,7 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(fetch, instance, f"{REGISTRY}/{IMAGES[1].name}:{tag}")
         if wishes.simulate:
-            make_nodes(kubectl, wishes.nodes)
+            make_nodes(kubectl, wishes.nodes, fresh=not was_busy)
         portal, models = status.portal_url(instance), status.gateway_url(instance)
         values = local_values(REGISTRY, tag, portal, models)
         objects = simulated.demo(instance)
@@ -76,13 +76,15 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
     say(f"{instance.name} is {'up to date' if was_busy else 'up'}")
 
 
-def make_nodes(kubectl: Kubectl, counts: dict[str, int]) -> None:
-    """Exactly the simulated nodes that were asked for."""
+def make_nodes(kubectl: Kubectl, counts: dict[str, int], *, fresh: bool) -> None:
+    """Exactly the simulated nodes that were asked for; after a ``fresh`` start they are taken over at once."""
     wanted = simulated.nodes(counts)
     with step(f"{len(wanted)} simulated nodes"):
         names = {node["metadata"]["name"] for node in wanted}
         present = {item["metadata"]["name"] for item in kubectl.get("nodes", "-l", "type=kwok")["items"]}
         kubectl.apply(wanted)
+        if fresh and present:  # KWOK would wait for the leases of the one before it to run out
+            kubectl.run("-n", "kube-node-lease", "delete", "leases", "--ignore-not-found", *sorted(present))
         if present - names:
             kubectl.run("delete", "nodes", "--wait=false", *sorted(present - names))
 
