@@ -61,6 +61,8 @@ PLURALS = {
     "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings", True),
     "ClusterRole": ("apis/rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies", True),
+    "PriorityClass": ("apis/scheduling.k8s.io/v1", "priorityclasses", False),
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions", False),
     "ValidatingAdmissionPolicy": (
         "apis/admissionregistration.k8s.io/v1",
@@ -445,6 +447,8 @@ def _apiserver_command(directory: Path, port: int, etcd_port: int) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         "--authorization-mode=RBAC",
         "--anonymous-auth=false",
+        # As on most clusters: Pod Security says no, not the server's own switch.
+        "--allow-privileged=true",
         "--profiling=false",
         "--v=0",
     ]

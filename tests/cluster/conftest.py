@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from tests.cluster.apiserver import ApiServer
+from tests.cluster.apiserver import ApiServer, render_chart
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,6 +24,18 @@ def apiserver() -> Iterator[ApiServer]:
     with ApiServer.start() as server:
         server.install_crds()
         yield server
+
+
+@pytest.fixture(scope="session")
+def platform(apiserver: ApiServer) -> ApiServer:
+    """The same server with the whole chart installed: service accounts, rights and admission policies.
+
+    Policies act a moment after they are written, so a test asks until it sees the first effect.
+    """
+    apiserver.make_namespace("busbar-system")
+    for document in render_chart("busbar"):
+        apiserver.admin.apply(document).expect()
+    return apiserver
 
 
 _numbers = count(1)
