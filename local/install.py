@@ -77,11 +77,18 @@ def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any], objects: list[
     with step("helm: the platform"), tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()
+        unlock(kubectl)
         helm.run("upgrade", "--install", RELEASE, str(platform), "--namespace", NAMESPACE, "-f", file.name)
     for name in DEPLOYMENTS:
         with step(f"roll out {name}"):
             roll_out(kubectl, name)
     return True
+
+
+def unlock(kubectl: Kubectl) -> None:
+    """Forget an installation that was interrupted half way: helm would refuse every later one."""
+    pending = "owner=helm,status in (pending-install,pending-upgrade,pending-rollback)"
+    kubectl.run("-n", NAMESPACE, "delete", "secrets", "-l", pending, "--ignore-not-found")
 
 
 def roll_out(kubectl: Kubectl, name: str) -> None:

@@ -155,6 +155,7 @@ class Supervisor:
         private_mounts(self.spec)
         self.connect()
         cgroups.create(self.spec.cgroup)
+        cgroups.enter(f"{self.spec.cgroup}/system/supervisor", os.getpid())
         self.adopt(self.spec)
         log(f"supervising {len(self.children)} parts")
         while True:

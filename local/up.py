@@ -65,6 +65,8 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
         fetching = pool.submit(fetch, instance, f"{REGISTRY}/{IMAGES[1].name}:{tag}")
         if wishes.simulate:
             make_nodes(kubectl, wishes.nodes, fresh=not was_busy)
+        else:
+            kubectl.run("delete", "nodes", "-l", "type=kwok", "--ignore-not-found", "--wait=false")
         portal, models = status.portal_url(instance), status.gateway_url(instance)
         values = local_values(REGISTRY, tag, portal, models)
         objects = simulated.demo(instance)
