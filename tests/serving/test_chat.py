@@ -46,7 +46,7 @@ def folder_with(tmp_path: Path, template: str | None, in_file: bool) -> Path:
 @pytest.mark.parametrize("template", [CHATML, TRICKY], ids=["chatml", "tricky"])
 @pytest.mark.parametrize("in_file", [True, False])
 def test_a_models_template_renders_as_in_transformers(tmp_path: Path, template: str, in_file: bool) -> None:
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=make_tokenizer(), bos_token="<|end|>", eos_token="<|end|>"
     )
     expected = tokenizer.apply_chat_template(

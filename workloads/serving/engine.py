@@ -78,7 +78,8 @@ class Engine:
         """Ends the thread after the step that runs. Open streams end with an error."""
         self._stopping.set()
         self._inbox.put(lambda: None)
-        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
 
     @property
     def open_streams(self) -> int:

@@ -1,0 +1,148 @@
+"""A real server process for tests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+START_LIMIT_S = 90.0
+
+
+@dataclass
+class Running:
+    """A server and how to talk to it."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    token: str | None
+    log_path: Path
+
+    def get(self, path: str, token: str | None = None) -> tuple[int, dict[str, str], bytes]:
+        return self.call("GET", path, None, token)
+
+    def post(self, path: str, body: object) -> tuple[int, dict[str, str], Any]:
+        status, headers, data = self.call("POST", path, json.dumps(body).encode())
+        return status, headers, json.loads(data)
+
+    def call(
+        self, method: str, path: str, body: bytes | None, token: str | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        bearer = self.token if token is None else token
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        request = urllib.request.Request(self.url + path, data=body, method=method, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, dict(answer.headers), answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, dict(error.headers), error.read()
+
+    def status(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.get("/status")[2])
+        return content
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's samples with this exact name."""
+        text = self.get("/metrics")[2].decode()
+        lines = re.findall(rf"^{re.escape(name)}\{{.*\}} (\S+)$", text, re.MULTILINE)
+        assert lines, f"{name} is not exported"
+        return sum(float(v) for v in lines)
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def wait_for(self, what: Any, limit_s: float = 30.0) -> None:
+        """Polls until `what()` is true."""
+        end = time.monotonic() + limit_s
+        while not what():
+            assert time.monotonic() < end, f"not within {limit_s} s; log:\n{self.log()}"
+            time.sleep(0.02)
+
+
+class OpenStream:
+    """A streamed completion whose reading the test controls; closing it is the client leaving."""
+
+    def __init__(self, server: Running, body: object, headers: dict[str, str] | None = None) -> None:
+        self._connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+        bearer = {"Authorization": f"Bearer {server.token}"} if server.token else {}
+        self._connection.request("POST", "/v1/completions", json.dumps(body), bearer | (headers or {}))
+        self.answer = self._connection.getresponse()
+        self.status = self.answer.status
+        self.headers = self.answer.headers
+
+    def line(self) -> bytes:
+        return self.answer.readline()
+
+    def rest(self) -> bytes:
+        """Everything to the end."""
+        with self:
+            return self.answer.read()
+
+    def close(self) -> None:
+        self.answer.close()
+        self._connection.close()
+
+    def __enter__(self) -> OpenStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(
+    folder: Path, *flags: str, env: dict[str, str] | None = None, token: str | None = None
+) -> Iterator[Running]:
+    """`python -m busbar.workloads.serving`, ready, killed at the end if it has not left."""
+    port = free_port()
+    command = [sys.executable, "-m", "busbar.workloads.serving"]
+    if env is None:
+        command += [str(folder), "--port", str(port), "--threads", "1", *flags]
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("BUSBAR_")}
+    variables |= {"PYTHONPATH": str(REPOSITORY / ".src"), "OMP_NUM_THREADS": "1"}
+    if token is not None:
+        variables["BUSBAR_TOKEN"] = token
+    if env is not None:
+        variables |= env | {"BUSBAR_PORT": str(port)}
+    with tempfile.TemporaryDirectory() as logs:
+        path = Path(logs) / "log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+        server = Running(process, f"http://127.0.0.1:{port}", token, path)
+        try:
+            server.wait_for(lambda: process.poll() is not None or _is_ready(server), START_LIMIT_S)
+            assert process.poll() is None, server.log()
+            yield server
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _is_ready(server: Running) -> bool:
+    try:
+        return server.get("/ready")[0] == 200
+    except (urllib.error.URLError, ConnectionError):
+        return False

@@ -1,0 +1,320 @@
+"""A real server process, driven by the ordinary `openai` client and by raw HTTP."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.serving.models import EOS, greedy, make_tokenizer
+from tests.serving.processes import OpenStream, Running, serving
+
+MODEL = "tiny"
+PROMPT = "def add(a, b):\n"
+TOKENIZER = make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def server(llama: tuple[Path, Any]) -> Iterator[Running]:
+    flags = ("--model-id", MODEL, "--block-tokens", "16", "--max-running", "4", "--max-waiting", "8")
+    with serving(llama[0], *flags, token="secret") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as made:
+        yield made
+
+
+def expected_text(llama: tuple[Path, Any], prompt: str, count: int) -> str:
+    tokens = greedy(llama[1], TOKENIZER.encode(prompt).ids, count)
+    text: str = TOKENIZER.decode([t for t in tokens if t != EOS], skip_special_tokens=True)
+    return text
+
+
+def test_a_completion_is_transformers_greedy_text(client: openai.OpenAI, llama: tuple[Path, Any]) -> None:
+    answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=12, temperature=0)
+    assert answer.choices[0].text == expected_text(llama, PROMPT, 12)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(TOKENIZER.encode(PROMPT).ids)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_joins_to_the_same_text_and_numbers_its_tokens(
+    client: openai.OpenAI, llama: tuple[Path, Any]
+) -> None:
+    chunks = list(
+        client.completions.create(
+            model=MODEL,
+            prompt=PROMPT,
+            max_tokens=20,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    texts = [c.choices[0].text for c in chunks if c.choices]
+    assert "".join(texts) == expected_text(llama, PROMPT, 20)
+    assert len(texts) > 3
+    indices = [c.choices[0].model_dump()["token_index"] for c in chunks if c.choices]
+    assert indices == sorted(indices)
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == indices[-1]
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] in ("length", "stop")
+
+
+def test_many_prompts_at_once_each_get_their_own_answer(
+    client: openai.OpenAI, llama: tuple[Path, Any]
+) -> None:
+    prompts = [PROMPT, "import os\n", "for index in range(3):\n    ", "class X"]
+    whole = client.completions.create(model=MODEL, prompt=prompts, max_tokens=10, temperature=0)
+    assert [c.index for c in whole.choices] == [0, 1, 2, 3]
+    assert [c.text for c in whole.choices] == [expected_text(llama, p, 10) for p in prompts]
+    texts = [""] * 4
+    for chunk in client.completions.create(
+        model=MODEL, prompt=prompts, max_tokens=10, temperature=0, stream=True
+    ):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [c.text for c in whole.choices]
+
+
+def test_tokens_are_accepted_as_a_prompt(client: openai.OpenAI, llama: tuple[Path, Any]) -> None:
+    tokens = TOKENIZER.encode(PROMPT).ids
+    answer = client.completions.create(model=MODEL, prompt=tokens, max_tokens=6, temperature=0)
+    assert answer.choices[0].text == expected_text(llama, PROMPT, 6)
+
+
+def test_chat_streams_a_role_then_text_then_a_reason(client: openai.OpenAI, llama: tuple[Path, Any]) -> None:
+    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    whole = client.chat.completions.create(**asked, max_completion_tokens=8, temperature=0)
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].message.content == expected_text(llama, "user: hi\nassistant:", 8)
+    chunks = list(
+        client.chat.completions.create(**asked, max_completion_tokens=8, temperature=0, stream=True)
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_logprobs_name_the_chosen_tokens(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=4,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    for entry in logprobs.content:
+        assert entry.logprob == max(t.logprob for t in entry.top_logprobs)
+        assert len(entry.top_logprobs) == 2
+
+
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 30}
+    free = client.completions.create(**asked).choices[0].text
+    stop = free[8:11]
+    cut = client.completions.create(**asked, stop=stop).choices[0]
+    assert (cut.text, cut.finish_reason) == (free[: free.index(stop)], "stop")
+    streamed = "".join(c.choices[0].text for c in client.completions.create(**asked, stop=stop, stream=True))
+    assert streamed == cut.text
+
+
+def test_a_seed_repeats_in_company(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str:
+        answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=20, seed=seed, top_p=0.9)
+        return answer.choices[0].text
+
+    alone = [ask(seed) for seed in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        crowd = list(pool.map(ask, [0, 1, 2, 3] * 2))
+    assert crowd == alone * 2
+    assert len(set(alone)) > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "part"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "serves 'tiny'"),
+        ({"n": 2}, openai.BadRequestError, "n=2"),
+        ({"max_tokens": 600}, openai.BadRequestError, "maximum context length is 512"),
+        ({"prompt": ""}, openai.BadRequestError, "prompt is empty"),
+        ({"prompt": [999_999]}, openai.BadRequestError, "not in the model's vocabulary"),
+        ({"prompt": "x" * 40_000}, openai.BadRequestError, "too long"),
+        ({"logit_bias": {"999999": 1}}, openai.BadRequestError, "not in the model's vocabulary"),
+    ],
+)
+def test_the_client_understands_our_refusals(
+    client: openai.OpenAI, change: dict[str, Any], error: type[openai.APIStatusError], part: str
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 2} | change
+    with pytest.raises(error, match=part) as caught:
+        client.post("/completions", body=asked, cast_to=object)
+    body: Any = caught.value.body
+    assert body["code"] == caught.value.status_code
+    assert body["type"]
+
+
+def test_the_model_list_names_the_one_model(client: openai.OpenAI) -> None:
+    (card,) = client.models.list().data
+    assert card.id == MODEL
+    assert card.model_dump()["max_model_len"] == 512
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_only_probes_are_open_without_the_bearer(server: Running) -> None:
+    paths = ["/v1/models", "/v1/models/tiny", "/status", "/metrics", "/version", "/nowhere"]
+    for token in ("wrong", "secre", "secret2"):
+        assert [server.get(path, token)[0] for path in paths] == [401] * len(paths)
+        for path in ("/v1/completions", "/v1/chat/completions", "/drain"):
+            assert server.call("POST", path, b"{}", token)[0] == 401
+    assert [server.get(path, "wrong")[0] for path in ("/health", "/ready")] == [200, 200]
+    assert server.get("/version")[0] == 200
+
+
+def test_a_body_that_is_too_large_or_no_json_is_refused(server: Running) -> None:
+    status, _, body = server.call("POST", "/v1/completions", b"{" + b" " * 5_000_000)
+    assert (status, json.loads(body)["error"]["type"]) == (413, "RequestTooLarge")
+    status, _, body = server.call("POST", "/v1/completions", b"{")
+    assert status == 400
+    assert "not JSON" in json.loads(body)["error"]["message"]
+    status, _, body = server.call("GET", "/v1/completions", None)
+    assert (status, json.loads(body)["error"]["code"]) == (405, 405)
+
+
+def test_metrics_of_a_request_over_http(server: Running) -> None:
+    names = ["vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total"]
+    names += ["vllm:e2e_request_latency_seconds_count"]
+    before = [server.metric(name) for name in names]
+    body = {"model": MODEL, "prompt": [1, 2, 3, 4, 5], "max_tokens": 7, "ignore_eos": True}
+    assert server.post("/v1/completions", body)[0] == 200
+    after = [server.metric(name) for name in names]
+    assert [a - b for a, b in zip(after, before, strict=True)] == [5, 7, 1, 1]
+
+
+def open_stream(server: Running, tokens: int, headers: dict[str, str] | None = None) -> OpenStream:
+    """A started stream of exactly `tokens` tokens."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    return OpenStream(server, body, headers)
+
+
+def test_the_gateways_request_id_comes_back(server: Running) -> None:
+    with open_stream(server, 2, {"x-busbar-request-id": "abc-1"}) as answer:
+        assert answer.headers["x-busbar-request-id"] == "abc-1"
+        assert b'"id":"cmpl-abc-1"' in answer.rest()
+    with open_stream(server, 2, {"x-busbar-request-id": "no spaces"}) as answer:
+        assert answer.status == 400
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
+    server.wait_for(lambda: server.status()["running"] == 0)
+    answer = open_stream(server, 490)
+    answer.line()
+    assert server.status()["kvBlocksFree"] < server.status()["kvBlocksTotal"]
+    answer.close()
+    server.wait_for(lambda: server.status()["running"] == 0)
+    status = server.status()
+    assert status["kvBlocksFree"] == status["kvBlocksTotal"]
+    assert status["tokensTotal"] > 0
+
+
+def test_requests_beyond_the_queue_are_refused_with_retry_after(server: Running) -> None:
+    """Four run, eight may wait: of sixteen long ones some are refused at once, and none hangs."""
+    answers = [open_stream(server, 400) for _ in range(16)]
+    refused = [a for a in answers if a.status == 503]
+    assert 1 <= len(refused) <= 4
+    assert all(a.headers["Retry-After"] for a in refused)
+    assert server.get("/health")[0] == 200
+    assert server.status()["waiting"] <= 8
+    for answer in answers:
+        answer.close()
+    server.wait_for(lambda: server.status()["running"] + server.status()["waiting"] == 0)
+    assert server.metric("vllm:admission_rejections_total") >= len(refused)
+    assert server.status()["kvBlocksFree"] == server.status()["kvBlocksTotal"]
+
+
+def test_status_is_what_the_operator_reads(server: Running) -> None:
+    status = server.status()
+    assert status["kind"] == "serving"
+    assert status["ready"] is True
+    assert status["draining"] is False
+    assert status["modelId"] == MODEL
+    assert status["report"]["attention"] == "tiled-product"
+    assert status["report"]["batchInvariant"] is True
+    assert len(json.dumps(status)) < 4096
+
+
+def test_sigterm_lets_running_streams_end_and_refuses_new_ones(llama: tuple[Path, Any]) -> None:
+    flags = ("--model-id", MODEL, "--drain-seconds", "60")
+    with serving(llama[0], *flags, token="secret") as server:
+        streams = [open_stream(server, 400) for _ in range(3)]
+        for stream in streams:
+            stream.line()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: server.get("/ready")[0] == 503)
+        status, headers, body = server.post("/v1/completions", {"model": MODEL, "prompt": "a"})
+        assert (status, body["error"]["type"]) == (503, "ServiceUnavailableError")
+        assert "Retry-After" in headers
+        assert server.get("/health")[0] == 200
+        ends: list[bytes] = [b""] * 3
+
+        def read(index: int) -> None:
+            ends[index] = streams[index].rest()
+
+        readers = [threading.Thread(target=read, args=(i,)) for i in range(3)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
+        assert all(b'"finish_reason":"length","token_index":400' in end for end in ends)
+        assert server.process.wait(20) == 0
+
+
+def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(llama: tuple[Path, Any]) -> None:
+    spec = {"model": {"trainingJob": "x"}, "kvCacheMemory": "2Mi", "drainSeconds": 0}
+    env = {
+        "BUSBAR_SPEC": json.dumps(spec),
+        "BUSBAR_JOB_NAME": MODEL,
+        "BUSBAR_NAMESPACE": "demo",
+        "BUSBAR_MODEL_DIR": str(llama[0]),
+        "BUSBAR_TOKEN": "secret",
+        "BUSBAR_THREADS": "1",
+    }
+    with serving(llama[0], env=env, token="secret") as server:
+        assert server.status()["modelId"] == MODEL
+        assert server.status()["kvBlocksTotal"] == 63  # 2 MiB of 32 KiB blocks, less the scratch one
+        for name in (MODEL, f"demo/{MODEL}"):
+            status, _, answer = server.post(
+                "/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1}
+            )
+            assert (status, answer["model"]) == (200, name)
+        streams = [open_stream(server, 490) for _ in range(8)]  # long enough to outlive what follows
+        streams[0].line()
+        assert server.post("/drain", {})[2] == {"draining": True, "running": 8}
+        assert server.get("/ready")[0] == 503
+        assert server.post("/v1/completions", {"model": MODEL, "prompt": "a"})[0] == 503
+        assert server.status()["draining"] is True
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            rest = stream.rest()
+            assert b'"error":{"message":"the server is shutting down' in rest
+            assert rest.endswith(b"data: [DONE]\n\n")
+        assert server.process.wait(20) == 143
+        assert all(json.loads(line)["event"] for line in server.log().splitlines())
+        assert "secret" not in server.log()
