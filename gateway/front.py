@@ -27,6 +27,7 @@ _ID = web.RequestKey("id", str)
 _ARRIVED = web.RequestKey("arrived", float)
 _SERVICE = web.RequestKey("service", str)
 _KEY_ID = web.RequestKey("key_id", str)
+BODY_S = 60.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -77,7 +78,7 @@ class Front:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         key = await self._keys.identify(request.headers.get("Authorization"))
-        document, model, stream = understand(await request.read())
+        document, model, stream = understand(await _body(request))
         service = self._routes().resolve(key, model)
         request[_SERVICE] = f"{service.namespace}/{service.name}"
         request[_KEY_ID] = key.key_id
@@ -129,6 +130,15 @@ class Front:
                     "keyId": request.get(_KEY_ID),
                 },
             )
+
+
+async def _body(request: web.Request) -> bytes:
+    """The whole body, which must arrive in reasonable time."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError as error:
+        raise BadRequest(f"The request's body did not arrive within {BODY_S:.0f} s.") from error
 
 
 def understand(data: bytes) -> tuple[dict[str, Any], str, bool]:

@@ -22,6 +22,9 @@ from busbar.gateway.tally import Slot, Tally
 
 log = logging.getLogger("busbar.gateway.ledger")
 
+TEXT_LIMIT = 253
+"""Longest text of a usage record (`busbar.kube.contracts.usage`)."""
+
 Deliver = Callable[[str, list[Record]], Awaitable[int]]
 """(gateway id, records in order) → highest number the API has taken. Raises ApiUnreachable."""
 
@@ -94,11 +97,13 @@ class Ledger:
                 "The gateway cannot record usage at the moment (its disk is full or failing).",
                 retry_after_s=30,
             )
+        # A text over the contract's bound would make the API refuse its batch, and all usage behind it.
+        who = {name: text[:TEXT_LIMIT] for name, text in who.items()}
         try:
             slot = self._tally.take(who)
         except SpoolError as error:
             raise Unavailable("The gateway has too many requests in hand.", retry_after_s=5) from error
-        return Usage(self, slot, dict(who))
+        return Usage(self, slot, who)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._write_loop()), asyncio.create_task(self._ship_loop())]
@@ -155,12 +160,16 @@ class Ledger:
                 pause = min(pause * 2, self._retry_max_s)
 
     async def _write(self) -> None:
+        """Move what has ended into the spool and free its slots: both or neither, also when cancelled."""
+        await _finish(self._write_now())
+
+    async def _write_now(self) -> None:
         self._to_write.clear()
         ended, self._ended = self._ended, []
         counted = [record for _, record in ended if record["promptTokens"] or record["completionTokens"]]
         try:
             async with self._disk:
-                await _finish(asyncio.to_thread(self._spool.append, counted))
+                await asyncio.to_thread(self._spool.append, counted)
         except SpoolError:
             self._disk_failed = True
             self._ended = ended + self._ended
@@ -192,13 +201,19 @@ class Ledger:
             return
         taken = await self._deliver(self._spool.gateway_id, batch)
         async with self._disk:
-            if taken > batch[-1]["seq"]:
-                log.error("usage_folder_is_an_old_copy", extra={"taken": taken, "sent": batch[-1]["seq"]})
-                await _finish(asyncio.to_thread(self._spool.was_restored, taken))
-            else:
-                await _finish(asyncio.to_thread(self._spool.acknowledge, taken))
+            await _finish(asyncio.to_thread(self._forget, taken, batch[-1]["seq"]))
         if taken < batch[0]["seq"]:
             raise ApiUnreachable(f"the API took usage only through {taken}, sent from {batch[0]['seq']}")
+
+    def _forget(self, taken: int, sent: int) -> None:
+        """Drop what the API has taken. Runs in a thread."""
+        # Slots first: after a power failure a slot that looks used must still find its record in the spool.
+        self._tally.flush()
+        if taken > sent:
+            log.error("usage_folder_is_an_old_copy", extra={"taken": taken, "sent": sent})
+            self._spool.was_restored(taken)
+        else:
+            self._spool.acknowledge(taken)
 
 
 async def _finish(work: Awaitable[Any]) -> None:

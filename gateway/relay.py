@@ -50,13 +50,16 @@ class Call:
     arrived: float
     """Monotonic time."""
 
-    def upstream_body(self, model_id: str) -> bytes:
+    def upstream_body(self, model_id: str, *, continuous: bool) -> bytes:
         """What the replica gets: the model's own id, and a wish for usage that we can count by."""
         document = {**self.document, "model": model_id}
         if self.stream:
             options = self.document.get("stream_options")
-            options = options if isinstance(options, dict) else {}
-            document["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
+            options = dict(options) if isinstance(options, dict) else {}
+            options["include_usage"] = True
+            if continuous:
+                options["continuous_usage_stats"] = True
+            document["stream_options"] = options
         return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -81,6 +84,8 @@ class Relay:
         self._room = room
         self._ledger = ledger
         self._metrics = metrics
+        self._without_continuous: set[str] = set()
+        """Services (by uid) whose engine refuses `continuous_usage_stats`."""
 
     async def answer(
         self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity
@@ -150,15 +155,36 @@ class Relay:
     async def _attempt(
         self, request: web.Request, call: Call, lease: Lease, usage: Usage
     ) -> web.StreamResponse:
-        async with self._post(call, lease) as upstream:
-            kind = upstream.content_type
-            if upstream.status == 200 and call.stream and kind == "text/event-stream":
-                return await self._stream(request, call, upstream, usage)
-            return await self._whole(request, call, upstream, usage)
+        uid = lease.service.uid
+        continuous = uid not in self._without_continuous
+        async with self._post(call, lease, continuous=continuous) as upstream:
+            if not (call.stream and continuous and upstream.status == 400):
+                return await self._pass_on(request, call, upstream, usage)
+            refusal = await self._read(upstream)
+            if b"stream_options" not in refusal and b"continuous_usage_stats" not in refusal:
+                return await self._whole(request, call, upstream, usage, refusal)
+        # Not every engine knows this field. Then broken streams are counted by their pieces of text.
+        async with self._post(call, lease, continuous=False) as upstream:
+            if upstream.status == 200:
+                self._without_continuous.add(uid)
+            return await self._pass_on(request, call, upstream, usage)
+
+    async def _pass_on(
+        self, request: web.Request, call: Call, upstream: aiohttp.ClientResponse, usage: Usage
+    ) -> web.StreamResponse:
+        if upstream.status == 200 and call.stream and upstream.content_type == "text/event-stream":
+            return await self._stream(request, call, upstream, usage)
+        return await self._whole(request, call, upstream, usage, await self._read(upstream))
 
     @asynccontextmanager
-    async def _post(self, call: Call, lease: Lease) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The replica's answer, its status one that concerns the client. Raises ReplicaFailedError."""
+    async def _post(
+        self, call: Call, lease: Lease, *, continuous: bool
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The replica's answer, its status one that concerns the client.
+
+        Raises ReplicaFailedError, or BadUpstream when the replica took its whole time and said nothing: another
+        one would do the same.
+        """
         headers = {
             "Authorization": f"Bearer {lease.service.bearer}",
             "Content-Type": "application/json",
@@ -174,14 +200,16 @@ class Relay:
         try:
             response = await self._session.post(
                 lease.endpoint.url.rstrip("/") + call.path,
-                data=io.BytesIO(call.upstream_body(lease.service.model_id)),
+                data=io.BytesIO(call.upstream_body(lease.service.model_id, continuous=continuous)),
                 headers=headers,
                 timeout=timeout,
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ReplicaFailedError("it could not be connected to", refused=True) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError as error:
+            raise BadUpstream(f"The model did not answer within {timeout.sock_read:.0f} s.") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise ReplicaFailedError("it closed the connection without an answer", refused=False) from error
         try:
             _check_status(response)
@@ -189,9 +217,8 @@ class Relay:
         finally:
             response.close()  # for one not read to its end, this is what cancels the work upstream
 
-    async def _whole(
-        self, request: web.Request, call: Call, upstream: aiohttp.ClientResponse, usage: Usage
-    ) -> web.StreamResponse:
+    async def _read(self, upstream: aiohttp.ClientResponse) -> bytes:
+        """A whole answer. Raises ReplicaFailedError or BadUpstream."""
         limit = self._settings.response_body_mib << 20
         data = bytearray()
         try:
@@ -201,6 +228,16 @@ class Relay:
                     raise BadUpstream(f"The model server's answer is larger than {limit >> 20} MiB.")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ReplicaFailedError("it broke off in its answer", refused=False) from error
+        return bytes(data)
+
+    async def _whole(
+        self,
+        request: web.Request,
+        call: Call,
+        upstream: aiohttp.ClientResponse,
+        usage: Usage,
+        data: bytes,
+    ) -> web.StreamResponse:
         try:
             document = json.loads(data)
         except ValueError as error:
@@ -211,7 +248,7 @@ class Relay:
         counted = sse.tokens(document.get("usage")) if isinstance(document, dict) else None
         if counted and upstream.status == 200:
             usage.set(*counted)
-        await self._send(request, call, response, bytes(data))
+        await self._send(request, call, response, data)
         return response
 
     async def _stream(

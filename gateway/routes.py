@@ -28,7 +28,7 @@ class RouteTable:
         return [
             service
             for service in self.services.values()
-            if service.tenant == key.tenant and service.namespace in key.namespaces
+            if service.tenant and service.tenant == key.tenant and service.namespace in key.namespaces
         ]
 
     def names(self, key: KeyIdentity) -> list[tuple[str, ServiceRoute]]:

@@ -3,13 +3,14 @@
 A stream that the gateway's own death cuts off has delivered tokens, and they must be counted as well. Each
 request therefore owns a slot of a mapped file: who it is for is written once, the two counters are stored
 just before each event goes to the client. Storing is a memory write; the pages belong to the kernel, so a
-SIGKILL loses nothing. (A power failure may lose the slots, not the spool, which is fsync'd.)
+SIGKILL loses nothing. After a power failure the counters may be some seconds old.
 
     slot:  u32 state (0 free, 1 in use) · u32 length · u32 crc32 of the JSON · u32 zero
            u64 prompt tokens · u64 completion tokens · JSON
 
 A slot is freed only after its record lies in the spool. If the process dies between the two, the restart
-finds both; the request id tells that they are the same, and it is counted once.
+finds both; the request id tells that they are the same, and it is counted once. For that to hold after a
+power failure too, the slots are flushed before a record leaves the spool.
 """
 
 from __future__ import annotations
@@ -107,6 +108,10 @@ class Tally:
         """Give a slot back."""
         _STATE.pack_into(self._map, index * SLOT_BYTES, 0)
         self._free.append(index)
+
+    def flush(self) -> None:
+        """Make the slots durable as they are now."""
+        self._map.flush()
 
     def close(self) -> None:
         self._map.close()

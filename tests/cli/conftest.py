@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uvicorn
 import yaml
 from tests.api.conftest import JOB, World, settings, sqlite_template, sqlite_url, world
+from tests.cli.loopback import app_of, listening
 
-from busbar.api.app import public_app
 from busbar.cli.client import Client
 from busbar.cli.main import run
 
@@ -106,19 +104,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 async def site(world: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     """The API on a loopback port; the person is alice and has not logged in but set the environment."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(public_app(world.services), log_level="error", lifespan="off", ws="none")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    async with asyncio.timeout(10):
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0)
-    token = await world.token("alice")
-    monkeypatch.setenv("BUSBAR_SERVER", url)
-    monkeypatch.setenv("BUSBAR_TOKEN", token)
-    yield Site(world, url, home, token, monkeypatch)
-    server.should_exit = True
-    await serving
-    listener.close()
+    async with listening(app_of(world.public)) as url:
+        token = await world.token("alice")
+        monkeypatch.setenv("BUSBAR_SERVER", url)
+        monkeypatch.setenv("BUSBAR_TOKEN", token)
+        yield Site(world, url, home, token, monkeypatch)

@@ -78,6 +78,7 @@ class Engine(Server):
         """Wait for `go` before this word."""
         self.go = asyncio.Event()
         self.tells_usage = True
+        self.knows_continuous = True
         self.bodies: list[dict[str, Any]] = []
         self.seen_headers: list[Mapping[str, str]] = []
         self.running = 0
@@ -109,6 +110,8 @@ class Engine(Server):
             return web.json_response({"error": {"message": "no"}}, status=self.status, headers=self.headers)
         if request.headers.get("Authorization") != f"Bearer {self.bearer}":
             return web.json_response({"error": {"message": "whose bearer is this?"}}, status=401)
+        if not self.knows_continuous and "continuous_usage_stats" in (body.get("stream_options") or {}):
+            return web.json_response({"error": {"message": "unknown", "param": "stream_options"}}, status=400)
         if self.die_at == 0:
             assert request.transport is not None
             request.transport.abort()

@@ -79,6 +79,13 @@ async def test_a_foreign_model_and_an_unknown_one_give_the_same_answer(house: Ho
     assert not engine.bodies
 
 
+async def test_a_service_without_a_tenant_belongs_to_nobody(house: House) -> None:
+    house.api.know(key("n"), "", "team-a")
+    await house.publish(route("m", await house.engine(), tenant=""))
+    assert await models(house, key("n")) == []
+    assert (await house.ask(api_key=key("n")))[0] == 404
+
+
 async def test_a_model_card_of_a_foreign_model_is_not_found(house: House) -> None:
     await house.publish(route("m"), route("secret", tenant="tenant-b", namespace="team-b"))
     assert house.session is not None

@@ -98,6 +98,44 @@ async def test_an_engine_that_tells_no_usage_is_counted_by_its_words(house: Hous
     assert house.api.total("id-a") == (1, 0, 3)
 
 
+async def test_an_engine_without_continuous_usage_is_asked_without_it_from_then_on(house: House) -> None:
+    engine = await house.engine("a", "b")
+    engine.knows_continuous = False
+    await house.publish(route("m", engine))
+    for _ in range(2):
+        assert text_of(await house.stream()) == "ab"
+    assert ["continuous_usage_stats" in body["stream_options"] for body in engine.bodies] == [
+        True,
+        False,
+        False,
+    ]
+    await finished(house, 2)
+    assert house.api.total("id-a") == (2, 14, 4)
+
+
+async def test_a_400_about_something_else_is_passed_on_at_once(house: House) -> None:
+    engine = await house.engine("a")
+    engine.status = 400
+    await house.publish(route("m", engine))
+    async with house.post({"model": "m", "stream": True}) as response:
+        assert response.status == 400
+        assert await response.json() == {"error": {"message": "no"}}
+    assert len(engine.bodies) == 1
+
+
+async def test_a_replica_that_takes_all_its_time_is_not_followed_by_another(house: House) -> None:
+    await house.stop_gateway()
+    house.overrides["first_byte_timeout_s"] = 0.1
+    await house.start_gateway()
+    engines = [await house.engine("a"), await house.engine("a")]
+    for engine in engines:
+        engine.pause_at = 0
+    await house.publish(route("m", *engines))
+    status, answer = await house.ask()
+    assert (status, answer["error"]["code"]) == (502, "bad_upstream")
+    assert sum(len(engine.bodies) for engine in engines) == 1
+
+
 async def test_a_client_that_leaves_stops_the_work_and_pays_for_what_it_got(house: House) -> None:
     engine = await house.engine("a", "b", "c")
     engine.pause_at = 1

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -372,14 +373,62 @@ async def test_a_folder_put_back_from_an_old_copy_neither_doubles_nor_loses(tmp_
     assert len({gateway for gateway, _ in api.taken}) == 2
 
 
-async def test_stopping_in_mid_write_waits_for_the_disk(tmp_path: Path) -> None:
+async def test_stopping_in_mid_write_neither_loses_nor_doubles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api = Api()
     here = ledger(tmp_path, api)
+    append, writing, go = here._spool.append, threading.Event(), threading.Event()
+
+    def slow(batch: list[Record]) -> list[Record]:
+        writing.set()
+        go.wait(5)
+        return append(batch)
+
+    monkeypatch.setattr(here._spool, "append", slow)
     here.start()
     use(here, 1)
+    await asyncio.to_thread(writing.wait, 5)
+    stopping = asyncio.create_task(here.stop(5))
     await asyncio.sleep(0)
-    await here.stop(5)
+    go.set()
+    await stopping
     assert len(api.taken) == 1
+    heir = ledger(tmp_path, api)
+    await heir.stop(5)
+    assert len(api.taken) == 1
+
+
+async def test_slots_are_on_disk_before_a_record_leaves_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ledger(tmp_path, Api())
+    order: list[str] = []
+    flush, acknowledge = here._tally.flush, here._spool.acknowledge
+
+    def flushing() -> None:
+        order.append("flush")
+        flush()
+
+    def acknowledging(through: int) -> None:
+        order.append("acknowledge")
+        acknowledge(through)
+
+    monkeypatch.setattr(here._tally, "flush", flushing)
+    monkeypatch.setattr(here._spool, "acknowledge", acknowledging)
+    use(here, 1)
+    await here.stop(5)
+    assert order == ["flush", "acknowledge"]
+
+
+async def test_a_text_over_the_contracts_bound_is_cut(tmp_path: Path) -> None:
+    api = Api()
+    here = ledger(tmp_path, api)
+    usage = here.begin(**{**WHO, "model": "m" * 1000})
+    usage.set(1, 1)
+    usage.end()
+    await here.stop(5)
+    assert [len(r["model"]) for r in api.taken.values()] == [253]
 
 
 def test_no_record_holds_more_than_the_contract_says() -> None:

@@ -1,0 +1,66 @@
+"""The gateway against the real API: its keys, and its ledger in the database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+from tests.api.conftest import GATEWAY, World, settings, sqlite_template, sqlite_url, world
+from tests.cli.loopback import app_of, listening
+from tests.gateway.parts import House, route
+
+from busbar.api.identity import Scope
+from busbar.api.ledger import By
+
+__all__ = ["settings", "sqlite_template", "sqlite_url", "world"]
+
+
+@pytest.fixture
+async def real(world: World, house: House) -> AsyncIterator[House]:
+    """The house with the real API in place of the test's; alice's namespace is ada-lab."""
+    world.kube.users["to-api"] = {"username": GATEWAY, "groups": ["system:serviceaccounts"]}
+    await house.stop_gateway()
+    async with listening(app_of(world.internal)) as url:
+        house.overrides["api_url"] = url
+        await house.start_gateway()
+        yield house
+        await house.stop_gateway()
+
+
+async def sums(world: World) -> list[tuple[str, int, int, int]]:
+    now = world.services.clock()
+    found = await world.services.ledger.usage(
+        By.KEY, since=now - timedelta(days=3650), until=now + timedelta(days=3650), tenants=None
+    )
+    return [(row.group, row.requests, row.prompt_tokens, row.completion_tokens) for row in found]
+
+
+async def test_a_token_of_the_api_opens_the_models_of_its_tenant_and_its_use_is_booked_once(
+    real: House, world: World
+) -> None:
+    engine = await real.engine("a", "b")
+    await real.publish(
+        route("m", engine, tenant="ada", namespace="ada-lab"),
+        route("b", engine, tenant="bob-corp", namespace="bob-lab"),
+    )
+    token = await world.token("alice", tenant="ada")
+    assert (await real.ask(api_key=token))[0] == 200
+    assert len(await real.stream(api_key=token)) == 3
+    assert (await real.ask("b", api_key=token))[0] == 404
+    await real.stop_gateway()  # ends by delivering
+    await real.start_gateway()  # and has nothing more to deliver
+    await real.stop_gateway()
+    assert [row[1:] for row in await sums(world)] == [(2, 14, 4)]
+
+
+async def test_a_token_without_the_scope_and_a_revoked_one_are_refused(real: House, world: World) -> None:
+    await real.publish(route("m", await real.engine("a"), tenant="ada", namespace="ada-lab"))
+    rest = await world.token("alice", scopes=(Scope.REST,), tenant="ada")
+    assert (await real.ask(api_key=rest))[0] in (401, 403)
+    text, token = await world.services.tokens.create(
+        "alice", created_by="test", scopes=(Scope.INFERENCE,), tenant="ada"
+    )
+    await world.services.tokens.revoke(token.id, owner=None)
+    assert (await real.ask(api_key=text))[0] == 401
+    assert await sums(world) == []

@@ -1,0 +1,114 @@
+"""The gateway in front of our real serving engine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIError, AsyncOpenAI
+from tests.gateway.parts import KEY_A, House, route, text_of
+from tests.serving.processes import Running, serving
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama on disk."""
+    import torch
+    from tests.serving.models import save_model
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("gateway-model")
+    save_model(folder)
+    return folder
+
+
+def at(*engines: Running) -> dict[str, Any]:
+    endpoints = [
+        {"pod": f"m-1-{index}", "url": engine.url, "ready": True, "draining": False}
+        for index, engine in enumerate(engines)
+    ]
+    return route("m", *endpoints, bearer="secret")
+
+
+def client(house: House) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=house.public + "/v1", api_key=KEY_A, max_retries=0)
+
+
+ASK: dict[str, Any] = {
+    "model": "m",
+    "prompt": "def add(a, b):",
+    "max_tokens": 24,
+    "temperature": 0,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+async def test_completions_streams_and_usage_of_the_real_engine(house: House, model: Path) -> None:
+    with serving(model, "--model-id", "m", token="secret") as engine:
+        await house.publish(at(engine))
+        async with client(house) as openai:
+            whole = await openai.completions.create(**ASK)
+            stream = await openai.completions.create(**ASK, stream=True)
+            chunks = [chunk async for chunk in stream]
+            shown = await openai.completions.create(
+                **ASK, stream=True, stream_options={"include_usage": True}
+            )
+            last = [chunk async for chunk in shown][-1]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+        assert all(chunk.usage is None for chunk in chunks)
+        assert whole.usage is not None
+        assert last.usage == whole.usage
+        await house.api.wait_for(3)
+        assert house.api.total("id-a") == (
+            3,
+            3 * whole.usage.prompt_tokens,
+            3 * whole.usage.completion_tokens,
+        )
+
+
+async def test_no_request_fails_while_one_of_two_engines_drains_and_leaves(house: House, model: Path) -> None:
+    with (
+        serving(model, "--model-id", "m", token="secret") as old,
+        serving(model, "--model-id", "m", token="secret") as new,
+    ):
+        await house.publish(at(old, new))
+        expected = (await house.ask(**_raw()))[1]["choices"][0]["text"]
+        requests = [asyncio.create_task(house.stream(**_raw())) for _ in range(6)]
+        await asyncio.sleep(0.05)
+        old.process.send_signal(signal.SIGTERM)  # before the routes say so
+        requests += [asyncio.create_task(house.stream(**_raw())) for _ in range(6)]
+        assert {text_of(stream) for stream in await asyncio.gather(*requests)} == {expected}
+
+
+async def test_an_engine_killed_in_mid_stream_ends_it_with_an_error_and_counts_what_came(
+    house: House, model: Path
+) -> None:
+    with serving(model, "--model-id", "m", token="secret") as engine:
+        await house.publish(at(engine))
+        async with client(house) as openai:
+            stream = await openai.completions.create(**{**ASK, "max_tokens": 400}, stream=True)
+            pieces = 0
+
+            async def read() -> None:
+                nonlocal pieces
+                async for chunk in stream:
+                    pieces += bool(chunk.choices[0].text)
+                    if pieces == 3:
+                        engine.process.kill()
+
+            with pytest.raises(APIError, match="replica failed"):
+                await read()
+        await house.api.wait_for(1)
+        requests, _, completion = house.api.total("id-a")
+        assert requests == 1
+        assert pieces <= completion < 400
+
+
+def _raw() -> dict[str, Any]:
+    fields = {key: value for key, value in ASK.items() if key not in ("model", "extra_body")}
+    return {**fields, **ASK["extra_body"]}
