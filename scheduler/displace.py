@@ -23,7 +23,7 @@ from .types import JobId, JobKind
 from .value import SHORTEST_H, remaining_s
 from .victims import Victim, choose
 
-MARGIN = 1.1
+MARGIN = 1.05
 """Value must be better by this factor: noise in the speeds moves nothing."""
 ATTEMPTS = 64
 """Searches for victims by value in one round; the most valuable jobs are tried first."""
@@ -50,7 +50,7 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
             )
             if key in hopeless:
                 continue
-            if _displace(round_, seat, column, _by_right(round_, seat, column, right)):
+            if displace(round_, seat, column, _by_right(round_, seat, column, right)):
                 changed = True
                 hopeless.clear()
                 break
@@ -69,11 +69,11 @@ def improve(round_: Round, blocked: list[Seat]) -> bool:
             if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
                 continue
             worth = regret(round_, seat, column)
-            eligible = _by_value(round_, seat, column, worth)
+            eligible = by_value(round_, seat, column, worth)
             if not eligible:
                 continue
             attempts += 1
-            if _displace(round_, seat, column, eligible, worth / MARGIN):
+            if displace(round_, seat, column, eligible, worth / MARGIN):
                 changed = True
                 break
     return changed
@@ -141,7 +141,7 @@ def _exposed(round_: Round, seat: Seat) -> bool:
     return round_.settled(seat) and seat.job.preemptions < round_.policy.max_preemptions
 
 
-def _by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> dict[JobId, Victim]:
+def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> dict[JobId, Victim]:
     """Victims inside the tenant, each costing its own regret and its lost work over the job's time."""
     if seat.job.kind is JobKind.OPAQUE:
         return {}
@@ -173,7 +173,7 @@ def own_charge(round_: Round, seat: Seat, column: Candidate) -> float:
     return _charge(round_.policy, seat, round_, hours_left(seat, column))
 
 
-def _displace(
+def displace(
     round_: Round,
     seat: Seat,
     column: Candidate,

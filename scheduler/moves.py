@@ -8,7 +8,7 @@ value at the prices: a fast type that others need more is left to them.
 from __future__ import annotations
 
 from .columns import Candidate
-from .displace import MARGIN, hours_left
+from .displace import MARGIN, by_value, displace, hours_left, own_charge, regret
 from .round import Round, Seat
 
 
@@ -22,7 +22,7 @@ def move(round_: Round) -> bool:
     changed = False
     for _, _, seat, column in proposals:
         if round_.movable(seat) and seat.column is not None and seat.started_at_s < round_.now:
-            changed = _try(round_, seat, column) or changed
+            changed = _try(round_, seat, column) or _exchange(round_, seat, column) or changed
     return changed
 
 
@@ -60,3 +60,19 @@ def _try(round_: Round, seat: Seat, column: Candidate) -> bool:
         return False
     round_.put(seat, column, *found)
     return True
+
+
+def _exchange(round_: Round, seat: Seat, column: Candidate) -> bool:
+    """Move into the place of less valuable jobs of the same tenant; they go where there is room, often to
+    the place that this job leaves."""
+    worth = regret(round_, seat, column) - own_charge(round_, seat, column)
+    eligible = by_value(round_, seat, column, worth / MARGIN)
+    placement, old, started = seat.placement, seat.column, seat.started_at_s
+    if not eligible or placement is None:
+        return False
+    round_.clear(seat)
+    refused = round_.ledger.refusal(seat.job.tenant, column.accelerator, 0)
+    if not refused and displace(round_, seat, column, eligible, worth / MARGIN):
+        return True
+    round_.restore(seat, placement, old, started)
+    return False

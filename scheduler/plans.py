@@ -160,8 +160,12 @@ class Policy:
     """A running job moves only if the forecast gain is at least this many times the cost."""
     growth_factor: int = 2
     """A running elastic job grows at most by this factor in one round."""
-    age_weight: float = 0.5
-    """Exponent of 1/(remaining or attained time) in a job's value: 0 is first come first served."""
+    remaining_exponent: float = 0.2
+    """How much shorter jobs come first where the remaining work is known: value ~ remaining ** -exponent."""
+    attained_exponent: float = 0.1
+    """The same with the time already received, where it is not known (a much weaker sign)."""
+    aging_s: float = 86400.0
+    """After waiting and running for so long in all, a job's value has doubled."""
     solver: bool = False
     """Improve the plan with the mixed-integer solver where the certified gap is above 1 %."""
     solver_seconds: float | None = 2.0

@@ -81,13 +81,14 @@ def solve(
         import highspy
     except ImportError as error:
         raise SolverError("this needs highspy: pip install 'busbar[scheduler]'") from error
-    highs: Any = highspy.Highs()
+    library: Any = highspy
+    highs = library.Highs()
     for name, value in _options(program, seconds, nodes, gap, interior).items():
         highs.setOptionValue(name, value)
-    highs.passModel(_model(highspy, program))
+    highs.passModel(_model(library, program))
     highs.run()
     status = highs.getModelStatus()
-    known = highspy.HighsModelStatus
+    known = library.HighsModelStatus
     if status in (known.kInfeasible, known.kUnboundedOrInfeasible):
         return None
     solution = highs.getSolution()

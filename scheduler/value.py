@@ -1,10 +1,13 @@
 """What running a job is worth per hour.
 
 With free preemption the least mean completion time comes from serving the shortest remaining time first, on
-the fastest machine; with unknown durations the least attained service stands in for it (durations are
-heavy-tailed: what has run long will run long). `Policy.age_weight` softens both towards first come first
-served, and a job that has been slowed down compared with having its share to itself grows in value, so that
-nobody is forgotten.
+the fastest machine; with unknown lengths the least attained service stands in for it. Taken literally both
+push long jobs onto the slowest accelerators for most of their life, and on a mixed cluster that costs more
+than it gains: an hour on the fast type is worth the same to everybody whose speed gains the same. So the
+preference is weak (a small exponent), and every job's value grows with its age, which keeps the order of
+arrival among equals and lets nobody wait for ever.
+
+    value = left ** -exponent * (1 + age / aging)
 """
 
 from __future__ import annotations
@@ -34,11 +37,13 @@ def weight(job: Job, best_speed: float, policy: Policy, now: float, longest_s: f
     if job.kind is JobKind.SERVING:
         return SERVING_WEIGHT
     left_h = max(remaining_s(job, best_speed) / 3600, SHORTEST_H)
-    value = float(left_h**-policy.age_weight)
+    exponent = policy.attained_exponent if job.remaining_work is None else policy.remaining_exponent
+    age_s = max(0.0, now - job.submitted_at_s)
+    value = float(left_h**-exponent) * (1 + age_s / policy.aging_s)
     if policy.objective is Objective.MAKESPAN and job.remaining_work is not None:
         slack = longest_s - remaining_s(job, best_speed)
         if slack <= URGENT_SLACK * longest_s:
             value += URGENT_WEIGHT * left_h
     if policy.objective is Objective.FINISH_TIME_FAIRNESS:
-        value *= ((now - job.submitted_at_s) / 3600 + left_h) / left_h
+        value *= (age_s / 3600 + left_h) / left_h
     return value

@@ -1,0 +1,166 @@
+"""`busbar simulate`: what would this cluster have done with that load?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import SchedulerError
+from ..plans import Objective, Policy
+
+if TYPE_CHECKING:
+    from .metrics import Result
+    from .trace import Trace, TraceCluster
+
+_EPILOG = """\b
+Examples:
+  busbar simulate jobs.trace --format gavel --throughputs simulation_throughputs.json \\
+      --cluster v100=8,p100=16,k80=24
+  busbar simulate philly_jobs.csv --format philly --cluster gpu=80x8 --limit 5000 --unknown-lengths
+  busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --policy makespan --output out/ --plots
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--cluster", required=True, help="Accelerators by type: TYPE=NODES or TYPE=NODESxPER_NODE, …")
+@click.option(
+    "--policy",
+    "objectives",
+    multiple=True,
+    type=click.Choice([o.value for o in Objective]),
+    help="Objective; repeat to compare. Default: fairness.",
+)
+@click.option("--format", "kind", type=click.Choice(["gavel", "philly"]), default="gavel", show_default=True)
+@click.option(
+    "--throughputs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Gavel traces: the measured steps per second (default: beside the trace or one folder up).",
+)
+@click.option("--unknown-lengths", is_flag=True, help="Do not tell the policy how long jobs are.")
+@click.option(
+    "--charge", default=30.0, show_default=True, help="Seconds lost at every start after the first."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many jobs.")
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and plots."
+)
+@click.option("--plots", is_flag=True, help="Also draw completion times, utilisation and queue.")
+def simulate(
+    trace: Path,
+    cluster: str,
+    objectives: tuple[str, ...],
+    kind: str,
+    throughputs: Path | None,
+    unknown_lengths: bool,
+    charge: float,
+    limit: int | None,
+    output: Path | None,
+    plots: bool,
+) -> None:
+    """Replay a trace through the scheduler, on a cluster that need not exist.
+
+    The simulator makes its decisions with the code that runs in production; only time and jobs are
+    simulated. Prints a table; with --output writes all numbers as JSON.
+    """
+    if plots and output is None:
+        raise click.UsageError("--plots needs --output: the pictures are files")
+    try:
+        machines = parse_cluster(cluster)
+        jobs = _read(trace, kind, throughputs, machines, limit)
+        results = [
+            _run(jobs, machines, Policy(objective=Objective(name)), unknown_lengths, charge)
+            for name in objectives or (Objective.FAIRNESS.value,)
+        ]
+    except (SchedulerError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    _print(results)
+    if output is not None:
+        _write(results, machines, output, plots, trace, cluster)
+
+
+def parse_cluster(text: str) -> TraceCluster:
+    """`v100=8,gpu=80x8`: eight nodes of one V100, eighty of eight GPUs."""
+    from .trace import TraceCluster
+
+    nodes: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for item in text.split(","):
+        name, _, count = item.strip().partition("=")
+        number, _, size = count.partition("x")
+        if not name or not number.isdigit() or (size and not size.isdigit()):
+            raise ValueError(f"--cluster: {item.strip()!r} is not TYPE=NODES or TYPE=NODESxPER_NODE")
+        nodes[name], sizes[name] = int(number), int(size or 1)
+    return TraceCluster(nodes, sizes)
+
+
+def _read(path: Path, kind: str, throughputs: Path | None, cluster: TraceCluster, limit: int | None) -> Trace:
+    from dataclasses import replace
+
+    from .readers import gavel, gavel_throughputs, philly
+
+    if kind == "philly":
+        if len(cluster.nodes) != 1:
+            raise ValueError("--cluster: Philly's trace knows one accelerator type; name exactly one")
+        (accelerator,) = cluster.nodes
+        found = philly(path, accelerator, cluster.per_node(accelerator))
+    else:
+        name = "simulation_throughputs.json"
+        table = throughputs or next(
+            (folder / name for folder in (path.parent, path.parent.parent) if (folder / name).exists()), None
+        )
+        if table is None:
+            raise ValueError(f"--throughputs: no {name} beside {path}; name the file")
+        found = gavel(path, gavel_throughputs(table))
+    return replace(found, jobs=found.jobs[:limit]) if limit else found
+
+
+def _run(trace: Trace, cluster: TraceCluster, policy: Policy, unknown: bool, charge_s: float) -> Result:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from .engine import Settings
+    from .engine import simulate as replay
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(policy.objective.value, total=len(trace.jobs))
+
+        def progress(done: int, total: int, now: float) -> None:
+            bar.update(task, completed=done)
+
+        settings = Settings(charge_s=charge_s, steps_known=not unknown)
+        return replay(trace, cluster, policy, settings, progress=progress)
+
+
+def _print(results: list[Result]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    columns = ("mean_h", "median_h", "p99_h", "makespan_h", "worst_ftf", "moves_per_job", "utilisation")
+    table.add_column("objective")
+    for name in columns:
+        table.add_column(name.replace("_h", " h").replace("_", " "), justify="right")
+    for result in results:
+        numbers = result.to_json()
+        table.add_row(result.name, *(f"{numbers[name]:.2f}" for name in columns))
+    Console().print(table)
+
+
+def _write(
+    results: list[Result], cluster: TraceCluster, folder: Path, plots: bool, trace: Path, spec: str
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[Any] = [result.to_json() for result in results]
+    path = folder / "result.json"
+    path.write_text(json.dumps({"trace": trace.name, "cluster": spec, "results": rows}, indent=1) + "\n")
+    click.echo(f"wrote {path}", err=True)
+    if plots:
+        from .plots import draw
+
+        for picture in draw(results, cluster, folder):
+            click.echo(f"wrote {picture}", err=True)
