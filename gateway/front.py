@@ -47,6 +47,7 @@ class Front:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._account, _tell_errors], client_max_size=self._body_bytes)
+        app.on_response_prepare.append(_hide_versions)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/v1/models", self._models)
@@ -130,6 +131,10 @@ class Front:
                     "keyId": request.get(_KEY_ID),
                 },
             )
+
+
+async def _hide_versions(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "busbar"
 
 
 async def _body(request: web.Request) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,11 @@ Exit code 1: it can never run as it is; the output says which change would let i
 """
 )
 @click.option(
-    "-f", "--file", required=True, metavar="FILE", help="Manifest with one object; - is standard input."
+    "-f",
+    "--file",
+    required=True,
+    metavar="FILE",
+    help="Manifest with one job or service; - is standard input.",
 )
 @output_option
 @connected
@@ -34,12 +38,7 @@ def preview(session: Session, file: str, output: str) -> int:
 
     Nothing is made. The answer is what the next scheduling round would decide.
     """
-    from busbar.cli.errors import UsageProblem
-
-    documents = manifests.read([file])
-    if len(documents) != 1:
-        raise UsageProblem(f"{file} holds {len(documents)} objects; preview takes one at a time.")
-    document = documents[0]
+    document = _draft(file)
     namespace = (
         session.given_namespace or (document.get("metadata") or {}).get("namespace") or session.namespace()
     )
@@ -47,6 +46,18 @@ def preview(session: Session, file: str, output: str) -> int:
     found = session.client.preview({**document, "metadata": metadata}, namespace)
     emit(output, found.to_wire(), lambda: _table(found), [found.pool] if found.pool else [])
     return 0 if found.possible else 1
+
+
+def _draft(file: str) -> dict[str, Any]:
+    """The one job or service of the file; what stands beside it (its claim, say) is not ours to preview."""
+    from busbar.cli.errors import UsageProblem
+    from busbar.cli.results import KINDS
+
+    names = [kind.name for kind in KINDS]
+    ours = [document for document in manifests.read([file]) if document["kind"] in names]
+    if len(ours) != 1:
+        raise UsageProblem(f"{file} holds {len(ours)} jobs and services; preview takes one at a time.")
+    return ours[0]
 
 
 def _table(found: Preview) -> str:

@@ -184,6 +184,14 @@ async def test_preview_says_why_and_makes_nothing(site: Site) -> None:
     assert "stdlib" not in names(site)
 
 
+async def test_preview_takes_the_one_job_of_a_file_and_no_more(site: Site) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "stdlib"}}
+    assert (await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump_all([claim, JOB]))).code in (0, 1)
+    both = await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump_all([JOB, SERVICE]))
+    assert both.code == 2
+    assert (await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump(claim))).code == 2
+
+
 async def test_scale_sets_a_count_or_gives_it_back(site: Site) -> None:
     assert (await site.busbar("scale", "ada-chat", "--replicas", "2")).code == 0
     assert site.world.kube.objects["modelservices", "ada-lab", "ada-chat"]["spec"]["replicas"] == 2

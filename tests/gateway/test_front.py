@@ -31,6 +31,7 @@ async def test_a_stream_is_passed_on_word_by_word_without_waiting_for_the_next(h
         engine.go.set()
         assert b" world" in await response.content.read()
     assert response.headers["Content-Type"].startswith("text/event-stream")
+    assert response.headers["Server"] == "busbar"  # and no versions
 
 
 async def test_namespace_and_name_always_mean_the_service(house: House) -> None:
