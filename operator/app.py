@@ -23,7 +23,7 @@ from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.operator.actions import Ask
 from busbar.operator.controller import Controller, Item, utc_now
 from busbar.operator.demand import DemandReader
-from busbar.operator.events import EventQueue
+from busbar.operator.events import EventQueue, Notice
 from busbar.operator.handlers import Handlers
 from busbar.operator.lease import LeaseKeeper
 from busbar.operator.metrics import Metrics
@@ -63,7 +63,7 @@ class Operator:
         self.rounds = Rounds(self.world, self.controller, settings, self.metrics, policy)
         self.prober = Prober(
             settings, self.metrics, self.world.pods.items.values,
-            lambda name: self.world.nodes.items.get(Key("", name)), self._pod_spoke,
+            lambda name: self.world.nodes.items.get(Key("", name)), self._pod_spoke, self._pod_refused,
         )  # fmt: skip
         self.demand = DemandReader(settings, lambda key: self.controller.add("ModelService", key))
         self.events = EventQueue(
@@ -221,6 +221,11 @@ class Operator:
     def _pod_spoke(self, pod: Pod) -> None:
         if pod.kind in OWNER_KIND:
             self.controller.add(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
+
+    def _pod_refused(self, pod: Pod, why: str) -> None:
+        self.events.put(
+            Notice("v1", "Pod", pod.key.namespace, pod.key.name, pod.uid, "PortNotRead", why, warning=True)
+        )
 
     def _ask(self, ask: Ask) -> None:
         self.prober.ask(ask, self.world.pods.items.get(ask.key))

@@ -3,6 +3,7 @@
     OperatorError            code
     ├── SettingsError        OperatorSettings   an environment variable is missing, unknown or not a number
     ├── Fenced               OperatorFenced     a write was stopped: this process does not hold the lease
+    ├── ShellEnded           OperatorShell      the watches of our kinds ended; the process starts again
     └── ProbeRefused         OperatorProbe      a workload port that we may not or could not read
 
 Errors of the API server are those of ``busbar.kube.errors``; both trees meet in ``controller.py``, where a
@@ -28,6 +29,12 @@ class Fenced(OperatorError):
     """Not the holder of the lease (any more): nothing may be written."""
 
     code = "OperatorFenced"
+
+
+class ShellEnded(OperatorError):
+    """Kopf ended by itself."""
+
+    code = "OperatorShell"
 
 
 class ProbeRefused(OperatorError):

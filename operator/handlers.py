@@ -80,6 +80,7 @@ class Handlers:
             rendering=self._rendering,
             pool=self._world.pools.items.get(Key("", name)),
             readings=self._prober.training,
+            refusals=self._prober.refusals,
             asked=self._prober.asked.get(CHECKPOINT_PATH, {}),
         )
         decision = trainingjob.reconcile(view, order)

@@ -42,7 +42,7 @@ def main() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf").setLevel(logging.ERROR)  # it warns of each retry
     try:
         settings, login = from_environ(), find_login()
     except (SettingsError, ConfigError) as error:

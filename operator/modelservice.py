@@ -86,8 +86,7 @@ def model_uri(service: ModelService, jobs: Iterable[TrainingJob]) -> ModelPlace:
     if job.spec.output is None:
         return ModelPlace(problem=f"TrainingJob {name} names no output that could be served.")
     if job.status is None or job.status.phase is not TrainingPhase.SUCCEEDED:
-        phase = job.status.phase if job.status is not None and job.status.phase is not None else "not started"
-        return ModelPlace(problem=f"TrainingJob {name} has not succeeded yet ({phase}).")
+        return ModelPlace(problem=f"TrainingJob {name} has not succeeded yet.")
     return ModelPlace(uri=job.spec.output.uri)
 
 
@@ -142,7 +141,7 @@ def _again(view: ServiceView, desired: int) -> float:
     """When time alone may change the answer: a drain's end, or idleness."""
     spec = view.service.spec
     if any(p.draining_since or p.deleting for p in view.pods):
-        return 1.0
+        return min(1.0, view.settings.drain_settle_s)
     if desired > 0 and (spec.replicas is None or spec.min_replicas == 0):
         return min(5.0, float(spec.scaling.idle_seconds))
     return view.settings.usage_period_s
@@ -211,8 +210,8 @@ def _drained(view: ServiceView, pod: Pod) -> bool:
     if waited >= timedelta(seconds=view.service.spec.drain_seconds):
         return True
     reading = view.readings.get(pod.uid)
-    # At least two seconds, so that the gateway has heard that the replica leaves.
-    settled = waited >= timedelta(seconds=2)
+    # So long at least that the gateway has heard that the replica leaves.
+    settled = waited >= timedelta(seconds=view.settings.drain_settle_s)
     return (
         settled and reading is not None and reading.draining and reading.running == 0 and reading.waiting == 0
     )
@@ -318,6 +317,8 @@ def _phase(
         return ServicePhase.PENDING, Reason.MODEL_NOT_READY, view.model.problem
     if serving:
         text = f"{len(serving)} of {desired} replicas take requests."
+        if len(serving) > desired:
+            text = f"{len(serving)} replicas take requests; {len(serving) - desired} of them will leave."
         waits = _wait(orders)
         if len(serving) < desired and waits is not None:
             text = f"{text} {waits.message}"

@@ -60,12 +60,14 @@ class Prober:
         pods: Callable[[], Iterable[Pod]],
         node: Callable[[str], Node | None],
         changed: Callable[[Pod], None],
+        refused: Callable[[Pod, str], None] = lambda pod, why: None,
     ) -> None:
         self.training: dict[str, Reading] = {}
         self.serving: dict[str, ServingStatus] = {}
         self.asked: dict[str, dict[str, bool]] = {}  # path → pod uid → answered
+        self.refusals: dict[str, str] = {}  # by pod uid: why its port is not read
         self._settings, self._metrics = settings, metrics
-        self._pods, self._node, self._changed = pods, node, changed
+        self._pods, self._node, self._changed, self._refused = pods, node, changed, refused
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ranges = tuple(r for r in settings.pod_cidrs.split(",") if r)
@@ -79,7 +81,7 @@ class Prober:
     async def poll_once(self) -> None:
         """Reads every pod that has something to say, and forgets those that are gone."""
         known = {p.uid: p for p in self._pods() if p.kind}
-        stores: list[dict[str, Any]] = [self.training, self.serving, *self.asked.values()]
+        stores: list[dict[str, Any]] = [self.training, self.serving, self.refusals, *self.asked.values()]
         for store in stores:
             for uid in [u for u in store if u not in known]:
                 del store[uid]
@@ -135,12 +137,17 @@ class Prober:
             raw = await self._call("GET", pod, STATUS_PATH, timeout_s=self._settings.poll_timeout_s)
         except ProbeRefused as error:
             self._metrics.polls.labels("refused").inc()
-            log.debug("poll refused: %s", error)
+            if self.refusals.get(pod.uid) != str(error):
+                self.refusals[pod.uid] = str(error)  # said once, not at every poll
+                log.warning("poll refused: %s", error)
+                self._refused(pod, str(error))
+                self._changed(pod)
             return
         except (aiohttp.ClientError, TimeoutError, OSError):
             self._metrics.polls.labels("failed").inc()
             return
         self._metrics.polls.labels("ok").inc()
+        self.refusals.pop(pod.uid, None)
         self.take(pod, raw)
 
     def take(self, pod: Pod, raw: Any) -> None:

@@ -60,6 +60,8 @@ class Settings:
     backoff_base_s: float = 2.0  # a failed attempt waits base * 2^restarts
     backoff_limit_s: float = 300.0
 
+    drain_settle_s: float = 2.0  # a leaving replica stays at least this long, so that the gateway has heard
+
     events_per_s: float = 5.0
     events_burst: int = 25
     watch_inactivity_s: float = 75.0  # a silent watch is opened again

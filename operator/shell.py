@@ -2,13 +2,18 @@
 
 Only ``on.event`` handlers are used: no create, update or delete handlers (they keep the last spec in an
 annotation), no timers, no index (it can deadlock with a worker limit), no finalizers (they hang deletion
-while we are down), no events of its own. Its per-object workers hand the object to our caches and return.
+while we are down), no events of its own.
+
+It runs in a thread with an event loop of its own, and hands each object over to ours: at its end Kopf cancels
+every task of its loop that it does not know, it installs signal handlers, and a long plan of ours must not delay
+its watches. The thread reads and never writes, so it needs no fence.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +30,7 @@ from busbar.kube.resources import (
     VERSION,
     Resource,
 )
+from busbar.operator.errors import ShellEnded
 from busbar.operator.settings import Settings
 
 KINDS: tuple[Resource, ...] = (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS)
@@ -45,12 +51,12 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     made.queueing.worker_limit = 32
     # A worker keeps its slot this long after its queue is empty: the default of 5 s caps 32 workers at 6 objects/s.
     made.queueing.idle_timeout = 0.2
-    made.process.ultimate_exiting_timeout = 10
+    made.process.ultimate_exiting_timeout = None  # it would SIGKILL our process; the kubelet does that job
     return made
 
 
 class Shell:
-    """An embedded Kopf operator in the caller's loop."""
+    """An embedded Kopf operator in a thread of its own; ``on_event`` is called in the caller's loop."""
 
     def __init__(
         self,
@@ -60,21 +66,42 @@ class Shell:
     ) -> None:
         self._login, self._settings = login, settings
         self._on_event = on_event
-        self.heard_at: dict[str, float] = {}
-        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
-        """Until cancelled or stopped."""
-        await kopf.operator(
-            registry=self._registry(),
-            settings=kopf_settings(self._settings),
-            standalone=True,
-            clusterwide=True,
-            stop_flag=self._stop,
-        )
+        """Until cancelled; raises ShellEnded when Kopf ends by itself."""
+        self._loop = asyncio.get_running_loop()
+        ended: asyncio.Future[BaseException | None] = self._loop.create_future()
+        stop = threading.Event()
+        thread = threading.Thread(target=self._work, args=(stop, ended), name="kopf", daemon=True)
+        thread.start()
+        try:
+            error = await ended
+            raise ShellEnded(f"the watches of our kinds ended: {error!r}") from error
+        finally:
+            stop.set()
 
-    def stop(self) -> None:
-        self._stop.set()
+    def _work(self, stop: threading.Event, ended: asyncio.Future[BaseException | None]) -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(
+                kopf.operator(
+                    registry=self._registry(),
+                    settings=kopf_settings(self._settings),
+                    standalone=True,
+                    clusterwide=True,
+                    stop_flag=stop,
+                )
+            )
+        except BaseException as raised:  # the thread's end must be told, whatever ended it
+            error = raised
+        self._tell(lambda: None if ended.done() else ended.set_result(error))
+
+    def _tell(self, call: Callable[[], object]) -> None:
+        """Runs something in the caller's loop, while there is one."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -98,7 +125,7 @@ class Shell:
 
     def _listen(self, registry: kopf.OperatorRegistry, resource: Resource) -> None:
         async def heard(event: kopf.RawEvent, **_: Any) -> None:
-            self.heard_at[resource.kind] = time.monotonic()
-            self._on_event(resource, event["type"], dict(event["object"]))
+            kind, obj = event["type"], dict(event["object"])
+            self._tell(lambda: self._on_event(resource, kind, obj))
 
         kopf.on.event(GROUP, VERSION, resource.plural, registry=registry, id=f"saw-{resource.plural}")(heard)

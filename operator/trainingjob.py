@@ -68,6 +68,7 @@ class JobView:
     rendering: podspec.Rendering
     pool: AcceleratorPool | None = None  # the admission's, or the order's
     readings: Mapping[str, Reading] = field(default_factory=dict)  # by pod uid
+    refusals: Mapping[str, str] = field(default_factory=dict)  # by pod uid: why its port is not read
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /checkpoint, answered or not
 
     @property
@@ -276,13 +277,11 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> De
     }
     if admission.started_at is None:
         fields["admission"] = admission.model_copy(update={"started_at": started})
-    new = _phase(
-        view,
-        status.model_copy(update=fields),
-        TrainingPhase.RUNNING,
-        Reason.RUNNING,
-        f"Attempt {status.attempt} runs on {', '.join(dict.fromkeys(admission.nodes))}.",
-    )
+    text = f"Attempt {status.attempt} runs on {', '.join(dict.fromkeys(admission.nodes))}."
+    refused = view.refusals.get(current[0].uid) if 0 in current else None
+    if refused is not None:
+        text = f"{text} Its progress cannot be read: {refused}."
+    new = _phase(view, status.model_copy(update=fields), TrainingPhase.RUNNING, Reason.RUNNING, text)
     new = _with_readings(view, new, current)
     if new.phase is status.phase and not _numbers_due(view, new):
         return Decision(None, (), view.settings.progress_period_s)
@@ -541,7 +540,7 @@ def _numbers_due(view: JobView, new: TrainingJobStatus) -> bool:
         return True
     if old.admission is not None and old.admission.started_at is None:
         return True
-    changed = new.model_copy(update={"conditions": old.conditions, "message": old.message}) != old
+    changed = new.model_copy(update={"conditions": old.conditions}) != old
     return changed and age >= view.settings.progress_period_s
 
 

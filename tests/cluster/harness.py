@@ -53,6 +53,7 @@ QUICK = Settings(
     poll_period_s=0.1,
     progress_period_s=0.3,
     backoff_base_s=0.1,
+    drain_settle_s=0.05,
     events_per_s=1000.0,
     events_burst=1000,
 )
@@ -153,6 +154,8 @@ class Cluster:
     async def kill(self) -> None:
         """Ends it at once; call after ``proxy.killed``, or it may still write its last words."""
         if self._task is not None:
+            assert self.operator is not None
+            self.operator.lease.drop()  # no polite release: it is dead
             await _ended(self._task)
             self._task = None
 

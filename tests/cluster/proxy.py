@@ -159,9 +159,12 @@ class FaultProxy:
                 "message": "injected",
             }
             return web.json_response(status, status=fault.status, headers=fault.headers)
-        if request.query.get("watch") == "true":
-            return await self._watch(request)
-        return await self._pass(request, body, write)
+        try:
+            if request.query.get("watch") == "true":
+                return await self._watch(request)
+            return await self._pass(request, body, write)
+        except (aiohttp.ClientError, ConnectionError):
+            return self._hang_up(request)  # one of the two sides went away
 
     async def _pass(self, request: web.Request, body: bytes, write: Write | None) -> web.StreamResponse:
         assert self._session is not None
@@ -198,10 +201,7 @@ class FaultProxy:
                         break
                     if getattr(task, "stalled", False):
                         await asyncio.Event().wait()
-                    try:
-                        await mine.write(chunk)
-                    except ConnectionError:
-                        break  # the client went away
+                    await mine.write(chunk)
                 return mine
         except asyncio.CancelledError:
             if request.transport is not None:

@@ -1,0 +1,159 @@
+"""The operator killed before and after every write of the main job's life: the same end each time.
+
+The story: a TrainingJob trains, a ModelService that serves its output comes up, is scaled to two and to zero. It is
+told once in peace to count the writes, N. Then once for every write n = 1..N and both sides of it: the operator
+dies there as by SIGKILL (nothing of it reaches the server any more) and is started again. The end must not differ:
+no pod, admission, or scaling step twice, nothing left, and usage that adds up to the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Literal
+
+import pytest
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import Cluster, engine_job
+from tests.cluster.kubelet import Script, said
+
+from busbar.kube.client import Object
+from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+
+Side = Literal["before", "after"]
+
+
+def script(pod: Object) -> Script:
+    if pod["metadata"]["labels"]["busbar.dev/kind"] == "trainingjob":
+        return Script(run_s=0.05, message=said(step=10, totalSteps=10, loss=1.0, tokens=100))
+    return Script(status=lambda s: {"kind": "serving", "ready": True, "running": 0, "waiting": 0})
+
+
+@asynccontextmanager
+async def reviving(cluster: Cluster) -> AsyncIterator[list[int]]:
+    """Starts the operator again whenever the proxy killed it; yields the numbers of the writes it died at."""
+    deaths: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            await cluster.proxy.killed.wait()
+            deaths.append(len(cluster.proxy.writes))
+            await cluster.kill()
+            cluster.proxy.revive()
+            await cluster.start()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield deaths
+    finally:
+        task.cancel()
+
+
+async def story(cluster: Cluster) -> dict[str, Any]:
+    """The main job's life; returns everything that must be the same at the end."""
+    await cluster.create(engine_job("main"))
+    await cluster.create(
+        {
+            "kind": "ModelService",
+            "metadata": {"name": "web"},
+            "spec": {"model": {"trainingJob": "main"}, "replicas": 1, "drainSeconds": 10},
+        }
+    )
+    await cluster.until(TRAINING_JOBS, "main", lambda s: s.get("phase") == "Succeeded")
+    for replicas in (1, 2, 0):
+        patch = {"spec": {"replicas": replicas}}
+        await cluster.client.patch(MODEL_SERVICES, "web", patch, cluster.namespace, subresource="scale")
+        await cluster.until(
+            MODEL_SERVICES,
+            "web",
+            lambda s, n=replicas: (
+                s.get("readyReplicas") == n and s.get("replicas") == n and s["desiredReplicas"] == n
+            ),  # type: ignore[misc]
+        )
+    service = await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("phase") == "Idle")
+    job = await cluster.status(TRAINING_JOBS, "main")
+    held = _moment(job["lastUsageTime"]) - _moment(job["admission"]["admittedAt"])
+    assert job["usage"]["acceleratorSeconds"] == pytest.approx(held.total_seconds(), abs=0.002)
+    admissions = [
+        w.body["status"]["admission"]["id"]
+        for w in cluster.proxy.writes
+        if w.status == 200
+        and w.path.endswith("/main/status")
+        and (w.body["status"].get("admission") or {}).get("id")
+    ]
+    assert len(admissions) == 1
+    return {
+        "job": {k: job[k] for k in ("phase", "reason", "attempt", "progress", "conditions")}
+        | {"restarts": job.get("restarts", 0), "lost": job.get("lostWork")},
+        "service": [service[k] for k in ("phase", "replicas", "readyReplicas", "desiredReplicas")],
+        "scaled": [(h["previous"], h["desired"]) for h in service["scalingHistory"]],
+        "pods that ever were": sorted(cluster.kubelet.created.values()),
+        "pods that are": sorted(await cluster.pods()),
+        "services": await cluster.services(),
+    }
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _comparable(end: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Without what must differ: the namespace's name and the moments."""
+    end["pods that ever were"] = [p.removeprefix(f"{namespace}/") for p in end["pods that ever were"]]
+    end["job"]["conditions"] = [(c["type"], c["status"], c["reason"]) for c in end["job"]["conditions"]]
+    return end
+
+
+EXPECTED: dict[str, Any] = {
+    "job": {
+        "phase": "Succeeded",
+        "reason": "Succeeded",
+        "attempt": 1,
+        "restarts": 0,
+        "lost": None,
+        "progress": {"step": 10, "totalSteps": 10, "loss": 1, "tokens": 100, "percent": 100},
+        "conditions": [
+            ("Ready", "True", "Succeeded"),
+            ("Admitted", "True", "Succeeded"),
+            ("Running", "False", "Succeeded"),
+            ("Complete", "True", "Succeeded"),
+            ("Failed", "False", "Succeeded"),
+            ("Suspended", "False", "Succeeded"),
+        ],
+    },
+    "service": ["Idle", 0, 0, 0],
+    "scaled": [(0, 1), (1, 2), (2, 0)],
+    "pods that ever were": ["main-1-0", "web-0", "web-1"],
+    "pods that are": ["main-1-0"],
+    "services": [],
+}
+
+
+async def tell(server: ApiServer, number: int = 0, side: Side = "before") -> tuple[int, list[int]]:
+    """The story with one kill; returns the number of writes and where the operator died."""
+    async with Cluster(server, script=script) as cluster:
+        if number:
+            cluster.proxy.kill_at(number, side)
+        async with reviving(cluster) as deaths:
+            await cluster.start()
+            end = await story(cluster)
+        assert _comparable(end, cluster.namespace) == EXPECTED
+        return len(cluster.proxy.writes), deaths
+
+
+async def test_the_end_is_the_same_wherever_the_operator_dies(apiserver: ApiServer) -> None:
+    count, _ = await tell(apiserver)
+    assert count >= 20
+    missed: list[int] = []
+    for number in range(1, count + 1):
+        for side in ("before", "after"):
+            try:
+                _, deaths = await tell(apiserver, number, side)
+            except AssertionError as error:
+                raise AssertionError(f"killed {side} write {number} of {count}: {error}") from error
+            if not deaths:
+                missed.append(number)
+    # Events and counts may fall together in a run, so the last few numbers may not be reached.
+    assert len(missed) <= count * 0.3, missed
