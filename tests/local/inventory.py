@@ -1,0 +1,97 @@
+"""What is on this machine that an instance could have made: taken before and after, and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from busbar.local import cgroups
+
+SETTINGS = ("kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory", "vm/panic_on_oom", "fs/inotify")
+NETWORK_SETTINGS = Path("/proc/sys/net")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything by name; two of them compare equal when nothing was left."""
+
+    mounts: frozenset[str]
+    links: frozenset[str]
+    routes: frozenset[str]
+    tables: frozenset[str]
+    settings: frozenset[str]
+    cgroups: frozenset[str]
+    folders: frozenset[str]
+
+    def left_behind(self, before: Inventory) -> dict[str, list[str]]:
+        """What is here now and was not before, by kind."""
+        found = {}
+        for field in fields(self):
+            extra = getattr(self, field.name) - getattr(before, field.name)
+            if extra:
+                found[field.name] = sorted(extra)
+        return found
+
+
+def take(name: str) -> Inventory:
+    """The machine's state as far as the instance ``name`` could have touched it."""
+    octets = ("busbar",)
+    links = [link["ifname"] for link in json.loads(_run("ip", "-j", "link"))]
+    return Inventory(
+        mounts=frozenset(line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()),
+        links=frozenset(link for link in links if link.startswith(octets)),
+        routes=frozenset(_run("ip", "route", "show", "table", "all").splitlines()),
+        tables=frozenset(_run("nft", "list", "tables").splitlines()),
+        settings=frozenset(_settings()),
+        cgroups=frozenset(
+            str(folder)
+            for tree in cgroups.trees()
+            for folder, _, _ in os.walk(tree)
+            if f"busbar.{name}" in Path(folder).relative_to(tree).parts
+        ),
+        folders=frozenset(
+            path
+            for path in (
+                "/var/lib/kubelet",
+                "/var/lib/cni",
+                "/var/lib/containers",
+                "/var/log/pods",
+                "/run/containerd",
+            )
+            if Path(path).exists()
+        ),
+    )
+
+
+def processes(supervisor: int) -> dict[int, str]:
+    """Every process in the supervisor's PID namespace, with its command."""
+    from busbar.local.status import pids_inside
+
+    found = {}
+    for pid in pids_inside(supervisor).values():
+        try:
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    return found
+
+
+def _settings() -> list[str]:
+    files = [Path("/proc/sys") / name for name in SETTINGS]
+    found = []
+    for root in (*files, NETWORK_SETTINGS):
+        for file in [root] if root.is_file() else sorted(root.rglob("*")):
+            # Settings of a network device vanish with it; others' devices may come and go meanwhile.
+            if file.is_file() and not {"conf", "neigh"} & set(file.parts) and os.access(file, os.R_OK):
+                try:
+                    found.append(f"{file}={file.read_text().strip()}")
+                except OSError:
+                    continue
+    return found
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, text=True, capture_output=True, check=True).stdout

@@ -1,0 +1,225 @@
+"""The real one-machine cluster: it comes up, it goes, and nothing is left; data stays until it is purged.
+
+Each test uses instances of its own names, so an instance that somebody works with is not disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.local.inventory import processes, take
+
+from busbar.local import cluster, config, packages, preflight, simulated, teardown
+from busbar.local.images import builder, recipe
+from busbar.local.instance import Instance, load_or_create, port_is_free, running, start_ticks
+from busbar.local.kubectl import Kubectl, Object, wait_for
+
+pytestmark = pytest.mark.node
+FIRST, SECOND = "inventory-one", "inventory-two"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> None:
+    preflight.check(FIRST)
+    packages.ensure()
+    builder.build_images()
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    for name in (FIRST, SECOND):
+        teardown.down(name, purge=True)
+
+
+def start(name: str, *, simulate: bool = False) -> tuple[Instance, Kubectl]:
+    instance = load_or_create(name)
+    return instance, cluster.start(instance, simulate=simulate, with_traffic=False)
+
+
+def volume_and_pod(script: str) -> list[Object]:
+    """A restricted pod on the default StorageClass, as the platform makes them."""
+    container = {
+        "name": "main",
+        "image": f"{config.REGISTRY}/busbar-base:{recipe.base_tag()}",
+        "command": ["/usr/bin/tini", "--", "sh", "-c", script],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "token", "mountPath": "/token"}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": {"limits": {"memory": "64Mi"}, "requests": {"cpu": "5m"}},
+    }
+    token = {
+        "serviceAccountToken": {"audience": "busbar-operator", "path": "token", "expirationSeconds": 600}
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": recipe.USER,
+            "runAsGroup": recipe.USER,
+            "fsGroup": recipe.USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "token", "projected": {"sources": [token]}},
+        ],
+    }
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "64Mi"}}}
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "t", "labels": restricted}},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data", "namespace": "t"},
+            "spec": claim,
+        },
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "t"}, "spec": spec},
+    ]
+
+
+def phase(kubectl: Kubectl) -> str:
+    return str(kubectl.get("-n", "t", "pod", "p").get("status", {}).get("phase"))
+
+
+def run_pod(kubectl: Kubectl, script: str, until: str) -> None:
+    namespace, claim, pod = volume_and_pod(script)
+    kubectl.apply([namespace, claim])
+
+    def has_account() -> bool:
+        return bool(kubectl.get("-n", "t", "serviceaccount", "default", "--ignore-not-found"))
+
+    wait_for("the namespace's service account", has_account, 20, "kube-controller-manager.log")
+    kubectl.run("-n", "t", "delete", "pod", "p", "--ignore-not-found")
+    kubectl.apply([pod])
+    wait_for(f"the pod's phase {until}", lambda: phase(kubectl) == until, 60, "kubelet.log")
+
+
+def alive(found: dict[int, str]) -> dict[int, str]:
+    return {pid: command for pid, command in found.items() if start_ticks(pid) is not None}
+
+
+def supervisor(instance: Instance) -> int:
+    found = running(instance.name)
+    assert found is not None
+    return found.pid
+
+
+def test_down_leaves_nothing_but_the_data_and_purge_deletes_that_too() -> None:
+    before = take(FIRST)
+    instance, kubectl = start(FIRST, simulate=True)
+    kubectl.apply(simulated.nodes({"A100": 0, "L4": 0, "V100": 0}))
+    run_pod(kubectl, "echo kept > /data/file; sleep 1000", "Running")
+    ours = processes(supervisor(instance))
+    assert len(ours) > 10
+    assert take(FIRST).left_behind(before), "the inventory sees nothing of a running instance"
+
+    teardown.down(FIRST, purge=False)
+    assert alive(ours) == {}
+    assert take(FIRST).left_behind(before) == {}
+
+    instance, kubectl = start(FIRST)
+    run_pod(kubectl, "cat /data/file", "Succeeded")
+    assert kubectl.run("-n", "t", "logs", "p") == "kept\n"
+    teardown.down(FIRST, purge=True)
+    assert not instance.folder.exists()
+    assert take(FIRST).left_behind(before) == {}
+
+
+def test_after_a_kill_9_of_the_supervisor_everything_dies_and_down_removes_the_rest() -> None:
+    before = take(FIRST)
+    instance, kubectl = start(FIRST)
+    run_pod(kubectl, "sleep 1000", "Running")
+    ours = processes(supervisor(instance))
+    os.kill(supervisor(instance), signal.SIGKILL)
+    wait_for("the end of its processes", lambda: not alive(ours), 20, "/proc")
+    assert running(FIRST) is None
+
+    teardown.down(FIRST, purge=False)
+    assert take(FIRST).left_behind(before) == {}
+
+    _, kubectl = start(FIRST)
+    assert kubectl.get("ns", "t")["metadata"]["name"] == "t"
+
+
+def test_a_part_that_dies_is_started_again() -> None:
+    instance, kubectl = start(FIRST)
+    pid = next(p for p, command in processes(supervisor(instance)).items() if "/kube-apiserver " in command)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(
+        "the part's restart", lambda: cluster.state(instance)["kube-apiserver"]["restarts"] == 1, 20, "logs"
+    )
+    wait_for("the API server's return", kubectl.answers, 30, "logs")
+
+
+def test_two_instances_do_not_disturb_each_other() -> None:
+    one, kubectl_one = start(FIRST)
+    two, kubectl_two = start(SECOND)
+    assert not one.addresses.network.overlaps(two.addresses.network)
+    assert len({one.portal_port, one.gateway_port, two.portal_port, two.gateway_port}) == 4
+    kubectl_one.run("create", "namespace", "only-in-one")
+    assert kubectl_two.get("ns", "only-in-one", "--ignore-not-found") == {}
+
+    teardown.down(FIRST, purge=True)
+    assert kubectl_two.answers()
+    assert port_is_free(one.portal_port)
+    assert not port_is_free(two.portal_port)
+
+
+def test_a_pod_gets_its_limits_names_token_and_a_shell() -> None:
+    _, kubectl = start(FIRST)
+    run_pod(kubectl, "sleep 1000", "Running")
+
+    def inside(script: str) -> str:
+        return kubectl.run("-n", "t", "exec", "p", "--", "sh", "-c", f"{script}; true").strip()
+
+    assert inside("id -u; id -g").split() == [str(recipe.USER), str(recipe.USER)]
+    assert "Read-only" in inside("touch /etc/x 2>&1")
+    assert inside("touch /data/x && echo written") == "written"
+    assert inside("getent hosts kubernetes.default.svc.cluster.local").startswith("10.")
+    assert (
+        inside("grep -c . /proc/self/status >/dev/null; awk '/Seccomp:/ {print $2}' /proc/self/status") == "2"
+    )
+    assert inside("python3 -c 'bytearray(200 << 20)' 2>/dev/null; echo $?").endswith("137")
+    token = inside("cat /token/token")
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview"}
+    asked = {**review, "spec": {"token": token, "audiences": ["busbar-operator"]}}
+    answer = json.loads(kubectl.run("create", "-o", "json", "-f", "-", stdin=json.dumps(asked)))
+    assert answer["status"]["authenticated"] is True
+    wrong = {**review, "spec": {"token": token, "audiences": ["somebody-else"]}}
+    answer = json.loads(kubectl.run("create", "-o", "json", "-f", "-", stdin=json.dumps(wrong)))
+    assert not answer["status"].get("authenticated")
+
+
+def test_nobody_reaches_kubelet_etcd_or_api_server_without_a_certificate() -> None:
+    instance, _ = start(FIRST)
+    node = instance.addresses.node
+
+    def status(url: str) -> str:
+        command = ["curl", "-sk", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", url]
+        return subprocess.run(command, text=True, capture_output=True, check=False).stdout
+
+    assert status(f"https://{node}:10250/pods") == "401"
+    assert status(f"https://{node}:6443/api") == "401"
+    assert status(f"https://{node}:2379/version") == "000", "etcd answers outside loopback"
+
+
+def test_the_next_start_is_quick() -> None:
+    start(FIRST)
+    teardown.down(FIRST, purge=False)
+    began = time.monotonic()
+    start(FIRST)
+    assert time.monotonic() - began < 60
