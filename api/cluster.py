@@ -140,7 +140,9 @@ def loads_of(snapshot: Snapshot) -> list[NodeLoad]:
         pool = pools.get(node.pool)
         if pool is None:
             continue
-        capacity = node.capacity.cpu_m if pool.is_cpu else node.capacity.accelerators_m
+        capacity = (
+            pool.cpu_accelerators_m(node.capacity.cpu_m) if pool.is_cpu else node.capacity.accelerators_m
+        )
         loads.append(
             NodeLoad(
                 node.name, node.pool, pool.accelerator, node.ready, capacity / 1000, used[node.name] / 1000

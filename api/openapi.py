@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 PATH = "docs/openapi.json"
+ERROR = {"$ref": "#/components/schemas/ErrorBody"}
 
 
 def description() -> dict[str, Any]:
@@ -19,9 +20,13 @@ def description() -> dict[str, Any]:
 
 
 def exact(found: dict[str, Any]) -> dict[str, Any]:
-    """Without the answers that FastAPI adds by itself and we never give: every 422 of ours is declared."""
+    """What FastAPI cannot know: errors are JSON also where a success is not, and it never answers the 422s that
+    it adds by itself (every one of ours is declared)."""
     for operations in found["paths"].values():
         for operation in operations.values():
+            for status, response in operation["responses"].items():
+                if status.startswith(("4", "5")) and "HTTPValidationError" not in json.dumps(response):
+                    response["content"] = {"application/json": {"schema": ERROR}}
             automatic = operation["responses"].get("422", {})
             if "HTTPValidationError" in json.dumps(automatic):
                 del operation["responses"]["422"]

@@ -13,7 +13,7 @@ import asyncio
 import math
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from busbar.api.authorization import Authorizer
 from busbar.api.clock import Clock, utc_now
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from busbar.scheduler import Action, Job, Plan, Snapshot
 
 DRAFT_NAME = "preview"
+DRAFT_ID = "draft"
+"""The scheduler's id of a draft in the operator's snapshot."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,6 @@ class Preview:
     finishes_in_low_seconds: float | None = None
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
-    starts_replicas: int | None = None
-    """Of a ModelService: how many of its replicas would start now."""
-    wanted_replicas: int | None = None
     changes: tuple[Change, ...] = field(default_factory=tuple)
 
 
@@ -131,32 +130,23 @@ def answer(snapshot: Snapshot, draft: Object, now: datetime, admin: bool) -> Pre
     decided, _ = plan(snapshot, Policy(), now.timestamp(), None)
     starts = {a.job: a for a in decided.actions if a.kind is ActionKind.START}
     started = [job for job in jobs if job.id in starts]
-    counts: dict[str, Any] = (
-        {"starts_replicas": len(started), "wanted_replicas": len(jobs)} if service else {}
-    )
     if started:
-        return _starting(snapshot, started[0], starts[started[0].id], admin, counts)
-    return _waiting(snapshot, jobs[0], decided, admin, counts)
+        return _starting(snapshot, started[0], starts[started[0].id], admin)
+    return _waiting(snapshot, jobs[0], decided, admin)
 
 
 def jobs_of(snapshot: Snapshot, draft: Object) -> list[Job]:
-    """The scheduler's jobs of a draft: one of a TrainingJob, one per replica of a ModelService."""
+    """The scheduler's jobs of a draft: the one with the id that the operator gives drafts, or those that
+    wait under the draft's own name (a draft of something that exists already)."""
+    found = [job for job in snapshot.jobs if job.id == DRAFT_ID]
+    if found:
+        return found
     meta = draft["metadata"]
     key = f"{meta['namespace']}/{meta.get('name') or ''}"
-    uid = str(meta.get("uid") or "")
-    return [
-        job
-        for job in snapshot.jobs
-        if job.run is None
-        and (
-            job.key == key
-            or job.service == key
-            or (bool(uid) and (job.id == uid or job.id.startswith(f"{uid}/")))
-        )
-    ]
+    return [job for job in snapshot.jobs if job.run is None and key in (job.key, job.service)]
 
 
-def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool, counts: dict[str, Any]) -> Preview:
+def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool) -> Preview:
     placement = action.to
     assert placement is not None  # a start always says where
     pool = next(p for p in snapshot.pools if p.name == placement.pool)
@@ -182,7 +172,6 @@ def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool, counts:
         finishes_in_low_seconds=seconds[2],
         finishes_in_high_seconds=seconds[1],
         estimated_cost=round(cost * finish / 3600, 4) if finish is not None else None,
-        **counts,
     )
 
 
@@ -202,7 +191,7 @@ def _speeds(snapshot: Snapshot, job: Job, action: Action) -> tuple[float, float,
     return found.speed, found.low, found.high
 
 
-def _waiting(snapshot: Snapshot, job: Job, decided: Plan, admin: bool, counts: dict[str, Any]) -> Preview:
+def _waiting(snapshot: Snapshot, job: Job, decided: Plan, admin: bool) -> Preview:
     from busbar.scheduler import sentence
     from busbar.scheduler.plans import NEVER
 
@@ -213,7 +202,6 @@ def _waiting(snapshot: Snapshot, job: Job, decided: Plan, admin: bool, counts: d
             possible=True,
             reason="The scheduler did not decide about it in this round; it will look again in the next.",
             when="Not known",
-            **counts,
         )
     never = record.code in NEVER
     if never:
@@ -229,7 +217,6 @@ def _waiting(snapshot: Snapshot, job: Job, decided: Plan, admin: bool, counts: d
         when=when,
         code=record.code.value,
         changes=tuple(Change(c.kind, c.current, c.needed) for c in record.changes),
-        **counts,
     )
 
 

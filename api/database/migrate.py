@@ -1,15 +1,20 @@
 """Brings the database to the newest schema at start, or moves it by hand (`busbar-api migrate`).
 
-On PostgreSQL an advisory lock lets one of several starting replicas do it while the others wait; on SQLite
-the write lock of the file does the same, and foreign keys are off while tables are rebuilt in batches.
+On PostgreSQL an advisory lock lets one of several starting replicas do it while the others wait; on SQLite a
+lock on a file beside the database does the same, and foreign keys are off while tables are rebuilt in batches.
+Alembic keeps its context in module globals: one migration at a time per process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
 
 from busbar.api.database.engine import make_engine
 
@@ -35,9 +40,22 @@ async def migrate(url: str, revision: str = "head") -> None:
     engine = make_engine(url)
     try:
         async with engine.connect() as connection:
-            await connection.run_sync(_migrate, revision)
+            with _file_lock(url):
+                await connection.run_sync(_migrate, revision)
     finally:
         await engine.dispose()
+
+
+@contextlib.contextmanager
+def _file_lock(url: str) -> Iterator[None]:
+    """Hold `<database>.lock`, for SQLite in a file."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+        yield
+        return
+    with Path(parsed.database + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _migrate(connection: Connection, revision: str) -> None:

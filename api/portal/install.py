@@ -26,7 +26,9 @@ def install(app: FastAPI, services: Services) -> None:
     ):
         app.include_router(router, include_in_schema=False)
     if services.settings.oidc is not None:
-        from busbar.api.portal.oidc import install as install_oidc  # Authlib costs memory where it is not used
+        from busbar.api.portal.oidc import (
+            install as install_oidc,
+        )  # Authlib costs memory where it is not used
 
         install_oidc(app, services)
 

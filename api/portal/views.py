@@ -318,7 +318,7 @@ _FACTS = (
     ("allocated", "Tenant holds"),
     ("limit", "Limit"),
     ("free", "Free"),
-    ("position", "Place in your tenant's queue"),
+    ("position", "Place in the queue"),
 )
 _AMOUNTS = ("requested", "entitled", "allocated", "limit", "free")
 

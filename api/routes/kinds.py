@@ -66,7 +66,7 @@ def _routes(resource: Resource, model: type[Kind], many: type[schemas.Answer]) -
         openapi_extra=takes(kind, "The object as kubectl would apply it: metadata and spec."),
     )
     async def create(
-        request: Request, namespace: str, body: Body, caller: Annotated[Caller, may("create")]
+        request: Request, namespace: str, caller: Annotated[Caller, may("create")], body: Body
     ) -> JSONResponse:
         return raw(await services_of(request).objects.create(caller, resource, namespace, body), 201)
 
@@ -91,7 +91,7 @@ def _routes(resource: Resource, model: type[Kind], many: type[schemas.Answer]) -
         openapi_extra=takes("", "A merge patch with `spec`, `metadata.labels` or `metadata.annotations`."),
     )
     async def change(
-        request: Request, namespace: str, name: str, body: Body, caller: Annotated[Caller, may("patch")]
+        request: Request, namespace: str, name: str, caller: Annotated[Caller, may("patch")], body: Body
     ) -> JSONResponse:
         return raw(await services_of(request).objects.change(caller, resource, namespace, name, body))
 
@@ -255,8 +255,8 @@ def _preview() -> APIRouter:
     async def preview(
         request: Request,
         namespace: str,
-        body: Body,
         caller: Annotated[Caller, Depends(InNamespace("create", TRAINING_JOBS))],
+        body: Body,
     ) -> schemas.PreviewInfo:
         resource = MODEL_SERVICES if body.get("kind") == MODEL_SERVICES.kind else TRAINING_JOBS
         found = await services_of(request).previews.preview(caller, resource, namespace, body)

@@ -95,8 +95,6 @@ class PreviewInfo(Answer):
     finishes_in_low_seconds: float | None = None
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
-    starts_replicas: int | None = None
-    wanted_replicas: int | None = None
     changes: list[ChangeInfo] = Field(description="Smallest changes that would let it start now.")
 
 

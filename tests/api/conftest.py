@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import text
 from tests.api.memory_kube import MemoryKube
 from tests.api.postgres import Server
@@ -252,6 +254,22 @@ async def world(settings: Settings) -> AsyncIterator[World]:
         yield made
 
 
+@cache
+def _apps() -> list[FastAPI]:
+    return []
+
+
+def apps_of(built: Services) -> list[FastAPI]:
+    """Both applications over these services. Their routes are made once: that is most of a test's time."""
+    if built.settings.oidc is not None:
+        return [public_app(built), internal_app(built)]
+    if not _apps():
+        _apps().extend([public_app(built), internal_app(built)])
+    for app in _apps():
+        app.state.services = built
+    return _apps()
+
+
 class running:
     """Start an API over a cluster, and stop it."""
 
@@ -267,11 +285,9 @@ class running:
         )
         await built.store.start()
         await built.store.synced(5)
-        public = httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=public_app(built)), base_url="http://busbar.test"
-        )
-        internal = httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app=internal_app(built)), base_url="http://busbar.test"
+        public, internal = (
+            httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://busbar.test")
+            for app in apps_of(built)
         )
         self._world = World(built, self._kube, operator, clock, public, internal)
         return self._world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.api.memory_kube import MemoryKube
@@ -77,8 +78,10 @@ class ScriptedOperator:
             for (plural, _, _), o in self._kube.objects.items()
             if plural in (TRAINING_JOBS.plural, MODEL_SERVICES.plural)
         ]
-        for obj in [*objects, *([draft] if draft else [])]:
+        for obj in objects:
             jobs += _jobs(obj, owner)
+        if draft is not None:
+            jobs += [replace(job, id=JobId("draft")) for job in _jobs(draft, owner)[:1]]
         return Snapshot(pools=tuple(pools), nodes=tuple(nodes), tenants=tuple(tenants), jobs=tuple(jobs))
 
 
