@@ -45,6 +45,10 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool) -> Kubectl:
         wait_for("the node's registration", lambda: ready(instance, kubectl), NODE_TIMEOUT_S, logs(instance))
         label = "busbar.dev/accelerator=cpu"
         kubectl.run("label", "node", instance.node_name, label, "--overwrite")
+        # The range its pods' addresses come from: the platform dials no address outside its node's range.
+        pods = instance.addresses.pods
+        patch = json.dumps({"spec": {"podCIDR": pods, "podCIDRs": [pods]}})
+        kubectl.run("patch", "node", instance.node_name, "-p", patch)
     return kubectl
 
 
