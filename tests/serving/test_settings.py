@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from busbar.workloads.serving.errors import SettingsError
-from busbar.workloads.serving.settings import EngineSettings, from_environment, parse_bytes
+from busbar.workloads.serving.pod import from_environment
+from busbar.workloads.serving.settings import EngineSettings, parse_bytes
 
 SPEC = {"model": {"trainingJob": "j"}, "kvCacheMemory": "64Mi", "maxModelLen": 256, "drainSeconds": 12}
 POD = {

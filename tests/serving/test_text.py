@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.serving.models import EOS, VOCAB, make_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from busbar.workloads.serving.text import UNFINISHED, Detokenizer, StopMatcher
+from busbar.workloads.serving.text import UNFINISHED, Detokenizer, StopMatcher, special_tokens
 
 BYTE_LEVEL = make_tokenizer()
 
@@ -37,7 +37,7 @@ BYTE_FALLBACK = byte_fallback_tokenizer()
 
 
 def pieces_of(tokenizer: Tokenizer, tokens: list[int], skip: bool = True) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, skip)
+    detokenizer = Detokenizer(tokenizer, special_tokens(tokenizer) if skip else frozenset())
     return [*(detokenizer.add(token) for token in tokens), detokenizer.flush()]
 
 

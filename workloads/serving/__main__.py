@@ -12,7 +12,7 @@ import sys
 
 from busbar.kube.contracts.workload import TERMINATION_LOG, Env
 from busbar.workloads.serving.errors import ServingError
-from busbar.workloads.serving.settings import from_environment
+from busbar.workloads.serving.pod import from_environment
 
 log = logging.getLogger("busbar.workloads.serving")
 

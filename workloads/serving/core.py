@@ -19,7 +19,7 @@ from busbar.workloads.serving.sampler import Draw, logprobs_of, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
 from busbar.workloads.serving.scheduler import Scheduler, Sequence, Step
 from busbar.workloads.serving.speed import Speed
-from busbar.workloads.serving.text import Detokenizer, StopMatcher
+from busbar.workloads.serving.text import Detokenizer, StopMatcher, special_tokens
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class EngineCore:
         self.requests_total = 0
         self.tokens_total = 0
         self._clock = clock
+        self._special = special_tokens(tokenizer)
         self._live: dict[str, Live] = {}
         self._of: dict[Sequence, Live] = {}
 
@@ -112,7 +113,9 @@ class EngineCore:
             id=request_id,
             params=params,
             sequence=sequence,
-            detokenizer=Detokenizer(self.tokenizer, params.skip_special_tokens),
+            detokenizer=Detokenizer(
+                self.tokenizer, self._special if params.skip_special_tokens else frozenset()
+            ),
             matcher=StopMatcher(params.stop, params.include_stop_text),
             randomness=Randomness() if params.seed is None else Randomness(params.seed),
             arrived_s=arrived_s,

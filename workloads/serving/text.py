@@ -36,12 +36,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-class Detokenizer:
-    """Text of a growing list of tokens."""
+def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that `skip_special_tokens` leaves out."""
+    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+
+class Detokenizer:
+    """Text of a growing list of tokens; `hidden` ones (special tokens, usually) show nothing."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._hidden = hidden
         self._tokens: list[int] = []
         self._start = 0  # the window begins here; its text up to _read is out already
         self._read = 0
@@ -49,6 +54,8 @@ class Detokenizer:
 
     def add(self, token: int) -> str:
         """The text that `token` makes certain."""
+        if token in self._hidden:
+            return ""
         self._tokens.append(token)
         text = self._fresh()
         certain = text.rstrip(UNFINISHED)
@@ -71,7 +78,7 @@ class Detokenizer:
         return self._decode(self._tokens[self._start :])[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=self._skip) if tokens else ""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False) if tokens else ""
         return text
 
 

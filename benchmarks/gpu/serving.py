@@ -1,0 +1,255 @@
+"""The serving engine beside transformers' `generate`: greedy equality and tokens/s, in one run.
+
+    python benchmarks/gpu/serving.py [--out results.json] [--model tiny|1b|8b] [--dtype ...]
+
+Needs torch, transformers, safetensors, tokenizers and prometheus-client; no cluster, no download: the
+model is random (its config is real). On a machine without a CUDA device it runs a CPU miniature of the
+same code and says so in its result; such a result is never a GPU figure.
+
+1. Equality, in float32: prompts of mixed length in one continuous batch, with a KV pool smaller than
+   the sum of contexts, against `generate` one prompt at a time.
+2. Speed, in --dtype: B sequences with `context` tokens each produce `output` tokens. Ours with paged
+   KV and continuous batching, transformers with its static batch; both timed to the last token.
+   The ratio is the figure; tokens/s belong to the device named in the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / ".src"))
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+
+from busbar.workloads.serving.architecture import parse_architecture
+from busbar.workloads.serving.core import EngineCore
+from busbar.workloads.serving.loader import assemble
+from busbar.workloads.serving.sampling import SamplingParams
+from busbar.workloads.serving.settings import EngineSettings
+from busbar.workloads.serving.weights import fuse_weights
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"layers": 4, "hidden": 256, "heads": 4, "kv": 4, "mlp": 704, "vocab": 4096},
+    "1b": {"layers": 16, "hidden": 2048, "heads": 32, "kv": 8, "mlp": 8192, "vocab": 128256},
+    "8b": {"layers": 32, "hidden": 4096, "heads": 32, "kv": 8, "mlp": 14336, "vocab": 128256},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it is run."""
+
+    batches: tuple[int, ...]
+    context: int
+    output: int
+    equality_prompts: int
+    equality_tokens: int
+
+
+GPU = Plan(batches=(1, 8, 64), context=1024, output=256, equality_prompts=8, equality_tokens=64)
+MINIATURE = Plan(batches=(1, 8), context=48, output=48, equality_prompts=6, equality_tokens=32)
+
+
+def make_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype, seed: int = 0) -> Any:
+    """A random Llama of this shape, made on the device."""
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=shape["vocab"],
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["mlp"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["kv"],
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    return model.eval()
+
+
+def make_engine(model: Any, kv_bytes: int, max_running: int, block_tokens: int = 64) -> EngineCore:
+    """Our engine on the same weights (copied and fused)."""
+    arch = parse_architecture(model.config.to_dict())
+    device = model.device
+    weights = fuse_weights(model.state_dict(), arch, device, model.dtype)
+    words = {f"w{i}": i for i in range(arch.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    settings = EngineSettings(
+        Path("in-memory"),
+        kv_bytes=kv_bytes,
+        max_running=max_running,
+        block_tokens=block_tokens,
+        max_batched_tokens=2048 if device.type == "cuda" else 512,
+    )
+    kv_dtype = torch.float32 if device.type == "cpu" else model.dtype
+    core, _, _ = assemble(settings, arch, weights, kv_dtype, tokenizer, "random", time.monotonic)
+    return core
+
+
+def run_ours(core: EngineCore, prompts: list[list[int]], count: int) -> list[list[int]]:
+    params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    found: list[list[int]] = [[] for _ in prompts]
+    for index, prompt in enumerate(prompts):
+        core.submit(str(index), prompt, params, time.monotonic())
+    while not core.idle:
+        for delta in core.step():
+            found[int(delta.request_id)] += delta.tokens
+    return found
+
+
+def run_transformers(model: Any, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """All prompts have the same length."""
+    inputs = torch.tensor(prompts, device=model.device)
+    with torch.no_grad():
+        out = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    tokens: list[list[int]] = out[:, inputs.shape[1] :].tolist()
+    return tokens
+
+
+def random_prompt(length: int, vocab: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(100, vocab, (length,), generator=generator).tolist()
+    return tokens
+
+
+def check_equality(shape: dict[str, int], device: torch.device, plan: Plan) -> dict[str, Any]:
+    """In float32, one batch under memory pressure against one prompt at a time."""
+    model = make_model(shape, device, torch.float32)
+    lengths = [7 + (i * 37) % (2 * plan.context) for i in range(plan.equality_prompts)]
+    prompts = [random_prompt(n, shape["vocab"], i) for i, n in enumerate(lengths)]
+    longest = max(lengths) + plan.equality_tokens
+    total = sum(lengths) + plan.equality_tokens * len(lengths)
+    block = 16
+    block_bytes = 2 * shape["layers"] * shape["kv"] * (shape["hidden"] // shape["heads"]) * block * 4
+    blocks = max(-(-longest // block), total // block // 2)
+    core = make_engine(model, (blocks + 1) * block_bytes, len(prompts), block)
+    ours = run_ours(core, prompts, plan.equality_tokens)
+    theirs = [run_transformers(model, [p], plan.equality_tokens)[0] for p in prompts]
+    same = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(y))
+        for x, y in zip(ours, theirs, strict=True)
+    ]
+    return {
+        "dtype": "float32",
+        "prompts": len(prompts),
+        "tokensEach": plan.equality_tokens,
+        "equalPrompts": sum(n == plan.equality_tokens for n in same),
+        "equalTokensBeforeFirstDifference": same,
+        "kvPoolTokens": core.scheduler.capacity_tokens,
+        "sumOfContexts": total,
+        "preemptions": core.scheduler.preemption_count,
+        "blocksLeftBehind": core.scheduler.pool.used,
+        "attention": core.runner.decoder.attention.name,
+    }
+
+
+def measure_speed(
+    shape: dict[str, int], device: torch.device, dtype: torch.dtype, plan: Plan, repeats: int
+) -> list[dict[str, Any]]:
+    model = make_model(shape, device, dtype)
+    widest = max(plan.batches)
+    per_token = 2 * shape["layers"] * shape["kv"] * (shape["hidden"] // shape["heads"]) * 4
+    core = make_engine(model, (widest + 1) * (plan.context + plan.output + 64) * per_token, widest)
+    rows = []
+    for batch in plan.batches:
+        prompts = [random_prompt(plan.context, shape["vocab"], 1000 + i) for i in range(batch)]
+        sides = {
+            "ours": partial(run_ours, core, prompts, plan.output),
+            "transformers": partial(run_transformers, model, prompts, plan.output),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for repeat in range(repeats + 1):
+            for name, run in sides.items():
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                began = time.perf_counter() if device.type == "cuda" else time.process_time()
+                run()
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                ended = time.perf_counter() if device.type == "cuda" else time.process_time()
+                if repeat:  # the first is a warm-up
+                    seconds[name].append(ended - began)
+        median = {name: sorted(times)[len(times) // 2] for name, times in seconds.items()}
+        rows.append(
+            {
+                "batch": batch,
+                "context": plan.context,
+                "output": plan.output,
+                "oursTokensPerSecond": round(batch * plan.output / median["ours"], 1),
+                "transformersTokensPerSecond": round(batch * plan.output / median["transformers"], 1),
+                "ratio": round(median["transformers"] / median["ours"], 3),
+                "seconds": seconds,
+            }
+        )
+        print(f"  batch {batch}: {rows[-1]['ratio']}x transformers", file=sys.stderr)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=SHAPES, help="default: 1b on a GPU, tiny on a CPU")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the timed part")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    name = arguments.model or ("1b" if on_gpu else "tiny")
+    dtype = arguments.dtype or ("bfloat16" if on_gpu else "float32")
+    plan = GPU if on_gpu else MINIATURE
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if not on_gpu:
+        torch.set_num_threads(1)
+        print("No CUDA device: this is a CPU miniature and says nothing about a GPU.", file=sys.stderr)
+    result = {
+        "benchmark": "serving",
+        "kind": "gpu" if on_gpu else "cpu-miniature",
+        "command": " ".join(["python", "benchmarks/gpu/serving.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(0) if on_gpu else f"CPU, 1 thread ({platform.machine()})",
+        "timer": "wall, synchronised" if on_gpu else "CPU seconds of the process",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "model": {"name": name, **SHAPES[name]},
+        "equality": check_equality(SHAPES[name], device, plan),
+        "dtype": dtype,
+        "speed": measure_speed(SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats),
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+    equality = result["equality"]
+    assert isinstance(equality, dict)
+    return 0 if equality["equalPrompts"] == equality["prompts"] and not equality["blocksLeftBehind"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
