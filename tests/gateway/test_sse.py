@@ -1,0 +1,151 @@
+"""Event streams: cut the same wherever the network cuts them, counted, and shown as asked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from busbar.gateway.errors import BadUpstream
+from busbar.gateway.sse import Cutter, Meter, Wish, encode, payload, tokens
+
+STREAM = (
+    b": comment\n\n"
+    b'data: {"choices":[{"text":"a"}]}\n\n'
+    b"event: x\r\ndata: one\r\ndata: two\r\n\r\n"
+    b'data: {"choices":[{"text":"\xc3\xa9\xe4\xbd\xa0"}]}\n\n\n\n'
+    b"data: [DONE]\n\n"
+)
+EVENTS = [
+    b": comment",
+    b'data: {"choices":[{"text":"a"}]}',
+    b"event: x\r\ndata: one\r\ndata: two",
+    b'data: {"choices":[{"text":"\xc3\xa9\xe4\xbd\xa0"}]}',
+    b"data: [DONE]",
+]
+
+
+@given(st.lists(st.integers(0, len(STREAM))))
+def test_events_are_the_same_wherever_the_network_cuts(cuts: list[int]) -> None:
+    cutter = Cutter(10_000)
+    places = [0, *sorted(cuts), len(STREAM)]
+    found = [event for a, b in itertools.pairwise(places) for event in cutter.feed(STREAM[a:b])]
+    assert found == EVENTS
+
+
+def test_an_event_over_the_limit_is_refused() -> None:
+    cutter = Cutter(10)
+    assert cutter.feed(b"data: 1\n\ndata: 12") == [b"data: 1"]
+    with pytest.raises(BadUpstream):
+        cutter.feed(b"3456789")
+
+
+def test_the_payload_of_an_event_is_its_data_lines() -> None:
+    assert [payload(event) for event in EVENTS[:3]] == [None, b'{"choices":[{"text":"a"}]}', b"one\ntwo"]
+
+
+def chunk(text: str | None = None, usage: tuple[int, int] | None = None, **more: Any) -> bytes:
+    document: dict[str, Any] = {"choices": [] if text is None else [{"index": 0, "delta": {"content": text}}]}
+    if usage:
+        document["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
+    return b"data: " + json.dumps({**document, **more}).encode()
+
+
+def shown(meter: Meter, *events: bytes) -> list[Any]:
+    out = [meter.event(event) for event in events]
+    return [json.loads(data.removeprefix(b"data: ")) for data in out if data is not None]
+
+
+def test_the_final_usage_wins_over_counting() -> None:
+    meter = Meter(Wish())
+    shown(meter, chunk("two tokens"), chunk("x"), chunk(usage=(5, 3)))
+    assert (meter.prompt_tokens, meter.completion_tokens) == (5, 3)
+
+
+def test_pieces_without_text_are_not_counted() -> None:
+    meter = Meter(Wish())
+    shown(meter, chunk(""), chunk("a"), b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}')
+    assert meter.completion_tokens == 1
+
+
+def test_reasoning_and_tool_calls_are_counted() -> None:
+    meter = Meter(Wish())
+    for delta in ({"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}):
+        meter.event(b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode())
+    assert meter.completion_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("wish", "usages"),
+    [
+        (Wish(), ["absent", "absent"]),
+        (Wish(total=True), [None, None, 2]),
+        (Wish(total=True, continuous=True), [1, 2, 2]),
+    ],
+)
+def test_usage_is_shown_as_asked(wish: Wish, usages: list[object]) -> None:
+    documents = shown(Meter(wish), chunk("a", (5, 1)), chunk("b", (5, 2)), chunk(usage=(5, 2)))
+    seen = [
+        d["usage"]["completion_tokens"] if d.get("usage") else d.get("usage", "absent") for d in documents
+    ]
+    assert seen == usages
+
+
+def test_what_needs_no_change_is_passed_on_byte_by_byte() -> None:
+    odd = b'id: 7\ndata:  {"choices" : [{"text":"\\u00e9"}]}'
+    assert Meter(Wish()).event(odd) == odd + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "wish"),
+    [
+        ({"include_usage": True}, Wish(total=True)),
+        ({"include_usage": True, "continuous_usage_stats": True}, Wish(total=True, continuous=True)),
+        ({"continuous_usage_stats": True}, Wish()),
+        ({"include_usage": "yes"}, Wish()),
+        ("nonsense", Wish()),
+        (None, Wish()),
+    ],
+)
+def test_the_wish_is_read_from_the_request(options: object, wish: Wish) -> None:
+    assert Wish.of({"stream_options": options}) == wish
+
+
+def test_an_error_event_is_passed_on_and_ends_the_stream() -> None:
+    meter = Meter(Wish())
+    event = b'data: {"error":{"message":"no"}}'
+    assert meter.event(event) == event + b"\n\n"
+    assert meter.failed
+
+
+@pytest.mark.parametrize("event", [b"data: {", b"data: 3", b'data: ["a"]'])
+def test_what_is_not_a_chunk_is_refused(event: bytes) -> None:
+    with pytest.raises(BadUpstream):
+        Meter(Wish()).event(event)
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 2}, (5, 2)),
+        ({"prompt_tokens": 5}, (5, 0)),
+        ({"completion_tokens": 2}, None),
+        ({"prompt_tokens": -1, "completion_tokens": 2}, None),
+        ({"prompt_tokens": "5", "completion_tokens": 2}, None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_only_sound_usage_is_believed(usage: object, counted: tuple[int, int] | None) -> None:
+    assert tokens(usage) == counted
+
+
+def test_an_encoded_event_is_read_back() -> None:
+    (event,) = Cutter(1000).feed(encode({"a": "é\n\n"}))
+    data = payload(event)
+    assert data is not None
+    assert json.loads(data) == {"a": "é\n\n"}
