@@ -39,6 +39,8 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
             if ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
                 continue
             right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
+            if right is not Right.GUARANTEED and not round_.calm():
+                continue
             key = (
                 job.tenant,
                 round_.priority(job),
@@ -52,7 +54,6 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
                 continue
             if displace(round_, seat, column, _by_right(round_, seat, column, right)):
                 changed = True
-                hopeless.clear()
                 break
             hopeless.add(key)
     return changed
@@ -63,7 +64,7 @@ def improve(round_: Round, blocked: list[Seat]) -> bool:
     changed = False
     attempts = 0
     for seat in blocked:
-        if attempts >= ATTEMPTS:
+        if attempts >= ATTEMPTS or not round_.calm():
             break
         for column in _by_profit(round_, seat)[:2]:
             if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
@@ -99,41 +100,41 @@ def _by_profit(round_: Round, seat: Seat) -> list[Candidate]:
     return sorted(seat.option.columns, key=lambda column: -round_.profit(column))
 
 
-def _running(round_: Round, pool: str) -> list[Seat]:
-    return [
-        seat
-        for seat in round_.seats.values()
-        if seat.placement is not None
-        and seat.placement.pool == pool
-        and seat.job.preemptible
-        and seat.started_at_s < round_.now
-    ]
-
-
 def _by_right(round_: Round, seat: Seat, column: Candidate, right: Right) -> dict[JobId, Victim]:
     """Victims by rights, each costing the work it would lose."""
     ledger, job = round_.ledger, seat.job
-    running = _running(round_, column.pool)
+    found: dict[JobId, Victim] = {}
+    for tenant in sorted(ledger.tenants):
+        if tenant == job.tenant:
+            for other in round_.disturbable(column.pool, tenant):
+                if round_.priority(other.job) < round_.priority(job):
+                    found[other.job.id] = Victim(other, round_.lost_units(other))
+        elif right is not Right.BORROWING and not ledger.covered(tenant, column.accelerator):
+            found |= _borrowed(round_, column, tenant, right)
+    return found
+
+
+def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right) -> dict[JobId, Victim]:
+    """Jobs of another tenant on what it holds above its guarantee or its share, cheapest first."""
+    ledger = round_.ledger
+    fair = right is Right.ENTITLED
+    if fair and not ledger.above_share(tenant, column.accelerator, 0):
+        return {}
+    running = round_.disturbable(column.pool, tenant)
     running.sort(key=lambda other: (round_.lost_units(other), other.job.id))
     found: dict[JobId, Victim] = {}
-    taken: dict[str, int] = {}
+    taken = 0
     for other in running:
         assert other.placement is not None
-        tenant, amount_m = other.job.tenant, other.placement.accelerators_m
-        if tenant == job.tenant:
-            if round_.priority(other.job) < round_.priority(job):
-                found[other.job.id] = Victim(other, round_.lost_units(other))
+        if fair and not _exposed(round_, other):
             continue
-        already = taken.get(tenant, 0)
-        if ledger.covered(tenant, column.accelerator, -already):
+        amount_m = other.placement.accelerators_m
+        if fair and not ledger.above_share(tenant, column.accelerator, taken + amount_m):
             continue
-        if right is not Right.GUARANTEED:
-            if right is not Right.ENTITLED or not _exposed(round_, other):
-                continue
-            if not ledger.above_share(tenant, column.accelerator, already + amount_m):
-                continue
+        if ledger.covered(tenant, column.accelerator, -taken):
+            break
         found[other.job.id] = Victim(other, round_.lost_units(other))
-        taken[tenant] = already + amount_m
+        taken += amount_m
     return found
 
 
@@ -147,11 +148,10 @@ def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> dict
         return {}
     policy, hours = round_.policy, hours_left(seat, column)
     found: dict[JobId, Victim] = {}
-    for other in _running(round_, column.pool):
+    for other in round_.disturbable(column.pool, seat.job.tenant):
         if (
             other is seat
             or other.column is None
-            or other.job.tenant != seat.job.tenant
             or round_.priority(other.job) != round_.priority(seat.job)
             or other.job.kind is not JobKind.TRAINING
             or not _exposed(round_, other)

@@ -21,6 +21,8 @@ def move(round_: Round) -> bool:
     proposals.sort(key=lambda item: (item[0], item[1]))
     changed = False
     for _, _, seat, column in proposals:
+        if not round_.calm():
+            break
         if round_.movable(seat) and seat.column is not None and seat.started_at_s < round_.now:
             changed = _try(round_, seat, column) or _exchange(round_, seat, column) or changed
     return changed

@@ -158,6 +158,9 @@ class Policy:
     """After so many a job is only preempted to give back a guarantee."""
     move_gain_factor: float = 2.0
     """A running job moves only if the forecast gain is at least this many times the cost."""
+    churn: float = 0.05
+    """At most this part of all jobs is disturbed for fairness, priority or speed within `min_run_s` (at least
+    eight). Taking back a guarantee is not bounded, but counts."""
     growth_factor: int = 2
     """A running elastic job grows at most by this factor in one round."""
     remaining_exponent: float = 0.2

@@ -59,6 +59,13 @@ class _Book:
         self._holders: dict[str, tuple[Holder, ...]] = {}
         self._free: dict[str, int] = {}
         self._rooms: dict[_Key, int] = {}
+        self._highest: dict[tuple[str, str], int] = {}
+        self._lowest: dict[str, int] = {}
+        for seat in round_.seats.values():
+            if seat.placement is not None:
+                key, own = (seat.job.tenant, seat.placement.accelerator), round_.priority(seat.job)
+                self._highest[key] = max(own, self._highest.get(key, own))
+                self._lowest[seat.job.tenant] = min(own, self._lowest.get(seat.job.tenant, own))
 
     def simple(self, seat: Seat, code: WaitCode) -> WaitingRecord:
         """A job whose place is decided and not yet free."""
@@ -203,24 +210,14 @@ class _Book:
         base = self._base(seat, column, code)
         changes = [*self._fewer(seat, column), *self._elsewhere(seat)]
         if code is WaitCode.PRIORITY:
-            lowest = min(
-                round_.priority(other.job)
-                for other in round_.seats.values()
-                if other.placement is not None and other.job.tenant == job.tenant
-            )
+            lowest = self._lowest[job.tenant]
             if round_.priority(job) <= lowest and lowest + 1 <= ledger.tenants[job.tenant].priority_ceiling:
                 changes.append(Change("priority", str(job.priority), str(lowest + 1)))
         return replace(base, changes=tuple(changes))
 
     def _outranked(self, job: Job, accelerator: str) -> bool:
         """Whether jobs of higher priority of its own tenant hold the resource."""
-        return any(
-            seat.placement is not None
-            and seat.placement.accelerator == accelerator
-            and seat.job.tenant == job.tenant
-            and self.round.priority(seat.job) > self.round.priority(job)
-            for seat in self.round.seats.values()
-        )
+        return self._highest.get((job.tenant, accelerator), -1) > self.round.priority(job)
 
     def _base(self, seat: Seat, column: Candidate, code: WaitCode) -> WaitingRecord:
         ledger, job = self.round.ledger, seat.job

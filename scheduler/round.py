@@ -7,6 +7,7 @@ from the result finds nothing to do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from .plans import Policy
 from .prices import Market, solve
 from .table import TableView
 from .types import Job, JobId, JobKind, Placement, Snapshot
+
+
+FEW = 8
+"""So many jobs may be disturbed on the smallest cluster."""
 
 
 @dataclass
@@ -51,12 +56,24 @@ class Round:
         self.ledger = Ledger(snapshot, self.table, self.options, capacity_m)
         self.market: Market = solve(self.options, capacity_m)
         self.seats: dict[JobId, Seat] = {}
+        self.held: dict[tuple[str, str], dict[JobId, Seat]] = {}
+        """Jobs with a place, by pool and tenant."""
+        self._lost: dict[JobId, float] = {}
+        self.disturbed: set[JobId] = set()
+        """Running jobs whose place in the plan is another than they have, or none."""
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
             self._seat(job)
+        self._quiet_budget = self._budget(snapshot)
         self._first_free = {
             name: {node.name: tuple(free) for node, free in zip(pool.nodes, pool.now, strict=True)}
             for name, pool in self.cluster.pools.items()
         }
+
+    def _budget(self, snapshot: Snapshot) -> int:
+        """How many running jobs may still be disturbed: what happened lately counts."""
+        since = self.now - self.policy.min_run_s
+        recent = sum(job.last_move_at_s is not None and job.last_move_at_s > since for job in snapshot.jobs)
+        return max(FEW, math.ceil(self.policy.churn * len(snapshot.jobs))) - recent
 
     def _seat(self, job: Job) -> None:
         option = self.options[job.id]
@@ -74,7 +91,31 @@ class Round:
         self.cluster.take(placement)
         self.ledger.book(job.tenant, placement.accelerator, placement.accelerators_m)
         column = option.column_of(placement)
-        self.seats[job.id] = Seat(option, placement, column, job.run.started_at_s)
+        seat = self.seats[job.id] = Seat(option, placement, column, job.run.started_at_s)
+        self._hold(seat)
+
+    def _hold(self, seat: Seat) -> None:
+        assert seat.placement is not None
+        self.held.setdefault((seat.placement.pool, seat.job.tenant), {})[seat.job.id] = seat
+
+    def _note(self, seat: Seat) -> None:
+        run = seat.job.run
+        if run is not None and run.placement != seat.placement:
+            self.disturbed.add(seat.job.id)
+        else:
+            self.disturbed.discard(seat.job.id)
+
+    def calm(self) -> bool:
+        """Whether more running jobs may be disturbed in this round (`Policy.churn`)."""
+        return len(self.disturbed) < self._quiet_budget
+
+    def disturbable(self, pool: str, tenant: str) -> list[Seat]:
+        """Jobs of the tenant in this pool that may be stopped for others, those placed in this round not."""
+        return [
+            seat
+            for seat in self.held.get((pool, tenant), {}).values()
+            if seat.job.preemptible and seat.started_at_s < self.now
+        ]
 
     def waiting(self) -> list[Seat]:
         """Jobs without a place that may get one."""
@@ -96,6 +137,8 @@ class Round:
         unchanged = run is not None and run.placement == seat.placement
         seat.started_at_s = run.started_at_s if run is not None and unchanged else self.now
         seat.waits_for_release = release
+        self._hold(seat)
+        self._note(seat)
         self.cluster.take(seat.placement)
         self.ledger.book(seat.job.tenant, column.accelerator, column.accelerators_m)
 
@@ -103,15 +146,19 @@ class Round:
         """Take a job's place away."""
         if seat.placement is None:
             return
+        del self.held[seat.placement.pool, seat.job.tenant][seat.job.id]
         self.cluster.take(seat.placement, sign=1)
         self.ledger.book(seat.job.tenant, seat.placement.accelerator, -seat.placement.accelerators_m)
         seat.placement, seat.column, seat.waits_for_release = None, None, False
+        self._note(seat)
 
     def restore(
         self, seat: Seat, placement: Placement, column: Candidate | None, started_at_s: float
     ) -> None:
         """Undo `clear`."""
         seat.placement, seat.column, seat.started_at_s = placement, column, started_at_s
+        self._hold(seat)
+        self._note(seat)
         self.cluster.take(placement)
         self.ledger.book(seat.job.tenant, placement.accelerator, placement.accelerators_m)
 
@@ -134,11 +181,14 @@ class Round:
         return seat.job.restart_s + max(0.0, self.now - saved)
 
     def lost_units(self, seat: Seat) -> float:
-        """The same for all its accelerators, in exchange-rate units."""
+        """The same for all accelerators of its running attempt, in exchange-rate units."""
         if seat.placement is None:
             return 0.0
-        units = self.ledger.units_of(seat.placement.accelerator, seat.placement.accelerators_m)
-        return self.lost_s(seat) * units
+        known = self._lost.get(seat.job.id)
+        if known is None:
+            units = self.ledger.units_of(seat.placement.accelerator, seat.placement.accelerators_m)
+            known = self._lost[seat.job.id] = self.lost_s(seat) * units
+        return known
 
     def priority(self, job: Job) -> int:
         """The priority that counts."""

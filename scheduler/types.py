@@ -275,7 +275,7 @@ class Job:
     """What a preemption, move or resize costs besides the work since the last checkpoint."""
     preemptions: int = 0
     last_move_at_s: float | None = None
-    """Time of the last move or resize."""
+    """Time of the last move, resize or preemption."""
     reclaim_deadline_s: float = 0.0
     """Serving: within how long lent capacity must be back; others: 0 means the policy's."""
     service: str = ""

@@ -102,6 +102,8 @@ class _Search:
     def one(self) -> list[Victim] | None:
         best: tuple[float, int, list[Victim]] | None = None
         for i in self.candidates:
+            if i not in self.on_node:
+                continue
             found = self._cheapest(i, 1, set())
             if found is not None and (best is None or found[0] < best[0] - 1e-12):
                 best = found
@@ -111,7 +113,12 @@ class _Search:
         chosen: list[Victim] = []
         gone: set[JobId] = set()
         total = sum(self._room(i) for i in self.candidates)
-        offers = {i: offer for i in self.candidates if (offer := self._cheapest(i, self.pods, gone))}
+        known = set(self.candidates)
+        offers = {
+            i: offer
+            for i in sorted(self.on_node)
+            if i in known and (offer := self._cheapest(i, self.pods, gone))
+        }
         while total < self.pods:
             if not offers:
                 return None
@@ -122,7 +129,7 @@ class _Search:
                 gone.add(victim.id)
                 touched |= set(self._free(victim))
             total = sum(self._room(i) for i in self.candidates)
-            for j in touched | {i}:
+            for j in sorted(touched | {i}):
                 offer = self._cheapest(j, self.pods, gone)
                 offers.pop(j, None)
                 if offer is not None:
