@@ -35,6 +35,8 @@ from busbar.kube.contracts.routes import ServiceRoute
 
 log = logging.getLogger("busbar.gateway.relay")
 
+EARLY_EVENTS = 16
+"""Events without content (the role, comments) kept back at most, so that a replica's death may still be hidden."""
 _REFUSING = frozenset({429, 503})
 _OUR_FAULT = frozenset({401, 403})
 
@@ -191,6 +193,7 @@ class Relay:
             "Accept": "text/event-stream" if call.stream else "application/json",
             "Accept-Encoding": "identity",
             "X-Request-Id": call.request_id,
+            "X-Busbar-Request-Id": call.request_id,
         }
         timeout = aiohttp.ClientTimeout(
             total=None,
@@ -255,12 +258,17 @@ class Relay:
         self, request: web.Request, call: Call, upstream: aiohttp.ClientResponse, usage: Usage
     ) -> web.StreamResponse:
         meter = sse.Meter(sse.Wish.of(call.document))
+        early: list[bytes] = []
         response: web.StreamResponse | None = None
         problem = None
         try:
             async with aclosing(self._events(upstream, meter)) as events:
                 async for event in events:
                     if response is None:
+                        early.append(event)
+                        if not meter.begun and len(early) < EARLY_EVENTS:
+                            continue
+                        event = b"".join(early)
                         response = _event_stream(call)
                     # Counted first: a client that saw a token while we died must find it on its account.
                     usage.set(meter.prompt_tokens, meter.completion_tokens)

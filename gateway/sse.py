@@ -63,13 +63,20 @@ class Meter:
     """Counts the tokens of one stream and gives the client only what it asked for.
 
     Counting: usage on every chunk where the engine has it (`continuous_usage_stats`), so that a broken
-    stream counts exactly what was delivered; else one token per piece of text, until the final usage says
-    better. Prompt tokens that an engine never told stay 0: nothing is charged on a guess.
+    stream counts exactly what was delivered; else by `token_index`, where a choice has it (our engine), else
+    one token per piece of text, until the final usage says better. Prompt tokens that an engine never told
+    stay 0: nothing is charged on a guess.
+
+    `begun` says that the answer has really begun. The first chunk of a chat only tells the role, often long
+    before the model has computed anything.
     """
 
     def __init__(self, wish: Wish) -> None:
         self._wish = wish
         self._told = False
+        self._pieces = 0
+        self._reached: dict[int, int] = {}
+        self.begun = False
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.done = False
@@ -81,7 +88,7 @@ class Meter:
         if data is None:
             return event + b"\n\n"
         if data.strip() == DONE:
-            self.done = True
+            self.done = self.begun = True
             return b"data: [DONE]\n\n"
         try:
             chunk = json.loads(data)
@@ -90,7 +97,7 @@ class Meter:
         if not isinstance(chunk, dict):
             raise BadUpstream("The model server sent an event that is not a JSON object.")
         if "error" in chunk:
-            self.failed = True
+            self.failed = self.begun = True
             return event + b"\n\n"
         self._count(chunk)
         return self._shown(chunk, event)
@@ -100,8 +107,19 @@ class Meter:
         if usage is not None:
             self._told = True
             self.prompt_tokens, self.completion_tokens = usage
-        elif not self._told:
-            self.completion_tokens += sum(1 for choice in _choices(chunk) if _has_text(choice))
+        for choice in _choices(chunk):
+            self._count_choice(choice)
+        if not self._told:
+            self.completion_tokens = self._pieces + sum(self._reached.values())
+
+    def _count_choice(self, choice: dict[str, Any]) -> None:
+        text = _has_text(choice)
+        self.begun = self.begun or text or choice.get("finish_reason") is not None
+        reached, index = choice.get("token_index"), choice.get("index")
+        if isinstance(reached, int) and isinstance(index, int):
+            self._reached[index] = max(reached, self._reached.get(index, 0))
+        elif text:
+            self._pieces += 1
 
     def _shown(self, chunk: dict[str, Any], event: bytes) -> bytes | None:
         if "usage" not in chunk:

@@ -73,7 +73,7 @@ class Engine(Server):
         self.status = 200
         self.headers: dict[str, str] = {}
         self.die_at: int | None = None
-        """Cut the connection before this word (0: before any byte)."""
+        """Cut the connection before this word (0: before any byte; of a chat, after the role)."""
         self.pause_at: int | None = None
         """Wait for `go` before this word."""
         self.go = asyncio.Event()
@@ -112,7 +112,7 @@ class Engine(Server):
             return web.json_response({"error": {"message": "whose bearer is this?"}}, status=401)
         if not self.knows_continuous and "continuous_usage_stats" in (body.get("stream_options") or {}):
             return web.json_response({"error": {"message": "unknown", "param": "stream_options"}}, status=400)
-        if self.die_at == 0:
+        if self.die_at == 0 and not request.path.endswith("/chat/completions"):
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
@@ -126,6 +126,9 @@ class Engine(Server):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         options = body.get("stream_options") or {}
+        if request.path.endswith("/chat/completions"):
+            role = {"id": "x", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+            await response.write(b"data: " + json.dumps(role).encode() + b"\n\n")
         for count, word in enumerate(self.words):
             if self.pause_at == count:
                 await self.go.wait()

@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 from openai import APIError, AsyncOpenAI
-from tests.gateway.parts import KEY_A, Engine, House, route, text_of
+from tests.gateway.parts import KEY_A, Engine, House, events, route, text_of
 
 GONE = {"pod": "gone", "url": "http://127.0.0.1:1", "ready": True, "draining": False}
 
@@ -39,6 +39,21 @@ async def test_a_replica_that_dies_before_its_first_byte_is_replaced_unseen(
             assert text_of(await house.stream()) == "ab"
         else:
             assert (await house.ask())[0] == 200
+    assert dying.bodies
+
+
+async def test_a_replica_that_dies_after_the_role_but_before_the_text_is_replaced_unseen(
+    house: House,
+) -> None:
+    dying, engine = await house.engine(), await house.engine("a", "b")
+    dying.die_at = 0
+    await house.publish(route("m", dying, engine))
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    for _ in range(6):
+        async with house.post(body, path="/v1/chat/completions") as response:
+            stream = events(await response.read())
+        assert [event["choices"][0]["delta"].get("content") for event in stream[:-1]] == ["", "a", "b"]
+        assert stream[-1] == "[DONE]"
     assert dying.bodies
 
 
@@ -202,7 +217,7 @@ async def test_the_openai_client_streams_through_the_gateway(house: House) -> No
             model="m", messages=[{"role": "user", "content": "hi"}], stream=True
         )
         words = [chunk.choices[0].delta.content async for chunk in stream]
-    assert words == ["hello", " world"]
+    assert words == ["", "hello", " world"]
 
 
 async def test_the_openai_client_raises_on_a_broken_stream(house: House) -> None:

@@ -72,6 +72,24 @@ def test_pieces_without_text_are_not_counted() -> None:
     assert meter.completion_tokens == 1
 
 
+def test_an_engine_that_numbers_its_tokens_is_counted_by_the_numbers() -> None:
+    meter = Meter(Wish())
+    for index, reached in ((0, 2), (1, 1), (0, 5), (1, 1)):
+        choice = {"index": index, "text": "several tokens", "token_index": reached}
+        meter.event(b"data: " + json.dumps({"choices": [choice]}).encode())
+    assert meter.completion_tokens == 6
+
+
+def test_an_answer_begins_with_its_first_text_or_its_end() -> None:
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
+    for event in (chunk("a"), b"data: [DONE]", b'data: {"choices":[{"finish_reason":"stop","text":""}]}'):
+        meter = Meter(Wish())
+        shown(meter, role)
+        assert not meter.begun
+        meter.event(event)
+        assert meter.begun
+
+
 def test_reasoning_and_tool_calls_are_counted() -> None:
     meter = Meter(Wish())
     for delta in ({"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}):
