@@ -122,7 +122,9 @@ def test_stream_options_need_a_stream_and_known_names() -> None:
     with pytest.raises(BadRequest, match="needs stream: true"):
         parse_completion(body)
     assert parse_completion({**body, "stream": True}).wanted.include_usage
-    with pytest.raises(BadRequest, match="may hold include_usage only"):
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    assert parse_completion({**body, "stream": True, "stream_options": both}).wanted.continuous_usage
+    with pytest.raises(BadRequest, match="may hold include_usage and continuous_usage_stats only"):
         parse_completion({**body, "stream": True, "stream_options": {"other": 1}})
 
 

@@ -71,6 +71,22 @@ def test_a_stream_joins_to_the_same_text_and_numbers_its_tokens(
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] in ("length", "stop")
 
 
+def test_usage_so_far_stands_on_every_chunk_for_who_asks(client: openai.OpenAI) -> None:
+    body = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    chunks = list(
+        client.completions.create(
+            model=MODEL, prompt=[PROMPT, "x"], max_tokens=6, temperature=0, stream=True, extra_body=body
+        )
+    )
+    counted = [c.usage.completion_tokens for c in chunks if c.usage]
+    assert len(counted) == len(chunks)
+    assert counted == sorted(counted)
+    assert counted[-1] == sum(
+        max(c.choices[0].model_dump()["token_index"] for c in chunks if c.choices and c.choices[0].index == i)
+        for i in (0, 1)
+    )
+
+
 def test_many_prompts_at_once_each_get_their_own_answer(
     client: openai.OpenAI, llama: tuple[Path, Any]
 ) -> None:
@@ -193,6 +209,9 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(server: Running) -> None
     status, _, body = server.call("POST", "/v1/completions", b"{")
     assert status == 400
     assert "not JSON" in json.loads(body)["error"]["message"]
+    status, _, body = server.call("POST", "/v1/completions", b'{"model": "tiny", "prompt": "\\ud800"}')
+    assert status == 400
+    assert "not valid Unicode" in json.loads(body)["error"]["message"]
     status, _, body = server.call("GET", "/v1/completions", None)
     assert (status, json.loads(body)["error"]["code"]) == (405, 405)
 
@@ -217,6 +236,8 @@ def test_the_gateways_request_id_comes_back(server: Running) -> None:
     with open_stream(server, 2, {"x-busbar-request-id": "abc-1"}) as answer:
         assert answer.headers["x-busbar-request-id"] == "abc-1"
         assert b'"id":"cmpl-abc-1"' in answer.rest()
+    with open_stream(server, 2, {"x-request-id": "from-elsewhere"}) as answer:
+        assert b'"id":"cmpl-from-elsewhere"' in answer.rest()
     with open_stream(server, 2, {"x-busbar-request-id": "no spaces"}) as answer:
         assert answer.status == 400
 

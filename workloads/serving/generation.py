@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from busbar.workloads.serving.engine import Engine, Stream
 from busbar.workloads.serving.errors import BadRequest, EngineFailed, RequestError
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_request import ChatBody, CompletionBody, Wanted
-from busbar.workloads.serving.openai_response import DONE, Answer, Choice, error_body, sse
+from busbar.workloads.serving.openai_response import DONE, Answer, Choice, error_body, sse, usage
 from busbar.workloads.serving.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -45,6 +45,10 @@ async def prepare(body: CompletionBody | ChatBody, loaded: Loaded) -> list[Job]:
             raise BadRequest(
                 f"the prompt of {len(text)} characters is too long for this model", param="prompt"
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"the text is not valid Unicode: {error.reason}", param="prompt") from error
         if len(text) > LONG_TEXT:
             coded = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
         else:
@@ -104,7 +108,7 @@ async def send_stream(
         for job in jobs:
             await response.write(answer.first_chunk(job.choice))
     try:
-        await _send_all(response, streams, jobs, answer)
+        await _send_all(response, streams, jobs, answer, wanted)
     except RequestError as error:
         await response.write(sse(error_body(error)))
     else:
@@ -132,24 +136,33 @@ def envelope(body: CompletionBody | ChatBody, request_id: str, model: str, loade
 
 
 async def _send_all(
-    response: web.StreamResponse, streams: list[Stream], jobs: list[Job], answer: Answer
+    response: web.StreamResponse, streams: list[Stream], jobs: list[Job], answer: Answer, wanted: Wanted
 ) -> None:
+    def so_far() -> dict[str, int] | None:
+        return usage([job.choice for job in jobs]) if wanted.continuous_usage else None
+
     try:
         async with asyncio.TaskGroup() as group:
             for stream, job in zip(streams, jobs, strict=True):
-                group.create_task(_send_choice(response, stream, job, answer))
+                group.create_task(_send_choice(response, stream, job, answer, so_far))
     except BaseExceptionGroup as errors:
         raise _first(errors) from errors
 
 
-async def _send_choice(response: web.StreamResponse, stream: Stream, job: Job, answer: Answer) -> None:
+async def _send_choice(
+    response: web.StreamResponse,
+    stream: Stream,
+    job: Job,
+    answer: Answer,
+    so_far: Callable[[], dict[str, int] | None],
+) -> None:
     while job.choice.finish is None:
         delta = await stream.next()
         if delta.error is not None:
             raise EngineFailed(delta.error)
         job.choice.take(delta)
         if job.choice.has_news:
-            await response.write(answer.chunk(job.choice))
+            await response.write(answer.chunk(job.choice, so_far()))
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

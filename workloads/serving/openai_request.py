@@ -23,6 +23,7 @@ SAMPLING_FIELDS = frozenset(
         *("frequency_penalty", "logit_bias", "logprobs"),
     }
 )
+STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
 SHARED_FIELDS = SAMPLING_FIELDS | {"model", "stream", "stream_options"}
 WITHOUT_EFFECT = frozenset(
     {
@@ -59,6 +60,8 @@ class Wanted:
     """As asked; None: the route's default, which depends on the prompt."""
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
+    """Usage so far on every chunk, so that whoever counts knows what a broken stream delivered."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,10 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         raise BadRequest("model must name a model; GET /v1/models lists them", param="model")
     stream = _boolean(fields, "stream", False)
     options = fields.get("stream_options", {})
-    if not isinstance(options, dict) or set(options) - {"include_usage", "include_obfuscation"}:
-        raise BadRequest("stream_options may hold include_usage only", param="stream_options")
+    if not isinstance(options, dict) or set(options) - STREAM_OPTIONS:
+        raise BadRequest(
+            "stream_options may hold include_usage and continuous_usage_stats only", param="stream_options"
+        )
     if options and not stream:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
     max_tokens = _integer(fields, "max_tokens", 1, 2**31)
@@ -148,7 +153,8 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         logprobs=logprobs,
     )
     include_usage = _boolean(options, "include_usage", False)
-    return Wanted(model, params, max_tokens, stream, include_usage)
+    continuous_usage = _boolean(options, "continuous_usage_stats", False)
+    return Wanted(model, params, max_tokens, stream, include_usage, continuous_usage)
 
 
 def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:

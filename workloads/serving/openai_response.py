@@ -63,15 +63,15 @@ class Answer:
         """The chunk with the role that opens a chat stream."""
         return self._chunk(choice.index, {"delta": {"role": "assistant", "content": ""}}, None, None, 0)
 
-    def chunk(self, choice: Choice) -> bytes:
-        """What `choice` has gained since its last chunk."""
+    def chunk(self, choice: Choice, so_far: dict[str, int] | None = None) -> bytes:
+        """What `choice` has gained since its last chunk; `so_far` is the request's usage, if it is wanted."""
         text, logprobs = choice.text, choice.logprobs
         choice.text, choice.logprobs = "", []
         body: dict[str, Any] = {"text": text}
         if self.chat:
             body = {"delta": {"content": text} if text else {}}
         return self._chunk(
-            choice.index, body, self._logprobs(logprobs), choice.finish, choice.completion_tokens
+            choice.index, body, self._logprobs(logprobs), choice.finish, choice.completion_tokens, so_far
         )
 
     def usage_chunk(self, choices: list[Choice]) -> bytes:
@@ -87,7 +87,13 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(
-        self, index: int, body: dict[str, Any], logprobs: object, finish: str | None, reached: int
+        self,
+        index: int,
+        body: dict[str, Any],
+        logprobs: object,
+        finish: str | None,
+        reached: int,
+        so_far: dict[str, int] | None = None,
     ) -> bytes:
         choice = {
             "index": index,
@@ -96,7 +102,8 @@ class Answer:
             "finish_reason": finish,
             "token_index": reached,
         }
-        return sse({**self._head(self._chunk_object), "choices": [choice]})
+        counted = {} if so_far is None else {"usage": so_far}
+        return sse({**self._head(self._chunk_object), "choices": [choice], **counted})
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         body: dict[str, Any] = {"text": choice.text}
