@@ -21,6 +21,7 @@ from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.plan import GroupSize
 
 GRAIN = 1024
+Named = tuple[int, str, nn.Parameter]  # index, name, parameter
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Member:
     name: str
     parameter: nn.Parameter
     start: int
+    index: int  # in the order of model.parameters(), in which the gradient norm is summed
 
     @property
     def decayed(self) -> bool:
@@ -72,18 +74,18 @@ def make_groups(model: nn.Module) -> tuple[Group, ...]:
     """Groups of `model`'s trainable parameters in forward order."""
     blocks = _blocks(model)
     owner = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
-    before: list[tuple[str, nn.Parameter]] = []
-    after: list[tuple[str, nn.Parameter]] = []
-    inside: list[list[tuple[str, nn.Parameter]]] = [[] for _ in blocks]
-    for name, parameter in model.named_parameters():  # tied weights appear once
+    before: list[Named] = []
+    after: list[Named] = []
+    inside: list[list[Named]] = [[] for _ in blocks]
+    for index, (name, parameter) in enumerate(model.named_parameters()):  # tied weights appear once
         if not parameter.requires_grad:
             continue
         if id(parameter) in owner:
-            inside[owner[id(parameter)]].append((name, parameter))
+            inside[owner[id(parameter)]].append((index, name, parameter))
         elif any(inside):
-            after.append((name, parameter))
+            after.append((index, name, parameter))
         else:
-            before.append((name, parameter))
+            before.append((index, name, parameter))
     named = [("embedding", before)]
     named += [(f"block-{index}", members) for index, members in enumerate(inside)]
     named += [("head", after)]
@@ -102,10 +104,10 @@ def _size(modules: Iterable[nn.Module]) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
-def _lay_out(name: str, parameters: list[tuple[str, nn.Parameter]]) -> Group:
+def _lay_out(name: str, parameters: list[Named]) -> Group:
     members, start = [], 0
-    for label, parameter in parameters:
-        members.append(Member(label, parameter, start))
+    for index, label, parameter in parameters:
+        members.append(Member(label, parameter, start, index))
         start += -(-parameter.numel() // GRAIN) * GRAIN
     return Group(name, tuple(members), start)
 

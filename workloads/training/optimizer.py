@@ -26,7 +26,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from busbar.workloads.training.arena import Arena
-from busbar.workloads.training.groups import FlatGroup, Member, Piece
+from busbar.workloads.training.groups import FlatGroup, Member, Piece, members
 from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
 from busbar.workloads.training.settings import AdamW
 from busbar.workloads.training.streams import Event, Streams
@@ -64,7 +64,8 @@ class OffloadedAdamW:
         fused: bool = True,
     ) -> None:
         self.settings, self.streams, self.fused = settings, streams, fused
-        self._parameters = [member.parameter for flat in groups for member in flat.group.members]
+        ordered = sorted((member for _, member in members(groups)), key=lambda member: member.index)
+        self._parameters = [member.parameter for member in ordered]
         parts = 2 if plan.dtype == "float32" else 3
         self.chunks = [chunk for flat in groups for chunk in _cut(flat, plan, parts, device, host)]
         self._slots = [

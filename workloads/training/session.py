@@ -1,6 +1,7 @@
 """One run from its spec to its result: prepare, train, evaluate, export; or stop in good order on the way.
 
-Exit codes: 0 done; 143 stopped after SIGTERM with the state saved; 2 the job is wrong; 1 anything else.
+Exit codes: 0 done; 143 stopped after SIGTERM with the state saved; 2 the job cannot run as it
+is (trying again changes nothing); 1 anything else.
 A wish to stop is looked at between steps, and between files while preparing or evaluating: then there is
 nothing to save that is not saved already.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from busbar.workloads.training.control import Control
-from busbar.workloads.training.errors import CheckpointError, InvalidJob, ResumeRefused, TrainingError
+from busbar.workloads.training.errors import CheckpointError, OutOfArena, ResumeRefused, TrainingError
 from busbar.workloads.training.places import Places, check_places, claim_checkpoints
 from busbar.workloads.training.report import Reporter
 from busbar.workloads.training.settings import CheckpointPolicy, EngineSpec
@@ -60,7 +61,7 @@ def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
     except TrainingError as problem:
         reporter.note(f"error: {problem}")
         status.update(phase="Failed", message=str(problem))
-        code = INVALID if isinstance(problem, InvalidJob) else FAILED
+        code = FAILED if isinstance(problem, CheckpointError | OutOfArena) else INVALID
     except Exception as problem:
         traceback.print_exc()
         status.update(phase="Failed", message=f"{type(problem).__name__}: {problem}")

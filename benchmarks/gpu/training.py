@@ -1,0 +1,356 @@
+"""The training engine's offload on this machine's GPU: bit-equality first, then speed. Needs torch, nothing else.
+
+    python benchmarks/gpu/training.py --output benchmarks/gpu/training-<gpu>.json
+    python benchmarks/gpu/training.py --shape miniature        what a machine without a GPU runs by itself
+
+One decoder (RMSNorm, rotary attention, SwiGLU, tied head; random tokens) is trained four ways with the same seed:
+
+    plain       torch.optim.AdamW(fused=True), a loop that uses nothing of Busbar
+    resident    the engine, state on the device
+    half        the engine, the state of the last groups on the host
+    offload     the engine, all state on the host, streamed through staging slots
+
+All losses and final weights must be equal bit for bit; otherwise the script says where they differ and exits 1.
+Then tokens per second of each (median of the steps after warm-up, synchronised), peak device memory, and the
+bytes that crossed the link. The result is JSON with the command, versions, date and device. Without a GPU the
+same code runs a miniature on the CPU and the result says so: its times mean nothing, its equality does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # repeatable matrix products; before torch starts
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / ".src"))
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+
+from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.groups import FlatGroup, bind, make_groups, rebind_gradients
+from busbar.workloads.training.optimizer import OffloadedAdamW
+from busbar.workloads.training.plan import Demand, Limits, MemoryPlan, lay_out
+from busbar.workloads.training.settings import AdamW
+from busbar.workloads.training.streams import Streams, open_streams
+
+SETTINGS = AdamW(
+    learning_rate=3e-4,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.1,
+    warmup_steps=0,
+    schedule="constant",
+    gradient_clip=1.0,
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of the decoder and of one step."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    batch: int
+    steps: int
+    warm_up: int
+
+
+SHAPES = {
+    "miniature": Shape(2, 64, 176, 4, 512, 32, 4, 6, 2),
+    "100m": Shape(12, 768, 2048, 12, 32000, 1024, 8, 30, 5),
+    "1b": Shape(22, 2048, 5632, 32, 32000, 2048, 4, 20, 5),
+    "3b": Shape(28, 3072, 8192, 24, 32000, 4096, 1, 12, 3),
+}
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+        return x * scale * self.weight
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width = shape.width
+        self.heads = shape.heads
+        self.before_attention, self.before_mlp = Norm(width), Norm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate_up = nn.Linear(width, 2 * shape.inner, bias=False)
+        self.down = nn.Linear(shape.inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            self.qkv(self.before_attention(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )
+        mixed = scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
+        result: torch.Tensor = x + self.down(silu(gate) * up)
+        return result
+
+
+def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    cosine, sine = rotation
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+class Decoder(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = Norm(shape.width)
+        for parameter in self.parameters():
+            if parameter.ndim >= 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean loss of predicting each next token."""
+        x = self.embedding(tokens)
+        size = self.shape.width // self.shape.heads
+        inverse = 10000.0 ** (-torch.arange(0, size, 2, device=x.device) / size)
+        angles = torch.arange(tokens.shape[1], device=x.device)[:, None] * inverse
+        rotation = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        for block in self.blocks:
+            x = block(x, rotation)
+        logits = nn.functional.linear(self.norm(x), self.embedding.weight)[:, :-1]
+        loss: torch.Tensor = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        return loss
+
+
+class Plain:
+    """The reference: torch's own optimizer, and nothing of Busbar."""
+
+    name = "plain"
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": SETTINGS.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=SETTINGS.learning_rate,
+            betas=SETTINGS.betas,
+            eps=SETTINGS.eps,
+            fused=True,
+        )
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss: torch.Tensor = self.model(tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS.gradient_clip or 0.0)
+        self.optimizer.step()
+        return loss.detach()
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        return
+
+
+class Engine:
+    """Busbar's optimizer with a given share of the groups' state on the host."""
+
+    def __init__(
+        self, name: str, model: Decoder, device: torch.device, offloaded: Callable[[int], int]
+    ) -> None:
+        self.name, self.model = name, model
+        groups = make_groups(model)
+        demand = Demand(tuple(group.size for group in groups), "float32", 1, 0)
+        mode = "optimizer-offload" if offloaded(len(groups)) else "resident"
+        limits = Limits(None, None, device_is_host=device.type == "cpu")
+        self.plan: MemoryPlan = lay_out(demand, limits, mode, offloaded(len(groups)))
+        self.device_arena = Arena("device", self.plan.device, device, reserved=("activations",))
+        granted = {"optimizer": self.plan.host["optimizer"]}  # no checkpoint is written here
+        self.host_arena = Arena("host", granted, torch.device("cpu"))
+        if device.type == "cuda":
+            self.host_arena.pin()
+        self.groups: tuple[FlatGroup, ...] = bind(groups, self.device_arena, torch.float32)
+        self.streams: Streams = open_streams(device)
+        self.optimizer = OffloadedAdamW(
+            self.groups, SETTINGS, self.plan, self.device_arena, self.host_arena, self.streams, fused=True
+        )
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        rebind_gradients(self.groups)
+        loss: torch.Tensor = self.model(tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step(SETTINGS.learning_rate)
+        return loss.detach()
+
+    def facts(self) -> dict[str, Any]:
+        moved = self.optimizer.loaded_bytes + self.optimizer.stored_bytes
+        return {
+            "plan": self.plan.to_json(),
+            "chunks": len(self.optimizer.chunks),
+            "linkBytesPerStep": moved // max(1, self.optimizer.updates),
+        }
+
+    def close(self) -> None:
+        self.streams.close()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    losses: list[float]
+    weights: list[torch.Tensor]  # on the host
+    report: dict[str, Any]
+
+
+def make(name: str, model: Decoder, device: torch.device) -> Plain | Engine:
+    shares: dict[str, Callable[[int], int]] = {
+        "resident": lambda groups: 0,
+        "half": lambda groups: groups // 2,
+        "offload": lambda groups: groups,
+    }
+    return Plain(model) if name == "plain" else Engine(name, model, device, shares[name])
+
+
+def batches(shape: Shape, device: torch.device) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(shape.steps):
+        yield torch.randint(shape.vocabulary, (shape.batch, shape.sequence), generator=generator).to(device)
+
+
+def run(name: str, shape: Shape, device: torch.device) -> Outcome:
+    """Train one way from the same weights on the same tokens."""
+    on_gpu = device.type == "cuda"
+    torch.manual_seed(0)
+    with device:
+        model = Decoder(shape)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    way = make(name, model, device)
+    losses, seconds = [], []
+    for tokens in batches(shape, device):
+        _wait(device)
+        started = time.perf_counter()
+        loss = way.step(tokens)
+        _wait(device)
+        seconds.append(time.perf_counter() - started)
+        losses.append(loss.item())
+    per_step = statistics.median(seconds[shape.warm_up :])
+    report = {
+        "tokensPerSecond": round(shape.batch * shape.sequence / per_step, 1),
+        "stepSeconds": round(per_step, 6),
+        "firstStepSeconds": round(seconds[0], 6),
+        "peakDeviceBytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        **way.facts(),
+    }
+    weights = [parameter.detach().cpu().clone() for parameter in model.parameters()]
+    way.close()
+    return Outcome(name, losses, weights, report)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compare(reference: Outcome, other: Outcome) -> dict[str, Any]:
+    """Bit for bit: the first step whose loss differs, and how many parameters differ."""
+    pairs = zip(reference.losses, other.losses, strict=True)
+    first = next((step for step, (a, b) in enumerate(pairs, start=1) if a != b), None)
+    differing = sum(not torch.equal(a, b) for a, b in zip(reference.weights, other.weights, strict=True))
+    return {
+        "with": reference.name,
+        "lossesEqual": first is None,
+        "firstDifferentStep": first,
+        "weightsEqual": differing == 0,
+        "differentParameters": differing,
+    }
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "device": device.type,
+        "gpu": None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["gpuBytes"] = torch.cuda.get_device_properties(device).total_memory
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Offload: equal, and how fast.")
+    parser.add_argument("--shape", choices=SHAPES, help="default: 1b on a GPU, miniature without one")
+    parser.add_argument(
+        "--ways", default="plain,resident,half,offload", help="which, in order; plain is compared with"
+    )
+    parser.add_argument("--output", type=Path, help="write the JSON here too")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.matmul.allow_tf32 = False
+    else:
+        torch.set_num_threads(1)
+        print("no GPU here: a CPU miniature of the same code; its times mean nothing", file=sys.stderr)
+    chosen = options.shape or ("1b" if device.type == "cuda" else "miniature")
+    outcomes: list[Outcome] = []
+    for name in options.ways.split(","):
+        outcome = run(name, SHAPES[chosen], device)
+        outcomes.append(outcome)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        print(f"{name:<10} {outcome.report['tokensPerSecond']:>12,.0f} tokens/s", file=sys.stderr)
+    reference = outcomes[0]
+    ways = {o.name: {**o.report, "equality": compare(reference, o)} for o in outcomes}
+    equal = all(way["equality"]["lossesEqual"] and way["equality"]["weightsEqual"] for way in ways.values())
+    result = {
+        "command": " ".join(["python", "benchmarks/gpu/training.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "miniature": device.type != "cuda",
+        "machine": machine(device),
+        "shape": {"name": chosen, **asdict(SHAPES[chosen])},
+        "parameters": sum(weight.numel() for weight in reference.weights),
+        "dtype": "float32",
+        "bitEqual": equal,
+        "losses": {"first": reference.losses[0], "last": reference.losses[-1]},
+        "ways": ways,
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.output is not None:
+        options.output.write_text(text + "\n")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The reference: a plain PyTorch training loop. It imports nothing of Busbar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def plain_rate(settings: dict[str, Any], step: int, steps: int) -> float:
+    """Linear warm-up, then linear or cosine decay to zero."""
+    peak, warmup = settings["learningRate"], settings.get("warmupSteps", 0)
+    if step < warmup:
+        return float(peak * (step + 1) / warmup)
+    done = (step - warmup) / max(1, steps - warmup)
+    match settings.get("schedule", "linear"):
+        case "linear":
+            return float(peak * (1 - done))
+        case "cosine":
+            return float(peak * (0.5 * (1 + math.cos(math.pi * done))))
+    return float(peak)
+
+
+def train_plainly(
+    config: dict[str, Any],
+    vocab_size: int,
+    batches: Sequence[torch.Tensor],
+    micro_batch: int,
+    settings: dict[str, Any],
+    *,
+    seed: int = 0,
+    fused: bool | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower)."""
+    given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
+    torch.manual_seed(seed)
+    make: Any = AutoModelForCausalLM.from_config
+    model: torch.nn.Module = make(AutoConfig.for_model(given.pop("model_type"), **given), dtype=dtype)
+    model.train()
+    narrow = list(model.parameters())
+    masters = narrow
+    if dtype != torch.float32:
+        masters = [torch.nn.Parameter(p.detach().float()) for p in narrow]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in masters if p.ndim >= 2], "weight_decay": settings.get("weightDecay", 0.1)},
+            {"params": [p for p in masters if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=settings["learningRate"],
+        betas=tuple(settings.get("betas", (0.9, 0.95))),
+        eps=settings.get("eps", 1e-8),
+        fused=fused,
+    )
+    losses = []
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = plain_rate(settings, step, len(batches))
+        model.zero_grad(set_to_none=True)
+        total = torch.zeros(())
+        parts = torch.split(batch, micro_batch)
+        for part in parts:
+            loss = model(input_ids=part, labels=part).loss / len(parts)
+            loss.backward()
+            total += loss.detach()
+        if settings.get("gradientClip") is not None:
+            torch.nn.utils.clip_grad_norm_(narrow, settings["gradientClip"])
+        for master, parameter in zip(masters, narrow, strict=True):
+            if master is not parameter:
+                assert parameter.grad is not None
+                master.grad = parameter.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, narrow, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+        losses.append(float(total))
+    return losses, {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -1,0 +1,185 @@
+"""Checkpoints on disk: committed whole or not at all, verified when read, and the journal beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from busbar.workloads.training import checkpoint as module
+from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.errors import CheckpointError
+from busbar.workloads.training.journal import Journal
+from busbar.workloads.training.places import claim_checkpoints
+
+FACTS = {"identity": "abc", "attempt": 1}
+
+
+def tensors(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "weights/a": torch.randn(1000, generator=generator),
+        "m/a": torch.randn(1000, generator=generator),
+        "weights/b": torch.randn(64, generator=generator).bfloat16(),
+        "rng/cpu": torch.get_rng_state(),
+    }
+
+
+def folder_with(path: Path, steps: list[int], keep: int = 5) -> CheckpointFolder:
+    folder = CheckpointFolder(path, keep)
+    for step in steps:
+        folder.write(step, tensors(step), FACTS)
+    return folder
+
+
+def test_a_checkpoint_reads_back_bit_for_bit(tmp_path: Path) -> None:
+    loaded = folder_with(tmp_path, [10]).newest().checkpoint
+    assert loaded is not None
+    assert loaded.step == 10
+    assert loaded.manifest["identity"] == "abc"
+    expected = tensors(10)
+    assert set(loaded.tensors) == set(expected)
+    assert all(torch.equal(loaded.tensors[name], expected[name]) for name in expected if name != "rng/cpu")
+
+
+def test_views_of_one_buffer_are_written_as_what_they_show(tmp_path: Path) -> None:
+    flat = torch.arange(100.0)
+    folder = CheckpointFolder(tmp_path, 1)
+    folder.write(1, {"weights/a": flat[:40], "weights/b": flat[64:]}, FACTS)
+    loaded = folder.newest().checkpoint
+    assert loaded is not None
+    assert torch.equal(loaded.tensors["weights/b"], flat[64:])
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    assert folder_with(tmp_path, [1, 2, 3, 10], keep=2).steps() == [10, 3]
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+def forge_step(path: Path) -> None:
+    document = json.loads(path.read_text())
+    document["body"]["step"] = 99
+    path.write_text(json.dumps(document))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a flipped bit in a tensor": lambda folder: flip(folder / "state.safetensors", -5),
+    "a flipped bit in the header": lambda folder: flip(folder / "state.safetensors", 20),
+    "a truncated file": lambda folder: (folder / "state.safetensors").write_bytes(
+        (folder / "state.safetensors").read_bytes()[:2000]
+    ),
+    "an empty file": lambda folder: (folder / "state.safetensors").write_bytes(b""),
+    "no tensors": lambda folder: (folder / "state.safetensors").unlink(),
+    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
+    "a torn manifest": lambda folder: (folder / "manifest.json").write_text('{"crc32": 1, "bo'),
+    "a forged step": lambda folder: forge_step(folder / "manifest.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path, [10, 20])
+    damage(tmp_path / "step-00000020")
+    found = folder.newest()
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == 10
+    assert len(found.passed_over) == 1
+    assert "step-00000020" in found.passed_over[0]
+
+
+def test_a_half_written_checkpoint_of_a_dead_process_is_removed(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, [10])
+    (tmp_path / ".tmp-step-00000020-999").mkdir()
+    found = folder.newest()
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == 10
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
+
+
+def test_a_damaged_checkpoint_in_the_way_is_replaced(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, [10, 20])
+    DAMAGE["no manifest"](tmp_path / "step-00000020")
+    folder.write(20, tensors(20), FACTS)
+    found = folder.newest()
+    assert found.checkpoint is not None
+    assert (found.checkpoint.step, found.passed_over) == (20, ())
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_with(tmp_path, [10])
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"step 20 could not be written.*free space"):
+        folder.write(20, tensors(20), FACTS)
+    monkeypatch.undo()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
+
+
+def test_the_journal_counts_the_lost_steps_exactly(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", 1)
+    for step in range(1, 8):
+        journal.append(step, 1.0 / step)
+    journal.close()
+    again = Journal(tmp_path / "journal.jsonl", 2)
+    assert again.last_step == 7
+    assert again.lost_since(4) == 3
+    again.close()
+
+
+def test_the_journal_compares_repeated_steps(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", 1)
+    for step, loss in ((1, 0.5), (2, 0.25)):
+        journal.append(step, loss)
+    journal.close()
+    again = Journal(tmp_path / "journal.jsonl", 2)
+    again.append(1, 0.5)
+    again.append(2, 0.26)
+    again.append(3, 0.1)
+    assert (again.replayed, again.mismatches) == (2, [2])
+    again.close()
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5, "attempt": 1}\n{"step": 2, "lo')
+    journal = Journal(path, 2)
+    assert journal.last_step == 1
+    journal.append(2, 0.25)
+    journal.close()
+    again = Journal(path, 3)
+    assert again.recorded == {1: 0.5, 2: 0.25}
+    again.close()
+
+
+def test_the_digest_of_losses_needs_every_step(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a.jsonl", 1)
+    for step in (1, 2, 4):
+        journal.append(step, 0.5)
+    assert journal.digest(2) is not None
+    assert journal.digest(4) is None
+    journal.close()
+
+
+def test_another_jobs_checkpoints_are_moved_aside_and_not_resumed(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    assert not claim_checkpoints(checkpoints, "uid-1")
+    folder_with(checkpoints, [10])
+    assert not claim_checkpoints(checkpoints, "uid-1")
+    assert claim_checkpoints(checkpoints, "uid-2")
+    assert CheckpointFolder(checkpoints, 2).newest().checkpoint is None
+    assert CheckpointFolder(tmp_path / "checkpoints.previous", 2).steps() == [10]

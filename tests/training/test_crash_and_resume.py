@@ -1,0 +1,115 @@
+"""SIGKILL at awkward moments, then resume: losses and weights equal the uninterrupted run's, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training.crash import Point, train_in_a_process
+from tests.training.small import TEXTS, manifest
+
+from busbar.workloads.training.checkpoint import CheckpointFolder
+
+# A checkpoint every 4 of 12 steps, written in the background: where the newest durable one is a matter of timing,
+# the expectation is None and the disk tells after the kill.
+POINTS: dict[str, tuple[Point, int | None]] = {
+    "in a forward pass": (Point("trainer:Trainer", "_micro_batch", 13), None),
+    "half way through an update": (Point("optimizer:OffloadedAdamW", "_adamw", 40), None),
+    "while the second snapshot is copied": (Point("saver:Snapshot", "take", 2), 4),
+    "while the second checkpoint's files are written": (Point("checkpoint", "_write_files", 2), 4),
+    "between its files and its commit": (Point("checkpoint", "_replace", 2), 4),
+    "just after its commit": (Point("checkpoint:CheckpointFolder", "_remove_old", 2), 8),
+    "before the first checkpoint": (Point("trainer:Trainer", "step", 4), 0),
+    "while the result is written": (Point("export", "_swap_in", 1), 12),
+}
+
+
+def prepare(folder: Path) -> Path:
+    (folder / "text").mkdir(parents=True)
+    for name, text in TEXTS.items():
+        (folder / "text" / name).write_text(text)
+    return folder
+
+
+def losses(claims: Path) -> dict[int, float]:
+    lines = (claims / "out/model/checkpoints/journal.jsonl").read_text().splitlines()
+    return {entry["step"]: entry["loss"] for entry in map(json.loads, lines)}
+
+
+def outcome(claims: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((claims / "out/model/busbar.json").read_text())
+    return document
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    claims = prepare(tmp_path_factory.mktemp("whole"))
+    assert train_in_a_process(manifest(), claims) == 0
+    return claims
+
+
+@pytest.mark.parametrize(("point", "resumes_from"), POINTS.values(), ids=POINTS.keys())
+def test_a_killed_run_resumes_to_the_same_bits(
+    point: Point, resumes_from: int | None, uninterrupted: Path, tmp_path: Path
+) -> None:
+    claims = prepare(tmp_path / "claims")
+    assert train_in_a_process(manifest(), claims, point) == -signal.SIGKILL
+    durable = max(CheckpointFolder(claims / "out/model/checkpoints", 2).steps(), default=0)
+    assert resumes_from in (None, durable)
+    finished = max(losses(claims), default=0)
+    assert train_in_a_process(manifest(), claims) == 0
+
+    status = json.loads((claims / "status.json").read_text())
+    assert status["resumedFromStep"] == durable
+    assert status["lostSteps"] == status["replayedSteps"] == finished - durable
+    assert status["replayMismatches"] == 0
+    assert_same_result(claims, uninterrupted)
+
+
+def assert_same_result(claims: Path, whole: Path) -> None:
+    """Every loss, and every final weight, bit for bit."""
+    assert losses(claims) == losses(whole)
+    ours, theirs = (load_file(run / "out/model/model.safetensors") for run in (claims, whole))
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert outcome(claims)["fingerprint"] == outcome(whole)["fingerprint"]
+
+
+def test_a_run_may_resume_with_its_state_elsewhere(uninterrupted: Path, tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    point = Point("saver:Snapshot", "take", 2)
+    assert train_in_a_process(manifest(mode="resident"), claims, point) == -signal.SIGKILL
+    assert train_in_a_process(manifest(mode="optimizer-offload"), claims) == 0
+    assert_same_result(claims, uninterrupted)
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_and_no_bits(uninterrupted: Path, tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    assert train_in_a_process(manifest(), claims, Point("export", "_swap_in", 1)) == -signal.SIGKILL
+    state = claims / "out/model/checkpoints/step-00000012/state.safetensors"
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(bytes(data))
+    assert train_in_a_process(manifest(), claims) == 0
+    status = json.loads((claims / "status.json").read_text())
+    assert (status["resumedFromStep"], status["lostSteps"]) == (8, 4)
+    assert_same_result(claims, uninterrupted)
+
+
+def test_other_settings_do_not_resume_from_these_checkpoints(uninterrupted: Path, tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    assert train_in_a_process(manifest(), claims, Point("trainer:Trainer", "step", 7)) == -signal.SIGKILL
+    changed = manifest(seed=1)
+    assert train_in_a_process(changed, claims) == 0
+    status = json.loads((claims / "status.json").read_text())
+    assert status["resumedFromStep"] is None
+    assert (claims / "out/model/checkpoints.previous").is_dir()
+
+
+def test_losses_fall(uninterrupted: Path) -> None:
+    values = losses(uninterrupted)
+    assert values[12] < values[1] - 0.3

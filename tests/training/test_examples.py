@@ -1,0 +1,100 @@
+"""The examples of this part: valid, equal to what they say, and run for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tests.training.test_pod import free_port
+
+from busbar.workloads.training.environment import read_manifest, run_from_manifest
+from busbar.workloads.training.errors import InfeasiblePlan
+from busbar.workloads.training.job import parse_job
+from busbar.workloads.training.model import measure_demand, open_model
+from busbar.workloads.training.plan import Limits, make_plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "pytorch_two_pods.py"
+
+
+def test_the_demos_job_fits_its_device_with_offload_and_not_without() -> None:
+    job = run_from_manifest(read_manifest(EXAMPLES / "train-python-stdlib.yaml"), Path("claims"), None, {})
+    assert job.spec.device_memory_bytes is not None
+    assert job.checkpoint.every_steps == 20
+    cpu = torch.device("cpu")
+    demand = measure_demand(open_model(job.spec, None, 4096, 0), job.spec, cpu)
+    limits = Limits(job.spec.device_memory_bytes, None, device_is_host=True)
+    assert make_plan(demand, limits, "optimizer-offload").device_bytes <= job.spec.device_memory_bytes
+    assert make_plan(demand, limits, "auto").mode == "optimizer-offload"
+    with pytest.raises(InfeasiblePlan, match="mode: optimizer-offload"):
+        make_plan(demand, limits, "resident")
+
+
+def documents() -> dict[str, Any]:
+    text = (EXAMPLES / "pytorch-two-pods.yaml").read_text()
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def test_the_two_pod_manifest_carries_the_script_and_is_valid() -> None:
+    found = documents()
+    assert found["ConfigMap"]["data"][SCRIPT.name] == SCRIPT.read_text()
+    job = parse_job(found["TrainingJob"])
+    assert job.spec.template is not None
+    assert job.spec.shape.min_pods == job.spec.shape.max_pods == 2
+
+
+def start(rank: int, port: int, out: Path, steps: int) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OUT": str(out),
+        "STEPS": str(steps),
+    }
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    ended = []
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        ended.append((process.returncode, output))
+    return ended
+
+
+def weights_of(outcome: list[tuple[int, str]]) -> set[str]:
+    """What each rank says of its final weights."""
+    assert [code for code, _ in outcome] == [0, 0], outcome
+    return {output.rpartition("weights sum ")[2].strip() for _, output in outcome}
+
+
+def test_two_ranks_stop_together_when_one_is_told_and_resume_to_the_same_weights(tmp_path: Path) -> None:
+    steps = 400
+    port = free_port()
+    stopped = [start(rank, port, tmp_path / "a", steps) for rank in (0, 1)]
+    first_output = stopped[0].stdout
+    assert first_output is not None
+    assert "step 50/" in first_output.readline()
+    stopped[1].send_signal(signal.SIGTERM)
+    assert [code for code, _ in finish(stopped)] == [143, 143]
+
+    port = free_port()
+    resumed = weights_of(finish([start(rank, port, tmp_path / "a", steps) for rank in (0, 1)]))
+    port = free_port()
+    whole = weights_of(finish([start(rank, port, tmp_path / "b", steps) for rank in (0, 1)]))
+    assert resumed == whole
+    assert len(whole) == 1

@@ -1,0 +1,70 @@
+"""The script for a GPU machine: it runs its miniature here, claims no GPU, and needs nothing but torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu/training.py"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    found = importlib.util.spec_from_file_location("gpu_training_benchmark", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, found.name, module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_miniature_is_bit_equal_and_claims_no_gpu(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
+    output = tmp_path / "result.json"
+    monkeypatch.setattr(sys, "argv", ["training.py", "--output", str(output)])
+    assert benchmark.main() == 0
+    result = json.loads(output.read_text())
+    assert result["bitEqual"] is True
+    assert result["miniature"] is True
+    assert result["machine"]["gpu"] is None
+    assert result["machine"]["device"] == "cpu"
+    assert set(result["ways"]) == {"plain", "resident", "half", "offload"}
+    assert (
+        result["ways"]["offload"]["linkBytesPerStep"]
+        == 2 * result["ways"]["offload"]["plan"]["host"]["optimizer"]
+    )
+    assert result["ways"]["resident"]["linkBytesPerStep"] == 0
+
+
+def test_a_difference_is_found_and_located(benchmark: ModuleType) -> None:
+    import torch
+
+    one = benchmark.Outcome("plain", [1.0, 2.0], [torch.zeros(2), torch.ones(2)], {})
+    other = benchmark.Outcome("offload", [1.0, 2.5], [torch.zeros(2), torch.tensor([1.0, 1.5])], {})
+    found = benchmark.compare(one, other)
+    assert (found["firstDifferentStep"], found["differentParameters"]) == (2, 1)
+    assert not found["weightsEqual"]
+
+
+def test_the_engines_core_needs_only_torch() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('pydantic', 'transformers', 'tokenizers', 'safetensors', 'click'):\n"
+        "    sys.modules[name] = None\n"
+        "import busbar.workloads.training.optimizer, busbar.workloads.training.streams\n"
+    )
+    root = SCRIPT.parents[2] / ".src"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r})\n{code}"], check=False
+    )
+    assert done.returncode == 0

@@ -1,0 +1,155 @@
+"""What a job may say: each row of the table is refused with its field's path beside a neighbour that passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.training.small import LLAMA, engine, manifest
+
+from busbar.workloads.training.command import train
+from busbar.workloads.training.environment import read_manifest, run_from_manifest, run_from_pod
+from busbar.workloads.training.errors import InvalidJob, Unsupported
+from busbar.workloads.training.job import parse_checkpoint, parse_engine
+
+BAD = [
+    ("steps", 0, 3, "spec.engine.steps"),
+    ("steps", "ten", 10, "spec.engine.steps"),
+    ("batch", {"sequences": 6, "microBatch": 4}, {"sequences": 8, "microBatch": 4}, "spec.engine.batch"),
+    ("batch", {"sequences": 4, "micro": 4}, {"sequences": 4, "microBatch": 4}, "spec.engine.batch.micro"),
+    ("mode", "offload", "optimizer-offload", "spec.engine.mode"),
+    ("dtype", "float16", "bfloat16", "spec.engine.dtype"),
+    ("deviceMemory", "lots", "256Mi", "spec.engine.deviceMemory"),
+    ("state", "int8", "exact", "spec.engine.state"),
+    ("data", {"uri": "builtin://books"}, {"uri": "builtin://python-stdlib"}, "spec.engine.data.uri"),
+    ("data", {"uri": "/etc"}, {"uri": "pvc://etc"}, "spec.engine.data.uri"),
+    ("data", {"uri": "pvc://a/../b"}, {"uri": "pvc://a/b"}, "spec.engine.data.uri"),
+    ("model", {"config": {"hidden_size": 8}}, {"config": LLAMA}, "spec.engine.model.config.model_type"),
+    ("model", {"config": LLAMA, "uri": "pvc://a/b"}, {"uri": "pvc://a/b"}, "spec.engine.model"),
+    (
+        "model",
+        {"config": {**LLAMA, "vocab_size": 999}},
+        {"config": {**LLAMA, "vocab_size": 320}},
+        "spec.engine.tokenizer.train.vocabSize",
+    ),
+    (
+        "tokenizer",
+        {"train": {"vocabSize": 10}},
+        {"train": {"vocabSize": 320}},
+        "spec.engine.tokenizer.train.vocabSize",
+    ),
+    ("tokenizer", None, {"train": {"vocabSize": 320}}, "spec.engine"),
+    ("optimizer", {"name": "SGD"}, {"name": "AdamW"}, "spec.engine.optimizer.name"),
+    ("optimizer", {"betas": [0.9, 1.5]}, {"betas": [0.9, 0.95]}, "spec.engine.optimizer.betas[1]"),
+    ("optimizer", {"learningRate": -1}, {"learningRate": 0.1}, "spec.engine.optimizer.learningRate"),
+    ("threads", 0, 1, "spec.engine.threads"),
+    ("surprise", 1, None, "spec.engine.surprise"),
+]
+
+
+def with_field(field: str, value: Any) -> dict[str, Any]:
+    document = engine()
+    document[field] = value
+    if value is None:
+        del document[field]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good", "path"), BAD, ids=[f"{row[0]}-{i}" for i, row in enumerate(BAD)]
+)
+def test_a_bad_field_is_refused_with_its_path_and_its_neighbour_passes(
+    field: str, bad: Any, good: Any, path: str
+) -> None:
+    with pytest.raises(InvalidJob) as refusal:
+        parse_engine(with_field(field, bad))
+    assert refusal.value.field == path
+    parse_engine(with_field(field, good))
+
+
+def test_mode_memory_and_evaluation_do_not_change_what_a_run_is() -> None:
+    same = parse_engine(engine(mode="resident", deviceMemory="1Gi", evaluation={"ngramOrder": 3}))
+    assert same.identity == parse_engine(engine()).identity
+    assert parse_engine(engine(seed=1)).identity != same.identity
+
+
+def test_defaults_written_out_do_not_change_what_a_run_is() -> None:
+    assert parse_engine(engine(seed=0, threads=1)).identity == parse_engine(engine()).identity
+
+
+def test_a_checkpoint_policy_without_an_interval_saves_every_fifty_steps() -> None:
+    policy = parse_checkpoint({})
+    assert policy.due(50, 0.0)
+    assert not policy.due(49, 1e9)
+
+
+def test_a_checkpoint_policy_in_seconds_ignores_steps() -> None:
+    policy = parse_checkpoint({"everySeconds": 60})
+    assert not policy.due(50, 59.0)
+    assert policy.due(7, 60.0)
+
+
+def test_claims_are_folders_alone(tmp_path: Path) -> None:
+    places = run_from_manifest(manifest(), tmp_path, None, {}).places
+    assert places.output == tmp_path / "out/model"
+    assert places.checkpoints == tmp_path / "out/model/checkpoints"
+    assert places.data == tmp_path / "text"
+
+
+def test_the_operators_folders_win_in_a_pod(tmp_path: Path) -> None:
+    import json
+
+    run = run_from_pod(
+        {
+            "BUSBAR_SPEC": json.dumps(engine(mode="auto")),
+            "BUSBAR_MODE": "optimizer-offload",
+            "BUSBAR_CHECKPOINT": json.dumps({"everySteps": 7, "keep": 3}),
+            "BUSBAR_OUTPUT_DIR": "/artifacts/out/model",
+            "BUSBAR_CHECKPOINT_DIR": "/artifacts/out/ck",
+            "BUSBAR_DATA_DIR": "/artifacts/text",
+            "BUSBAR_JOB_NAME": "small",
+            "BUSBAR_NAMESPACE": "demo",
+            "BUSBAR_JOB_UID": "u-1",
+            "BUSBAR_ATTEMPT": "4",
+        }
+    )
+    assert run.spec.mode == "optimizer-offload"
+    assert (run.checkpoint.every_steps, run.checkpoint.keep) == (7, 3)
+    assert (run.places.checkpoints, run.places.data) == (Path("/artifacts/out/ck"), Path("/artifacts/text"))
+    assert (run.name, run.owner, run.attempt) == ("demo/small", "u-1", 4)
+
+
+def test_a_gang_of_the_built_in_engine_is_refused_with_the_way_out() -> None:
+    with pytest.raises(Unsupported, match="bring your own image"):
+        run_from_pod({"WORLD_SIZE": "2"})
+
+
+def test_a_file_with_other_documents_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("kind: PersistentVolumeClaim\n---\nkind: TrainingJob\nspec: {}\n")
+    assert read_manifest(file) == {"kind": "TrainingJob", "spec": {}}
+
+
+@pytest.mark.parametrize("text", ["kind: Pod\n", "{", "kind: TrainingJob\n---\nkind: TrainingJob\n"])
+def test_a_file_without_exactly_one_job_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidJob, match=r"job\.yaml"):
+        read_manifest(file)
+
+
+def test_the_command_says_what_is_wrong_and_exits_2(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("kind: TrainingJob\nmetadata: {name: x}\nspec: {engine: {steps: 0}}\n")
+    result = CliRunner().invoke(train, [str(file)])
+    assert result.exit_code == 2
+    assert "spec.engine." in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_commands_help_has_examples() -> None:
+    result = CliRunner().invoke(train, ["--help"])
+    assert result.exit_code == 0
+    assert "busbar train examples/train-python-stdlib.yaml" in result.output

@@ -1,0 +1,110 @@
+"""Arenas, limits, and the streams that move what lies in them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.errors import OutOfArena
+from busbar.workloads.training.limits import RESERVE_BYTES, host_limit_bytes
+from busbar.workloads.training.streams import CallerStream, Stream, WorkerStream
+
+CPU = torch.device("cpu")
+
+
+def test_an_arena_carves_zeroed_disjoint_tensors_and_knows_their_owners() -> None:
+    arena = Arena("device", {"parameters": 1024, "staging": 512}, CPU)
+    first = arena.carve("parameters", 100, torch.float32)
+    second = arena.carve("staging", 64, torch.float32)
+    first.fill_(1.0)
+    assert torch.equal(second, torch.zeros(64))
+    assert arena.used == {"parameters": 512, "staging": 256}
+    assert first.data_ptr() % 64 == second.data_ptr() % 64 == 0
+
+
+def test_an_arena_refuses_more_than_the_owner_was_granted() -> None:
+    arena = Arena("device", {"parameters": 512, "staging": 4096}, CPU)
+    arena.carve("parameters", 100, torch.float32)
+    with pytest.raises(OutOfArena, match="parameters asks for 256 bytes more than its plan left"):
+        arena.carve("parameters", 1, torch.float32)
+
+
+def test_a_reserved_owner_is_accounted_and_held_to_its_grant() -> None:
+    arena = Arena("device", {"activations": 1000}, CPU, reserved=("activations",))
+    arena.observe("activations", 900)
+    arena.observe("activations", 300)
+    assert arena.peak["activations"] == 900
+    with pytest.raises(OutOfArena):
+        arena.observe("activations", 1001)
+    with pytest.raises(OutOfArena):
+        arena.carve("activations", 1, torch.float32)
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "expected_mib"),
+    [
+        ({"memory.max": "2147483648\n", "memory.current": "1073741824\n"}, 1024),
+        ({"memory/memory.limit_in_bytes": "1073741824\n", "memory/memory.usage_in_bytes": "0\n"}, 1024),
+        ({"memory.max": "max\n", "memory.current": "5\n"}, 4096),
+        (
+            {"memory/memory.limit_in_bytes": "9223372036854771712\n", "memory/memory.usage_in_bytes": "0"},
+            4096,
+        ),
+        ({}, 4096),
+    ],
+    ids=["cgroup v2", "cgroup v1", "v2 without limit", "v1 without limit", "no cgroup"],
+)
+def test_the_host_limit_is_the_smaller_of_cgroup_and_free_memory(
+    files: dict[str, str], expected_mib: int, tmp_path: Path
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9999999 kB\nMemAvailable: 4194304 kB\n")
+    found = host_limit_bytes(write(tmp_path / "cgroup", files), meminfo)
+    assert found == expected_mib * 2**20 - RESERVE_BYTES
+
+
+def test_a_stream_keeps_order_and_waits_for_events_of_another() -> None:
+    first: Stream = WorkerStream("first")
+    second: Stream = WorkerStream("second")
+    gate, seen = threading.Event(), list[str]()
+    first.submit(lambda: gate.wait(10))
+    first.submit(lambda: seen.append("first"))
+    second.wait(first.record())
+    second.submit(lambda: seen.append("second"))
+    assert seen == []
+    gate.set()
+    second.synchronize()
+    assert seen == ["first", "second"]
+    first.close()
+    second.close()
+
+
+def test_a_failing_copy_surfaces_at_synchronize_and_blocks_nobody() -> None:
+    stream = WorkerStream("bad")
+    skipped = list[int]()
+    stream.submit(lambda: torch.zeros(2).copy_(torch.zeros(3)))
+    stream.submit(lambda: skipped.append(1))
+    event = stream.record()
+    event.wait()
+    with pytest.raises(RuntimeError, match="size"):
+        stream.synchronize()
+    assert skipped == []
+    stream.close()
+
+
+def test_the_callers_stream_works_at_once() -> None:
+    stream, seen = CallerStream(), list[int]()
+    stream.submit(lambda: seen.append(1))
+    stream.wait(stream.record())
+    assert seen == [1]

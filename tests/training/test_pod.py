@@ -1,0 +1,176 @@
+"""The engine as a pod starts it: `python -m busbar.workloads.training`, its port, SIGTERM, and the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training.small import TEXTS, engine
+from tests.training.test_port import TOKEN
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+STEPS = 250
+ROOT = Path(__file__).parents[2]
+
+
+class Pod:
+    """A process with the variables that the operator sets."""
+
+    def __init__(self, folder: Path, attempt: int, port: int, **changes: Any) -> None:
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT / ".src"),
+            "BUSBAR_SPEC": json.dumps(engine(**changes)),
+            "BUSBAR_CHECKPOINT": json.dumps({"everySteps": 100_000}),
+            "BUSBAR_OUTPUT_DIR": str(folder / "model"),
+            "BUSBAR_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "BUSBAR_DATA_DIR": str(folder / "text"),
+            "BUSBAR_TOKEN": TOKEN,
+            "BUSBAR_PORT": str(port),
+            "BUSBAR_JOB_NAME": "small",
+            "BUSBAR_NAMESPACE": "demo",
+            "BUSBAR_JOB_UID": "uid-1",
+            "BUSBAR_ATTEMPT": str(attempt),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "busbar.workloads.training"],
+            env=environment,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30
+        )
+
+    def status(self) -> dict[str, Any]:
+        document: dict[str, Any] = self.client.get("/status").json()
+        return document
+
+    def wait_for_step(self, step: int, limit_s: float = 120) -> dict[str, Any]:
+        """Poll as the operator does until `step` steps are done."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if (status := self.status())["step"] >= step:
+                    return status
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError(f"no step {step}: {self.process.stdout.read() if self.process.stdout else ''}")
+
+    def end(self, limit_s: float = 120) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=limit_s)
+        self.client.close()
+        return self.process.returncode, output
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One job's life: saved on request, stopped by SIGTERM, resumed to its end."""
+    folder = tmp_path_factory.mktemp("pod")
+    (folder / "text").mkdir()
+    for name, text in TEXTS.items():
+        (folder / "text" / name).write_text(text)
+    facts: dict[str, Any] = {"folder": folder}
+
+    first = Pod(folder, attempt=1, port=free_port(), steps=STEPS, evaluation={"ngramOrder": 3})
+    facts["running"] = first.wait_for_step(10)
+    facts["ready"] = first.client.get("/ready").status_code
+    facts["metrics"] = first.client.get("/metrics").text
+    facts["saved"] = first.client.post("/checkpoint").json()
+    facts["saved_files"] = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+    first.process.send_signal(signal.SIGTERM)
+    facts["stopped"] = first.end()
+
+    second = Pod(folder, attempt=2, port=free_port(), steps=STEPS, evaluation={"ngramOrder": 3})
+    facts["resumed"] = second.wait_for_step(1)
+    facts["done"] = second.end()
+    return facts
+
+
+def test_it_reports_while_it_runs(life: dict[str, Any]) -> None:
+    status = life["running"]
+    assert status["phase"] == "Training"
+    assert status["totalSteps"] == STEPS
+    assert status["mode"] == "optimizer-offload"
+    assert status["memory"]["deviceOwners"]["staging"] > 0
+    assert status["report"]["name"].startswith("llama-2x64")
+    assert life["ready"] == 200
+    assert "busbar_training_tokens_per_second" in life["metrics"]
+
+
+def test_a_save_on_request_is_on_disk_when_it_is_answered(life: dict[str, Any]) -> None:
+    assert life["saved"]["durable"] is True
+    assert life["saved_files"] == [f"step-{life['saved']['step']:08d}"]
+
+
+def test_sigterm_saves_and_exits_143(life: dict[str, Any]) -> None:
+    code, output = life["stopped"]
+    assert code == 143, output
+    assert "stopped on request: the state after step" in output
+
+
+def test_the_next_attempt_loses_nothing(life: dict[str, Any]) -> None:
+    assert life["resumed"]["restoredAttempt"] == 1
+    assert life["resumed"]["resumedFromStep"] >= life["saved"]["step"]
+    assert life["resumed"]["lostSteps"] == 0
+
+
+def test_it_ends_with_a_model_that_beats_the_ngrams(life: dict[str, Any]) -> None:
+    code, output = life["done"]
+    assert code == 0, output
+    scores = json.loads((life["folder"] / "model/busbar.json").read_text())["evaluation"]
+    assert scores["bitsPerByte"] < scores["bigramBitsPerByte"]
+    assert scores["heldOutBytes"] > 1000
+
+
+def test_transformers_loads_the_result(life: dict[str, Any]) -> None:
+    folder = life["folder"] / "model"
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    assert torch.equal(model.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
+    ids = tokenizer("the pump", return_tensors="pt").input_ids
+    text = tokenizer.decode(model.generate(ids, max_new_tokens=12, do_sample=False)[0])
+    assert text.startswith("the pump")
+    assert any(verb in text for verb in ("opens", "feeds", "drops", "holds"))
+    assert tokenizer.eos_token_id == model.config.eos_token_id == 0
+
+
+def test_a_wrong_spec_ends_with_2_and_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    pod = Pod(tmp_path, attempt=1, port=free_port(), dtype="float64")
+    code, output = pod.end()
+    assert code == 2
+    assert "spec.engine.dtype" in output
+    assert "Traceback" not in output
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_allocation(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for name, text in TEXTS.items():
+        (tmp_path / "text" / name).write_text(text)
+    pod = Pod(tmp_path, attempt=1, port=free_port(), mode="resident", deviceMemory="2Mi")
+    code, output = pod.end()
+    assert code == 2
+    assert "Nothing was allocated" in output
+    assert "deviceMemory: at least" in output
