@@ -127,7 +127,11 @@ def parse_architecture(
         mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
-        eos=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
+        eos=frozenset(
+            token
+            for token in _ids(generation.get("eos_token_id", config.get("eos_token_id")))
+            if 0 <= token < number("vocab_size")
+        ),
         bos=next(iter(_ids(config.get("bos_token_id"))), None),
     )
 

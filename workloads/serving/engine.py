@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from busbar.workloads.serving.core import Delta
-from busbar.workloads.serving.errors import EngineFailed, Overloaded, ServingError
+from busbar.workloads.serving.errors import Overloaded, ServingError
 from busbar.workloads.serving.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -120,11 +120,11 @@ class Engine:
             core = self.loaded.core
             self._inbox.put(lambda: self._fail_streams(core.abandon(), reason))
 
-    def unavailable(self) -> Overloaded | EngineFailed:
+    def unavailable(self) -> Overloaded:
         """Why a request cannot be taken now."""
         if self.state is EngineState.LOADING:
             return Overloaded("the model is still loading; try again shortly", retry_after_s=2)
-        return EngineFailed(f"the engine is {self.state.value.lower()}; the server is going down")
+        return Overloaded(f"the engine is {self.state.value.lower()}; this replica is going down")
 
     # -- in the thread ------------------------------------------------------------------------
 

@@ -100,10 +100,12 @@ async def _drain(server: Server, engine: Engine, limit_s: float) -> int:
     return EXIT_DONE
 
 
+FIELDS = ("request", "path", "prompt_tokens", "completion_tokens", "seconds")
+"""What log records of this package may carry besides their message."""
+
+
 class JsonLines(logging.Formatter):
     """One JSON object per line: what pods log."""
-
-    FIELDS = ("request", "path", "prompt_tokens", "completion_tokens", "seconds")
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -111,15 +113,26 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        line |= {name: getattr(record, name) for name in self.FIELDS if hasattr(record, name)}
+        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
 
 
+class PlainLines(logging.Formatter):
+    """What a person at a terminal reads."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        details = [f"{name}={getattr(record, name)}" for name in FIELDS if hasattr(record, name)]
+        return " ".join([super().format(record), *details])
+
+
 def set_up_logs(as_json: bool, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(JsonLines() if as_json else PlainLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

@@ -50,7 +50,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 def logprobs_of(logits: torch.Tensor, token: int, top: int) -> TokenLogprob:
     """Log-probabilities of `token` and of the `top` likeliest, from one row of raw logits."""
     logs = torch.log_softmax(logits, -1)
-    best = torch.topk(logs, top) if top else None
+    best = torch.topk(logs, min(top, len(logs))) if top else None
     likeliest = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best else ()
     return TokenLogprob(token, float(logs[token]), likeliest)
 

@@ -10,6 +10,9 @@ import hashlib
 import secrets
 from dataclasses import dataclass, field
 
+COLD = 1e-5
+"""Below this temperature sampling is greedy: dividing by it would overflow."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -36,7 +39,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < COLD
 
     @property
     def edits_logits(self) -> bool:

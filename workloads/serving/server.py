@@ -26,6 +26,7 @@ from busbar.kube.contracts.workload import OPEN_PATHS, ServingStatus, is_authori
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
     BadRequest,
+    EngineFailed,
     NotFound,
     Overloaded,
     RequestError,
@@ -152,9 +153,9 @@ class Server:
         self, request: web.Request, parse: Callable[[object], CompletionBody | ChatBody]
     ) -> web.StreamResponse:
         request_id, began = _request_id(request), time.monotonic()
+        self._admit()  # before anything else: a replica that leaves says 503 to all, so that others are asked
         body = parse(await _json(request))
         self._check_model(body.wanted.model)
-        self._admit()
         self._generating += 1
         self.quiet.clear()
         try:
@@ -172,6 +173,7 @@ class Server:
                             "Cache-Control": "no-cache",
                         }
                     )
+                    request["streaming"] = True
                     await response.prepare(request)
                     with contextlib.suppress(ConnectionError):  # the client has left
                         await send_stream(response, streams, jobs, answer, body.wanted)
@@ -258,6 +260,11 @@ class Server:
             refusal = NotFound(f"{request.method} {request.path}: {error.reason}")
             refusal.status = error.status
             return _refusal(refusal)
+        except Exception:
+            if request.get("streaming"):
+                raise  # the answer has begun: only cutting it is honest
+            log.exception("a handler failed")
+            return _refusal(EngineFailed("the server failed on this request; its log says why"))
 
 
 def _refusal(error: RequestError) -> web.Response:
@@ -278,10 +285,12 @@ async def _json(request: web.Request) -> object:
 
 
 def _request_id(request: web.Request) -> str:
-    """The gateway's id, or a new one. A retry may carry one that is in use: the engine has its own."""
-    given = request.headers.get(REQUEST_ID_HEADER)
+    """The caller's id, or a new one. A retry may carry one that is in use: the engine has its own."""
+    given = request.headers.get(REQUEST_ID_HEADER) or request.headers.get("x-request-id")
     if given is None:
         return uuid.uuid4().hex
     if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given):
-        raise BadRequest(f"{REQUEST_ID_HEADER} must be up to 128 letters, digits or . _ : -")
+        raise BadRequest(
+            f"{REQUEST_ID_HEADER} (or x-request-id) must be up to 128 letters, digits or . _ : -"
+        )
     return given

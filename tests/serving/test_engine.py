@@ -1,0 +1,120 @@
+"""The engine's thread: cancelling, failing and stopping, seen from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serving.engines import greedy_params, load_engine
+from tests.serving.models import VOCAB
+
+from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.engine import Engine, EngineState, Stream
+from busbar.workloads.serving.errors import ModelCorrupt, Overloaded
+from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.sampling import SamplingParams
+
+
+@pytest.fixture
+def loaded(llama: tuple[Path, Any]) -> Loaded:
+    return load_engine(llama[0])
+
+
+@asynccontextmanager
+async def started(loaded: Loaded) -> AsyncIterator[Engine]:
+    """An engine in state Ready, stopped at the end."""
+    changed = asyncio.Event()
+    engine = Engine(lambda: loaded, asyncio.get_running_loop(), changed.set)
+    engine.start()
+    await changed.wait()
+    assert engine.state is EngineState.READY
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+async def read(stream: Stream) -> list[Delta]:
+    deltas = [await stream.next()]
+    while deltas[-1].finish is None:
+        deltas.append(await stream.next())
+    return deltas
+
+
+async def test_requests_of_one_engine_run_together_and_each_gets_its_tokens(loaded: Loaded) -> None:
+    async with started(loaded) as engine:
+        streams = [engine.open(str(i), [i + 1] * 10, greedy_params(5, ignore_eos=True)) for i in range(3)]
+        ends = [await read(stream) for stream in streams]
+        assert [[d.index for d in deltas] for deltas in ends] == [[1, 2, 3, 4, 5]] * 3
+        assert engine.open_streams == 0
+
+
+async def test_closing_a_stream_frees_its_blocks(loaded: Loaded) -> None:
+    async with started(loaded) as engine:
+        stream = engine.open("a", [1] * 40, greedy_params(400, ignore_eos=True))
+        await stream.next()
+        engine.close(stream)
+        engine.close(stream)  # harmless
+        await read(engine.open("b", [1], greedy_params(1)))  # runs after the cancel has been done
+        assert loaded.core.scheduler.pool.used == 0
+
+
+async def test_a_failing_step_ends_every_stream_with_an_error(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[Delta]:
+        raise RuntimeError("out of registers")
+
+    async with started(loaded) as engine:
+        monkeypatch.setattr(loaded.core, "step", fail)
+        stream = engine.open("a", [1], greedy_params(4))
+        (delta,) = await read(stream)
+        assert (delta.finish, delta.error) == ("error", "the engine failed; the request may be sent again")
+        assert engine.state is EngineState.FAILED
+        assert isinstance(engine.failure, RuntimeError)
+        assert loaded.core.scheduler.pool.used == 0
+        with pytest.raises(Overloaded, match="going down"):
+            engine.open("b", [1], greedy_params(1))
+
+
+async def test_a_model_that_cannot_be_loaded_fails_the_engine_with_its_error() -> None:
+    def load() -> Loaded:
+        raise ModelCorrupt("config.json is not JSON")
+
+    changed = asyncio.Event()
+    engine = Engine(load, asyncio.get_running_loop(), changed.set)
+    with pytest.raises(Overloaded, match="still loading"):
+        engine.open("a", [1], greedy_params(1))
+    engine.start()
+    await changed.wait()
+    assert engine.state is EngineState.FAILED
+    assert str(engine.failure) == "config.json is not JSON"
+
+
+async def test_cutting_ends_open_streams_with_the_reason(loaded: Loaded) -> None:
+    async with started(loaded) as engine:
+        stream = engine.open("a", [1], greedy_params(500, ignore_eos=True))
+        await stream.next()
+        engine.cut("time is up")
+        assert (await read(stream))[-1].error == "time is up"
+
+
+async def test_extreme_but_legal_parameters_do_not_hurt_the_engine(loaded: Loaded) -> None:
+    extremes = [
+        SamplingParams(max_tokens=3, temperature=1e-30),
+        SamplingParams(max_tokens=3, top_p=1e-12, top_k=10**9),
+        SamplingParams(max_tokens=3, logprobs=VOCAB + 1),
+        SamplingParams(max_tokens=3, logit_bias=tuple((t, -100.0) for t in range(VOCAB))),
+        SamplingParams(max_tokens=3, min_tokens=10**9, presence_penalty=2.0, frequency_penalty=-2.0),
+        SamplingParams(max_tokens=3, stop=("x" * 10_000,), stop_token_ids=frozenset(range(VOCAB))),
+        SamplingParams(max_tokens=3, seed=-(2**63)),
+    ]
+    async with started(loaded) as engine:
+        streams = [engine.open(str(i), [1, 2], p) for i, p in enumerate(extremes)]
+        reasons = [(await read(stream))[-1].finish for stream in streams]
+        assert set(reasons) <= {"stop", "length"}
+        assert engine.state is EngineState.READY
