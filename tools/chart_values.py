@@ -215,6 +215,14 @@ class Admission(Section):
     )
 
 
+class Pools(Section):
+    """AcceleratorPools that nobody has described."""
+
+    discover: bool = Field(
+        default=True, description="Let the operator make them from the labels of GPU nodes."
+    )
+
+
 class Values(Section):
     """All settings of the chart."""
 
@@ -230,4 +238,5 @@ class Values(Section):
     network_policies: NetworkPolicies = Field(
         default_factory=NetworkPolicies, description="NetworkPolicy objects."
     )
+    pools: Pools = Field(default_factory=Pools, description="AcceleratorPools that nobody has described.")
     admission: Admission = Field(default_factory=Admission, description="The policies that keep the queue.")

@@ -209,6 +209,8 @@ class ApiServer:
     directory: Path
     port: int
     admin_token: str = field(repr=False)
+    scheduler_token: str = field(repr=False)
+    """Of system:kube-scheduler, with every right: what stands in for scheduler and kubelet uses it."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
     _http: httpx2.Client | None = field(default=None, repr=False)
 
@@ -217,9 +219,9 @@ class ApiServer:
         """Start both and wait until the API server is ready. Raises AssertionError with the logs' ends."""
         directory = Path(tempfile.mkdtemp(prefix="busbar-apiserver-"))
         port, etcd_port, peer_port = _free_ports(3)
-        server = cls(directory, port, secrets.token_urlsafe(32))
+        server = cls(directory, port, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         try:
-            _write_credentials(directory, server.admin_token)
+            _write_credentials(directory, server.admin_token, server.scheduler_token)
             server._spawn(_etcd_command(directory, etcd_port, peer_port), "etcd.log")
             server._spawn(_apiserver_command(directory, port, etcd_port), "kube-apiserver.log")
             server._wait_ready()
@@ -258,6 +260,14 @@ class ApiServer:
             f"system:serviceaccount:{namespace}:{name}",
             ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"],
         )
+
+    def service_account_token(self, namespace: str, name: str, audience: str | None = None) -> str:
+        """A real token of a service account, as the kubelet would project it; for one audience or the API."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        request: JSON = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        if audience is not None:
+            request["spec"]["audiences"] = [audience]
+        return str(self.admin.request("POST", path, request).expect()["status"]["token"])
 
     def kubeconfig(self, user: str | None = None, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig file for the administrator or an impersonated user."""
@@ -454,7 +464,7 @@ def _apiserver_command(directory: Path, port: int, etcd_port: int) -> list[str]:
     ]
 
 
-def _write_credentials(directory: Path, admin_token: str) -> None:
+def _write_credentials(directory: Path, admin_token: str, scheduler_token: str) -> None:
     now = datetime.datetime.now(datetime.UTC)
     ca_key, server_key, accounts_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "busbar-test-ca")])
@@ -495,4 +505,8 @@ def _write_credentials(directory: Path, admin_token: str) -> None:
                 pem, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
             )
         )
-    (directory / "tokens.csv").write_text(f'{admin_token},admin,admin,"system:masters"\n', encoding="utf-8")
+    users = (
+        f'{admin_token},admin,admin,"system:masters"\n'
+        f'{scheduler_token},system:kube-scheduler,scheduler,"system:masters"\n'
+    )
+    (directory / "tokens.csv").write_text(users, encoding="utf-8")

@@ -14,7 +14,7 @@ from tests.cluster.apiserver import ApiServer, render_chart
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "apiserver" in getattr(item, "fixturenames", ()):
+        if {"apiserver", "platform"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.apiserver)
 
 
@@ -27,15 +27,18 @@ def apiserver() -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="session")
-def platform(apiserver: ApiServer) -> ApiServer:
-    """The same server with the whole chart installed: service accounts, rights and admission policies.
+def platform() -> Iterator[ApiServer]:
+    """Another server, with the whole chart installed: service accounts, rights and admission policies.
 
-    Policies act a moment after they are written, so a test asks until it sees the first effect.
+    It is not `apiserver`, where tests act as an administrator in every role. Policies act a moment after they are
+    written, so a test asks until it sees the first effect.
     """
-    apiserver.make_namespace("busbar-system")
-    for document in render_chart("busbar"):
-        apiserver.admin.apply(document).expect()
-    return apiserver
+    with ApiServer.start() as server:
+        server.install_crds()
+        server.make_namespace("busbar-system")
+        for document in render_chart("busbar"):
+            server.admin.apply(document).expect()
+        yield server
 
 
 _numbers = count(1)

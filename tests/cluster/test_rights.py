@@ -1,0 +1,187 @@
+"""The chart's rights are enough for what the platform does, and for nothing more.
+
+The operator runs here as its own service account, with a real token, under the chart's rights and policies: what
+it does in the other tests as an administrator must also work like this, without one refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from tests.cluster import manifests
+from tests.cluster.admission_rows import pod
+from tests.cluster.apiserver import JSON, ApiServer, address, collection, render_chart
+from tests.cluster.harness import QUICK, Cluster, engine_job, gang_job
+from tests.cluster.kubelet import Script
+from tests.cluster.rule_rows import edited
+
+from busbar.kube.contracts.auth import AUDIENCE_GATEWAY, AUDIENCE_OPERATOR, Access, Caller, Reviewer
+from busbar.kube.login import Login
+from busbar.kube.resources import MODEL_SERVICES, TENANTS, TRAINING_JOBS
+
+SYSTEM = "busbar-system"
+
+
+class AsScheduler:
+    """The server, for the stand-in of scheduler and kubelet: only the scheduler may bind pods here."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self.admin_token = server.scheduler_token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+
+@pytest.fixture
+async def cluster(platform: ApiServer) -> AsyncIterator[Cluster]:
+    """A cluster whose operator has the chart's rights and no others."""
+    token = await asyncio.to_thread(platform.service_account_token, SYSTEM, "busbar-operator")
+    settings = replace(QUICK, namespace=SYSTEM)
+    server = cast(ApiServer, AsScheduler(platform))
+    async with Cluster(server, settings=settings, nodes=2, script=lambda _: Script(run_s=0.5)) as made:
+        made.login = Login(server=made.proxy.url, token=token)
+        await made.start()
+        yield made
+
+
+async def test_a_job_and_a_gang_run_to_their_end_with_the_charts_rights(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        await cluster.create(engine_job("one", ttlSecondsAfterFinished=1))
+        await cluster.create(gang_job("gang", 2))
+        await cluster.until(TRAINING_JOBS, "gang", lambda status: status.get("phase") == "Succeeded")
+        await _until_gone(cluster, "TrainingJob", "one")
+    assert [line for line in caplog.messages if "403" in line or "forbidden" in line.lower()] == []
+
+
+async def test_a_tenants_namespace_is_closed_and_its_members_get_their_roles(
+    cluster: Cluster, platform: ApiServer
+) -> None:
+    tenant = f"tenant-{cluster.namespace}"
+    members = [
+        {"subject": {"kind": "User", "name": f"{role}-of-{tenant}"}, "role": role}
+        for role in ("admin", "member", "viewer")
+    ]
+    document: JSON = {"kind": "Tenant", "metadata": {"name": tenant}}
+    platform.admin.merge(document, {"spec": {"members": members}}).expect()
+    await cluster.until(TENANTS, tenant, lambda status: bool(status.get("conditions")))
+    for role in ("admin", "member", "viewer"):
+        person = platform.client(f"{role}-of-{tenant}")
+        path = collection("TrainingJob", cluster.namespace)
+        for _ in range(200):
+            if person.get(path).ok:
+                break
+            await asyncio.sleep(0.05)
+        assert person.get(path).ok
+        job = edited(manifests.engine_job(), {"metadata/namespace": cluster.namespace})
+        assert person.create(job, dryRun="All").ok == (role != "viewer")
+    namespace = platform.admin.get(f"/api/v1/namespaces/{cluster.namespace}").expect()
+    labels = namespace["metadata"]["labels"]
+    assert labels["busbar.dev/tenant"] == tenant
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+async def test_a_service_and_an_opted_in_pod_run_with_the_charts_rights(
+    cluster: Cluster, platform: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.until(TENANTS, f"tenant-{cluster.namespace}", lambda status: bool(status.get("conditions")))
+    with caplog.at_level(logging.INFO):
+        own = edited(
+            pod(cluster.namespace, "own"),
+            {
+                "metadata/labels": {"busbar.dev/queue": "true"},
+                "spec/schedulingGates": [{"name": "busbar.dev/admission"}],
+            },
+        )
+        platform.admin.create(own).expect()
+        for _ in range(300):
+            gates = platform.admin.get(address(own)).expect()["spec"].get("schedulingGates")
+            if not gates:
+                break
+            await asyncio.sleep(0.05)
+        assert not gates
+        await cluster.create(
+            {
+                "apiVersion": "busbar.dev/v1alpha1",
+                "kind": "ModelService",
+                "metadata": {"name": "served"},
+                "spec": {
+                    "model": {"uri": "pvc://claim/model"},
+                    "shape": {"memory": "64Mi"},
+                    "accelerators": ["cpu"],
+                },
+            }
+        )
+        await cluster.until(MODEL_SERVICES, "served", lambda status: status.get("replicas", 0) >= 1)
+    assert [line for line in caplog.messages if "403" in line or "forbidden" in line.lower()] == []
+
+
+async def _until_gone(cluster: Cluster, kind: str, name: str) -> None:
+    path = f"{collection(kind, cluster.namespace)}/{name}"
+    for _ in range(400):
+        if cluster.server.admin.get(path).status == 404:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{path} still exists")
+
+
+def roles() -> list[JSON]:
+    return [d for d in render_chart("busbar") if d["kind"] in ("ClusterRole", "Role")]
+
+
+@pytest.mark.apiserver
+def test_no_role_has_a_wildcard_or_a_way_to_more_rights() -> None:
+    for role in roles():
+        for rule in role["rules"]:
+            name = role["metadata"]["name"]
+            used = set(rule["apiGroups"]) | set(rule["resources"]) | set(rule["verbs"])
+            assert "*" not in used, name
+            assert not {"escalate", "impersonate"} & used, name
+            if name in ("busbar-operator", "busbar-api", "busbar-gateway"):
+                assert "secrets" not in rule["resources"], name
+                assert "deletecollection" not in rule["verbs"], name
+            if "bind" in rule["verbs"]:
+                assert rule["resourceNames"] == [
+                    "busbar-tenant-admin",
+                    "busbar-tenant-member",
+                    "busbar-tenant-viewer",
+                ]
+
+
+class DirectPoster:
+    """Posts reviews as one of the platform's service accounts."""
+
+    def __init__(self, server: ApiServer, account: str) -> None:
+        self._client = server.service_account(SYSTEM, account)
+
+    async def __call__(self, path: str, body: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(lambda: self._client.request("POST", path, dict(body)).expect())
+
+
+async def test_processes_know_each_other_by_tokens_for_one_audience(platform: ApiServer) -> None:
+    reviewer = Reviewer(DirectPoster(platform, "busbar-gateway"))
+    token = platform.service_account_token(SYSTEM, "busbar-operator", AUDIENCE_GATEWAY)
+    caller = await reviewer.authenticate(token, AUDIENCE_GATEWAY)
+    assert caller is not None
+    assert caller.is_service_account(SYSTEM, "busbar-operator")
+    assert await reviewer.authenticate(token, AUDIENCE_OPERATOR) is None
+    assert await reviewer.authenticate(token) is None
+    assert await reviewer.authenticate("nonsense", AUDIENCE_GATEWAY) is None
+    for_the_api = platform.service_account_token(SYSTEM, "busbar-operator")
+    assert await reviewer.authenticate(for_the_api, AUDIENCE_GATEWAY) is None
+
+
+async def test_access_is_the_clusters_own_answer(platform: ApiServer) -> None:
+    reviewer = Reviewer(DirectPoster(platform, "busbar-api"))
+    admin = Caller("anyone", groups=("busbar:admins",))
+    nobody = Caller("anyone")
+    access = Access("create", "busbar.dev", "trainingjobs", namespace="default")
+    assert await reviewer.is_allowed(admin, access)
+    assert not await reviewer.is_allowed(nobody, access)
