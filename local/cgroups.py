@@ -33,6 +33,14 @@ def controllers(root: Path = ROOT) -> set[str]:
     return {p.name for p in root.iterdir() if (p / "cgroup.procs").exists()}
 
 
+def may_have_children(root: Path = ROOT) -> bool:
+    """False where version 2 refuses to hand controllers down: a cgroup that is not the real root holds processes."""
+    if not is_v2(root) or not (root / "cgroup.type").exists():  # the real root has no cgroup.type
+        return True
+    handed_down = set((root / "cgroup.subtree_control").read_text().split())
+    return set(NEEDED) <= handed_down or not (root / "cgroup.procs").read_text().strip()
+
+
 def create(path: str, root: Path = ROOT) -> None:
     """Make the cgroup ``path`` in every hierarchy, ready for children."""
     if is_v2(root):

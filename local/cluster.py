@@ -8,9 +8,12 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from busbar.local import base, config, parts, supervisor
+from busbar.local.errors import StartError
 from busbar.local.images import recipe
 from busbar.local.instance import Instance, running
 from busbar.local.kubectl import Kubectl, wait_for
@@ -28,20 +31,12 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool) -> Kubectl:
         StartError: a part did not become ready.
     """
     kubectl = Kubectl(instance.kubeconfig)
-    with step(f"cluster {instance.name}: control plane"):
+    with step(f"cluster {instance.name}: control plane"), naming_the_unready(instance):
         write_configuration(instance)
-        wanted = with_digests(parts.spec(instance, simulate=simulate, with_traffic=with_traffic), instance)
-        file = instance.folder / "supervisor.json"
-        before = file.read_text() if file.exists() else ""
-        wanted.write(file)
-        found = running(instance.name)
-        if found is None:
-            supervisor.launch(instance.folder)
-        elif file.read_text() != before:
-            os.kill(found.pid, signal.SIGHUP)
-        wait_for("the API server's start", kubectl.answers, API_TIMEOUT_S, f"{instance.folder}/logs")
+        supervise(instance, simulate=simulate, with_traffic=with_traffic)
+        wait_for("the API server's start", kubectl.answers, API_TIMEOUT_S, logs(instance))
         kubectl.apply(base.objects(instance))
-    with step(f"cluster {instance.name}: node"):
+    with step(f"cluster {instance.name}: node"), naming_the_unready(instance):
         wait_for("the node's registration", lambda: ready(instance, kubectl), NODE_TIMEOUT_S, logs(instance))
         label = "busbar.dev/accelerator=cpu"
         kubectl.run("label", "node", instance.node_name, label, "--overwrite")
@@ -50,6 +45,38 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool) -> Kubectl:
         patch = json.dumps({"spec": {"podCIDR": pods, "podCIDRs": [pods]}})
         kubectl.run("patch", "node", instance.node_name, "-p", patch)
     return kubectl
+
+
+def supervise(instance: Instance, *, simulate: bool, with_traffic: bool) -> None:
+    """Say which parts are wanted; starts the supervisor, or tells the one that runs."""
+    wanted = with_digests(parts.spec(instance, simulate=simulate, with_traffic=with_traffic), instance)
+    file = instance.folder / "supervisor.json"
+    before = file.read_text() if file.exists() else ""
+    wanted.write(file)
+    found = running(instance.name)
+    if found is None:
+        (instance.folder / "parts.json").unlink(missing_ok=True)
+        supervisor.launch(instance.folder)
+    elif file.read_text() != before:
+        os.kill(found.pid, signal.SIGHUP)
+
+
+@contextmanager
+def naming_the_unready(instance: Instance) -> Iterator[None]:
+    """Add to a failure which parts are not ready, and the end of the first one's log."""
+    try:
+        yield
+    except StartError as error:
+        unready = [name for name, told in state(instance).items() if not told["ready"]]
+        if running(instance.name) is None:
+            unready = ["supervisor"]
+        if not unready:
+            raise
+        log = instance.folder / "logs" / f"{unready[0]}.log"
+        tail = log.read_text(errors="replace").splitlines()[-8:] if log.exists() else []
+        raise StartError(
+            "\n".join([f"{error}; not ready: {', '.join(unready)}; {log} ends:", *tail])
+        ) from error
 
 
 def logs(instance: Instance) -> str:

@@ -135,6 +135,8 @@ def _missing_features() -> list[str]:
     else:
         absent = sorted(set(cgroups.NEEDED) - cgroups.controllers())
         missing += [f"the cgroup controller {name}" for name in absent]
+        if not absent and not cgroups.may_have_children():
+            missing.append("cgroups to hand out: processes sit in /sys/fs/cgroup itself, as in a container")
     try:
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER).close()
     except OSError:

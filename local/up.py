@@ -73,7 +73,7 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
         if wishes.simulate:
             objects += [*simulated.pools(), *simulated.tenants()]
         if install(Helm(instance.kubeconfig), kubectl, values, objects) and wishes.simulate:
-            cluster.start(instance, simulate=True, with_traffic=True)
+            cluster.supervise(instance, simulate=True, with_traffic=True)
         fetching.result()
     say(f"{instance.name} is {'up to date' if was_busy else 'up'}")
 

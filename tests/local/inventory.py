@@ -38,11 +38,10 @@ class Inventory:
 
 def take(name: str) -> Inventory:
     """The machine's state as far as the instance ``name`` could have touched it."""
-    octets = ("busbar",)
     links = [link["ifname"] for link in json.loads(_run("ip", "-j", "link"))]
     return Inventory(
         mounts=frozenset(line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()),
-        links=frozenset(link for link in links if link.startswith(octets)),
+        links=frozenset(link for link in links if link.startswith("busbar")),
         routes=frozenset(_run("ip", "route", "show", "table", "all").splitlines()),
         tables=frozenset(_run("nft", "list", "tables").splitlines()),
         settings=frozenset(_settings()),
