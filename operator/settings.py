@@ -57,6 +57,7 @@ class Settings:
 
     gang_timeout_s: float = 900.0  # admitted and still not running: torn down, queued again
     unschedulable_s: float = 60.0  # the same for a pod that kube-scheduler cannot place
+    preempt_hold_s: float = 15.0  # a preempted job stays out so long: its room is another's
     backoff_base_s: float = 2.0  # a failed attempt waits base * 2^restarts
     backoff_limit_s: float = 300.0
 

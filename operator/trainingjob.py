@@ -468,7 +468,10 @@ def _acknowledged(view: JobView, alive: list[Pod]) -> bool:
 
 def _released(view: JobView, release: ReleaseStatus, current: dict[int, Pod]) -> TrainingJobStatus:
     status = _count(view, _with_exit_messages(view, view.status, current), _ended_at(current, view.now))
-    fields = {"admission": None, "release": None, "pods": None}
+    fields: dict[str, object] = {"admission": None, "release": None, "pods": None}
+    if release.reason in (Reason.PREEMPTED, Reason.GANG_INCOMPLETE):
+        # The room was cleared for another job (or did not work out): it must not be taken again at once.
+        fields["retry_at"] = view.now + timedelta(seconds=view.settings.preempt_hold_s)
     status = status.model_copy(update=fields)
     if view.job.spec.suspend:
         text = "The job is suspended; set spec.suspend to false to queue it."

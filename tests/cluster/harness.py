@@ -53,6 +53,7 @@ QUICK = Settings(
     poll_period_s=0.1,
     progress_period_s=0.3,
     backoff_base_s=0.1,
+    preempt_hold_s=0.2,
     drain_settle_s=0.05,
     events_per_s=1000.0,
     events_burst=1000,

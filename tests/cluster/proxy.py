@@ -5,7 +5,7 @@ Lease or a review is numbered from 1. Faults:
 
 * ``kill_at(n, "before" | "after")``: the n-th write is not forwarded, or forwarded and its answer swallowed; from
   then on nothing of this client gets through (what a SIGKILL at that moment looks like from the server), and
-  ``killed`` is set, until ``revive()``.
+  ``killed`` is set, until ``revive()``. ``kill_each("before" | "after")`` does so once for each different write.
 * ``answer(matches, status, …)``: the next matching requests are answered here (409, 410, 429 with Retry-After).
 * ``cut_watches()``: every open watch is broken off; ``stall_watches()``: they stay open and say nothing more.
 """
@@ -26,6 +26,7 @@ import aiohttp
 from aiohttp import web
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_TELLING = ("phase", "reason", "replicas", "desiredReplicas", "observedGeneration")
 _HOP = frozenset(
     {"connection", "transfer-encoding", "content-length", "content-encoding", "host", "keep-alive"}
 )
@@ -40,6 +41,16 @@ class Write:
     path: str
     body: Any
     status: int = 0
+
+    @property
+    def likeness(self) -> tuple[object, ...]:
+        """What a write is about: two writes that differ in moments and versions only are alike."""
+        status = self.body.get("status") if isinstance(self.body, dict) else None
+        about = {k: str(v) for k, v in status.items() if k in _TELLING} if isinstance(status, dict) else {}
+        fields = tuple(sorted(status)) if isinstance(status, dict) else ()
+        reason = self.body.get("reason") if isinstance(self.body, dict) else None
+        path = "/events" if self.path.endswith("/events") else self.path
+        return (self.method, path, reason, fields, tuple(sorted(about.items())))
 
     def __str__(self) -> str:
         return f"{self.number} {self.method} {self.path} -> {self.status}"
@@ -67,6 +78,8 @@ class FaultProxy:
     url: str = ""
     requests: int = 0
     _kill: tuple[int, Literal["before", "after"]] | None = None
+    _each: Literal["before", "after"] | None = None
+    _met: set[tuple[object, ...]] = field(default_factory=set)
     _dead: bool = False
     _faults: list[Fault] = field(default_factory=list)
     _watches: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -101,6 +114,18 @@ class FaultProxy:
     def kill_at(self, number: int, when: Literal["before", "after"]) -> None:
         """Dies at write ``number``, counted over the proxy's life."""
         self._kill = (number, when)
+
+    def kill_each(self, when: Literal["before", "after"]) -> None:
+        """Dies at every write that is unlike all before it."""
+        self._each = when
+
+    def _dies(self, write: Write, when: Literal["before", "after"]) -> bool:
+        if self._kill == (write.number, when):
+            return True
+        if self._each != when or write.likeness in self._met:
+            return False
+        self._met.add(write.likeness)
+        return True
 
     def revive(self) -> None:
         """Lets the next client through."""
@@ -142,7 +167,7 @@ class FaultProxy:
         if counted:
             write = Write(len(self.writes) + 1, request.method, request.path, _parsed(body))
             self.writes.append(write)
-            if self._kill == (write.number, "before"):
+            if self._dies(write, "before"):
                 return self._die(request)
         fault = next(
             (f for f in self._faults if f.times > 0 and f.matches(request.method, request.path)), None
@@ -174,7 +199,7 @@ class FaultProxy:
             answer = await response.read()
             if write is not None:
                 write.status = response.status
-                if self._kill == (write.number, "after"):
+                if self._dies(write, "after"):
                     return self._die(request)
             if self._dead:
                 return self._hang_up(request)
