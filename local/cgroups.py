@@ -62,6 +62,17 @@ def create(path: str, root: Path = ROOT) -> None:
                     file.write_text((current.parent / setting).read_text())
 
 
+def weigh(path: str, cores: int, root: Path = ROOT) -> None:
+    """Let all pods together weigh as much as two busy processes per core.
+
+    Without it they would share what one process of the machine gets, however many cores there are.
+    """
+    if is_v2(root):
+        (root / path / "cpu.weight").write_text(str(min(10_000, 200 * cores)))
+        return
+    (root / "cpu" / path / "cpu.shares").write_text(str(min(262_144, 2048 * cores)))
+
+
 def enter(path: str, pid: int, root: Path = ROOT) -> None:
     """Put a process into ``path`` for accounting: the memory tree in version 1, the only one in version 2."""
     folder = (root if is_v2(root) else root / "memory") / path

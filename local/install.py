@@ -127,9 +127,19 @@ def evidence(kubectl: Kubectl, name: str) -> str:
 
 
 def local_values(registry: str, tag: str, portal_url: str, gateway_url: str) -> dict[str, Any]:
-    """The charts' values for the one-machine cluster."""
+    """The charts' values for the one-machine cluster.
+
+    Processor requests are weights when the machine is full, and here trainers fill it: with the chart's
+    small defaults the operator would be starved until its liveness probe fails.
+    """
+
+    def requests(cpu: str) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}}
+
     return {
         "image": {"registry": registry, "tag": tag},
         "service": {"type": "NodePort"},
-        "api": {"publicUrl": portal_url, "publicGatewayUrl": gateway_url},
+        "operator": requests("100m"),
+        "api": {"publicUrl": portal_url, "publicGatewayUrl": gateway_url, **requests("50m")},
+        "gateway": requests("75m"),
     }

@@ -155,6 +155,7 @@ class Supervisor:
         private_mounts(self.spec)
         self.connect()
         cgroups.create(self.spec.cgroup)
+        cgroups.weigh(self.spec.cgroup, os.cpu_count() or 1)
         cgroups.enter(f"{self.spec.cgroup}/system/supervisor", os.getpid())
         self.adopt(self.spec)
         log(f"supervising {len(self.children)} parts")

@@ -59,3 +59,16 @@ def test_the_working_set_leaves_out_what_can_be_dropped(tmp_path: Path, usage: s
     (tmp_path / usage).write_text("1000\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\n{key} 300\n")
     assert cgroups.working_set(tmp_path) == 700
+
+
+def test_pods_weigh_two_busy_processes_per_core_in_both_versions(
+    v1: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (v1 / "cpu" / "busbar.x").mkdir()
+    cgroups.weigh("busbar.x", 2, v1)
+    assert (v1 / "cpu" / "busbar.x" / "cpu.shares").read_text() == "4096"
+    v2 = tmp_path_factory.mktemp("v2")
+    (v2 / "cgroup.controllers").touch()
+    (v2 / "busbar.x").mkdir()
+    cgroups.weigh("busbar.x", 2, v2)
+    assert (v2 / "busbar.x" / "cpu.weight").read_text() == "400"
