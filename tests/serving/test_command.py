@@ -64,5 +64,6 @@ def test_a_pod_with_a_bad_environment_says_what_is_missing(
 ) -> None:
     monkeypatch.setenv("BUSBAR_SPEC", "{}")
     monkeypatch.delenv("BUSBAR_MODEL_DIR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["serving"])
     assert main() == 2
     assert "BUSBAR_MODEL_DIR is not set" in capsys.readouterr().err

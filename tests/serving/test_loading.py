@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from busbar.workloads.serving.errors import (
     ServingError,
     SettingsError,
 )
-from busbar.workloads.serving.linear import PackedLinear, PlainLinear, can_pack
-from busbar.workloads.serving.probe import choose_backend
+from busbar.workloads.serving.linear import Linear, PackedLinear, PlainLinear, can_pack
+from busbar.workloads.serving.probe import batch_invariant, choose_backend
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 
@@ -164,6 +165,28 @@ def test_a_wrong_attention_back_end_is_never_chosen(folder: Path) -> None:
     assert {t.name: t.max_error > 0.01 for t in trials} == {"wrong": True, right.name: False}
     with pytest.raises(ServingError, match="wrong is off by"):
         choose_backend(shape, 4, torch.device("cpu"), [Wrong()])
+
+
+def test_the_start_check_notices_a_product_that_depends_on_the_number_of_rows(folder: Path) -> None:
+    runner = load_engine(folder).core.runner
+    shape, device = runner.cache.shape, torch.device("cpu")
+    decoder = runner.decoder
+    assert batch_invariant(decoder, shape, device, 512)
+
+    class Leaning:
+        """A matrix product with an error that grows with the batch."""
+
+        def __init__(self, inner: Linear) -> None:
+            self._inner = inner
+            self.bytes = inner.bytes
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return self._inner(x) + 1e-6 * x.shape[0]
+
+    first, *rest = decoder.weights.layers
+    leaning = replace(first, down=Leaning(first.down))
+    decoder.weights = replace(decoder.weights, layers=(leaning, *rest))
+    assert not batch_invariant(decoder, shape, device, 512)
 
 
 def test_the_report_names_the_class_and_its_bytes(folder: Path) -> None:

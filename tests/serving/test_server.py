@@ -315,7 +315,6 @@ def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(llama: tuple[Pat
         "BUSBAR_NAMESPACE": "demo",
         "BUSBAR_MODEL_DIR": str(llama[0]),
         "BUSBAR_TOKEN": "secret",
-        "BUSBAR_THREADS": "1",
     }
     with serving(llama[0], env=env, token="secret") as server:
         assert server.status()["modelId"] == MODEL

@@ -56,11 +56,42 @@ def test_the_operators_model_id_wins() -> None:
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": "x"})}, "maxModelLen must be"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": 0})}, "at least 1"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"drainSeconds": "x"})}, "drainSeconds must be"),
+        ({"BUSBAR_SPEC": json.dumps(SPEC | {"shape": {"cpu": "many"}})}, "not an amount of cores"),
     ],
 )
 def test_a_bad_environment_is_named(change: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         from_environment(POD | change)
+
+
+def test_the_specs_arguments_set_what_has_no_field() -> None:
+    words = ["--max-running", "8", "--dtype", "bfloat16", "--max-waiting", "0", "--block-tokens", "16"]
+    settings = from_environment(POD, words)
+    assert (settings.engine.max_running, settings.engine.dtype, settings.max_waiting) == (8, "bfloat16", 0)
+    assert settings.engine.block_tokens == 16
+    assert from_environment(POD).max_waiting == 256
+
+
+@pytest.mark.parametrize(
+    "words", [["--no-such"], ["--max-running", "x"], ["--max-running", "0"], ["word"], ["--max-run", "3"]]
+)
+def test_arguments_that_are_not_understood_are_refused(words: list[str]) -> None:
+    with pytest.raises(SettingsError):
+        from_environment(POD, words)
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads"),
+    [({}, 1), ({"acceleratorsPerPod": 3}, 3), ({"cpu": "500m"}, 1), ({"cpu": "1500m"}, 2), ({"cpu": "3"}, 3)],
+)
+def test_threads_follow_the_cores_asked_for_within_those_there(
+    shape: dict[str, object], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = POD | {"BUSBAR_SPEC": json.dumps(SPEC | {"shape": shape})}
+    monkeypatch.setattr("busbar.workloads.serving.pod.usable_processors", lambda: 8)
+    assert from_environment(env).engine.threads == threads
+    monkeypatch.setattr("busbar.workloads.serving.pod.usable_processors", lambda: 1)
+    assert from_environment(env).engine.threads == 1
 
 
 @pytest.mark.parametrize(

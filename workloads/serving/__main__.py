@@ -20,7 +20,7 @@ log = logging.getLogger("busbar.workloads.serving")
 def main() -> int:
     """The exit code of a pod's engine."""
     try:
-        settings = from_environment(os.environ)  # before torch, which takes seconds to import
+        settings = from_environment(os.environ, sys.argv[1:])  # before torch, which takes seconds to import
         from busbar.workloads.serving import process
 
         process.set_up_logs(as_json=True)
