@@ -325,6 +325,7 @@ def wait_service(cluster: Cluster, teller: Teller, want: str, ready: int, limit_
 def serve(cluster: Cluster, teller: Teller, token: str) -> Traffic:
     """Serve the trained model, scale it under load, let it sleep and wake it."""
     cluster.kube("-n", NAMESPACE, "apply", "-f", str(HERE / "serve-python-stdlib.yaml"))
+    scale(cluster, 1)
     wait_service(cluster, teller, "one ready replica", 1, 180)
     traffic = Traffic(cluster.gateway_url, token, SERVICE)
     sample = traffic.complete(PROMPTS[0], 60)
