@@ -20,6 +20,7 @@ from busbar.cli.output import duration
 from busbar.cli.results import TRAINING_JOB, Object
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as Bar
 
 PAUSE_S = 1.0
@@ -124,7 +125,7 @@ class BarDisplay(Display):
     def __init__(self, bar: Bar) -> None:
         super().__init__()
         self._bar = bar
-        self._task = bar.add_task("", total=None)
+        self._task = bar.add_task("", total=None, numbers="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -155,8 +156,11 @@ def display() -> Display:
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        return Display()
+    return bar_on(console) if console.is_terminal else Display()
+
+
+def bar_on(console: Console) -> Display:
+    """A progress bar on this console."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     return BarDisplay(

@@ -292,7 +292,10 @@ class Relay:
     async def _events(
         self, upstream: aiohttp.ClientResponse, meter: sse.Meter
     ) -> AsyncGenerator[bytes, None]:
-        """The events for the client, each as soon as it is there. Raises ReplicaFailedError."""
+        """The events for the client, as soon as they are there; those that came together go together.
+
+        Raises ReplicaFailedError.
+        """
         cutter = sse.Cutter(self._settings.event_kib << 10)
         wait_s = self._settings.first_byte_timeout_s
         while not (meter.done or meter.failed):
@@ -306,13 +309,11 @@ class Relay:
             if not data:
                 return
             wait_s = self._settings.stream_idle_timeout_s
-            try:
-                for event in cutter.feed(data):
-                    shown = meter.event(event)
-                    if shown is not None:
-                        yield shown
-            except BadUpstream as error:
-                raise ReplicaFailedError(error.message, refused=False) from error
+            shown, problem = _read_events(cutter, meter, data)
+            if shown:
+                yield shown
+            if problem is not None:
+                raise ReplicaFailedError(problem, refused=False)
 
     async def _send(
         self, request: web.Request, call: Call, response: web.StreamResponse, data: bytes
@@ -332,6 +333,21 @@ class Relay:
     async def _end(self, response: web.StreamResponse) -> None:
         async with asyncio.timeout(self._settings.client_stall_s):
             await response.write_eof()
+
+
+def _read_events(cutter: sse.Cutter, meter: sse.Meter, data: bytes) -> tuple[bytes, str | None]:
+    """(what of `data` the client gets, what is wrong with the rest)."""
+    shown = []
+    try:
+        for event in cutter.feed(data):
+            part = meter.event(event)
+            if part is not None:
+                shown.append(part)
+            if meter.done or meter.failed:
+                break
+    except BadUpstream as error:
+        return b"".join(shown), error.message
+    return b"".join(shown), None
 
 
 def _event_stream(call: Call) -> web.StreamResponse:

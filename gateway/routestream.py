@@ -40,7 +40,7 @@ class RouteStream:
         apply: Callable[[Routes], None],
         *,
         pause_s: float = 0.5,
-        pause_max_s: float = 15.0,
+        pause_max_s: float = 3.0,
     ) -> None:
         self._session = session
         self._url = url.rstrip("/") + PATH
@@ -68,15 +68,19 @@ class RouteStream:
     async def run(self) -> None:
         """Follow for ever."""
         pause = self._pause_s
+        silent = False  # one line when it breaks, not one per attempt
         while True:
             try:
                 async with contextlib.aclosing(self._documents()) as documents:
                     async for document in documents:
                         pause = self._pause_s
+                        silent = False
                         await self._take(document)
                 log.info("routes_stream_ended", extra={"url": self._url})
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                log.warning("routes_stream_broken", extra={"url": self._url, "error": _short(error)})
+                if not silent:
+                    log.warning("routes_stream_broken", extra={"url": self._url, "error": _short(error)})
+                silent = True
             finally:
                 self.connected = False
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from busbar.cli import follow
 from busbar.cli.errors import JobFailed, Unreachable
@@ -112,6 +115,17 @@ def test_without_a_terminal_each_change_and_each_tenth_is_one_line(
         "trainingjob/x: step 10/100, loss 2.0000, 1m30s left",
         "trainingjob/x: step 25/100, loss 2.0000, 1m30s left",
     ]
+
+
+def test_on_a_terminal_a_run_is_a_bar_below_its_lines() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with follow.bar_on(console) as shown:
+        shown.show(found("Queued", message="Waits for [1] cpu."))
+        shown.show(found("Running", progress={"step": 25, "totalSteps": 100, "loss": 2.0}))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "trainingjob/x: Queued: Waits for [1] cpu." in text
+    assert "step 25/100, loss 2.0000" in text
 
 
 @pytest.mark.parametrize(
