@@ -1,0 +1,247 @@
+"""Our charts, by the real helm: lint, golden renders, values that are refused, and rules that every pod keeps.
+
+A golden file that differs asks whether you meant it: `python -m tests.charts.test_charts` writes them anew.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+import yaml
+from tests.charts.rendering import CHARTS, GOLDEN, JSON, documents, find, helm, refusal, render
+from tools.chart_values import Values
+
+from busbar.api import settings as api_settings
+from busbar.gateway import settings as gateway_settings
+from busbar.kube.contracts.auth import TOKEN_ROOT
+from busbar.operator import settings as operator_settings
+
+pytestmark = pytest.mark.apiserver
+"""These need helm, which is built together with the API server."""
+
+POSTGRES = ("api.databaseUrl.name=database", "api.databaseUrl.key=url", "api.replicas=2")
+OIDC = (
+    "api.oidc.issuer=https://login.example.com",
+    "api.oidc.clientId=busbar",
+    "api.oidc.clientSecret.name=oidc",
+    "api.oidc.clientSecret.key=secret",
+    "api.oidc.adminGroup=admins",
+)
+ONE_MACHINE = ("image.registry=127.0.0.1:5000", "image.tag=abc", "service.type=NodePort")
+BARE = (
+    "admission.enabled=false",
+    "networkPolicies.enabled=false",
+    "api.persistence.enabled=false",
+    "gateway.persistence.enabled=false",
+    "pools.discover=false",
+)
+PLACED = (
+    "placement.nodeSelector.role=system",
+    "placement.tolerations[0].key=system",
+    "placement.tolerations[0].operator=Exists",
+    "placement.priorityClassName=system-cluster-critical",
+    "image.pullSecrets[0]=registry",
+    "gateway.metricsSubjects[0]=system:serviceaccount:monitoring:prometheus",
+    "api.publicUrl=https://busbar.example.com",
+    "api.publicGatewayUrl=https://models.example.com",
+)
+RENDERS = {
+    "default": ("busbar", ()),
+    "one-machine": ("busbar", ONE_MACHINE),
+    "postgres-oidc": ("busbar", POSTGRES + OIDC + PLACED),
+    "bare": ("busbar", BARE),
+}
+
+
+@pytest.mark.parametrize("chart", ["busbar", "busbar-crds"])
+def test_chart_passes_strict_lint(chart: str) -> None:
+    result = helm("lint", "--strict", str(CHARTS / chart))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("name", RENDERS)
+def test_render_equals_its_golden_file(name: str) -> None:
+    chart, settings = RENDERS[name]
+    golden = (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
+    assert render(chart, *settings) == golden, "run `python -m tests.charts.test_charts` if you meant it"
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("image.tagg=1", "tagg"),
+        ("nonsense=1", "nonsense"),
+        ("service.type=Anycast", "service/type"),
+        ("service.portalNodePort=70000", "service/portalNodePort"),
+        ("api.replicas=0", "api/replicas"),
+        ("gateway.holdTimeoutSeconds=0", "gateway/holdTimeoutSeconds"),
+        ("api.persistence.size=big", "api/persistence/size"),
+        ("api.replicas=2", "api.replicas is greater than 1, but the database is SQLite"),
+        ("api.oidc.issuer=https://login.example.com", "login needs api.oidc.clientId"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(setting: str, says: str) -> None:
+    assert says in refusal(setting)
+
+
+def test_every_value_is_used_and_every_used_value_exists() -> None:
+    text = "\n".join(file.read_text() for file in (CHARTS / "busbar" / "templates").rglob("*.*"))
+    used = set(re.findall(r"\.Values\.([A-Za-z.]+)", text))
+    sections = set(Values().model_dump(by_alias=True))
+    assert {path.partition(".")[0] for path in used} == sections
+    values = Values().model_dump(by_alias=True)
+    for path in used:
+        node = values
+        for step in path.split("."):
+            assert step in node, f"a template reads .Values.{path}, which is no setting"
+            node = node[step]
+
+
+def workloads(found: list[JSON]) -> list[JSON]:
+    return [d for d in found if d["kind"] == "Deployment"]
+
+
+@pytest.mark.parametrize("name", ["default", "one-machine", "postgres-oidc", "bare"])
+def test_every_pod_is_as_restricted_as_pod_security_asks(name: str) -> None:
+    chart, settings = RENDERS[name]
+    found = workloads(documents(render(chart, *settings)))
+    assert len(found) == 3
+    for deployment in found:
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 65532
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["enableServiceLinks"] is False
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"livenessProbe", "readinessProbe"} <= container.keys()
+            assert set(container["resources"]) == {"requests", "limits"}
+            assert "cpu" not in container["resources"]["limits"]
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_operator_and_sqlite_never_run_twice() -> None:
+    found = documents(render("busbar"))
+    for name in ("busbar-operator", "busbar-api", "busbar-gateway"):
+        spec = find(found, "Deployment", name)["spec"]
+        assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    with_postgres = documents(render("busbar", *POSTGRES))
+    assert find(with_postgres, "Deployment", "busbar-api")["spec"]["replicas"] == 2
+    claims = [d["metadata"]["name"] for d in with_postgres if d["kind"] == "PersistentVolumeClaim"]
+    assert claims == ["busbar-gateway"]
+
+
+def environment(found: list[JSON], name: str) -> dict[str, str]:
+    pod = find(found, "Deployment", name)["spec"]["template"]["spec"]
+    return {variable["name"]: variable.get("value", "") for variable in pod["containers"][0]["env"]}
+
+
+def test_processes_accept_the_environment_that_the_chart_gives_them() -> None:
+    """Unknown names are refused by each process, so a misspelt variable would stop it at its start."""
+    for settings in ((), POSTGRES + OIDC + PLACED):
+        found = documents(render("busbar", *settings))
+        read = gateway_settings.Settings.from_env(environment(found, "busbar-gateway"))
+        assert read.operator_subject == "system:serviceaccount:busbar-system:busbar-operator"
+        assert read.operator_token_file == TOKEN_ROOT / "operator" / "token"
+        api = {
+            key: value for key, value in environment(found, "busbar-api").items() if not key.endswith("_FILE")
+        }
+        wanted = api_settings.load(
+            {key: value for key, value in api.items() if "OIDC" not in key}, needs_secret=False
+        )
+        assert wanted.gateway_subject == "system:serviceaccount:busbar-system:busbar-gateway"
+
+
+def test_operator_reads_the_environment_that_the_chart_gives_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text("k" * 64)
+    given = environment(documents(render("busbar", *ONE_MACHINE)), "busbar-operator")
+    read = operator_settings.from_environ(
+        {**given, "BUSBAR_WORKLOAD_KEY_FILE": str(key), "POD_NAMESPACE": "busbar-system"}
+    )
+    assert read.workloads_image == "127.0.0.1:5000/busbar-workloads:abc"
+    assert read.gateway_url == "http://busbar-gateway.busbar-system:8091"
+    assert read.allowed_callers == (
+        "system:serviceaccount:busbar-system:busbar-api",
+        "system:serviceaccount:busbar-system:busbar-gateway",
+    )
+
+
+def test_what_people_own_is_kept_on_uninstall() -> None:
+    kept = {
+        (d["kind"], d["metadata"]["name"])
+        for d in documents(render("busbar")) + documents(render("busbar-crds"))
+        if d["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+    }
+    assert kept == {
+        ("Secret", "busbar-workload-key"),
+        ("Secret", "busbar-api-session"),
+        ("PersistentVolumeClaim", "busbar-api"),
+        ("PersistentVolumeClaim", "busbar-gateway"),
+        ("CustomResourceDefinition", "trainingjobs.busbar.dev"),
+        ("CustomResourceDefinition", "modelservices.busbar.dev"),
+        ("CustomResourceDefinition", "acceleratorpools.busbar.dev"),
+        ("CustomResourceDefinition", "tenants.busbar.dev"),
+    }
+
+
+def test_keys_are_random_at_each_first_install() -> None:
+    def key() -> str:
+        command = helm.__wrapped__("template", "busbar", str(CHARTS / "busbar"), "-n", "busbar-system")
+        assert isinstance(command, subprocess.CompletedProcess)
+        return str(find(documents(command.stdout), "Secret", "busbar-workload-key")["data"]["key"])
+
+    assert key() != key()
+
+
+def test_older_kubernetes_gets_no_mutating_policies() -> None:
+    kinds = {d["kind"] for d in documents(render("busbar", kubernetes="1.34.0"))}
+    assert "ValidatingAdmissionPolicy" in kinds
+    assert "MutatingAdmissionPolicy" not in kinds
+    assert (
+        "chart requires kubeVersion"
+        in helm("template", "busbar", str(CHARTS / "busbar"), "--kube-version", "1.33.0").stderr
+    )
+
+
+def test_people_are_refused_at_internal_ports_only_by_their_callers() -> None:
+    """NetworkPolicies name the internal ports' callers; the open ports stay open."""
+    found = documents(render("busbar"))
+    callers = {}
+    for name in ("operator", "api", "gateway"):
+        ingress = find(found, "NetworkPolicy", f"busbar-{name}")["spec"]["ingress"]
+        assert "from" not in ingress[0]
+        callers[name] = [
+            source["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            for source in ingress[1]["from"]
+        ]
+    assert callers == {"operator": ["api", "gateway"], "api": ["gateway"], "gateway": ["operator"]}
+
+
+def test_values_file_is_its_own_documentation() -> None:
+    text = (CHARTS / "busbar" / "values.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text) == Values().model_dump(by_alias=True, mode="json")
+    for line in text.splitlines():
+        assert len(line) < 160
+
+
+def main() -> None:
+    """Write the golden files."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name, (chart, settings) in RENDERS.items():
+        (GOLDEN / f"{name}.yaml").write_text(render(chart, *settings), encoding="utf-8")
+        print(f"wrote {GOLDEN / name}.yaml")
+
+
+if __name__ == "__main__":
+    main()
