@@ -163,11 +163,11 @@ class Policy:
     eight). Taking back a guarantee is not bounded, but counts."""
     growth_factor: int = 2
     """A running elastic job grows at most by this factor in one round."""
-    remaining_exponent: float = 0.2
+    remaining_exponent: float = 0.25
     """How much shorter jobs come first where the remaining work is known: value ~ remaining ** -exponent."""
     attained_exponent: float = 0.1
     """The same with the time already received, where it is not known (a much weaker sign)."""
-    aging_s: float = 86400.0
+    aging_s: float = 72000.0
     """After waiting and running for so long in all, a job's value has doubled."""
     solver: bool = False
     """Improve the plan with the mixed-integer solver where the certified gap is above 1 %."""

@@ -28,10 +28,13 @@ def records(
     after = {action.job: action for action in actions if action.after}
     position: dict[str, int] = {}
     found: dict[JobId, WaitingRecord] = {}
+    limited: set[tuple[str, str]] = set()
     for seat in blocked:
         if seat.placement is None:
             position[seat.job.tenant] = position.get(seat.job.tenant, 0) + 1
-            found[seat.job.id] = replace(book.record(seat), position=position[seat.job.tenant])
+            found[seat.job.id] = _behind(
+                replace(book.record(seat), position=position[seat.job.tenant]), limited
+            )
     for seat in round_.seats.values():
         if seat.job.id in found:
             continue
@@ -48,6 +51,17 @@ def records(
         )
         for job in sorted(found)
     )
+
+
+def _behind(record: WaitingRecord, limited: set[tuple[str, str]]) -> WaitingRecord:
+    """More quota helps the first job that waits for it; to those behind it nothing is promised."""
+    if record.code not in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
+        return record
+    row = (record.tenant, record.resource)
+    if row in limited:
+        return replace(record, changes=tuple(c for c in record.changes if c.kind != "quota"))
+    limited.add(row)
+    return record
 
 
 class _Book:
@@ -139,12 +153,7 @@ class _Book:
             "tenant": WaitCode.NO_POOL,
             "memory": WaitCode.DOES_NOT_FIT,
         }[reason]
-        kinds = sorted({pool.accelerator for pool in self._usable_pools(job)})
-        changes = (
-            tuple(Change("accelerator", ",".join(job.accelerators) or "any", kind) for kind in kinds)
-            if code is WaitCode.NO_ACCELERATOR
-            else ()
-        )
+        changes = tuple(self._elsewhere(seat)) if code is WaitCode.NO_ACCELERATOR else ()
         resource = ",".join(job.accelerators) or "*"
         requested = job.min_pods * job.per_pod.accelerators_m
         if job.tenant not in self.round.ledger.tenants:

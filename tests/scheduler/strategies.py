@@ -1,0 +1,124 @@
+"""Random clusters for property tests: small, and full of corner cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from busbar.scheduler import (
+    Cell,
+    Job,
+    JobId,
+    JobKind,
+    Node,
+    PerformanceTable,
+    Placement,
+    Pool,
+    Quota,
+    Rate,
+    Resources,
+    Run,
+    Snapshot,
+    Tenant,
+)
+
+from .build import NOW
+
+KINDS = ("H100", "L4", "V100")
+TENANTS = ("a", "b", "c")
+
+
+@st.composite
+def quotas(draw: st.DrawFn) -> tuple[Quota, ...]:
+    rows = []
+    for kind in draw(st.sets(st.sampled_from((*KINDS, "*")), max_size=2)):
+        guaranteed = draw(st.integers(0, 8)) * 1000
+        borrow = draw(st.none() | st.integers(0, 8).map(lambda n: n * 1000))
+        above = draw(st.none() | st.integers(0, 8))
+        ceiling = None if above is None else guaranteed + above * 1000
+        rows.append(Quota(kind, guaranteed, borrow, ceiling))
+    return tuple(sorted(rows, key=lambda row: row.accelerator))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, number: int) -> Job:
+    pods = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    return Job(
+        JobId(f"uid-{number:02d}"),
+        f"job-{number:02d}",
+        "ns",
+        draw(st.sampled_from(TENANTS)),
+        draw(st.sampled_from((JobKind.TRAINING, JobKind.TRAINING, JobKind.SERVING, JobKind.OPAQUE))),
+        workload_class=draw(st.sampled_from(("", "x", "y"))),
+        min_pods=pods,
+        max_pods=pods * draw(st.sampled_from((1, 1, 2))),
+        per_pod=Resources(
+            1000 * draw(st.sampled_from((1, 1, 2, 4, 8))), 1000, draw(st.sampled_from((1024, 65536)))
+        ),
+        accelerators=tuple(sorted(draw(st.sets(st.sampled_from(KINDS), max_size=2)))),
+        priority=draw(st.sampled_from((50, 100, 100, 200))),
+        preemptible=draw(st.sampled_from((True, True, True, False))),
+        submitted_at_s=NOW - draw(st.integers(0, 100_000)),
+        remaining_work=draw(st.none() | st.floats(10, 1e6)),
+        attained_s=draw(st.floats(0, 1e5)),
+        preemptions=draw(st.integers(0, 6)),
+    )
+
+
+def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: float) -> Job:
+    """First fit: put the job somewhere it is allowed, if it fits."""
+    for pool in snapshot.pools:
+        if job.accelerators and pool.accelerator not in job.accelerators:
+            continue
+        chosen: list[str] = []
+        left = {name: list(row) for name, row in free.items()}
+        ask = (job.per_pod.accelerators_m, job.per_pod.cpu_m, job.per_pod.memory_mib)
+        for node in snapshot.nodes:
+            while node.pool == pool.name and len(chosen) < job.min_pods:
+                if any(a > f for a, f in zip(ask, left[node.name], strict=True)):
+                    break
+                left[node.name] = [f - a for a, f in zip(ask, left[node.name], strict=True)]
+                chosen.append(node.name)
+        if len(chosen) == job.min_pods:
+            free.update(left)
+            placement = Placement(pool.name, pool.accelerator, "resident", tuple(chosen), job.per_pod)
+            return replace(job, run=Run(placement, since, since))
+    return job
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    kinds = sorted(draw(st.sets(st.sampled_from(KINDS), min_size=1)))
+    nodes = tuple(
+        Node(
+            f"{kind}-{i}",
+            kind,
+            Resources(1000 * draw(st.sampled_from((1, 4, 8))), 16_000, 131_072),
+            topology=(f"rack-{i % 2}",),
+        )
+        for kind in kinds
+        for i in range(draw(st.integers(1, 3)))
+    )
+    tenants = tuple(
+        Tenant(name, draw(st.sampled_from(("", "o"))), draw(st.sampled_from((0.5, 1.0, 2.0))), draw(quotas()))
+        for name in TENANTS
+    )
+    cells = tuple(
+        Cell(name, kind, 1000, speed=draw(st.sampled_from((0.5, 1.0, 2.0, 4.0))))
+        for name in ("x", "y")
+        for kind in KINDS
+    )
+    rates = tuple(Rate(kind, rate) for kind, rate in zip(KINDS, (3.0, 0.5, 1.0), strict=True))
+    pools = tuple(Pool(kind, kind) for kind in kinds)
+    empty = Snapshot(pools, nodes, tenants, (), PerformanceTable(cells, rates))
+    free = {n.name: [n.capacity.accelerators_m, n.capacity.cpu_m, n.capacity.memory_mib] for n in nodes}
+    found: list[Job] = []
+    for number in range(draw(st.integers(0, 10))):
+        job = draw(jobs(number))
+        if draw(st.booleans()):
+            job = _start(job, empty, free, NOW - draw(st.sampled_from((10, 1000, 50_000))))
+            if job.run is not None and draw(st.integers(0, 9)) == 0:
+                job = replace(job, run=replace(job.run, releasing=True))
+        found.append(job)
+    return replace(empty, jobs=tuple(found))

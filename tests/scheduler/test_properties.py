@@ -1,0 +1,249 @@
+"""What must hold for every snapshot, not only for those we thought of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from random import Random
+from typing import TypeVar
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from busbar.scheduler import (
+    ActionKind,
+    Cell,
+    Plan,
+    Policy,
+    Quota,
+    Snapshot,
+    Tenant,
+    WaitCode,
+    applied,
+    check_plan,
+    plan,
+    react,
+)
+from busbar.scheduler.entitlement import Claim, entitlements
+from busbar.scheduler.plans import NEVER
+
+from .build import NOW
+from .strategies import KINDS, snapshots
+
+POLICY = Policy()
+T = TypeVar("T")
+quiet = settings(
+    max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def made(snapshot: Snapshot, now: float = NOW) -> Plan:
+    return plan(snapshot, POLICY, now)[0]
+
+
+@quiet
+@given(snapshots())
+def test_every_plan_is_allowed(snapshot: Snapshot) -> None:
+    assert check_plan(snapshot, made(snapshot)) == []
+    assert check_plan(snapshot, react(snapshot, POLICY, NOW)[0]) == []
+
+
+@quiet
+@given(snapshots())
+def test_planning_again_gives_no_actions(snapshot: Snapshot) -> None:
+    after = applied(snapshot, made(snapshot), NOW)
+    assert made(after).actions == ()
+
+
+@quiet
+@given(snapshots(), st.randoms(use_true_random=False))
+def test_order_changes_nothing(snapshot: Snapshot, random: Random) -> None:
+    def mixed(items: tuple[T, ...]) -> tuple[T, ...]:
+        return tuple(random.sample(items, len(items)))
+
+    other = replace(
+        snapshot,
+        jobs=mixed(snapshot.jobs),
+        nodes=mixed(snapshot.nodes),
+        pools=mixed(snapshot.pools),
+        tenants=mixed(snapshot.tenants),
+        table=replace(snapshot.table, cells=mixed(snapshot.table.cells)),
+    )
+    assert made(other) == made(snapshot)
+
+
+@quiet
+@given(snapshots())
+def test_snapshots_and_plans_survive_json(snapshot: Snapshot) -> None:
+    text = json.dumps(snapshot.to_json())
+    assert Snapshot.from_json(json.loads(text)) == snapshot
+    result = made(snapshot)
+    assert Plan.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_the_hash_seed_changes_nothing() -> None:
+    program = (
+        "import json; from benchmarks.scheduling.generator import NOW, generate; "
+        "from busbar.scheduler import Policy, plan; "
+        "print(json.dumps(plan(generate(40, 80, 80, 4), Policy(), NOW)[0].to_json(), sort_keys=True))"
+    )
+    out = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert out[0] == out[1]
+    assert len(out[0]) > 1000
+
+
+@quiet
+@given(snapshots())
+def test_with_arrivals_stopped_every_feasible_job_starts(snapshot: Snapshot) -> None:
+    now = NOW
+    for _ in range(2 * len(snapshot.jobs) + 2):
+        result = made(snapshot, now)
+        snapshot = applied(snapshot, result, now)
+        now += 1000.0
+        # The job that has run longest ends; so does everything that was being stopped or is pinned for ever.
+        running = sorted((j.run.started_at_s, j.id) for j in snapshot.jobs if j.run is not None)
+        gone = {running[0][1]} if running else set()
+        jobs = tuple(
+            replace(j, run=None) if j.run is not None and j.run.releasing else j
+            for j in snapshot.jobs
+            if j.id not in gone
+        )
+        snapshot = replace(snapshot, jobs=jobs)
+    result = made(snapshot, now)
+    impossible = NEVER | {WaitCode.CEILING, WaitCode.BORROW_LIMIT}
+    left = [record for record in result.waiting if record.code not in impossible]
+    assert left == []
+
+
+@quiet
+@given(snapshots(), st.lists(st.floats(-0.01, 0.01), min_size=6, max_size=6))
+def test_noise_in_the_speeds_moves_nothing(snapshot: Snapshot, noise: list[float]) -> None:
+    now = NOW
+    for _ in range(8):
+        result = made(snapshot, now)
+        if not result.actions:
+            break
+        snapshot = applied(snapshot, result, now)
+        now += 400.0
+    assume(not made(snapshot, now).actions)
+    cells = tuple(
+        replace(cell, speed=cell.speed * (1 + error))
+        for cell, error in zip(snapshot.table.cells, noise, strict=True)
+    )
+    noisy = made(replace(snapshot, table=replace(snapshot.table, cells=cells)), now)
+    assert [action for action in noisy.actions if action.kind is not ActionKind.START] == []
+
+
+@quiet
+@given(snapshots())
+def test_a_proposed_change_starts_the_job(snapshot: Snapshot) -> None:
+    result = made(snapshot)
+    assume(not result.actions)
+    for record in result.waiting:
+        for change in record.changes:
+            if change.kind not in ("accelerator", "quota", "pods"):
+                continue
+            job = next(job for job in snapshot.jobs if job.id == record.job)
+            if change.kind == "accelerator":
+                other = replace(job, accelerators=(change.needed,))
+            elif change.kind == "pods":
+                other = replace(job, min_pods=int(change.needed), max_pods=int(change.needed))
+            else:
+                other = job
+            changed = replace(snapshot, jobs=tuple(other if j.id == job.id else j for j in snapshot.jobs))
+            if change.kind == "quota":
+                changed = replace(
+                    changed, tenants=_raised(changed, record.tenant, record.resource, change.needed)
+                )
+            if record.code is WaitCode.NODE_TOO_SMALL:
+                continue
+            again = made(changed)
+            assert any(action.job == job.id for action in again.actions), (record, change)
+
+
+def _raised(snapshot: Snapshot, tenant: str, row: str, needed: str) -> tuple[Tenant, ...]:
+    limit = round(float(needed) * 1000)
+
+    def raised(quota: Quota) -> Quota:
+        if quota.accelerator != row:
+            return quota
+        ceiling = None if quota.ceiling_m is None else max(limit, quota.ceiling_m)
+        borrow = None if quota.borrowable_m is None else max(limit - quota.guaranteed_m, quota.borrowable_m)
+        return replace(quota, ceiling_m=ceiling, borrowable_m=borrow)
+
+    return tuple(
+        replace(t, quotas=tuple(raised(q) for q in t.quotas)) if t.name == tenant else t
+        for t in snapshot.tenants
+    )
+
+
+claims = st.lists(
+    st.builds(
+        lambda org, weight, guaranteed, demand: (org, weight, guaranteed, demand),
+        st.sampled_from(("", "o", "p")),
+        st.sampled_from((0.5, 1.0, 3.0)),
+        st.integers(0, 6),
+        st.dictionaries(
+            st.frozensets(st.sampled_from(KINDS), min_size=1), st.integers(1, 20), min_size=1, max_size=3
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def _claims(rows: list[tuple[str, float, int, dict[frozenset[str], int]]]) -> list[Claim]:
+    return [
+        Claim(f"t{i}", org, weight, guaranteed, float("inf"), tuple((k, float(v)) for k, v in demand.items()))
+        for i, (org, weight, guaranteed, demand) in enumerate(rows)
+    ]
+
+
+@quiet
+@given(claims, st.sampled_from((2.0, 4.0)))
+def test_more_weight_or_guarantee_never_lowers_an_entitlement(
+    rows: list[tuple[str, float, int, dict[frozenset[str], int]]], factor: float
+) -> None:
+    # Guarantees that the cluster can keep: they are a promise of its administrator.
+    assume(sum(row[2] for row in rows) <= 4)
+    capacity = {"H100": 8.0, "L4": 6.0, "V100": 4.0}
+    base = entitlements(_claims(rows), capacity)
+    org, weight, guaranteed, demand = rows[0]
+    heavier = entitlements(_claims([(org, weight * factor, guaranteed, demand), *rows[1:]]), capacity)
+    assert heavier["t0"] >= base["t0"] - 1e-6
+    promised = entitlements(_claims([(org, weight, guaranteed + 1, demand), *rows[1:]]), capacity)
+    assert promised["t0"] >= base["t0"] - 1e-6
+
+
+@quiet
+@given(claims)
+def test_entitlements_fit_the_cluster_and_leave_nothing_wanted_idle(
+    rows: list[tuple[str, float, int, dict[frozenset[str], int]]],
+) -> None:
+    capacity = {"H100": 8.0, "L4": 6.0, "V100": 4.0}
+    assume(sum(row[2] for row in rows) <= 4)
+    found = entitlements(_claims(rows), capacity)
+    wanted = {f"t{i}": float(sum(row[3].values())) for i, row in enumerate(rows)}
+    assert sum(found.values()) <= sum(capacity.values()) + 1e-6
+    assert all(found[name] <= wanted[name] + 1e-6 for name in found)
+    anywhere = [(org, w, g, {frozenset(KINDS): sum(demand.values())}) for org, w, g, demand in rows]
+    free = entitlements(_claims(anywhere), capacity)
+    assert abs(sum(free.values()) - min(sum(capacity.values()), sum(wanted.values()))) < 1e-4
+
+
+def test_a_cell_of_speed_zero_is_believed() -> None:
+    cell = Cell("x", "H100", 1000, speed=0.0)
+    from busbar.scheduler import PerformanceTable, TableView
+
+    assert TableView(PerformanceTable((cell,))).estimate("x", "H100", "resident", 1000) is None
