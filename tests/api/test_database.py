@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -78,6 +79,8 @@ async def test_the_check_notices_a_table_that_no_migration_makes(
         await run_check(empty_url)
 
 
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+@pytest.mark.postgres
 async def test_three_replicas_that_start_together_migrate_once(empty_url: str) -> None:
     environment = {**os.environ, "BUSBAR_API_DATABASE_URL": empty_url}
     command = [sys.executable, "-m", "busbar.api.main", "migrate"]
@@ -89,6 +92,17 @@ async def test_three_replicas_that_start_together_migrate_once(empty_url: str) -
         _, errors = await replica.communicate()
         assert replica.returncode == 0, errors.decode()
     assert await table_names(empty_url) == set(tables.metadata.tables)
+
+
+async def test_a_second_migration_of_a_sqlite_file_waits_for_the_first(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/api.db"
+    with Path(f"{tmp_path}/api.db.lock").open("w") as lock:  # noqa: ASYNC230 - a local file, at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(migrate(url))))
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+    await waiting
+    assert await table_names(url) == set(tables.metadata.tables)
 
 
 async def test_sqlite_has_the_settings_that_the_design_names(sqlite_url: str) -> None:

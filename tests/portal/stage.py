@@ -21,8 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,25 @@ from busbar.api.services import Services
 from busbar.api.settings import Settings
 from busbar.kube.resources import EVENTS, MODEL_SERVICES, PODS, TRAINING_JOBS
 
-WORDS = ["def", "main", "(", "argv", ")", ":", "return", "the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "\n"]
+WORDS = [
+    "def",
+    "main",
+    "(",
+    "argv",
+    ")",
+    ":",
+    "return",
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "the",
+    "lazy",
+    "dog",
+    "\n",
+]
 TICK_S = 0.15
 STEPS = 40
 
@@ -59,7 +77,15 @@ class Stage:
     namespace: str
     kube: MemoryKube
     services: Services
-    _stop: threading.Event = field(default_factory=threading.Event)
+    loop: asyncio.AbstractEventLoop
+
+    def kube_call(self, do: Callable[[MemoryKube], object]) -> None:
+        """Script the cluster from the test's thread."""
+
+        async def call() -> None:
+            do(self.kube)
+
+        asyncio.run_coroutine_threadsafe(call(), self.loop).result(10)
 
 
 @contextlib.contextmanager
@@ -136,7 +162,15 @@ async def _run(
                 await _answers(gateway_port)
             await _answers(port)
             ready.append(
-                Stage(f"http://127.0.0.1:{port}", settings.gateway_url, tokens, "ada-lab", kube, built)
+                Stage(
+                    f"http://127.0.0.1:{port}",
+                    settings.gateway_url,
+                    tokens,
+                    "ada-lab",
+                    kube,
+                    built,
+                    asyncio.get_running_loop(),
+                )
             )
             up.set()
             await asyncio.to_thread(down.wait)
@@ -146,7 +180,9 @@ async def _run(
                 child.wait(15)
             acting.cancel()
             stopping.set()
-            await asyncio.gather(serving, acting, return_exceptions=True)
+            for ended in await asyncio.gather(serving, acting, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    raise ended
             await engine.cleanup()
             await operator.cleanup()
 
@@ -175,6 +211,7 @@ class Actor:
         if phase in ("Succeeded", "Failed"):
             return
         if obj["spec"].get("suspend"):
+            self._began.pop(uid, None)
             if phase != "Suspended":
                 self._write(
                     namespace,
@@ -192,6 +229,8 @@ class Actor:
             return
         began = self._began.setdefault(uid, time.monotonic())
         age = (time.monotonic() - began) / self._tick_s
+        if (namespace, f"{name}-1-0") not in self._kube.logs and age >= 6:
+            self._start(namespace, name)
         total = int((obj["spec"].get("engine") or {}).get("steps", STEPS))
         if age < 3:
             if phase != "Queued":
@@ -497,8 +536,10 @@ def _gateway(
         "BUSBAR_GATEWAY_API_URL": f"http://127.0.0.1:{api_port}",
         "BUSBAR_GATEWAY_API_TOKEN_FILE": str(token_file),
     }
-    log = (folder / "gateway.log").open("wb")
-    return subprocess.Popen([sys.executable, "-m", "busbar.gateway.main"], env=env, stdout=log, stderr=log)
+    with (folder / "gateway.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "busbar.gateway.main"], env=env, stdout=log, stderr=log
+        )
 
 
 async def _answers(port: int) -> None:

@@ -17,7 +17,8 @@
     let source = null;
     const open = () => {
       source = new EventSource(url);
-      source.addEventListener("hello", () => { quiet(); say("live", "live"); });
+      // What changed between the page's making and this moment was told to nobody: look once.
+      source.addEventListener("hello", () => { quiet(); say("live", "live"); refresh(); });
       source.addEventListener("changed", refresh);
       source.onerror = () => {
         say("poll", "every 5 s");

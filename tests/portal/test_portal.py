@@ -1,0 +1,334 @@
+"""The portal in a real Chromium: the whole way from the login to a completed prompt, and how it treats people."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.api.conftest import JOB
+from tests.portal.conftest import Target, Visit, log_in, visit
+from tests.portal.stage import Stage
+
+from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+
+PAGES = (
+    "/jobs",
+    "/services",
+    "/pools",
+    "/submit",
+    "/submit?form=image",
+    "/submit?form=serve",
+    "/submit?form=yaml",
+    "/usage",
+    "/tokens",
+)
+
+
+def unique(prefix: str) -> str:
+    return f"{prefix}-{int(time.time() * 1000) % 10_000_000}"
+
+
+def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
+    desk: Visit, target: Target
+) -> None:
+    page, name = desk.page, unique("run")
+    page.goto("/submit")
+    assert "/login" in page.url, "strangers are sent to the login"
+    page.get_by_label("Token").fill(target.token)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/submit")
+
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_label("Namespace").select_option(target.namespace)
+    page.get_by_label("Steps", exact=True).fill("60")
+    page.get_by_role("button", name="Preview").click()
+    preview = page.locator("#preview")
+    expect(preview.get_by_role("heading", level=2)).to_have_text(re.compile("Starts now|Waits"))
+    expect(preview).to_contain_text("cpu")
+    assert page.url.endswith("/submit"), "a preview makes nothing"
+
+    page.locator("form#draft").get_by_role("button", name="Submit").click()
+    page.wait_for_url(f"**/jobs/{target.namespace}/{name}")
+    state = page.locator("#status .state .badge")
+    expect(state).to_have_text("Running")
+    expect(page.locator("#status progress")).to_be_visible()
+    expect(page.locator("[data-log-text]")).to_contain_text("loss")
+    expect(page.locator('.plot[data-series="loss"] canvas')).to_be_visible()
+    expect(state).to_have_text("Succeeded")
+    expect(page.locator("#status")).to_contain_text("Bits per byte")
+
+    page.get_by_role("link", name="Serve this model").click()
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_label("Namespace").select_option(target.namespace)
+    assert page.get_by_label("Training job").input_value() == name
+    page.locator("form#draft").get_by_role("button", name="Submit").click()
+    page.wait_for_url(f"**/services/{target.namespace}/{name}")
+    expect(page.locator("#status .state .badge")).to_have_text("Ready")
+    page.get_by_label("Prompt").fill("import ")
+    page.get_by_label("Most tokens").fill("24")
+    page.get_by_role("button", name="Complete").click()
+    expect(page.locator("[data-try-note]")).to_contain_text("in all")
+    answer = page.locator("[data-try-answer]").inner_text()
+    assert answer.startswith("import ")
+    assert len(answer) > 20
+    assert "bb_" not in page.content(), "the key that was used never reaches the browser"
+
+
+def test_the_list_filters_and_follows_changes_without_a_reload(
+    desk: Visit, target: Target, staged: Stage
+) -> None:
+    page, name = desk.page, unique("live")
+    log_in(page, target.token)
+    page.evaluate("window.stayed = true")
+    expect(page.locator("#live")).to_have_text("live")
+    staged.kube_call(
+        lambda kube: kube.put(
+            TRAINING_JOBS, {**JOB, "metadata": {"name": name, "namespace": target.namespace}}
+        )
+    )
+    row = page.locator("tr", has_text=name)
+    expect(row).to_be_visible()
+    expect(row.locator(".badge")).to_have_text("Running")
+    page.get_by_role("searchbox").fill("no-such-job")
+    expect(page.locator("#list")).to_contain_text("No job matches")
+    page.get_by_role("searchbox").fill(name)
+    expect(page.locator("tbody tr")).to_have_count(1)
+    assert page.evaluate("window.stayed") is True
+
+
+def test_when_the_event_stream_breaks_the_page_polls(desk: Visit, target: Target, staged: Stage) -> None:
+    page, name = desk.page, unique("poll")
+    page.route("**/changes", lambda route: route.abort())
+    log_in(page, target.token)
+    expect(page.locator("#live")).to_have_text("every 5 s")
+    staged.kube_call(
+        lambda kube: kube.put(
+            TRAINING_JOBS, {**JOB, "metadata": {"name": name, "namespace": target.namespace}}
+        )
+    )
+    expect(page.locator("tr", has_text=name)).to_be_visible()
+    desk.problems.clear()
+
+
+def test_a_job_that_cannot_start_says_why_and_what_would_help(
+    desk: Visit, target: Target, staged: Stage
+) -> None:
+    page = desk.page
+    log_in(page, target.token)
+    page.goto("/submit?form=yaml")
+    page.get_by_label("Namespace").select_option(target.namespace)
+    page.get_by_label("One TrainingJob or ModelService").fill(
+        "apiVersion: busbar.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: big}\nspec:\n"
+        "  template: {image: busybox}\n  shape: {acceleratorsPerPod: 64}\n  accelerators: [H100]\n"
+    )
+    page.get_by_role("button", name="Preview").click()
+    preview = page.locator("#preview")
+    expect(preview.get_by_role("heading", level=2)).to_have_text("Cannot start")
+    expect(preview).to_contain_text("64")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [("Steps", "many", "not a whole number"), ("Output", "s3://x", "spec.output.uri")],
+)
+def test_a_wrong_field_is_named_before_anything_is_made(
+    desk: Visit, target: Target, staged: Stage, field: str, value: str, sentence: str
+) -> None:
+    page = desk.page
+    log_in(page, target.token)
+    page.goto("/submit")
+    page.get_by_label("Name", exact=True).fill("wrong")
+    page.get_by_label("Namespace").select_option(target.namespace)
+    page.get_by_label(field, exact=field != "Output").fill(value)
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("#preview [role=alert]")).to_contain_text(sentence)
+
+
+def test_cancel_resume_and_delete_from_the_page(desk: Visit, target: Target, staged: Stage) -> None:
+    page, name = desk.page, unique("stop")
+    log_in(page, target.token)
+    job = {**JOB, "metadata": {"name": name, "namespace": target.namespace}}
+    job["spec"] = {**job["spec"], "engine": {**job["spec"]["engine"], "steps": 10_000}}
+    staged.kube_call(lambda kube: kube.put(TRAINING_JOBS, job))
+    page.goto(f"/jobs/{target.namespace}/{name}")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#status .badge").first).to_have_text("Suspended")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    page.get_by_text("Delete…").click()
+    page.get_by_role("button", name="Yes, delete it").click()
+    page.wait_for_url("**/jobs")
+    expect(page.locator("tr", has_text=name)).to_have_count(0)
+    # The page of the deleted job may have refreshed itself once more on its way out.
+    desk.errors[:] = [error for error in desk.errors if not error.endswith(f"/{name}")]
+
+
+def test_scaling_a_service_from_the_page(desk: Visit, target: Target, staged: Stage) -> None:
+    page = desk.page
+    log_in(page, target.token)
+    page.goto("/services/ada-lab/ada-chat")
+    page.locator("#replicas").fill("2")
+    page.get_by_role("button", name="Set").click()
+    expect(page.locator("#status")).to_contain_text("2 of 2")
+    assert staged.kube.objects[MODEL_SERVICES.plural, "ada-lab", "ada-chat"]["spec"]["replicas"] == 2
+    page.locator("#replicas").fill("")
+    page.get_by_role("button", name="Set").click()
+    expect(page.locator("#status")).to_contain_text("the autoscaler")
+
+
+def test_a_token_is_shown_once_and_can_be_revoked(desk: Visit, target: Target, staged: Stage) -> None:
+    page, what = desk.page, unique("laptop")
+    log_in(page, target.token)
+    page.goto("/tokens")
+    page.get_by_label("What for").fill(what)
+    page.get_by_role("button", name="Make it").click()
+    token = page.get_by_label("The token").input_value()
+    assert re.fullmatch(r"bb_[A-Za-z0-9_-]{43}", token)
+    page.goto("/tokens")
+    assert token not in page.content()
+    row = page.locator("tr", has_text=what)
+    row.get_by_role("button", name=re.compile("Revoke")).click()
+    expect(page.locator("tr", has_text=what)).to_contain_text("revoked")
+
+
+def test_the_whole_way_with_the_keyboard_alone(desk: Visit, target: Target, staged: Stage) -> None:
+    page, name = desk.page, unique("keys")
+    page.goto("/login")
+    page.keyboard.type(target.token)  # the field has the focus
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/jobs")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.goto("/jobs")
+    _tab_to(page, "a[href='/submit']")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/submit")
+    _tab_to(page, "#f-name")
+    page.keyboard.type(name)
+    _tab_to(page, "button[formaction]")
+    page.keyboard.press("Enter")
+    expect(page.locator("#preview h2")).to_have_text("Starts now")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/jobs/*/{name}")
+    _tab_to(page, "details.menu > summary")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Log out")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Log out")).to_be_hidden()
+    assert page.evaluate("document.activeElement.matches('details.menu > summary')")
+
+
+def _tab_to(page: Page, selector: str, most: int = 60) -> None:
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            outline = page.evaluate(
+                "() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== 'none' || s.boxShadow !== 'none'; }"
+            )
+            assert outline, f"{selector} shows no focus"
+            return
+    raise AssertionError(f"{selector} cannot be reached with Tab")
+
+
+def test_a_phone_shows_every_page_without_sideways_scrolling(
+    phone: Visit, target: Target, staged: Stage
+) -> None:
+    page = phone.page
+    log_in(page, target.token)
+    for path in (*PAGES, "/jobs/ada-lab/ada-run", "/services/ada-lab/ada-chat"):
+        page.goto(path)
+        page.wait_for_timeout(150)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, f"{path} is {width} px wide"
+        small = page.evaluate(
+            "() => [...document.querySelectorAll('main button, main .button')].filter(b => b.offsetParent && b.getBoundingClientRect().height < 33).map(b => b.textContent)"
+        )
+        assert small == [], f"{path}: too small to touch: {small}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_enough_contrast_in_both_themes(
+    browser: Browser, target: Target, staged: Stage, scheme: str
+) -> None:
+    for seen in visit(browser, target, color_scheme=scheme, viewport={"width": 1280, "height": 850}):
+        page = seen.page
+        log_in(page, target.token)
+        for path in (
+            "/jobs",
+            "/pools",
+            "/submit",
+            "/tokens",
+            "/jobs/ada-lab/ada-run",
+            "/services/ada-lab/ada-chat",
+        ):
+            page.goto(path)
+            page.wait_for_timeout(200)
+            poor = page.evaluate(CONTRAST)
+            assert poor == [], f"{path} in {scheme}: {poor[:5]}"
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = color => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+    const d = canvas.getImageData(0, 0, 1, 1).data; return [d[0], d[1], d[2], d[3] / 255]; };
+  const light = c => { const f = c.slice(0, 3).map(v => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2]; };
+  const ground = e => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c[3] > 0.95) return c; } return [255, 255, 255, 1]; };
+  const poor = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.offsetParent || e.closest('.quiet, .skip, option, canvas, svg, .live-text, .dead, .u-legend')) continue;
+    const a = light(rgba(getComputedStyle(e).color)), b = light(ground(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${e.tagName}.${e.className} "${e.textContent.trim().slice(0, 30)}" ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+
+def test_the_theme_can_be_chosen_and_is_remembered(desk: Visit, target: Target, staged: Stage) -> None:
+    page = desk.page
+    log_in(page, target.token)
+    page.locator("details.menu > summary").click()
+    switch = page.get_by_role("button", name=re.compile("Theme"))
+    switch.click()
+    switch.click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.goto("/pools")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+
+
+@pytest.fixture
+def bobs_desk(browser: Browser, target: Target, staged: Stage) -> Iterator[Visit]:
+    yield from visit(browser, target, viewport={"width": 1280, "height": 850})
+
+
+def test_another_tenants_page_is_a_page_that_does_not_exist(bobs_desk: Visit, staged: Stage) -> None:
+    page = bobs_desk.page
+    log_in(page, staged.tokens["bob"])
+    assert "ada" not in page.content()
+    page.goto("/jobs/ada-lab/ada-run")
+    expect(page.get_by_role("alert")).to_have_text("TrainingJob ada-lab/ada-run does not exist")
+    bobs_desk.errors.clear()
+
+
+def test_every_control_has_a_name_and_every_page_one_heading(desk: Visit, staged: Stage) -> None:
+    page = desk.page
+    log_in(page, staged.tokens["root"])
+    for path in (*PAGES, "/audit", "/jobs/ada-lab/ada-run", "/services/ada-lab/ada-chat"):
+        page.goto(path)
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')]
+               .filter(e => !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim())
+               .map(e => e.outerHTML.slice(0, 80))"""
+        )
+        assert nameless == [], path
+        assert page.locator("h1").count() == 1, path
+        assert page.evaluate("document.documentElement.lang") == "en"
