@@ -67,7 +67,7 @@ def main() -> int:
         x, y = batch(step, rank)
         loss = torch.nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         wish = torch.tensor([float(stopping)])
         dist.all_reduce(wish)  # a signal reaches the ranks at different moments: they agree on the step

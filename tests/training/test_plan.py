@@ -10,15 +10,7 @@ from dataclasses import replace
 import pytest
 
 from busbar.workloads.training.errors import InfeasiblePlan
-from busbar.workloads.training.plan import (
-    Demand,
-    GroupSize,
-    Limits,
-    aligned,
-    lay_out,
-    make_plan,
-    workload_class,
-)
+from busbar.workloads.training.plan import Demand, GroupSize, Limits, aligned, lay_out, make_plan
 
 MIB = 2**20
 DEMAND = Demand(
@@ -120,12 +112,3 @@ def test_a_refusal_names_the_fix(name: str, limits: Limits, mode: str, holds: Ca
 
 def test_the_memory_that_a_refusal_asks_for_is_enough() -> None:
     assert make_plan(DEMAND, limited(273), "resident").mode == "resident"
-
-
-def test_the_workload_class_knows_dimensions_and_ignores_names() -> None:
-    config = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "_name_or_path": "a"}
-    first, name = workload_class(config, "float32", 128, 4)
-    assert name == "llama-4x256-float32-s128-b4-adamw"
-    assert workload_class({**config, "_name_or_path": "b"}, "float32", 128, 4)[0] == first
-    assert workload_class({**config, "hidden_size": 128}, "float32", 128, 4)[0] != first
-    assert workload_class(config, "bfloat16", 128, 4)[0] != first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,9 +16,17 @@ import httpx2 as httpx
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.small import TEXTS, engine
+from tests.training.small import TEXTS, engine, manifest
 from tests.training.test_port import TOKEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.control import Control
+from busbar.workloads.training.environment import run_from_manifest
+from busbar.workloads.training.model import ModelRecipe
+from busbar.workloads.training.report import Lines
+from busbar.workloads.training.session import run
+from busbar.workloads.training.status import Status
 
 STEPS = 250
 ROOT = Path(__file__).parents[2]
@@ -113,7 +122,9 @@ def test_it_reports_while_it_runs(life: dict[str, Any]) -> None:
     assert status["totalSteps"] == STEPS
     assert status["mode"] == "optimizer-offload"
     assert status["memory"]["deviceOwners"]["staging"] > 0
-    assert status["report"]["name"].startswith("llama-2x64")
+    assert status["report"]["class"].startswith("llama-")
+    assert status["report"]["samples"] >= 5
+    assert status["report"]["peakDeviceBytes"] <= status["memory"]["deviceBytes"]
     assert life["ready"] == 200
     assert "busbar_training_tokens_per_second" in life["metrics"]
 
@@ -165,12 +176,18 @@ def test_a_wrong_spec_ends_with_2_and_a_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_a_plan_that_does_not_fit_is_refused_before_allocation(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    for name, text in TEXTS.items():
-        (tmp_path / "text" / name).write_text(text)
-    pod = Pod(tmp_path, attempt=1, port=free_port(), mode="resident", deviceMemory="2Mi")
-    code, output = pod.end()
-    assert code == 2
-    assert "Nothing was allocated" in output
-    assert "deviceMemory: at least" in output
+def test_a_plan_that_does_not_fit_is_refused_before_allocation(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_allocation(*args: object, **kwargs: object) -> None:
+        raise AssertionError("something was allocated")
+
+    monkeypatch.setattr(Arena, "__init__", no_allocation)
+    monkeypatch.setattr(ModelRecipe, "build", no_allocation)
+    job = run_from_manifest(manifest(mode="resident", deviceMemory="2Mi"), tmp_path, None, {})
+    status = Status()
+    assert run(job, status, Control(), Lines("small", io.StringIO())) == 2
+    message = status.to_json()["message"]
+    assert status.phase == "Failed"
+    assert "Nothing was allocated" in message
+    assert "deviceMemory: at least" in message

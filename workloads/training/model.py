@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +89,3 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) 
         ) from problem
     groups = tuple(group.size for group in make_groups(model))
     return Demand(groups, spec.dtype, spec.batch.micro_batch, activations)
-
-
-def config_dimensions(config: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = config.to_dict()
-    return found

@@ -20,8 +20,6 @@ and the cheapest changes that would make it fit.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -251,27 +249,3 @@ def _largest_micro_batch(demand: Demand, limits: Limits, mode: str) -> int | Non
         if not _excess(lay_out(smaller, limits, mode, count)):
             return micro
     return None
-
-
-def workload_class(config: Mapping[str, Any], dtype: str, sequence: int, batch: int) -> tuple[str, str]:
-    """(hash, readable name) of the performance table's workload class: what decides speed, and nothing else."""
-    dimensions = {
-        key: config[key]
-        for key in sorted(config)
-        if isinstance(config[key], int | float | bool) and any(part in key for part in _SIZES)
-    }
-    key = {
-        "architecture": config.get("model_type", "unknown"),
-        "dimensions": dimensions,
-        "dtype": dtype,
-        "sequence": sequence,
-        "batch": batch,
-        "optimizer": "AdamW",
-    }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-    layers = config.get("num_hidden_layers", config.get("n_layer", "?"))
-    width = config.get("hidden_size", config.get("n_embd", "?"))
-    return digest, f"{key['architecture']}-{layers}x{width}-{dtype}-s{sequence}-b{batch}-adamw"
-
-
-_SIZES = ("size", "num_", "n_layer", "n_head", "n_embd", "n_inner", "_dim", "tie_word")

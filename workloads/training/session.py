@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from busbar.scheduler.fit import BatchShape, ModelShape, workload_class
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.errors import CheckpointError, OutOfArena, ResumeRefused, TrainingError
 from busbar.workloads.training.places import Places, check_places, claim_checkpoints
@@ -159,19 +160,15 @@ class _Session:
         return prepared
 
     def _build(self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared) -> Trainer:
-        from busbar.workloads.training.model import config_dimensions
-        from busbar.workloads.training.plan import workload_class
         from busbar.workloads.training.trainer import Trainer
 
         self._phase("Preparing", "building the model")
         trainer = Trainer(self.spec, recipe, plan, self.device)
-        digest, name = workload_class(
-            config_dimensions(recipe.config),
-            self.spec.dtype,
-            self.spec.data.sequence_length,
-            self.spec.batch.sequences,
-        )
-        self.cell = {"class": digest, "name": name, "mode": plan.mode, "accelerator": self.device.type}
+        self.cell = {
+            "class": _workload_class(recipe.config.to_dict(), self.spec),
+            "mode": plan.mode,
+            "accelerator": self.device.type,
+        }
         return trainer
 
     def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> None:
@@ -365,6 +362,15 @@ def _check_same_run(manifest: Any, facts: dict[str, Any], folder: Path) -> None:
             f"the checkpoints in {folder} belong to a run with another {' and '.join(changed)}; "
             "restore the old settings, or use another output folder, or remove these checkpoints"
         )
+
+
+def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
+    """The scheduler's name for what speed depends on; an architecture it cannot size has none of its own."""
+    batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
+    try:
+        return workload_class(ModelShape.from_config(config), batch)
+    except ValueError:
+        return f"{config.get('model_type', 'unknown')}-unsized"
 
 
 def _memory(plan: MemoryPlan) -> dict[str, Any]:
