@@ -11,7 +11,7 @@ from pathlib import Path
 
 from busbar.local import build, cluster, packages, preflight, simulated, status
 from busbar.local.config import REGISTRY
-from busbar.local.errors import InstanceError, StartError
+from busbar.local.errors import InstanceError, PreflightError, StartError
 from busbar.local.images import builder
 from busbar.local.images.recipe import IMAGES
 from busbar.local.install import Helm, install, local_values
@@ -121,6 +121,8 @@ def install_on_current(registry: str, say_next: Callable[[str], None]) -> None:
     Raises:
         LocalError: no cluster, or a step failed.
     """
+    if os.geteuid() != 0:
+        raise PreflightError("building images needs root: run it with sudo -E")
     config = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     kubectl = Kubectl(Path(config))
     if not kubectl.answers():

@@ -29,7 +29,14 @@ if [ ! -d /var/lib/containers ]; then
     mkdir /var/lib/containers
 fi
 mount --bind "$BUSBAR_IMAGES/containers" /var/lib/containers
+# A login of the user's (`buildah login`) lies in /run: carry it over into the private /run.
+login="${REGISTRY_AUTH_FILE:-${XDG_RUNTIME_DIR:-/run}/containers/auth.json}"
+[ -f "$login" ] || login=/run/containers/0/auth.json
+if [ -f "$login" ]; then exec 9<"$login"; else exec 9</dev/null; fi
 mount -t tmpfs tmpfs /run
+cat <&9 >/run/auth.json
+exec 9<&-
+if [ -s /run/auth.json ]; then export REGISTRY_AUTH_FILE=/run/auth.json; fi
 if [ -n "$BUSBAR_REGISTRY" ]; then
     ip link set lo up
     $BUSBAR_REGISTRY &
@@ -167,6 +174,17 @@ def push(reference: str, name: str, tag: str, program: Path, running: Step) -> N
     buildah(
         "push", *options, reference, f"docker://{PUSH_ADDRESS}/{name}:{tag}", running=running, extra=serve
     )
+
+
+def push_to(reference: str, registry: str, name: str, tag: str, running: Step) -> None:
+    """Push to a registry of the user's, with the user's own login; plain HTTP only on loopback.
+
+    Raises:
+        BuildError: the push failed.
+    """
+    host = registry.partition("/")[0].partition(":")[0]
+    options = ["--tls-verify=false"] if host == "localhost" or host.startswith("127.") else []
+    buildah("push", *options, reference, f"docker://{registry}/{name}:{tag}", running=running)
 
 
 def find_uv() -> str:

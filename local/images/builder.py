@@ -21,6 +21,7 @@ from busbar.local.images.buildah import (
     find_uv,
     folder,
     push,
+    push_to,
     pushed,
     run,
     working_container,
@@ -66,7 +67,7 @@ def push_elsewhere(registry: str, tag: str) -> None:
             _dependencies(image)
             _source_layer(image, tag)
         with step(f"push {registry}/{image.name}:{tag}") as running:
-            buildah("push", reference, f"docker://{registry}/{image.name}:{tag}", running=running)
+            push_to(reference, registry, image.name, tag, running)
 
 
 def _push(reference: str, name: str, tag: str) -> None:
