@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.gateway.parts import KEY_A, House, route
 from tests.gateway.test_process import Process
 
+from busbar.gateway.settings import Settings
+
 
 async def latency(session: aiohttp.ClientSession, url: str, bearer: str, requests: int) -> float:
     """Median seconds of one small request after another."""
@@ -61,7 +63,13 @@ async def rate(session: aiohttp.ClientSession, url: str, bearer: str, streams: i
 async def run(requests: int, streams: int, words: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         house = House(Path(folder))
-        house.overrides["replica_in_flight"] = streams
+        usual = Settings()
+        house.overrides.update(
+            replica_in_flight=streams,
+            max_requests=usual.max_requests,
+            usage_commit_s=usual.usage_commit_s,
+            usage_delivery_s=usual.usage_delivery_s,
+        )
         await house.start_neighbours()
         process = Process(house)
         try:

@@ -63,7 +63,10 @@ class Ledger:
         deliver: Deliver,
         *,
         batch: int,
+        running_limit: int,
         retry_max_s: float,
+        commit_s: float = 0.0,
+        delivery_s: float = 0.0,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -71,7 +74,11 @@ class Ledger:
         self._tally = tally
         self._deliver = deliver
         self._batch = batch
+        self._running_limit = running_limit
+        self._running = 0
         self._retry_max_s = retry_max_s
+        self._commit_s = commit_s
+        self._delivery_s = delivery_s
         self._now = now
         self._sleep = sleep
         self._ended: list[tuple[int, Record]] = []
@@ -97,12 +104,15 @@ class Ledger:
                 "The gateway cannot record usage at the moment (its disk is full or failing).",
                 retry_after_s=30,
             )
+        if self._running >= self._running_limit:
+            raise Unavailable("The gateway has too many requests in hand.", retry_after_s=5)
         # A text over the contract's bound would make the API refuse its batch, and all usage behind it.
         who = {name: text[:TEXT_LIMIT] for name, text in who.items()}
         try:
             slot = self._tally.take(who)
-        except SpoolError as error:
+        except SpoolError as error:  # as many again have ended and wait for a slow disk
             raise Unavailable("The gateway has too many requests in hand.", retry_after_s=5) from error
+        self._running += 1
         return Usage(self, slot, who)
 
     def start(self) -> None:
@@ -141,6 +151,7 @@ class Ledger:
             "completionTokens": slot.completion_tokens,
             "finishedAt": self._time(),
         }
+        self._running -= 1
         self._ended.append((slot.index, record))
         self._to_write.set()
 
@@ -151,6 +162,8 @@ class Ledger:
         pause = 0.5
         while True:
             await self._to_write.wait()
+            if len(self._ended) < self._running_limit // 2:
+                await self._sleep(self._commit_s)
             try:
                 await self._write()
                 pause = 0.5
@@ -185,6 +198,8 @@ class Ledger:
         pause = 0.5
         while True:
             await self._to_ship.wait()
+            if len(self._spool) < self._batch:
+                await self._sleep(self._delivery_s)
             try:
                 await self._ship()
                 pause = 0.5

@@ -130,13 +130,16 @@ class Gateway:
             segment_bytes=settings.spool_segment_mib << 20,
             limit_bytes=settings.spool_limit_mib << 20,
         )
-        tally = Tally(settings.state_dir / "usage" / "running", settings.max_requests)
+        tally = Tally(settings.state_dir / "usage" / "running", 2 * settings.max_requests)
         ledger = Ledger(
             spool,
             tally,
             api.deliver,
             batch=settings.usage_batch,
+            running_limit=settings.max_requests,
             retry_max_s=settings.usage_retry_max_s,
+            commit_s=settings.usage_commit_s,
+            delivery_s=settings.usage_delivery_s,
         )
         self._stack.push_async_callback(ledger.stop, _DELIVERY_AT_END_S)
         return ledger

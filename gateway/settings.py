@@ -81,6 +81,10 @@ class Settings:
 
     usage_batch: int = 500
     """Usage records per delivery; the API takes at most 1,000."""
+    usage_commit_s: float = 0.05
+    """Finished requests are gathered this long for one fsync; until then they are in the mapped file."""
+    usage_delivery_s: float = 1.0
+    """Records are gathered this long for one delivery to the API."""
     usage_retry_max_s: float = 30.0
     spool_limit_mib: int = 1024
     """Undelivered usage on disk; when it is full, requests are refused rather than served uncounted."""

@@ -327,6 +327,8 @@ class House:
             "suspect_max_s": 0.05,
             "connect_timeout_s": 1.0,
             "max_requests": 64,
+            "usage_commit_s": 0.0,
+            "usage_delivery_s": 0.0,
             "linger_s": 0.0,
             "drain_s": 5.0,
         }

@@ -226,6 +226,7 @@ def ledger(folder: Path, api: Api) -> Ledger:
         Tally(folder / "running", 4),
         api.deliver,
         batch=2,
+        running_limit=4,
         retry_max_s=0.01,
         now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
     )
@@ -349,6 +350,7 @@ async def test_a_full_spool_refuses_requests(tmp_path: Path) -> None:
         Tally(tmp_path / "running", 4),
         Api().deliver,
         batch=2,
+        running_limit=4,
         retry_max_s=1,
     )
     use(here, 1)
@@ -436,3 +438,23 @@ def test_no_record_holds_more_than_the_contract_says() -> None:
         {**WHO, "seq": 1, "promptTokens": 1, "completionTokens": 1, "finishedAt": "2026-01-01T00:00:00Z"}
     )
     assert json.loads(json.dumps(record.to_wire()))["requestId"] == "req-1"
+
+
+async def test_requests_in_hand_are_bounded_and_those_that_ended_do_not_count(tmp_path: Path) -> None:
+    here = Ledger(
+        spool(tmp_path),
+        Tally(tmp_path / "running", 8),
+        Api().deliver,
+        batch=2,
+        running_limit=2,
+        retry_max_s=1,
+    )
+    first = here.begin(**WHO)
+    here.begin(**WHO)
+    with pytest.raises(Unavailable, match="in hand"):
+        here.begin(**WHO)
+    first.end()
+    first.end()
+    here.begin(**WHO)
+    with pytest.raises(Unavailable):
+        here.begin(**WHO)
