@@ -188,8 +188,8 @@ ESCAPES = (
 
 _LIMITS: Change = {f"{_CONTAINER}/resources": {"limits": {DEVICE: "1"}}}
 _INIT_LIMITS: Change = {"spec/initContainers": _init({"resources": {"limits": {DEVICE: "1"}}})}
-_ASKS = f"asks for {DEVICE} of AcceleratorPool"
-_TOLERATES = "tolerates a taint of AcceleratorPool"
+_ASKS = f"asks for {DEVICE} of AcceleratorPool pool-a without waiting in the queue"
+_TOLERATES = "tolerates a taint of AcceleratorPool pool-a without waiting in the queue"
 
 JUMPS = (
     PodRow("device in a container", _LIMITS, _ASKS, {**_LIMITS, **GATED}),
@@ -205,7 +205,7 @@ JUMPS = (
     PodRow(
         "device of the second pool",
         {f"{_CONTAINER}/resources": {"limits": {"amd.com/gpu": "1"}}},
-        "asks for amd.com/gpu of AcceleratorPool",
+        "asks for amd.com/gpu of AcceleratorPool pool-b without waiting",
         {f"{_CONTAINER}/resources": {"limits": {"example.com/fpga": "1"}}},
     ),
     PodRow(

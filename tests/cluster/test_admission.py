@@ -6,8 +6,11 @@ administrator's, so that the policy itself is seen to refuse. Members are bound 
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +25,7 @@ from tests.cluster.admission_rows import (
     job,
     pod,
 )
-from tests.cluster.apiserver import Answer, ApiServer, Client, address
+from tests.cluster.apiserver import Answer, ApiServer, Client, address, render_chart
 from tests.cluster.manifests import JSON, model_service, pool, template_job
 from tests.cluster.rule_rows import edited
 
@@ -305,7 +308,7 @@ def test_only_the_operator_starts_an_opted_in_job(
             lambda c=client, **p: c.merge(waiting, start, **p), "only its operator sets spec.suspend to false"
         )
     leave = {"metadata": {"labels": {"busbar.dev/queue": None}}}
-    refused(lambda **p: alice.merge(waiting, leave, **p), "stays in it")
+    refused(lambda **p: alice.merge(waiting, leave, **p), "a Job that entered Busbar's queue stays in it")
     operator.merge(waiting, start).expect()
     plain = kept(job("own", suspend=True))
     alice.merge(plain, start).expect()
@@ -422,6 +425,23 @@ def test_the_operator_makes_things_only_in_namespaces_of_tenants(operator: Clien
     operator.create(own, dryRun="All").expect()
     stronger = edited(own, {"roleRef/name": "cluster-admin"})
     assert operator.create(stronger, dryRun="All").status == 403
+
+
+@pytest.mark.apiserver
+def test_every_sentence_of_every_policy_is_seen_in_a_test() -> None:
+    """Each test asserts the words of one validation, so with that validation taken out it fails."""
+    seen = "\n".join(
+        Path(str(module.__file__)).read_text(encoding="utf-8") for module in (rows, sys.modules[__name__])
+    )
+    unseen = []
+    for policy in (d for d in render_chart("busbar") if d["kind"] == "ValidatingAdmissionPolicy"):
+        for validation in policy["spec"]["validations"]:
+            said = validation.get("message") or validation["messageExpression"]
+            words = re.findall(r"[A-Za-z./-]+", said)
+            runs = (" ".join(words[i : i + 4]) for i in range(len(words) - 3))
+            if not any(run in seen for run in runs):
+                unseen.append(f"{policy['metadata']['name']}: {said}")
+    assert unseen == []
 
 
 # -- TrainingJob.template --------------------------------------------------------------------------------
