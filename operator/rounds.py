@@ -125,6 +125,9 @@ class Rounds:
             self._metrics.waiting.labels(reason).set(count)
         orders = self._orders(snapshot, made, targets)
         await asyncio.gather(*(self._controller.process(i, tuple(o)) for i, o in orders.items()))
+        if any(not isinstance(o, Wait) for each in orders.values() for o in each):
+            # An order may have been refused (the object changed, the write failed): look whether it was done.
+            asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
         if self.after is not None:
             await self.after(snapshot)
         return made

@@ -45,6 +45,7 @@ class Settings:
 
     round_debounce_s: float = 0.05  # events that arrive together are planned together
     round_period_s: float = 10.0  # and a full plan is made at least this often while jobs wait
+    round_check_s: float = 1.0  # after a round that ordered something, the next comes at the latest then
     explain_period_s: float = 15.0  # a waiting job's sentence changes at most this often
 
     pod_cidrs: str = ""  # comma list; only where nodes carry no podCIDR of their own

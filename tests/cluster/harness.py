@@ -49,6 +49,7 @@ QUICK = Settings(
     lease_duration_s=3.0,
     round_debounce_s=0.01,
     round_period_s=1.0,
+    round_check_s=0.2,
     explain_period_s=0.5,
     poll_period_s=0.1,
     progress_period_s=0.3,
