@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ import yaml
 from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
-from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS
 
 
 def names(site: Site, plural: str = "trainingjobs") -> set[str]:
@@ -164,6 +165,39 @@ async def test_a_name_that_means_two_objects_must_say_its_kind(site: Site) -> No
 
 async def test_logs_prints_the_log_and_its_tail(site: Site) -> None:
     assert (await site.busbar("logs", "ada-run")).lines == ["ada step 1", "ada step 2"]
+
+
+async def test_following_a_log_waits_for_its_pod(site: Site) -> None:
+    site.monkeypatch.setattr("busbar.cli.commands.logs.PAUSE_S", 0.01)
+    await site.busbar("apply", "-f", site.manifest())
+    pod = {
+        "metadata": {
+            "name": "stdlib-1-0",
+            "namespace": "ada-lab",
+            "labels": {
+                "busbar.dev/job": "stdlib",
+                "busbar.dev/kind": "trainingjob",
+                "busbar.dev/attempt": "1",
+                "busbar.dev/rank": "0",
+            },
+        },
+        "status": {"phase": "Pending"},
+    }
+    following = asyncio.create_task(site.busbar("logs", "-f", "stdlib"))
+    site.world.kube.put(PODS, pod)
+    site.world.kube.logs["ada-lab", "stdlib-1-0"] = [b"at last\n"]
+    site.world.kube.put(PODS, {**pod, "status": {"phase": "Running"}})
+    done = await following
+    assert (done.code, done.lines) == (0, ["at last"])
+
+
+async def test_following_a_log_that_will_never_begin_ends(site: Site) -> None:
+    await site.busbar("apply", "-f", site.manifest())
+    site.world.kube.status(TRAINING_JOBS, "ada-lab", "stdlib", phase="Suspended")
+    await site.world.settle()
+    done = await site.busbar("logs", "-f", "stdlib")
+    assert done.code == 3
+    assert "no pods" in done.err
 
 
 async def test_cancel_and_resume(site: Site) -> None:
