@@ -159,6 +159,7 @@ def test_transformers_loads_the_result(life: dict[str, Any]) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" not in weights  # tied to the embedding: written once
     assert torch.equal(model.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
     ids = tokenizer("the pump", return_tensors="pt").input_ids
     text = tokenizer.decode(model.generate(ids, max_new_tokens=12, do_sample=False)[0])

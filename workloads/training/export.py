@@ -33,15 +33,26 @@ def export(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    owned_weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-    model.save_pretrained(staging, state_dict=owned_weights)  # type: ignore[operator]
+    model.save_pretrained(staging, state_dict=_own_copies(model))  # type: ignore[operator]
     context = getattr(model.config, "max_position_embeddings", sequence)
     save_for_transformers(tokenizer, staging, int(context))
     (staging / "busbar.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
     for file in staging.iterdir():
+        file.chmod(0o644)  # another pod, with another uid, will read it
         fsync(file)
     fsync(staging)
     _swap_in(staging, output)
+
+
+def _own_copies(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Weights out of the arena, on the host; tied ones stay one tensor, so that they are written once."""
+    copies: dict[int, torch.Tensor] = {}
+    found = {}
+    for name, value in model.state_dict().items():
+        if value.data_ptr() not in copies:
+            copies[value.data_ptr()] = value.detach().cpu().clone()
+        found[name] = copies[value.data_ptr()]
+    return found
 
 
 def weights_digest(model: torch.nn.Module) -> str:
