@@ -427,6 +427,31 @@ def test_the_operator_makes_things_only_in_namespaces_of_tenants(operator: Clien
     assert operator.create(stronger, dryRun="All").status == 403
 
 
+def tenant(name: str, *namespaces: str) -> JSON:
+    return {
+        "apiVersion": "busbar.dev/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": name},
+        "spec": {"namespaces": list(namespaces)},
+    }
+
+
+def test_a_namespace_belongs_to_one_tenant_and_the_platforms_to_none(
+    admin: Client, kept: Callable[[JSON], JSON]
+) -> None:
+    kept(tenant("first", "shared-a", "shared-b"))
+    second = tenant("second", "own", "shared-b")
+    refused(lambda **p: admin.create(second, **p), "namespace shared-b belongs to another Tenant, first")
+    stored = kept(tenant("second", "own"))
+    taken = {"spec": {"namespaces": ["own", "shared-a"]}}
+    refused(
+        lambda **p: admin.merge(stored, taken, **p), "namespace shared-a belongs to another Tenant, first"
+    )
+    admin.merge(stored, {"spec": {"namespaces": ["own", "more"]}}).expect()
+    says = "the namespace of the platform itself cannot belong to a tenant"
+    refused(lambda **p: admin.merge(stored, {"spec": {"namespaces": [SYSTEM]}}, **p), says)
+
+
 @pytest.mark.apiserver
 def test_every_sentence_of_every_policy_is_seen_in_a_test() -> None:
     """Each test asserts the words of one validation, so with that validation taken out it fails."""
