@@ -44,6 +44,7 @@ def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("Namespace").select_option(target.namespace)
     page.get_by_label("Steps", exact=True).fill("60")
+    page.get_by_label("Output").fill(f"pvc://stdlib/{name}")
     page.get_by_role("button", name="Preview").click()
     preview = page.locator("#preview")
     expect(preview.get_by_role("heading", level=2)).to_have_text(re.compile("Starts now|Waits"))
