@@ -88,7 +88,7 @@ def _pool(
     }
     memory = labels.get(MEMORY_LABEL, "")
     if memory.isdigit():
-        spec["memoryGiB"] = round(int(memory) / 1024, 1)
+        spec["memoryGib"] = round(int(memory) / 1024, 1)
     tolerations = [
         {"key": key, "operator": "Exists", "effect": effect}
         for key, _, effect in node.taints

@@ -1,0 +1,401 @@
+"""The edges: the queue, settings, workload ports, events, merge patches, and the HTTP ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.builders import SETTINGS, running
+
+from busbar.kube.contracts.routes import Routes
+from busbar.kube.contracts.workload import bearer_for
+from busbar.operator.actions import Ask
+from busbar.operator.errors import ProbeRefused, SettingsError
+from busbar.operator.events import EventQueue, Notice
+from busbar.operator.metrics import Metrics
+from busbar.operator.pods import Node, Pod, project_pod
+from busbar.operator.prober import Prober, address_of
+from busbar.operator.server import RoutesFeed, Server
+from busbar.operator.settings import Settings, from_environ
+from busbar.operator.workqueue import KeyQueue
+from busbar.operator.writer import merge_difference
+from busbar.scheduler import Snapshot
+
+LOOPBACK = Node("node-0", (), (), 0, 0, 0, (), True, ("127.0.0.0/8",))
+
+
+# -- the queue -----------------------------------------------------------------------------------------
+
+
+async def test_a_key_added_while_it_is_worked_on_runs_once_more() -> None:
+    queue: KeyQueue[str] = KeyQueue()
+    queue.add("a")
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 0
+    queue.done("a")
+    assert await queue.get() == "a"
+    queue.done("a")
+    assert queue.idle
+
+
+async def test_failures_in_a_row_wait_longer_and_a_success_forgets_them() -> None:
+    queue: KeyQueue[str] = KeyQueue(backoff_s=(1.0, 5.0))
+    waits = [queue.failed("a") for _ in range(5)]
+    assert all(0.5 * 2**i <= w <= 2**i for i, w in enumerate(waits[:3]))
+    assert waits[-1] <= 5.0
+    queue.succeeded("a")
+    assert queue.failed("a") <= 1.0
+    queue.close()
+
+
+# -- settings ------------------------------------------------------------------------------------------
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    (tmp_path / "key").write_text("0123456789abcdef\n")
+    return {
+        "BUSBAR_WORKLOAD_KEY_FILE": str(tmp_path / "key"),
+        "POD_NAMESPACE": "ns",
+        "POD_NAME": "p",
+        "POD_UID": "u",
+        **more,
+    }
+
+
+def test_settings_come_from_the_environment(tmp_path: Path) -> None:
+    made = from_environ(
+        environment(tmp_path, BUSBAR_OPERATOR_LEASE_DURATION_S="5", BUSBAR_OPERATOR_PORT_8090_TCP="x")
+    )
+    assert (made.namespace, made.identity, made.lease_duration_s) == ("ns", "p_u", 5.0)
+    assert made.workload_key == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("more", [{"BUSBAR_OPERATOR_LEASE": "5"}, {"BUSBAR_OPERATOR_WRITERS": "many"}])
+def test_an_unknown_or_wrong_setting_is_refused_by_name(tmp_path: Path, more: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(more))):
+        from_environ(environment(tmp_path, **more))
+
+
+def test_a_missing_or_short_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="BUSBAR_WORKLOAD_KEY_FILE"):
+        from_environ({})
+    env = environment(tmp_path)
+    (tmp_path / "key").write_text("short")
+    with pytest.raises(SettingsError, match="16 bytes"):
+        from_environ(env)
+
+
+# -- merge patches -------------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.integers() | st.booleans() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.sampled_from("abcd"), values, max_size=4)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386, as written there."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+@given(objects, objects)
+def test_the_difference_turns_one_status_into_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
+    patch = merge_difference(old, new)
+    assert merged(old, patch) == new
+    assert bool(patch) == (old != new)
+
+
+# -- workload ports ------------------------------------------------------------------------------------
+
+
+def talking(**fields: Any) -> Pod:
+    return running(0, port=9400, ip="10.1.0.7", **fields)
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "why"),
+    [
+        (running(0, ip="10.1.0.7"), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "no port"),
+        (talking(host_network=True), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "host network"),
+        (talking(), replace(LOOPBACK, cidrs=("10.2.0.0/24",)), "not in the pod range"),
+        (talking(), replace(LOOPBACK, cidrs=()), "not in the pod range"),
+        (talking(), None, "not in the pod range"),
+    ],
+)
+def test_a_pod_that_breaks_a_rule_is_not_dialled(pod: Pod, node: Node | None, why: str) -> None:
+    with pytest.raises(ProbeRefused, match=why):
+        address_of(pod, node)
+
+
+def test_a_pod_that_keeps_the_rules_is_dialled_at_its_declared_port() -> None:
+    assert address_of(talking(), replace(LOOPBACK, cidrs=("10.1.0.0/24",))) == "http://10.1.0.7:9400"
+
+
+@asynccontextmanager
+async def workload(handler: Any) -> AsyncIterator[tuple[Prober, Pod, list[str]]]:
+    """A pod whose port is answered by ``handler``, and the prober that reads it."""
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(f"{request.method} {request.path} {request.headers.get('Authorization', '')}")
+        made: web.StreamResponse = await handler(request)
+        return made
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pod = running(0, port=runner.addresses[0][1], ip="127.0.0.1")
+    settings = replace(SETTINGS, poll_timeout_s=0.3)
+    prober = Prober(settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda pod: None)
+    try:
+        yield prober, pod, seen
+    finally:
+        await prober.close()
+        await runner.cleanup()
+
+
+async def test_a_valid_answer_is_kept_and_the_bearer_is_the_objects_own() -> None:
+    async def ok(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
+
+    async with workload(ok) as (prober, pod, seen):
+        await prober.poll_once()
+        assert prober.training[pod.uid].status.step == 3
+        assert seen == [f"GET /status Bearer {bearer_for(SETTINGS.workload_key, pod.owner_uid)}"]
+
+
+async def _redirect(request: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"Location": "/elsewhere"})
+
+
+async def _large(request: web.Request) -> web.Response:
+    return web.Response(body=b"x" * 70_000)
+
+
+async def _slow(request: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+async def _words(request: web.Request) -> web.Response:
+    return web.Response(text="hello")
+
+
+async def _wrong(request: web.Request) -> web.Response:
+    return web.json_response({"kind": "training", "step": "many", "totalSteps": []})
+
+
+@pytest.mark.parametrize("handler", [_redirect, _large, _slow, _words, _wrong])
+async def test_a_hostile_answer_is_dropped_and_followed_nowhere(handler: Any) -> None:
+    async with workload(handler) as (prober, _, seen):
+        await prober.poll_once()
+        assert prober.training == {}
+        assert len(seen) == 1
+
+
+async def test_a_refusal_is_said_once_and_forgotten_when_it_ends() -> None:
+    said: list[str] = []
+    pod = talking()
+    prober = Prober(
+        SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None, lambda p, why: said.append(why)
+    )
+    await prober.poll_once()
+    await prober.poll_once()
+    assert len(said) == 1
+    assert pod.uid in prober.refusals
+
+
+async def test_a_pod_that_cannot_be_asked_is_not_waited_for() -> None:
+    pod = talking(host_network=True)
+    prober = Prober(SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None)
+    prober.ask(Ask(pod.key, pod.uid, "/checkpoint", 30.0), pod)
+    await asyncio.gather(*prober._tasks)
+    assert prober.asked["/checkpoint"] == {pod.uid: True}
+
+
+# -- pods ----------------------------------------------------------------------------------------------
+
+
+def test_a_pods_requests_are_what_the_scheduler_counts() -> None:
+    spec = {
+        "containers": [
+            {"name": "a", "resources": {"requests": {"cpu": "500m", "nvidia.com/gpu": "2"}}},
+            {"name": "b", "resources": {"requests": {"cpu": "1"}}},
+        ],
+        "initContainers": [{"name": "i", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}],
+        "overhead": {"cpu": "100m"},
+    }
+    pod = project_pod({"metadata": {"name": "p", "namespace": "n"}, "spec": spec})
+    assert (pod.requests.cpu_m, pod.requests.memory_mib, pod.requests.device("nvidia.com/gpu")) == (
+        3100,
+        1024,
+        2,
+    )
+
+
+# -- events --------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Takes the writes of the event queue."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.wrote = asyncio.Event()
+
+    async def create(self, resource: Any, body: dict[str, Any], namespace: str) -> dict[str, Any]:
+        self.bodies.append(body)
+        self.wrote.set()
+        return body
+
+
+async def test_equal_notices_become_one_event_with_a_count() -> None:
+    recorder = Recorder()
+    queue = EventQueue(recorder, Metrics(), instance="i")  # type: ignore[arg-type]
+    notice = Notice("v1", "Pod", "ns", "p", "uid", "Waiting", "because")
+    for _ in range(3):
+        queue.put(notice)
+    task = asyncio.create_task(queue.run())
+    await recorder.wrote.wait()
+    task.cancel()
+    assert [b["count"] for b in recorder.bodies] == [3]
+
+
+# -- the HTTP ports ------------------------------------------------------------------------------------
+
+
+class Reviewing:
+    """Answers TokenReviews: a token is its user's name."""
+
+    async def call(self, method: str, path: str, *, body: Mapping[str, Any]) -> dict[str, Any]:
+        token = body["spec"]["token"]
+        known = token != "stranger"
+        return {
+            "status": {"authenticated": known, "audiences": ["busbar-operator"], "user": {"username": token}}
+        }
+
+
+@asynccontextmanager
+async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
+    settings = replace(
+        SETTINGS, namespace="busbar-system", internal_host="127.0.0.1", internal_port=0, metrics_port=0
+    )
+    made = Server(
+        settings,
+        Reviewing(),
+        Metrics(),
+        feed,
+        lambda draft: Snapshot(version=1 if draft else 0),
+        list,
+        lambda: True,  # type: ignore[arg-type]
+    )
+    await made.start()
+    async with aiohttp.ClientSession() as session:
+        yield made, session
+    await made.stop()
+
+
+API = {"Authorization": "Bearer system:serviceaccount:busbar-system:busbar-api"}
+
+
+@pytest.mark.parametrize("path", ["/snapshot", "/routes"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer stranger"}, 401),
+        ({"Authorization": "Bearer system:serviceaccount:team:default"}, 403),
+        ({"Authorization": "Bearer system:serviceaccount:other:busbar-api"}, 403),
+    ],
+)
+async def test_the_internal_port_is_for_our_own_processes(
+    path: str, headers: dict[str, str], status: int
+) -> None:
+    feed = RoutesFeed(lambda revision: Routes(revision=revision))
+    feed.refresh()
+    async with (
+        server(feed) as (made, session),
+        session.get(f"http://127.0.0.1:{made.ports['internal']}{path}", headers=headers) as response,
+    ):
+        assert response.status == status
+
+
+async def test_a_draft_is_added_and_a_wrong_one_is_named_by_its_field() -> None:
+    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
+        url = f"http://127.0.0.1:{made.ports['internal']}/snapshot"
+        draft = {"kind": "TrainingJob", "metadata": {"name": "d"}, "spec": {"template": {"image": "i"}}}
+        async with session.post(url, json={"object": draft}, headers=API) as response:
+            assert (await response.json())["version"] == 1
+        draft["spec"] = {"template": {"image": "i"}, "priority": 5000}
+        async with session.post(url, json={"object": draft}, headers=API) as response:
+            assert response.status == 422
+            assert (await response.json())["error"]["field"] == "spec.priority"
+        async with session.post(url, data=b"[]", headers=API) as response:
+            assert response.status == 400
+
+
+async def test_routes_are_sent_whole_and_again_when_they_change() -> None:
+    documents = [Routes(revision=0), Routes.model_validate({"revision": 0, "services": [_route()]})]
+    feed = RoutesFeed(lambda revision: documents[0].model_copy(update={"revision": revision}))
+    feed.refresh()
+    async with server(feed) as (made, session):
+        url = f"http://127.0.0.1:{made.ports['internal']}/routes"
+        async with session.get(url, headers=API) as response:
+            first = Routes.model_validate_json(await response.content.readline())
+            feed.refresh()  # nothing new: no line
+            documents.pop(0)
+            feed.refresh()
+            second = Routes.model_validate_json(await response.content.readline())
+    assert (first.revision, first.services) == (1, [])
+    assert second.revision == 2
+    assert second.services[0].key == "team/web"
+
+
+def _route() -> dict[str, Any]:
+    return {"tenant": "t", "namespace": "team", "name": "web", "uid": "u", "modelId": "web", "bearer": "b"}
+
+
+async def test_nothing_is_streamed_before_everything_was_seen() -> None:
+    feed = RoutesFeed(lambda revision: Routes(revision=revision))
+    async with server(feed) as (made, session):
+        url = f"http://127.0.0.1:{made.ports['internal']}/routes"
+        async with session.get(url, headers=API) as response:
+            feed.refresh()
+            assert Routes.model_validate_json(await response.content.readline()).revision == 1
+
+
+async def test_metrics_and_health_are_open() -> None:
+    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
+        base = f"http://127.0.0.1:{made.ports['metrics']}"
+        async with session.get(f"{base}/metrics") as response:
+            assert "busbar_lease_held" in await response.text()
+        async with session.get(f"{base}/healthz") as response:
+            assert response.status == 200
+
+
+def test_settings_keep_the_key_out_of_their_text() -> None:
+    assert "0123456789abcdef" not in repr(Settings(workload_key=b"0123456789abcdef"))

@@ -1,0 +1,171 @@
+"""The reconcile of a ModelService and its replica count, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.operator.builders import NOW, RENDERING, SETTINGS, admit, job, replica, service
+
+from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.types import ModelService
+from busbar.operator.actions import Ask, Create, Delete, LiftGate, Patch
+from busbar.operator.modelservice import ModelPlace, ServiceView, model_uri, reconcile, wanted_indexes
+from busbar.operator.orders import Release, Wait
+from busbar.operator.pods import Pod
+
+
+def view(of: ModelService, *pods: Pod, **fields: Any) -> ServiceView:
+    base = ServiceView(of, pods, NOW, SETTINGS, RENDERING, ModelPlace(uri="pvc://claim/model"))
+    return replace(base, **fields)
+
+
+def wanting(count: int, **spec: Any) -> ModelService:
+    status = {"desiredReplicas": count, "observedGeneration": 1}
+    return service(replicas=count, status=status, **spec)
+
+
+def test_a_new_service_wants_its_first_replica() -> None:
+    decision = reconcile(view(service()))
+    assert decision.status is not None
+    assert decision.status.desired_replicas == 1
+
+
+def test_a_replica_is_created_where_the_plan_says_gated_and_pinned() -> None:
+    decision = reconcile(view(wanting(1)), (admit(),))
+    [create] = [a for a in decision.actions if isinstance(a, Create)]
+    spec = create.body["spec"]
+    assert create.key.name == "web-0"
+    assert spec["schedulingGates"] == [{"name": "busbar.dev/admission"}]
+    assert "node-0" in str(spec["affinity"])
+
+
+def test_an_order_for_a_replica_that_is_not_wanted_creates_nothing() -> None:
+    assert reconcile(view(wanting(1), replica(0)), (admit(index=1),)).actions == ()
+
+
+def test_a_gated_replica_that_is_wanted_is_let_go() -> None:
+    born = replica(0, phase="Pending", ready=False, gates=("busbar.dev/admission",))
+    assert [type(a) for a in reconcile(view(wanting(1), born)).actions] == [LiftGate]
+
+
+def test_a_leaving_replica_is_marked_then_drained_then_deleted() -> None:
+    of = wanting(0, drainSeconds=30)
+    assert [type(a) for a in reconcile(view(of, replica(0))).actions] == [Patch]
+    marked = replica(0, draining_since=NOW - timedelta(seconds=3))
+    assert [type(a) for a in reconcile(view(of, marked)).actions] == [Ask]
+    busy = ServingStatus(draining=True, running=1)
+    waiting = view(of, marked, asked={marked.uid: True}, readings={marked.uid: busy})
+    assert reconcile(waiting).actions == ()
+    empty = replace(waiting, readings={marked.uid: ServingStatus(draining=True)})
+    assert [type(a) for a in reconcile(empty).actions] == [Delete]
+
+
+def test_a_drain_ends_with_its_time() -> None:
+    old = replica(0, draining_since=NOW - timedelta(seconds=31))
+    assert [type(a) for a in reconcile(view(wanting(0, drainSeconds=30), old)).actions] == [Delete]
+
+
+def test_the_replicas_that_serve_stay_when_one_must_go() -> None:
+    of = wanting(1)
+    assert wanted_indexes(of, [replica(0, ready=False), replica(1)]) == [1]
+
+
+def test_a_number_is_not_reused_while_its_pod_is_still_there() -> None:
+    of = wanting(1)
+    assert wanted_indexes(of, [replica(0, deleting=True)]) == [1]
+
+
+def test_a_replica_whose_place_is_taken_back_is_drained_first() -> None:
+    decision = reconcile(view(wanting(1), replica(0)), (Release("Preempted", "x", "7", index=0),))
+    assert [type(a) for a in decision.actions] == [Patch]
+
+
+def test_a_service_without_room_says_why() -> None:
+    decision = reconcile(view(wanting(1)), (Wait("InsufficientCapacity", "Needs 1 H100."),))
+    assert decision.status is not None
+    assert (decision.status.phase, decision.status.reason, decision.status.message) == (
+        "Queued", "InsufficientCapacity", "Needs 1 H100.",
+    )  # fmt: skip
+
+
+def test_usage_counts_what_the_old_status_held() -> None:
+    status = {
+        "desiredReplicas": 2, "replicas": 2, "readyReplicas": 2, "phase": "Ready", "reason": "Serving",
+        "observedGeneration": 1, "pools": [{"pool": "cpu", "replicas": 2}],
+        "lastUsageTime": (NOW - timedelta(seconds=60)).isoformat(),
+    }  # fmt: skip
+    decision = reconcile(view(service(replicas=2, status=status), replica(0), replica(1)))
+    assert decision.status is not None
+    assert decision.status.usage is not None
+    assert decision.status.usage.accelerator_seconds == 120
+
+
+@pytest.mark.parametrize(
+    ("phase", "problem"),
+    [(None, "not succeeded"), ("Running", "not succeeded"), ("Failed", "not succeeded"), ("Succeeded", "")],
+)
+def test_a_jobs_output_is_served_once_it_has_succeeded(phase: str | None, problem: str) -> None:
+    trained = job("train", status={"phase": phase} if phase else None)
+    place = model_uri(service(model={"trainingJob": "train"}), [trained])
+    assert (problem in place.problem) if problem else (place.uri == "pvc://claim/model")
+
+
+# -- how many ------------------------------------------------------------------------------------------
+
+
+def count(of: ModelService, **demand: Any) -> int | None:
+    said = ServiceDemand(namespace="team", name="web", **demand)
+    decision = reconcile(view(of, demand=said))
+    return (
+        decision.status.desired_replicas
+        if decision.status is not None
+        else of.status and of.status.desired_replicas
+    )
+
+
+def asleep(**spec: Any) -> ModelService:
+    status = {"desiredReplicas": 0, "observedGeneration": 1, "phase": "Idle", "reason": "Idle"}
+    return service(minReplicas=0, status=status, **spec)
+
+
+def test_a_held_request_wakes_a_service_whose_target_is_zero() -> None:
+    assert count(asleep(replicas=0), waiting=1, last_request_age_seconds=0.0) == 1
+
+
+def test_a_request_does_not_wake_a_service_that_may_not_be_at_zero_by_itself() -> None:
+    of = service(minReplicas=1, replicas=0, status={"desiredReplicas": 0, "observedGeneration": 1})
+    assert count(of, waiting=1) == 0
+
+
+def test_a_suspended_service_stays_off_whatever_waits() -> None:
+    assert count(asleep(suspend=True), waiting=5) == 0
+
+
+def test_scaling_to_zero_is_obeyed_although_requests_came_just_now() -> None:
+    of = service(minReplicas=0, replicas=0, status={"desiredReplicas": 2, "observedGeneration": 0})
+    assert count(of, in_flight=3, last_request_age_seconds=0.0) == 0
+
+
+def test_a_woken_service_is_still_awake_for_a_restarted_operator() -> None:
+    of = service(
+        minReplicas=0, replicas=0,
+        status={"desiredReplicas": 1, "observedGeneration": 1, "lastRequestTime": NOW.isoformat()},
+    )  # fmt: skip
+    assert count(of, last_request_age_seconds=1.0) == 1
+
+
+def test_an_autoscaled_service_follows_demand_within_its_bounds() -> None:
+    of = service(minReplicas=1, maxReplicas=3, status={"desiredReplicas": 1, "observedGeneration": 1})
+    assert count(of, in_flight=20) == 3
+    assert count(of, in_flight=100) == 3
+
+
+def test_a_silent_gateway_scales_nothing_down() -> None:
+    of = service(minReplicas=0, maxReplicas=3, status={"desiredReplicas": 3, "observedGeneration": 1})
+    decision = reconcile(view(of))
+    assert decision.status is not None
+    assert decision.status.desired_replicas == 3

@@ -1,0 +1,158 @@
+"""Tenants and pools: labels, bindings, usage, discovery."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.operator.builders import NOW, pool, tenant
+
+from busbar.kube.informer import Key
+from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
+from busbar.kube.types import Tenant
+from busbar.operator.actions import Apply, Delete
+from busbar.operator.holdings import PoolHolding, TenantHolding
+from busbar.operator.pods import Node
+from busbar.operator.pool import accelerator_name, discover
+from busbar.operator.pool import reconcile as reconcile_pool
+from busbar.operator.tenant import TenantView, disown, reconcile
+from busbar.operator.world import BindingSeen, NamespaceSeen, tenant_of_namespace
+
+LABELS = (("busbar.dev/tenant", "a"), ("pod-security.kubernetes.io/enforce", "restricted"))
+
+
+def view(of: Tenant, *others: Tenant, labels: tuple[tuple[str, str], ...] = (), **fields: Any) -> TenantView:
+    owners = tenant_of_namespace([of, *others])
+    base = TenantView(of, owners, {"ns": NamespaceSeen("ns", labels, False)}, (), NOW)
+    return replace(base, **fields)
+
+
+def test_a_tenants_namespace_is_labelled_once() -> None:
+    [action] = reconcile(view(tenant("a", ["ns"]))).actions
+    assert isinstance(action, Apply)
+    assert action.resource is NAMESPACES
+    assert dict(LABELS) == action.body["metadata"]["labels"]
+    assert reconcile(view(tenant("a", ["ns"]), labels=LABELS)).actions == ()
+
+
+def test_the_second_claim_gets_a_condition_and_no_namespace() -> None:
+    late = tenant("b", ["ns"], created="2026-11-02T00:00:00Z")
+    decision = reconcile(view(late, tenant("a", ["ns"])))
+    assert decision.actions == ()
+    assert decision.status is not None
+    assert decision.status.conditions is not None
+    assert decision.status.conditions[0].reason == "NamespaceTaken"
+
+
+def test_members_become_rolebindings_and_former_members_lose_theirs() -> None:
+    member = {"subject": {"kind": "User", "name": "ann"}, "role": "admin"}
+    of = tenant("a", ["ns"], members=[member])
+    old = BindingSeen(Key("ns", "busbar-a-viewer"), "uid-1", "busbar-tenant-viewer", (("User", "bob", ""),))
+    foreign = BindingSeen(Key("ns", "busbar-other-viewer"), "uid-2", "busbar-tenant-viewer", ())
+    actions = reconcile(view(of, labels=LABELS, bindings=(old, foreign))).actions
+    [apply] = [a for a in actions if isinstance(a, Apply)]
+    assert apply.resource is ROLE_BINDINGS
+    assert apply.body["roleRef"]["name"] == "busbar-tenant-admin"
+    assert apply.body["subjects"] == [
+        {"kind": "User", "name": "ann", "apiGroup": "rbac.authorization.k8s.io"}
+    ]
+    assert [a.key.name for a in actions if isinstance(a, Delete)] == ["busbar-a-viewer"]
+
+
+def test_a_namespace_that_nobody_claims_any_more_loses_our_labels() -> None:
+    apply = disown(NamespaceSeen("ns", LABELS, False), {})
+    assert apply is not None
+    assert apply.body["metadata"]["labels"] == {}
+    assert disown(NamespaceSeen("ns", LABELS, False), {"ns": "a"}) is None
+
+
+def test_usage_adds_what_was_held_and_decays() -> None:
+    holding = TenantHolding({"H100": 2.0}, {"h100": 2.0}, 1, 0)
+    first = reconcile(view(tenant("a", ["ns"]), labels=LABELS, holding=holding, rates={"H100": 3.0}))
+    assert first.status is not None
+    of = tenant("a", ["ns"]).model_copy(update={"status": first.status})
+    half_life = 100.0
+    later = view(of, labels=LABELS, holding=holding, rates={"H100": 3.0}, now=NOW + timedelta(seconds=100))
+    second = reconcile(replace(later, half_life_s=half_life))
+    assert second.status is not None
+    assert second.status.usage is not None
+    assert second.status.usage.accelerator_seconds == 200
+    assert second.status.usage.work_units == 600
+    assert second.status.decayed is not None
+    assert second.status.decayed.work == 600
+    gone = replace(later, half_life_s=half_life, now=NOW + timedelta(seconds=200), holding=TenantHolding())
+    third = reconcile(replace(gone, tenant=of.model_copy(update={"status": second.status})))
+    assert third.status is not None
+    assert third.status.decayed is not None
+    assert third.status.decayed.work == 600 / 2 + 600
+    assert third.status.held == 0
+
+
+def test_nothing_is_written_while_nothing_changes() -> None:
+    first = reconcile(view(tenant("a", ["ns"]), labels=LABELS))
+    of = tenant("a", ["ns"]).model_copy(update={"status": first.status})
+    assert reconcile(view(of, labels=LABELS, now=NOW + timedelta(seconds=300))).status is None
+
+
+def test_a_budget_counts_its_own_period() -> None:
+    of = tenant("a", ["ns"], budgets=[{"period": "day", "acceleratorHours": 10}])
+    holding = TenantHolding({"H100": 1.0}, {}, 1, 0)
+    first = reconcile(view(of, labels=LABELS, holding=holding))
+    assert first.status is not None
+    of = of.model_copy(update={"status": first.status})
+    second = reconcile(view(of, labels=LABELS, holding=holding, now=NOW + timedelta(hours=1)))
+    assert second.status is not None
+    assert second.status.budgets is not None
+    assert second.status.budgets[0].accelerator_hours == 1.0
+
+
+# -- pools ---------------------------------------------------------------------------------------------
+
+
+def test_a_pool_says_what_it_has() -> None:
+    decision = reconcile_pool(pool(), PoolHolding(2, 8.0, 3.0), NOW)
+    assert decision.status is not None
+    assert (decision.status.capacity, decision.status.free) == (8.0, 5.0)
+    again = pool().model_copy(update={"status": decision.status})
+    assert reconcile_pool(again, PoolHolding(2, 8.0, 3.0), NOW + timedelta(hours=1)).status is None
+
+
+def test_known_devices_without_a_pool_are_discovered_once_per_product() -> None:
+    labels = (("nvidia.com/gpu.memory", "81559"), ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"))
+    nodes = [
+        Node(
+            f"n{i}",
+            labels,
+            (("nvidia.com/gpu", "", "NoSchedule"),),
+            8000,
+            1,
+            1,
+            (("nvidia.com/gpu", 8),),
+            True,
+        )
+        for i in range(2)
+    ]
+    [create] = discover(nodes, [pool()])
+    assert create.body["spec"]["accelerator"] == "H100"
+    assert create.body["spec"]["memoryGib"] == 79.6
+    covering = pool("mine", nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    assert discover(nodes, [covering]) == []
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "H100"),
+        ("NVIDIA-A100-SXM4-40GB", "A100"),
+        ("Tesla-V100-SXM2-32GB", "V100"),
+        ("NVIDIA-L4", "L4"),
+        ("NVIDIA-GeForce-RTX-4090", "RTX-4090"),
+        ("Tesla-T4", "T4"),
+        ("NVIDIA-L40S", "L40S"),
+        ("NVIDIA-GH200-480GB", "GH200"),
+    ],
+)
+def test_the_type_is_read_from_the_products_name(product: str, name: str) -> None:
+    assert accelerator_name(product) == name

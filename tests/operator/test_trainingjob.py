@@ -1,0 +1,344 @@
+"""The reconcile of a TrainingJob, one behaviour per test, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.builders import (
+    NOW,
+    admit,
+    admitted,
+    ended,
+    gang,
+    gated,
+    job,
+    pod,
+    running,
+    view,
+    with_status,
+)
+
+from busbar.kube.resources import PODS, SERVICES, TRAINING_JOBS
+from busbar.kube.types import TrainingJob
+from busbar.kube.types.training_job import Progress
+from busbar.operator.actions import Ask, Create, Delete, LiftGate
+from busbar.operator.orders import Release, Wait
+from busbar.operator.progress import Reading, parse_reading
+from busbar.operator.trainingjob import Decision, reconcile
+
+
+def phase(decision: Decision) -> str | None:
+    return decision.status.phase if decision.status is not None else None
+
+
+def reading(**said: object) -> Reading:
+    made = parse_reading({"kind": "training", "phase": "Training", **said})
+    assert made is not None
+    return made
+
+
+def test_a_new_job_waits_for_the_scheduler_without_a_write() -> None:
+    assert reconcile(view(job())) == Decision()
+
+
+def test_a_waiting_job_says_the_schedulers_sentence() -> None:
+    decision = reconcile(
+        view(job()), Wait("InsufficientCapacity", "Needs 4 H100, 1 of 16 are free.", {"code": "x"})
+    )
+    assert phase(decision) == "Queued"
+    assert decision.status is not None
+    assert (decision.status.reason, decision.status.message) == (
+        "InsufficientCapacity",
+        "Needs 4 H100, 1 of 16 are free.",
+    )
+    assert decision.status.preview is not None
+    assert not decision.status.preview.starts_now
+
+
+def test_an_admission_is_one_write_and_no_action() -> None:
+    decision = reconcile(view(job()), admit())
+    assert phase(decision) == "Admitted"
+    assert decision.actions == ()
+    assert decision.status is not None
+    assert decision.status.admission is not None
+    assert decision.status.admission.nodes == ["node-0"]
+    assert decision.status.attempt == 1
+
+
+def test_an_order_made_on_an_older_object_is_refused() -> None:
+    assert reconcile(view(job()), admit(version="6")).status is None
+
+
+def test_missing_pods_are_created_after_the_service_and_all_are_gated() -> None:
+    decision = reconcile(view(admitted(gang(3), 3)))
+    assert decision.status is None
+    kinds = [a.resource for a in decision.actions if isinstance(a, Create)]
+    assert kinds == [SERVICES, PODS, PODS, PODS]
+    bodies = [a.body for a in decision.actions if isinstance(a, Create)][1:]
+    assert all(b["spec"]["schedulingGates"] for b in bodies)
+    assert [b["metadata"]["name"] for b in bodies] == ["job-1-0", "job-1-1", "job-1-2"]
+
+
+def test_no_gate_is_lifted_before_the_gang_is_complete() -> None:
+    decision = reconcile(view(admitted(gang(3), 3), gated(0), gated(2)))
+    assert [type(a) for a in decision.actions] == [Create, Create]  # the Service again, and rank 1
+
+
+def test_all_gates_are_lifted_together() -> None:
+    decision = reconcile(view(admitted(gang(2), 2), gated(0), gated(1)))
+    assert [type(a) for a in decision.actions] == [LiftGate, LiftGate]
+
+
+def test_a_gang_that_was_lifted_half_is_lifted_on() -> None:
+    decision = reconcile(view(admitted(gang(2), 2), running(0), gated(1)))
+    assert [(type(a), a.key.name) for a in decision.actions] == [(LiftGate, "job-1-1")]
+
+
+def test_a_pod_that_vanishes_after_the_start_ends_the_attempt_without_counting() -> None:
+    decision = reconcile(view(admitted(gang(2), 2), running(0)))
+    assert phase(decision) == "Queued"
+    assert decision.status is not None
+    assert decision.status.admission is None
+    assert decision.status.restarts == 0
+
+
+def test_pods_of_an_earlier_attempt_go_before_new_ones_come() -> None:
+    decision = reconcile(view(admitted(job(status={"attempt": 1})), running(0, attempt=1)))
+    assert [(type(a), a.key.name) for a in decision.actions] == [(Delete, "job-1-0")]
+
+
+def test_a_job_is_not_admitted_while_old_pods_still_run() -> None:
+    old = job(status={"attempt": 1, "phase": "Queued"})
+    decision = reconcile(view(old, running(0)), admit())
+    assert decision.status is None
+    assert [type(a) for a in decision.actions] == [Delete]
+
+
+def test_running_is_said_when_all_pods_run() -> None:
+    of = admitted(gang(2), 2)
+    assert phase(reconcile(view(of, running(0), pod(1)))) == "Starting"
+    decision = reconcile(view(of, running(0), running(1)))
+    assert phase(decision) == "Running"
+    assert decision.status is not None
+    assert decision.status.start_time == NOW
+
+
+def running_job(**changes: object) -> TrainingJob:
+    of = admitted(job())
+    return with_status(of, reconcile(view(of, running())), **changes)
+
+
+def test_progress_is_written_at_a_bounded_rate() -> None:
+    of = running_job()
+    said = {running().uid: reading(step=5, totalSteps=100, loss=2.0)}
+    soon = view(of, running(), now=NOW + timedelta(seconds=1), readings=said)
+    assert reconcile(soon).status is None
+    later = reconcile(replace(soon, now=NOW + timedelta(seconds=6)))
+    assert later.status is not None
+    assert later.status.progress is not None
+    assert (later.status.progress.step, later.status.progress.percent) == (5, 5.0)
+
+
+def test_usage_is_counted_from_the_last_count_to_now_and_never_twice() -> None:
+    of = running_job()
+    decision = reconcile(view(of, running(), now=NOW + timedelta(seconds=60)))
+    assert decision.status is not None
+    assert decision.status.usage is not None
+    assert decision.status.usage.accelerator_seconds == 60
+    again = reconcile(view(with_status(of, decision), running(), now=NOW + timedelta(seconds=60)))
+    assert again.status is None
+
+
+def test_a_success_takes_its_numbers_from_the_termination_message() -> None:
+    message = '{"kind": "training", "phase": "Done", "step": 100, "totalSteps": 100, "loss": 1.25}'
+    decision = reconcile(view(running_job(), ended(0, 0, message)))
+    assert phase(decision) == "Succeeded"
+    assert decision.status is not None
+    assert decision.status.progress is not None
+    assert decision.status.progress.loss == 1.25
+    assert decision.status.output_uri == "pvc://claim/model"
+
+
+def test_a_failure_counts_and_waits_twice_as_long_each_time() -> None:
+    waits = []
+    for restarts in (0, 1, 2):
+        decision = reconcile(view(running_job(restarts=restarts), ended(0, 1)))
+        assert phase(decision) == "Queued"
+        assert decision.status is not None
+        assert decision.status.restarts == restarts + 1
+        assert decision.status.retry_at is not None
+        waits.append((decision.status.retry_at - NOW).total_seconds())
+    assert waits == [2, 4, 8]
+
+
+def test_the_last_try_fails_with_the_cause() -> None:
+    decision = reconcile(view(running_job(restarts=3), ended(0, 1, "KeyError: 'x'")))
+    assert phase(decision) == "Failed"
+    assert decision.status is not None
+    assert decision.status.reason == "RetryLimitReached"
+    assert "KeyError: 'x'" in (decision.status.message or "")
+
+
+@pytest.mark.parametrize("pod_", [ended(0, 143), ended(0, 137, evicted=True)])
+def test_a_saved_or_evicted_pod_is_resumed_without_counting(pod_: object) -> None:
+    decision = reconcile(view(running_job(restarts=3), pod_))  # type: ignore[arg-type]
+    assert phase(decision) == "Queued"
+    assert decision.status is not None
+    assert decision.status.restarts == 3
+
+
+def test_a_job_that_our_engine_refuses_fails_at_once() -> None:
+    decision = reconcile(view(running_job(), ended(0, 2, "no such model type")))
+    assert phase(decision) == "Failed"
+    assert decision.status is not None
+    assert decision.status.reason == "InvalidSpec"
+
+
+def test_a_failed_rank_ends_the_gang_and_the_others_are_deleted_next() -> None:
+    of = admitted(gang(2), 2)
+    of = with_status(of, reconcile(view(of, running(0), running(1))))
+    decision = reconcile(view(of, running(0), ended(1, 1)))
+    assert phase(decision) == "Queued"
+    after = reconcile(view(with_status(of, decision), running(0), ended(1, 1)))
+    assert [(type(a), a.key.name) for a in after.actions] == [(Delete, "job-1-0")]
+
+
+# -- giving the place back -----------------------------------------------------------------------------
+
+
+def preempted() -> TrainingJob:
+    of = running_job()
+    decision = reconcile(view(of, running(port=9400)), Release("Preempted", "makes room", "7"))
+    assert phase(decision) == "Preempting"
+    assert decision.actions == ()
+    return with_status(of, decision)
+
+
+def test_a_preempted_job_is_asked_to_save_before_its_pods_are_deleted() -> None:
+    decision = reconcile(view(preempted(), running(port=9400)))
+    assert [type(a) for a in decision.actions] == [Ask]
+
+
+def test_nothing_is_deleted_while_the_answer_is_awaited() -> None:
+    uid = running().uid
+    assert reconcile(view(preempted(), running(port=9400), asked={uid: False})).actions == ()
+
+
+def test_the_answer_or_the_deadline_deletes_the_pods() -> None:
+    of, lead = preempted(), running(port=9400)
+    answered = reconcile(view(of, lead, asked={lead.uid: True}))
+    overdue = reconcile(view(of, lead, asked={lead.uid: False}, now=NOW + timedelta(seconds=60)))
+    for decision in (answered, overdue):
+        assert [type(a) for a in decision.actions] == [Delete]
+
+
+def test_a_pod_without_the_port_is_stopped_by_its_signal_alone() -> None:
+    decision = reconcile(view(preempted(), running()))
+    assert [(type(a), getattr(a, "grace_s", None)) for a in decision.actions] == [(Delete, 60)]
+
+
+def test_the_place_is_released_only_when_the_pods_are_gone() -> None:
+    of = preempted()
+    assert reconcile(view(of, running(port=9400, deleting=True), asked={})).status is None
+    decision = reconcile(view(of))
+    assert phase(decision) == "Queued"
+    assert decision.status is not None
+    assert decision.status.admission is None
+    assert decision.status.preemptions == 1
+
+
+def test_a_job_that_finishes_while_it_is_asked_has_succeeded() -> None:
+    assert phase(reconcile(view(preempted(), ended()))) == "Succeeded"
+
+
+def test_suspending_releases_and_then_rests() -> None:
+    of = running_job()
+    of = of.model_copy(update={"spec": of.spec.model_copy(update={"suspend": True})})
+    decision = reconcile(view(of, running()))
+    assert phase(decision) == "Preempting"
+    done = reconcile(view(with_status(of, decision)))
+    assert phase(done) == "Suspended"
+    assert done.status is not None
+    assert not done.status.preemptions
+
+
+def test_a_gang_that_cannot_be_placed_is_torn_down_and_queued_again() -> None:
+    of = admitted(gang(2), 2)
+    stuck = pod(1, unschedulable_since=NOW - timedelta(seconds=61), problem="Unschedulable: no room")
+    decision = reconcile(view(of, running(0), stuck))
+    assert phase(decision) == "Preempting"
+    assert decision.status is not None
+    assert decision.status.reason == "GangIncomplete"
+    assert "no room" in (decision.status.message or "")
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+def test_a_finished_job_goes_after_its_time() -> None:
+    of = job(ttlSecondsAfterFinished=30, status={"phase": "Succeeded", "completionTime": NOW.isoformat()})
+    assert reconcile(view(of, now=NOW + timedelta(seconds=29))).actions == ()
+    decision = reconcile(view(of, now=NOW + timedelta(seconds=31)))
+    assert [a.resource for a in decision.actions if isinstance(a, Delete)] == [TRAINING_JOBS]
+
+
+def test_a_job_over_its_active_deadline_fails() -> None:
+    of = running_job()
+    of = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 10})})
+    assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=11)))) == "Failed"
+
+
+@pytest.mark.parametrize("of", [job(managedBy="example.com/other"), job(deleting=True)])
+def test_what_is_not_ours_or_is_going_away_is_left_alone(of: TrainingJob) -> None:
+    assert reconcile(view(of, running()), admit()) == Decision()
+
+
+def test_lost_work_is_counted_once_per_attempt() -> None:
+    before = Progress(step=40, total_steps=100, tokens=400, tokens_per_second=10.0)
+    of = running_job(attempt=2, progress=before)
+    lead = running(attempt=2)
+    said = {lead.uid: reading(step=30, totalSteps=100, resumedFromStep=25, lostSteps=15)}
+    first = reconcile(view(of, lead, readings=said, now=NOW + timedelta(seconds=10)))
+    assert first.status is not None
+    assert first.status.lost_work is not None
+    assert (first.status.lost_work.steps, first.status.lost_work.seconds) == (15, 15.0)
+    later = view(with_status(of, first), lead, readings=said, now=NOW + timedelta(seconds=80))
+    second = reconcile(later)
+    assert second.status is not None
+    assert second.status.lost_work == first.status.lost_work
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.integers(1, 2),
+            st.sampled_from(["gated", "pending", "running", "ok", "failed"]),
+        ),
+        max_size=6,
+        unique_by=lambda t: (t[0], t[1]),
+    ),
+    st.sampled_from(["new", "admitted", "preempting"]),
+)
+def test_no_pod_is_ever_created_beside_a_living_one_of_another_attempt(
+    pods: list[tuple[int, int, str]], state: str
+) -> None:
+    make = {
+        "gated": gated, "pending": pod, "running": running,
+        "ok": lambda r, **k: ended(r, 0, **k), "failed": lambda r, **k: ended(r, 1, **k),
+    }  # fmt: skip
+    seen = tuple(make[how](rank, attempt=attempt) for rank, attempt, how in pods)
+    of = gang(3) if state == "new" else admitted(gang(3, status={"attempt": 1}), 3)
+    if state == "preempting":
+        of = with_status(of, reconcile(view(of), Release("Preempted", "x", "7")))
+    decision = reconcile(view(of, *seen))
+    creates = [a for a in decision.actions if isinstance(a, Create) and a.resource is PODS]
+    old = [p for p in seen if p.attempt == 1 and not p.ended]
+    assert not (creates and old)
+    assert len({a.key for a in creates}) == len(creates)
+    if state == "preempting":
+        assert not creates
