@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import subprocess
 import sys
 from datetime import timedelta
 
 from busbar.api.errors import ApiError, SettingsError
+from busbar.api.logs import set_up
 from busbar.api.settings import Settings, load
-
-log = logging.getLogger("busbar.api")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,11 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         settings = load(os.environ, needs_secret=arguments.command in (None, "serve"))
-        logging.basicConfig(
-            level=settings.log_level.upper(),
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        )
+        set_up(settings.log_level)
         if arguments.command == "migrate":
             return _migrate(settings, arguments.to)
         if arguments.command == "token":

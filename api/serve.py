@@ -74,6 +74,7 @@ def _config(settings: Settings, app: object, port: int) -> uvicorn.Config:
         app,  # type: ignore[arg-type]  # a FastAPI application is an ASGI application
         host=settings.host,
         port=port,
+        log_config=None,
         log_level=settings.log_level,
         access_log=False,
         timeout_graceful_shutdown=GRACE_S,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import socket
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -263,3 +268,97 @@ async def test_history_follows_a_real_watch_and_catches_up_after_being_down(real
 
     await eventually(gone, ["stdlib"])
     assert real.services.store.find(TRAINING_JOBS, "stdlib", real.mine) is None
+
+
+async def test_the_process_serves_both_ports_stays_small_and_ends_at_once_on_sigterm(
+    platform: ApiServer,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """`busbar-api` as the chart starts it: migrate, serve, and stop with an event stream open."""
+    kubeconfig = tmp_path / "kubeconfig"
+    token = platform.service_account_token("busbar-system", "busbar-api")
+    kubeconfig.write_text(
+        json.dumps(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [
+                    {
+                        "name": "c",
+                        "cluster": {"server": platform.url, "certificate-authority": str(platform.ca_file)},
+                    }
+                ],
+                "users": [{"name": "u", "user": {"token": token}}],
+            }
+        )
+    )
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    port, internal = _free_ports(2)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("BUSBAR_")} | {
+        "BUSBAR_API_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/api.db",
+        "BUSBAR_API_SESSION_SECRET_FILE": str(secret),
+        "BUSBAR_API_KUBECONFIG": str(kubeconfig),
+        "BUSBAR_API_HOST": "127.0.0.1",
+        "BUSBAR_API_PORT": str(port),
+        "BUSBAR_API_INTERNAL_PORT": str(internal),
+    }
+    command = [sys.executable, "-m", "busbar.api.main"]
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            await eventually(lambda: _status(http, "/ready"), 200)
+            assert (await http.get(f"http://127.0.0.1:{internal}/ready")).status_code == 200
+            assert (
+                await http.post(f"http://127.0.0.1:{internal}/internal/usage", json={})
+            ).status_code == 401
+            assert (await http.get("/internal/usage")).status_code == 404
+            made = await asyncio.create_subprocess_exec(
+                *command,
+                "token",
+                "create",
+                "--subject",
+                "root",
+                "--role",
+                "admin",
+                env=environment,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            text = (await made.communicate())[0].decode().strip()
+            bearer = {"Authorization": f"Bearer {text}"}
+            assert (await http.get(f"{BASE}/me", headers=bearer)).json()["admin"] is True
+            resident = _resident_mib(process.pid)
+            print(f"busbar-api idles at {resident:.0f} MiB")
+            assert resident < 160
+            async with http.stream("GET", f"{BASE}/changes", headers=bearer) as stream:
+                assert b"hello" in await anext(stream.aiter_bytes())
+                process.terminate()
+                async with asyncio.timeout(8):
+                    assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _status(http: httpx2.AsyncClient, path: str) -> int:
+    try:
+        return (await http.get(path)).status_code
+    except httpx2.HTTPError:
+        return 0
+
+
+def _resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _free_ports(count_: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count_)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,183 @@
+"""The portal's pure parts: forms to objects, objects to views; and the files it vendors."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.api.conftest import JOB, SERVICE
+
+from busbar.api.cluster import NodeLoad
+from busbar.api.errors import Invalid
+from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml
+from busbar.api.portal.render import STATIC, static_files
+from busbar.api.portal.views import ago, job_view, matches, node_view, number, service_view, waiting_facts
+from busbar.kube.types import ModelService, TrainingJob
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+TRAIN = {
+    "name": "run",
+    "preset": "llama-tiny",
+    "data": "builtin://python-stdlib",
+    "output": "pvc://stdlib/model",
+    "accelerators": "cpu, L4",
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_training_form_makes_a_valid_job(preset: str) -> None:
+    _, obj = draft(
+        "train",
+        {**TRAIN, "preset": preset, "priority": "7", "device_memory": "256Mi", "checkpoint_steps": "20"},
+    )
+    job = TrainingJob.model_validate(obj)
+    assert job.spec.accelerators == ["cpu", "L4"]
+    assert job.spec.engine is not None
+    assert job.spec.engine.steps == 500
+    assert job.spec.checkpoint.every_steps == 20
+
+
+def test_the_image_form_splits_the_command_as_a_shell_would() -> None:
+    _, obj = draft(
+        "image", {"name": "g", "image": "img", "command": "torchrun train.py --name 'a b'", "pods": "2"}
+    )
+    job = TrainingJob.model_validate(obj)
+    assert job.spec.template is not None
+    assert job.spec.template.command == ["torchrun", "train.py", "--name", "a b"]
+    assert (job.spec.shape.min_pods, job.spec.shape.max_pods) == (2, 2)
+
+
+def test_the_service_form_makes_a_valid_service() -> None:
+    _, obj = draft("serve", {"name": "chat", "training_job": "run", "min_replicas": "0", "max_replicas": "3"})
+    service = ModelService.model_validate(obj)
+    assert (service.spec.min_replicas, service.spec.max_replicas) == (0, 3)
+
+
+def test_the_example_in_the_yaml_box_is_valid() -> None:
+    _, obj = parse(EXAMPLE)
+    TrainingJob.model_validate(obj)
+
+
+@pytest.mark.parametrize(
+    ("form", "fields", "field"),
+    [
+        ("train", {**TRAIN, "name": " "}, "name"),
+        ("train", {**TRAIN, "preset": "gpt-9"}, "preset"),
+        ("train", {**TRAIN, "steps": "many"}, "steps"),
+        ("train", {**TRAIN, "steps": "0"}, "steps"),
+        ("train", {**TRAIN, "learning_rate": "fast"}, "learning_rate"),
+        ("image", {"name": "g"}, "image"),
+        ("image", {"name": "g", "image": "i", "command": "echo 'open"}, "command"),
+        ("serve", {"name": "s"}, "training_job"),
+        ("serve", {"name": "s", "training_job": "a", "uri": "pvc://b"}, "training_job"),
+        ("yaml", {"yaml": "a: [1"}, "yaml"),
+        ("yaml", {"yaml": "kind: A\n---\nkind: B\n"}, "yaml"),
+        ("yaml", {"yaml": "kind: Pod"}, "kind"),
+        ("yaml", {"yaml": "!!python/object/apply:os.system ['true']"}, "yaml"),
+        ("yaml", {"yaml": "x" * 200_001}, "yaml"),
+    ],
+)
+def test_a_wrong_form_names_its_field(form: str, fields: dict[str, str], field: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        draft(form, fields)
+    assert refused.value.field == field
+
+
+def test_yaml_comes_back_as_it_was() -> None:
+    assert parse(to_yaml(JOB))[1] == JOB
+
+
+def made(kind: dict[str, Any], **status: Any) -> dict[str, Any]:
+    meta = {"name": "run", "namespace": "ada-lab", "uid": "u", "creationTimestamp": "2026-03-01T11:58:00Z"}
+    return {**kind, "metadata": meta, "status": status}
+
+
+def test_a_job_without_any_status_has_a_view() -> None:
+    view = job_view(made(JOB), NOW)
+    assert (view.badge.text, view.percent, view.loss, view.age) == ("Pending", None, "", "2 min")
+
+
+def test_a_running_job_shows_progress_speed_and_time_left() -> None:
+    view = job_view(
+        made(
+            JOB,
+            phase="Running",
+            progress={
+                "step": 30,
+                "totalSteps": 120,
+                "loss": 2.34567,
+                "tokensPerSecond": 2400.4,
+                "etaSeconds": 3600,
+            },
+            checkpoint={"step": 20, "savedAt": "2026-03-01T11:59:30Z"},
+            lostWork={"steps": 3, "seconds": 12.0},
+        ),
+        NOW,
+    )
+    assert (view.percent, view.loss, view.speed, view.eta) == (25.0, "2.3457", "2,400", "1 h 00 min")
+    assert (view.checkpoint, view.lost) == ("30 s", "3 steps, 12 s")
+
+
+def test_filters_match_phase_and_words() -> None:
+    view = job_view(made(JOB, phase="Running", reason="Training"), NOW)
+    assert matches(view, "active", "")
+    assert not matches(view, "waiting", "")
+    assert matches(view, "", "ADA-LAB/r")
+    assert not matches(view, "active", "other")
+
+
+def test_a_service_says_who_sets_its_replica_count() -> None:
+    assert not service_view(made(SERVICE), NOW).external
+    fixed = {**SERVICE, "spec": {**SERVICE["spec"], "replicas": 0}}
+    assert service_view(made(fixed, phase="Idle"), NOW).external
+
+
+def test_waiting_amounts_are_accelerators_or_mebibytes() -> None:
+    assert ("Asked for", "16") in waiting_facts(
+        {"code": "x", "resource": "H100", "requested": 16000, "free": 500}
+    )
+    assert ("Free", "0.5") in waiting_facts(
+        {"code": "x", "resource": "H100", "requested": 16000, "free": 500}
+    )
+    assert ("Asked for", "2,048 MiB") in waiting_facts({"resource": "memory", "requested": 2048})
+
+
+@pytest.mark.parametrize(("held", "heat"), [(0, 0), (0.3, 0), (4, 5), (8, 10), (9, 10)])
+def test_heat_runs_from_0_to_10(held: float, heat: int) -> None:
+    assert node_view(NodeLoad("n", "p", "H100", True, 8, held)).heat == heat
+    assert node_view(NodeLoad("n", "p", "H100", False, 0, 0)).label.endswith("not ready")
+
+
+def test_times_and_numbers_are_plain() -> None:
+    assert ago("2026-03-01T12:00:05Z", NOW) == "0 s"
+    assert (ago(None, NOW), ago("nonsense", NOW)) == ("", "")
+    assert (number(8.0, 1), number(1234.5, 1), number(None, 1), number(100, 0)) == ("8", "1,234.5", "", "100")
+
+
+def test_vendored_files_are_the_published_ones() -> None:
+    folder = STATIC / "vendor"
+    lines = [line.split() for line in (folder / "SHA256SUMS.txt").read_text().splitlines()]
+    listed = {name: digest for digest, name in lines}
+    present = {path.name for path in folder.iterdir()} - {"SHA256SUMS.txt"}
+    assert set(listed) == present
+    for name, digest in listed.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+    for library in ("htmx", "pico", "uplot"):
+        assert f"{library}-LICENSE.txt" in present
+
+
+def test_our_pages_carry_no_inline_script_or_style() -> None:
+    templates = STATIC.parent / "templates"
+    for path in templates.glob("*.html"):
+        text = path.read_text()
+        assert "<style" not in text, path
+        assert " style=" not in text, path
+        assert " onclick" not in text, path
+        assert all("src=" in part.split(">")[0] for part in text.split("<script")[1:]), path
+
+
+def test_browsers_may_keep_static_files_for_ever_under_their_digest() -> None:
+    total = sum(len(content) for content, _, _ in static_files().values())
+    assert total < 300_000
