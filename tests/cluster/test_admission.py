@@ -149,6 +149,13 @@ def test_nobody_jumps_the_queue_not_even_an_administrator_or_the_operator(
         refused(lambda **p: operator.create(row.bad(), **p), row.says)
 
 
+@pytest.mark.parametrize("row", [*ESCAPES, *JUMPS], ids=lambda row: row.name)
+def test_a_controller_cannot_do_it_for_a_member(tenancy: ApiServer, row: PodRow) -> None:
+    """A Job or Deployment may say anything in its template; its pods are refused when the controller makes them."""
+    controller = tenancy.client("system:serviceaccount:kube-system:job-controller", ["system:masters"])
+    refused(lambda **p: controller.create(row.bad(), **p), row.says)
+
+
 @pytest.mark.parametrize("row", JUMPS, ids=lambda row: row.name)
 def test_namespaces_without_a_tenant_are_left_alone(admin: Client, row: PodRow) -> None:
     elsewhere = row.bad()
@@ -541,6 +548,15 @@ def test_no_other_field_of_a_mount_variable_or_metadata_passes_through(
         attempt_field(alice, "spec/template/env/1/valueFrom", name)
     for name in ("namespace", "name", "ownerReferences", "finalizers", "generateName"):
         attempt_field(alice, "spec/template/metadata", name)
+
+
+def test_no_field_of_a_pod_or_container_passes_through_a_service(alice: Client, core_schemas: JSON) -> None:
+    document = model_service()
+    document["metadata"]["namespace"] = TENANT_NAMESPACE
+    fields = properties(core_schemas, "PodSpec") | properties(core_schemas, "Container")
+    for name in sorted(fields - {"image", "args", "priority"}):
+        answer = alice.create(edited(document, {f"spec/{name}": True}), dryRun="All")
+        assert f'unknown field "spec.{name}"' in answer.message
 
 
 def test_own_pods_are_the_operators_to_make_from_the_template_alone(alice: Client) -> None:

@@ -23,6 +23,9 @@ from tests.cluster.rule_rows import edited
 from busbar.kube.contracts.auth import AUDIENCE_GATEWAY, AUDIENCE_OPERATOR, Access, Caller, Reviewer
 from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TENANTS, TRAINING_JOBS
+from busbar.kube.types import TrainingJob
+from busbar.operator import podspec
+from busbar.scheduler import Placement, Resources
 
 SYSTEM = "busbar-system"
 
@@ -121,6 +124,47 @@ async def test_a_service_and_an_opted_in_pod_run_with_the_charts_rights(
         )
         await cluster.until(MODEL_SERVICES, "served", lambda status: status.get("replicas", 0) >= 1)
     assert [line for line in caplog.messages if "403" in line or "forbidden" in line.lower()] == []
+
+
+async def test_the_most_generous_template_becomes_a_restricted_pod(platform: ApiServer) -> None:
+    """What the operator makes from every field of a template passes Pod Security and all policies."""
+    labels = {"busbar.dev/tenant": "generous", "pod-security.kubernetes.io/enforce": "restricted"}
+    platform.make_namespace("generous", labels)
+    stored = edited(manifests.template_job(), {"metadata/namespace": "generous", "metadata/uid": "u" * 36})
+    placement = Placement(
+        pool="p",
+        accelerator="cpu",
+        mode="resident",
+        nodes=("n",),
+        per_pod=Resources(accelerators_m=1000, cpu_m=500, memory_mib=64),
+    )
+    made = podspec.training_pod(
+        TrainingJob.model_validate(stored),
+        attempt=1,
+        rank=0,
+        admission_id="a",
+        placement=placement,
+        pool=None,
+        rendering=podspec.Rendering("image", "IfNotPresent", b"k" * 32),
+    )
+    operator = platform.service_account(SYSTEM, "busbar-operator")
+    for _ in range(200):
+        answer = operator.create(made, dryRun="All")
+        if answer.ok:
+            break
+        await asyncio.sleep(0.05)
+    spec = answer.expect()["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert not any(
+        source in volume for volume in spec["volumes"] for source in ("hostPath", "projected", "csi")
+    )
+    assert {key: spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC", "nodeName")} == {
+        "hostNetwork": None,
+        "hostPID": None,
+        "hostIPC": None,
+        "nodeName": None,
+    }
+    assert spec["serviceAccountName"] == "default"
 
 
 async def _until_gone(cluster: Cluster, kind: str, name: str) -> None:
