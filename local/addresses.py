@@ -5,6 +5,7 @@ Every instance gets one private /16, ``10.N.0.0/16``, that overlaps nothing the 
 ===================  ==========================================================================
 ``10.N.0.1``         the machine's end of the veth pair
 ``10.N.0.2``         the instance's end: API server, kubelet, node ports, DNS
+``10.N.4.0/24``      the way out to the internet, with ``--internet``
 ``10.N.64.0/18``     pods
 ``10.N.128.0/18``    services (``10.N.128.1`` the API server, ``10.N.128.10`` DNS)
 ``10.N.192.0/18``    invented addresses of simulated pods; nothing ever dials them
@@ -78,6 +79,16 @@ class Addresses:
     def simulated(self) -> str:
         """Range of simulated pods' invented addresses."""
         return self._at("192.0/18")
+
+    @property
+    def way_out(self) -> str:
+        """Range of the link through which pods reach the internet, where that was asked for."""
+        return self._at("4.0/24")
+
+    @property
+    def way_out_dns(self) -> str:
+        """The machine's name servers, seen through that link."""
+        return self._at("4.3")
 
     @property
     def host_device(self) -> str:

@@ -24,7 +24,7 @@ NODE_TIMEOUT_S = 90
 CAP_SYS_RESOURCE = 24
 
 
-def start(instance: Instance, *, simulate: bool, with_traffic: bool) -> Kubectl:
+def start(instance: Instance, *, simulate: bool, with_traffic: bool, internet: bool = False) -> Kubectl:
     """Start it, or bring a running one to the present configuration; returns a kubectl for it.
 
     Raises:
@@ -32,9 +32,15 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool) -> Kubectl:
     """
     kubectl = Kubectl(instance.kubeconfig)
     with step(f"cluster {instance.name}: control plane"), naming_the_unready(instance):
-        write_configuration(instance)
-        supervise(instance, simulate=simulate, with_traffic=with_traffic)
-        wait_for("the API server's start", kubectl.answers, API_TIMEOUT_S, logs(instance))
+        write_configuration(instance, internet=internet)
+        supervise(instance, simulate=simulate, with_traffic=with_traffic, internet=internet)
+
+        def answers() -> bool:
+            if running(instance.name) is None:
+                raise StartError("the supervisor ended")
+            return kubectl.answers()
+
+        wait_for("the API server's start", answers, API_TIMEOUT_S, logs(instance))
         kubectl.apply(base.objects(instance))
     with step(f"cluster {instance.name}: node"), naming_the_unready(instance):
         wait_for("the node's registration", lambda: ready(instance, kubectl), NODE_TIMEOUT_S, logs(instance))
@@ -47,9 +53,10 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool) -> Kubectl:
     return kubectl
 
 
-def supervise(instance: Instance, *, simulate: bool, with_traffic: bool) -> None:
+def supervise(instance: Instance, *, simulate: bool, with_traffic: bool, internet: bool) -> None:
     """Say which parts are wanted; starts the supervisor, or tells the one that runs."""
-    wanted = with_digests(parts.spec(instance, simulate=simulate, with_traffic=with_traffic), instance)
+    chosen = parts.spec(instance, simulate=simulate, with_traffic=with_traffic, internet=internet)
+    wanted = with_digests(chosen, instance)
     file = instance.folder / "supervisor.json"
     before = file.read_text() if file.exists() else ""
     wanted.write(file)
@@ -95,7 +102,7 @@ def ready(instance: Instance, kubectl: Kubectl) -> bool:
     )
 
 
-def machine() -> config.Machine:
+def machine(*, internet: bool) -> config.Machine:
     """The facts of this machine that the configuration depends on."""
     effective = next(
         line.split()[1]
@@ -105,6 +112,7 @@ def machine() -> config.Machine:
     return config.Machine(
         pause_image=f"{config.REGISTRY}/busbar-pause:{recipe.pause_tag()}",
         base_image=f"{config.REGISTRY}/busbar-base:{recipe.base_tag()}",
+        internet=internet,
         may_lower_oom_score=bool(int(effective, 16) >> CAP_SYS_RESOURCE & 1),
     )
 
@@ -120,11 +128,11 @@ def with_digests(spec: supervisor.Spec, instance: Instance) -> supervisor.Spec:
     return dataclasses.replace(spec, parts=marked)
 
 
-def write_configuration(instance: Instance) -> None:
+def write_configuration(instance: Instance, *, internet: bool) -> None:
     """Credentials and every part's configuration."""
     parts.write_credentials(instance)
     folder = instance.folder / "config"
-    for name, text in config.render(instance, machine()).items():
+    for name, text in config.render(instance, machine(internet=internet)).items():
         file = folder / name
         if not file.exists() or file.read_text() != text:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,10 +16,17 @@ NAME = click.option("--name", default="busbar", show_default=True, help="Which i
 @click.option("--build-only", is_flag=True, help="Compile programs and build images; start nothing.")
 @click.option("--no-sim", is_flag=True, help="No simulated nodes, tenants and jobs.")
 @click.option("--nodes", multiple=True, metavar="TYPE=N", help="Number of simulated nodes, e.g. H100=2.")
+@click.option("--internet", is_flag=True, help="Let pods and image pulls out to the internet.")
 @click.option("--current", is_flag=True, help="Use the cluster that KUBECONFIG names instead.")
 @click.option("--registry", help="With --current: where that cluster pulls images from.")
 def up(
-    name: str, build_only: bool, no_sim: bool, nodes: tuple[str, ...], current: bool, registry: str | None
+    name: str,
+    build_only: bool,
+    no_sim: bool,
+    nodes: tuple[str, ...],
+    internet: bool,
+    current: bool,
+    registry: str | None,
 ) -> None:
     """Start (or update) the platform on this machine: a real Kubernetes with Busbar on it.
 
@@ -31,6 +38,7 @@ def up(
       busbar up
       busbar up --name second --no-sim
       busbar up --nodes H100=2 --nodes V100=0
+      busbar up --internet
       busbar up --build-only
       busbar up --current --registry registry.example/team
     """
@@ -46,7 +54,9 @@ def up(
                 raise click.UsageError("--current needs --registry: where your cluster pulls images from")
             bringing_up.install_on_current(registry, say)
             return
-        wishes = bringing_up.Wishes(name, build_only=build_only, simulate=not no_sim, nodes=counts)
+        wishes = bringing_up.Wishes(
+            name, build_only=build_only, simulate=not no_sim, internet=internet, nodes=counts
+        )
         instance = bringing_up.up(wishes)
     except LocalError as error:
         fail("up", error)

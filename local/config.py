@@ -27,7 +27,7 @@ class Machine:
     pause_image: str
     base_image: str  # has a shell; makes the folders of volumes
     reserved_memory_mib: int = 1024  # for the control plane, which runs outside the kubelet's sight
-    upstream_dns: tuple[str, ...] = ()
+    internet: bool = False
 
 
 def render(instance: Instance, machine: Machine) -> dict[str, str]:
@@ -41,6 +41,7 @@ def render(instance: Instance, machine: Machine) -> dict[str, str]:
         "Corefile": corefile(instance, machine),
         "stages.yaml": stages(),
         "resolv.conf": f"nameserver {instance.addresses.node}\n",
+        "machine-resolv.conf": machine_resolv_conf(instance, machine),
         "registry.yml": registry(),
         "local-path/config.json": _json(local_path(instance)),
         "local-path/helperPod.yaml": _json(local_path_helper(machine)),
@@ -181,8 +182,8 @@ def cni(instance: Instance) -> dict[str, object]:
 
 
 def corefile(instance: Instance, machine: Machine) -> str:
-    """Cluster names, and the machine's own name servers for the rest where there is a way to them."""
-    forward = f"    forward . {' '.join(machine.upstream_dns)}\n" if machine.upstream_dns else ""
+    """Cluster names, and the machine's own name servers for the rest where there is a way out."""
+    forward = f"    forward . {instance.addresses.way_out_dns}\n" if machine.internet else ""
     return f"""\
 .:53 {{
     reload
@@ -196,6 +197,11 @@ def corefile(instance: Instance, machine: Machine) -> str:
     cache 5
 {forward}}}
 """
+
+
+def machine_resolv_conf(instance: Instance, machine: Machine) -> str:
+    """Name servers of the node's own programs (containerd pulling an image)."""
+    return f"nameserver {instance.addresses.way_out_dns}\n" if machine.internet else "# no way out\n"
 
 
 def registry() -> str:

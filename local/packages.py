@@ -36,13 +36,13 @@ def missing() -> list[str]:
     return absent
 
 
-def ensure() -> None:
-    """Install what is missing.
+def ensure(extra: tuple[str, ...] = ()) -> None:
+    """Install what is missing, and the ``extra`` programs (packages named like their program).
 
     Raises:
         BuildError: apt-get failed or does not exist.
     """
-    absent = missing()
+    absent = [*missing(), *(name for name in extra if shutil.which(name) is None)]
     if not absent and registry_program().exists():
         return
     if shutil.which("apt-get") is None:

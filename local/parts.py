@@ -14,7 +14,7 @@ from busbar.local.build import location
 from busbar.local.config import CONTAINERD_SOCKET, REGISTRY, RUN
 from busbar.local.instance import Instance
 from busbar.local.pki import Authority, Certificate
-from busbar.local.supervisor import Part, Spec
+from busbar.local.supervisor import WAY_OUT_DEVICE, Part, Spec
 
 CONFIG = f"{RUN}/config"
 PKI = f"{RUN}/pki"
@@ -220,6 +220,15 @@ def _forward(instance: Instance) -> Part:
     return Part("forward", [sys.executable, "-m", "busbar.local.forward", *rules], host_network=True)
 
 
+def _way_out(instance: Instance) -> Part:
+    """A way to the internet that changes nothing on the machine: a process that speaks for the instance."""
+    link = f"slirp4netns --configure --mtu=1500 --disable-host-loopback --cidr={instance.addresses.way_out}"
+    # It sees the machine's own resolv.conf; its target, process 1, is the supervisor.
+    script = f"mount --bind {RUN}/machine-resolv.conf /etc/resolv.conf && exec {link} 1 {WAY_OUT_DEVICE}"
+    argv = ["unshare", "--mount", "sh", "-c", script]
+    return Part("way-out", argv, host_network=True)
+
+
 def traffic(instance: Instance) -> Part:
     """The simulated tenants' life; added once the platform's kinds exist."""
     image = f"{REGISTRY}/busbar-workloads:simulated"  # never pulled
@@ -227,10 +236,12 @@ def traffic(instance: Instance) -> Part:
     return Part("traffic", argv, after=["kube-apiserver", "kwok"])
 
 
-def spec(instance: Instance, *, simulate: bool, with_traffic: bool) -> Spec:
+def spec(instance: Instance, *, simulate: bool, with_traffic: bool, internet: bool = False) -> Spec:
     """Everything the supervisor runs for this instance."""
     at, folder = instance.addresses, instance.folder
     parts = [_etcd(), _api_server(instance), *_controllers(), *_node(instance), _forward(instance)]
+    if internet:
+        parts.append(_way_out(instance))
     if simulate:
         parts += _simulation(instance)
         parts += [traffic(instance)] if with_traffic else []

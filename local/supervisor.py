@@ -37,6 +37,15 @@ STEADY_AFTER_S = 30.0  # a part that lived this long starts again without a paus
 STOP_S = 8.0  # what a part, or all pods together, get between SIGTERM and SIGKILL
 LOG_LIMIT = 32 * 1024 * 1024
 RUN = "/run/busbar"
+WAY_OUT_DEVICE = "out0"
+MASQUERADE = f"""
+table ip busbar {{
+  chain out {{
+    type nat hook postrouting priority srcnat; policy accept;
+    oifname "{WAY_OUT_DEVICE}" masquerade
+  }}
+}}
+"""
 
 
 @dataclass(frozen=True)
@@ -196,6 +205,7 @@ class Supervisor:
             self.ip(command)
         self.ip(f"route add {spec.network} via {spec.node_address} dev {spec.host_device}", host=True)
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # of this namespace only
+        subprocess.run(["nft", "-f", "-"], input=MASQUERADE, text=True, check=True, stdout=sys.stderr)
 
     def ip(self, command: str, host: bool = False) -> None:
         """Run ``ip`` here or in the machine's network."""
@@ -351,6 +361,8 @@ def private_mounts(spec: Spec) -> None:
     mount, bind = namespaces.mount, namespaces.MS_BIND | namespaces.MS_REC
     mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
     mount("proc", "/proc", "proc")
+    resolvers = os.path.realpath("/etc/resolv.conf")  # may lead into /run
+    machine_resolvers = Path(resolvers).read_text() if os.path.exists(resolvers) else ""
     mount("tmpfs", "/run", "tmpfs", options="mode=755,size=1g")
     for source, name in spec.binds.items():
         target = f"{RUN}/{name}"
@@ -366,6 +378,10 @@ def private_mounts(spec: Spec) -> None:
         os.makedirs("/var/run", exist_ok=True)
         mount("/run", "/var/run", flags=bind)
     mask_settings()
+    Path(RUN, "machine-resolv.conf").write_text(machine_resolvers)  # for the way out, which asks them
+    os.makedirs(os.path.dirname(resolvers), exist_ok=True)
+    Path(resolvers).touch()
+    mount(f"{RUN}/config/machine-resolv.conf", resolvers, flags=namespaces.MS_BIND)
     # A peer group of our own, so that mounts that pods share reach the pods and nothing else.
     mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_SHARED)
 

@@ -27,6 +27,7 @@ class Wishes:
     name: str
     build_only: bool = False
     simulate: bool = True
+    internet: bool = False
     nodes: dict[str, int] = field(default_factory=dict)
 
 
@@ -37,7 +38,7 @@ def up(wishes: Wishes) -> Instance | None:
         LocalError: with what to do about it.
     """
     preflight.check(wishes.name)
-    packages.ensure()
+    packages.ensure(("slirp4netns",) if wishes.internet else ())
     tag = prepare()
     if wishes.build_only:
         return None
@@ -60,7 +61,9 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
     """Start or update the instance and everything in it."""
     was_busy = running(instance.name) is not None
     goes_on = wishes.simulate and was_busy and "traffic" in cluster.state(instance)
-    kubectl = cluster.start(instance, simulate=wishes.simulate, with_traffic=goes_on)
+    kubectl = cluster.start(
+        instance, simulate=wishes.simulate, with_traffic=goes_on, internet=wishes.internet
+    )
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(fetch, instance, f"{REGISTRY}/{IMAGES[1].name}:{tag}")
         if wishes.simulate:
@@ -73,7 +76,7 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
         if wishes.simulate:
             objects += [*simulated.pools(), *simulated.tenants()]
         if install(Helm(instance.kubeconfig), kubectl, values, objects) and wishes.simulate:
-            cluster.supervise(instance, simulate=True, with_traffic=True)
+            cluster.supervise(instance, simulate=True, with_traffic=True, internet=wishes.internet)
         fetching.result()
     say(f"{instance.name} is {'up to date' if was_busy else 'up'}")
 

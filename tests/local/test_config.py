@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from ipaddress import IPv4Network
@@ -131,3 +132,22 @@ def test_the_traffic_maker_may_touch_training_jobs_and_nothing_else() -> None:
 def test_simulated_pods_end_by_the_annotation() -> None:
     found = {stage["metadata"]["name"]: stage["spec"] for stage in yaml.safe_load_all(stages())}
     assert "simulation/seconds" in found["pod-ends"]["delay"]["durationFrom"]["expressionFrom"]
+
+
+def test_the_way_out_is_there_only_when_it_is_asked_for() -> None:
+    def names(internet: bool) -> set[str]:
+        return {
+            p.name for p in parts.spec(INSTANCE, simulate=False, with_traffic=False, internet=internet).parts
+        }
+
+    assert names(internet=True) - names(internet=False) == {"way-out"}
+    out = config.render(INSTANCE, dataclasses.replace(MACHINE, internet=True))
+    assert f"forward . {INSTANCE.addresses.way_out_dns}" in out["Corefile"]
+    assert "forward" not in config.render(INSTANCE, MACHINE)["Corefile"]
+
+
+def test_the_way_out_overlaps_no_other_range_of_the_instance() -> None:
+    at = INSTANCE.addresses
+    out = IPv4Network(at.way_out)
+    assert out.subnet_of(at.network)
+    assert not any(out.overlaps(IPv4Network(text)) for text in (at.pods, at.services, at.simulated))
