@@ -64,9 +64,8 @@ def merge_reading(status: TrainingJobStatus, reading: Reading, now: datetime) ->
     if said.total_steps or said.step:
         fields["progress"] = _progress(said, now)
     if said.checkpoint is not None:
-        admission = status.checkpoint.uri if status.checkpoint is not None else None
         fields["checkpoint"] = CheckpointStatus(
-            step=max(0, said.checkpoint.step), saved_at=said.checkpoint.saved_at, uri=admission
+            step=max(0, said.checkpoint.step), saved_at=said.checkpoint.saved_at
         )
     if said.evaluation is not None:
         fields["evaluation"] = EvaluationResult.model_validate(said.evaluation.model_dump())

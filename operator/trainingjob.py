@@ -550,7 +550,16 @@ def _numbers_due(view: JobView, new: TrainingJobStatus) -> bool:
 def _with_readings(view: JobView, status: TrainingJobStatus, current: dict[int, Pod]) -> TrainingJobStatus:
     lead = current.get(0)
     reading = view.readings.get(lead.uid) if lead is not None else None
-    return merge_reading(status, reading, view.now) if reading is not None else status
+    return _merged(view, status, reading) if reading is not None else status
+
+
+def _merged(view: JobView, status: TrainingJobStatus, reading: Reading) -> TrainingJobStatus:
+    merged = merge_reading(status, reading, view.now)
+    spec = view.job.spec
+    if merged.checkpoint is None or spec.output is None:
+        return merged
+    uri = spec.checkpoint.uri or f"{spec.output.uri.rstrip('/')}/checkpoints"
+    return merged.model_copy(update={"checkpoint": merged.checkpoint.model_copy(update={"uri": uri})})
 
 
 def _with_exit_messages(
@@ -563,7 +572,7 @@ def _with_exit_messages(
     last = from_termination_message(lead.exit.message) if lead.exit is not None else None
     if last is None:
         return _with_readings(view, status, current)
-    return merge_reading(status, last, view.now)
+    return _merged(view, status, last)
 
 
 def _ended_at(current: dict[int, Pod], now: datetime) -> datetime:

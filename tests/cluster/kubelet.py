@@ -132,9 +132,9 @@ class Kubelet:
         ip = f"127.77.{number // 250}.{number % 250 + 1}"
         script = self._script(pod)
         running = _Running(script, asyncio.get_running_loop().time(), ip, None)
-        if script.status is not None:
-            running.runner = await self._serve(pod, running)
         self._running[meta["uid"]] = running
+        if script.status is not None:
+            await self._serve(pod, running)
         now = _now()
         patch = {
             "status": {
@@ -169,7 +169,7 @@ class Kubelet:
         await self._client.patch(PODS, meta["name"], patch, meta["namespace"], subresource="status")
         await self._stop(meta["uid"])
 
-    async def _serve(self, pod: Object, running: _Running) -> web.AppRunner:
+    async def _serve(self, pod: Object, running: _Running) -> None:
         name = pod["metadata"]["name"]
         script = running.script
 
@@ -193,10 +193,10 @@ class Kubelet:
         app.router.add_get("/status", status)
         app.router.add_post("/checkpoint", checkpoint)
         app.router.add_post("/drain", drain)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, running.ip, 9400).start()
-        return runner
+        # Known before it listens, so that an end in between closes it too.
+        running.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await running.runner.setup()
+        await web.TCPSite(running.runner, running.ip, 9400).start()
 
     async def _stop(self, uid: str) -> None:
         running = self._running.pop(uid, None)

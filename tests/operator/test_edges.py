@@ -304,14 +304,15 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
     settings = replace(
         SETTINGS, namespace="busbar-system", internal_host="127.0.0.1", internal_port=0, metrics_port=0
     )
+    client: Any = Reviewing()
     made = Server(
         settings,
-        Reviewing(),
+        client,
         Metrics(),
         feed,
         lambda draft: Snapshot(version=1 if draft else 0),
         list,
-        lambda: True,  # type: ignore[arg-type]
+        lambda: True,
     )
     await made.start()
     async with aiohttp.ClientSession() as session:

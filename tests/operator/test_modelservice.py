@@ -119,12 +119,8 @@ def test_a_jobs_output_is_served_once_it_has_succeeded(phase: str | None, proble
 
 def count(of: ModelService, **demand: Any) -> int | None:
     said = ServiceDemand(namespace="team", name="web", **demand)
-    decision = reconcile(view(of, demand=said))
-    return (
-        decision.status.desired_replicas
-        if decision.status is not None
-        else of.status and of.status.desired_replicas
-    )
+    status = reconcile(view(of, demand=said)).status or of.status
+    return status.desired_replicas if status is not None else None
 
 
 def asleep(**spec: Any) -> ModelService:

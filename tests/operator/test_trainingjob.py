@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -27,6 +28,7 @@ from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_job import Progress
 from busbar.operator.actions import Ask, Create, Delete, LiftGate
 from busbar.operator.orders import Release, Wait
+from busbar.operator.pods import Pod
 from busbar.operator.progress import Reading, parse_reading
 from busbar.operator.trainingjob import Decision, reconcile
 
@@ -327,7 +329,7 @@ def test_lost_work_is_counted_once_per_attempt() -> None:
 def test_no_pod_is_ever_created_beside_a_living_one_of_another_attempt(
     pods: list[tuple[int, int, str]], state: str
 ) -> None:
-    make = {
+    make: dict[str, Callable[..., Pod]] = {
         "gated": gated, "pending": pod, "running": running,
         "ok": lambda r, **k: ended(r, 0, **k), "failed": lambda r, **k: ended(r, 1, **k),
     }  # fmt: skip

@@ -1,0 +1,157 @@
+"""Tenants, pools and other controllers' pods on the real API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import Cluster, gang_job
+from tests.cluster.kubelet import Script, add_node
+
+from busbar.kube.client import Object
+from busbar.kube.resources import (
+    ACCELERATOR_POOLS,
+    JOBS,
+    NAMESPACES,
+    PODS,
+    ROLE_BINDINGS,
+    TENANTS,
+    TRAINING_JOBS,
+)
+
+
+async def becomes(look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
+    """Looks until it is as wanted."""
+    last = None
+    for _ in range(500):
+        last = await look()
+        if wanted(last):
+            return last
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"after 10 s: {last}")
+
+
+def opted_in(name: str, cpu: str = "1") -> Object:
+    """A pod as the admission policy leaves it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"busbar.dev/queue": "true"}},
+        "spec": {
+            "schedulingGates": [{"name": "busbar.dev/admission"}],
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "c",
+                    "image": "i",
+                    "resources": {"requests": {"cpu": cpu}},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+
+
+async def test_a_namespace_is_labelled_and_members_get_their_rights(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver) as cluster:
+        await cluster.start()
+        tenant = f"tenant-{cluster.namespace}"
+        members = [{"subject": {"kind": "User", "name": "ann"}, "role": "member"}]
+        await cluster.client.patch(TENANTS, tenant, {"spec": {"members": members}})
+
+        async def bindings() -> list[str]:
+            items, _ = await cluster.client.list(ROLE_BINDINGS, cluster.namespace)
+            return [b["metadata"]["name"] for b in items]
+
+        await becomes(bindings, lambda names: names == [f"busbar-{tenant}-member"])
+        labels = (await cluster.client.get(NAMESPACES, cluster.namespace))["metadata"]["labels"]
+        assert labels["busbar.dev/tenant"] == tenant
+        assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+        await cluster.client.patch(TENANTS, tenant, {"spec": {"members": None}})
+        await becomes(bindings, lambda names: names == [])
+        await cluster.client.patch(TENANTS, tenant, {"spec": {"namespaces": []}})
+
+        async def labelled() -> Any:
+            return (await cluster.client.get(NAMESPACES, cluster.namespace))["metadata"].get("labels", {})
+
+        await becomes(labelled, lambda labels: "busbar.dev/tenant" not in labels)
+
+
+async def test_an_opted_in_pod_waits_for_room_and_is_let_go_pinned(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, cpu="2", script=lambda pod: Script()) as cluster:
+        await cluster.start()
+        await cluster.create(gang_job("first", 2, preemptible=False))
+        await cluster.until(TRAINING_JOBS, "first", lambda s: s.get("phase") == "Running")
+        await cluster.client.create(PODS, opted_in("theirs"), cluster.namespace)
+
+        async def told() -> list[str]:
+            return [e["reason"] for e in await cluster.events() if e["involvedObject"]["name"] == "theirs"]
+
+        await becomes(told, lambda reasons: bool(reasons))
+        assert (await cluster.pods())["theirs"]["spec"]["schedulingGates"]
+        await cluster.client.delete(TRAINING_JOBS, "first", cluster.namespace)
+        for rank in (0, 1):
+            await cluster.client.delete(PODS, f"first-1-{rank}", cluster.namespace)
+
+        async def theirs() -> Object:
+            return (await cluster.pods())["theirs"]
+
+        pod = await becomes(theirs, lambda p: p.get("status", {}).get("phase") == "Running")
+        assert "schedulingGates" not in pod["spec"]
+        assert pod["spec"]["nodeName"] == f"{cluster.namespace}-node-0"
+        assert pod["metadata"]["labels"]["busbar.dev/admission-id"]
+
+
+async def test_an_opted_in_suspended_job_of_a_tenant_is_let_go(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver) as cluster:
+        await cluster.start()
+        template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+        for name, labels in (("queued", {"busbar.dev/queue": "true"}), ("other", {})):
+            body = {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": {"name": name, "labels": labels},
+                "spec": {"suspend": True, "template": template},
+            }
+            await cluster.client.create(JOBS, body, cluster.namespace)
+
+        async def suspended() -> bool:
+            return bool((await cluster.client.get(JOBS, "queued", cluster.namespace))["spec"].get("suspend"))
+
+        await becomes(suspended, lambda s: s is False)
+        assert (await cluster.client.get(JOBS, "other", cluster.namespace))["spec"]["suspend"] is True
+
+
+async def test_devices_that_no_pool_describes_are_discovered(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver) as cluster:
+        labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+        await asyncio.to_thread(add_node, apiserver, f"{cluster.namespace}-gpu", labels=labels, gpus=8)
+        await cluster.start()
+        name = "nvidia-h100-80gb-hbm3"
+        status = await cluster.until(ACCELERATOR_POOLS, name, lambda s: s.get("capacity") == 8)
+        assert status["nodes"] == 1
+        spec = (await cluster.get(ACCELERATOR_POOLS, name))["spec"]
+        assert (spec["accelerator"], spec["memoryGib"]) == ("H100", 79.6)
+        job = gang_job(
+            "gpu", 1, accelerators=["H100"], shape={"minPods": 1, "maxPods": 1, "acceleratorsPerPod": 4}
+        )
+        await cluster.create(job)
+        admitted = await cluster.until(TRAINING_JOBS, "gpu", lambda s: bool(s.get("admission")))
+        assert admitted["admission"]["pool"] == name
+        await cluster.until(ACCELERATOR_POOLS, name, lambda s: s.get("allocated") in (0, 4) and "free" in s)
+
+
+async def test_a_job_in_a_namespace_of_no_tenant_says_so(apiserver: ApiServer, namespace: str) -> None:
+    async with Cluster(apiserver) as cluster:
+        await cluster.start()
+        manifest = {"apiVersion": "busbar.dev/v1alpha1", **gang_job("lost", 1)}
+        await cluster.client.create(TRAINING_JOBS, manifest, namespace)
+
+        async def status() -> dict[str, Any]:
+            return (await cluster.client.get(TRAINING_JOBS, "lost", namespace)).get("status") or {}
+
+        said = await becomes(status, lambda s: bool(s.get("reason")))
+        assert (said["phase"], said["reason"]) == ("Queued", "NoTenant")
+        assert "tenant" in said["message"]
