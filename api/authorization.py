@@ -8,6 +8,7 @@ is the tenant's business.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from busbar.api.tenancy import Tenancy
 from busbar.kube.contracts import auth
 from busbar.kube.errors import KubeError
 from busbar.kube.resources import TENANTS, Resource
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,9 @@ class Authorizer:
             NotFound: they may not even look there; same words whether it exists or not.
             Forbidden: they may look, but not do this.
         """
+        # Both become parts of paths and selectors: what cannot be a name is not there, and nobody is asked.
+        if not _LABEL.fullmatch(namespace) or (name and not _NAME.fullmatch(name)):
+            raise NotFound(not_found(subject_of or resource, namespace, name))
         if await self.allowed(caller, verb, resource, namespace, subresource):
             return
         looked_at = subject_of or resource

@@ -234,3 +234,22 @@ async def test_the_change_stream_tells_of_ones_own_namespaces_only(world: World)
     await world.settle()
     assert await anext(stream) == b"event: changed\ndata: 1\n\n"
     world.services.live.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["%3F", "x%3Flimit=1", "%2E%2E", "a,b", "x%23y", "x%20y", "A", "x%00", "%E2%80%AE", "x" * 254],
+)
+async def test_a_name_that_cannot_be_one_never_reaches_kubernetes(world: World, name: str) -> None:
+    root = await world.as_("root", Role.ADMIN)
+    asked: list[str] = []
+    world.kube._answering = asked.append  # type: ignore[method-assign, assignment]
+    for path in (
+        f"/namespaces/ada-lab/trainingjobs/{name}",
+        f"/namespaces/{name}/trainingjobs",
+        f"/namespaces/ada-lab/trainingjobs/{name}/logs",
+    ):
+        for method in ("GET", "DELETE"):
+            answer = await root.request(method, BASE + path)
+            assert answer.status_code in (404, 405), f"{method} {path}: {answer.status_code}"
+    assert [call for call in asked if "accessreview" not in call] == []
