@@ -23,7 +23,7 @@ from .types import JobId, JobKind
 from .value import SHORTEST_H, remaining_s
 from .victims import Victim, choose
 
-MARGIN = 1.05
+MARGIN = 1.1
 """Value must be better by this factor: noise in the speeds moves nothing."""
 ATTEMPTS = 64
 """Searches for victims by value in one round; the most valuable jobs are tried first."""
@@ -69,7 +69,9 @@ def improve(round_: Round, blocked: list[Seat]) -> bool:
         for column in _by_profit(round_, seat)[:2]:
             if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
                 continue
-            worth = regret(round_, seat, column)
+            if round_.profit(column) <= 0:
+                break
+            worth = claim(round_, seat, column)
             eligible = by_value(round_, seat, column, worth)
             if not eligible:
                 continue
@@ -87,6 +89,15 @@ def regret(round_: Round, seat: Seat, column: Candidate) -> float:
     )
     gross = round_.profit(column) - max(0.0, other)
     return gross + round_.market.price(column.accelerator) * column.accelerators_m / 1000
+
+
+def claim(round_: Round, seat: Seat, column: Candidate) -> float:
+    """Value per hour that a job offers for a column: what it gains over where it is, and the price, which
+    whoever leaves can buy another place with. At the prices everybody who should be somewhere else has a
+    regret below the price, so a claim with a profit finds its victim among those."""
+    now = 0.0 if seat.column is None else max(0.0, round_.profit(seat.column))
+    price = round_.market.price(column.accelerator) * column.accelerators_m / 1000
+    return round_.profit(column) - now + price
 
 
 def hours_left(seat: Seat, column: Candidate) -> float:

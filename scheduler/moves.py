@@ -8,7 +8,7 @@ value at the prices: a fast type that others need more is left to them.
 from __future__ import annotations
 
 from .columns import Candidate
-from .displace import MARGIN, by_value, displace, hours_left, own_charge, regret
+from .displace import MARGIN, by_value, claim, displace, hours_left, own_charge
 from .round import Round, Seat
 
 
@@ -67,7 +67,7 @@ def _try(round_: Round, seat: Seat, column: Candidate) -> bool:
 def _exchange(round_: Round, seat: Seat, column: Candidate) -> bool:
     """Move into the place of less valuable jobs of the same tenant; they go where there is room, often to
     the place that this job leaves."""
-    worth = regret(round_, seat, column) - own_charge(round_, seat, column)
+    worth = claim(round_, seat, column) - own_charge(round_, seat, column)
     eligible = by_value(round_, seat, column, worth / MARGIN)
     placement, old, started = seat.placement, seat.column, seat.started_at_s
     if not eligible or placement is None:

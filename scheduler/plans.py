@@ -165,7 +165,7 @@ class Policy:
     """A running elastic job grows at most by this factor in one round."""
     remaining_exponent: float = 0.25
     """How much shorter jobs come first where the remaining work is known: value ~ remaining ** -exponent."""
-    attained_exponent: float = 0.1
+    attained_exponent: float = 0.05
     """The same with the time already received, where it is not known (a much weaker sign)."""
     aging_s: float = 72000.0
     """After waiting and running for so long in all, a job's value has doubled."""

@@ -19,7 +19,6 @@ from .prices import Market, solve
 from .table import TableView
 from .types import Job, JobId, JobKind, Placement, Snapshot
 
-
 FEW = 8
 """So many jobs may be disturbed on the smallest cluster."""
 
