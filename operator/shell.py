@@ -67,19 +67,25 @@ class Shell:
         self._login, self._settings = login, settings
         self._on_event = on_event
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     async def run(self) -> None:
         """Until cancelled; raises ShellEnded when Kopf ends by itself."""
         self._loop = asyncio.get_running_loop()
         ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         stop = threading.Event()
-        thread = threading.Thread(target=self._work, args=(stop, ended), name="kopf", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(target=self._work, args=(stop, ended), name="kopf", daemon=True)
+        self._thread.start()
         try:
             error = await ended
             raise ShellEnded(f"the watches of our kinds ended: {error!r}") from error
         finally:
             stop.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the thread after ``run`` has ended; blocks, so not for the event loop."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _work(self, stop: threading.Event, ended: asyncio.Future[BaseException | None]) -> None:
         error: BaseException | None = None

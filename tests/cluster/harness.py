@@ -97,6 +97,7 @@ class Cluster:
     unit: str = "1"
     namespace: str = field(default_factory=lambda: f"op-{next(_numbers)}")
     operator: Operator | None = None
+    _all: list[Operator] = field(default_factory=list)
     _task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Cluster:
@@ -118,6 +119,9 @@ class Cluster:
         await self.kubelet.close()
         await self.client.close()
         await self.proxy.__aexit__(None, None, None)
+        for operator in self._all:
+            await asyncio.to_thread(operator.shell.join, 10)
+        await asyncio.sleep(0.05)  # TLS connections close a few turns of the loop after their session
 
     def _prepare(self) -> None:
         clear(self.server)
@@ -150,6 +154,7 @@ class Cluster:
     async def start(self, **changes: Any) -> Operator:
         """Starts an operator; it is the same pod as the last one unless ``identity`` says otherwise."""
         self.operator = Operator(self.login, replace(self.settings, **changes))
+        self._all.append(self.operator)
         self._task = asyncio.create_task(self.operator.run())
         return self.operator
 

@@ -159,3 +159,35 @@ async def test_a_job_of_another_controller_is_left_alone(apiserver: ApiServer) -
         await cluster.create(engine_job("ours"))
         await cluster.until(TRAINING_JOBS, "ours", phase("Succeeded"))
         assert await cluster.status(TRAINING_JOBS, "theirs") == {}
+
+
+async def test_a_guarantee_takes_its_share_back_and_the_victim_saves_and_resumes(
+    apiserver: ApiServer,
+) -> None:
+    other = "op-guaranteed"
+    borrower = Script(status=training)
+
+    def script(pod: Object) -> Script:
+        return borrower if pod["metadata"]["namespace"] != other else Script(run_s=1.0)
+
+    async with Cluster(apiserver, cpu="1", script=script) as cluster:
+        await asyncio.to_thread(apiserver.make_namespace, other)
+        quota = [{"accelerator": "cpu", "guaranteed": 1}]
+        owner = {"metadata": {"name": "guaranteed"}, "spec": {"namespaces": [other], "quota": quota}}
+        await cluster.create({"kind": "Tenant", **owner})
+        await cluster.start()
+        await cluster.create(engine_job("borrows"))
+        await cluster.until(TRAINING_JOBS, "borrows", phase("Running"))
+        claim = {"apiVersion": TRAINING_JOBS.api_version, **engine_job("claims", preemptible=False)}
+        await cluster.client.create(TRAINING_JOBS, claim, other)
+        given_back = await cluster.until(TRAINING_JOBS, "borrows", phase("Queued"), 30)
+        assert given_back["preemptions"] == 1
+        assert borrower.saved == ["borrows-1-0"]
+        for _ in range(1000):
+            said = (await cluster.client.get(TRAINING_JOBS, "claims", other)).get("status") or {}
+            if said.get("phase") == "Succeeded":
+                break
+            await asyncio.sleep(0.02)
+        assert said["phase"] == "Succeeded"
+        resumed = await cluster.until(TRAINING_JOBS, "borrows", phase("Running"), 30)
+        assert (resumed["attempt"], resumed.get("restarts", 0)) == (2, 0)
