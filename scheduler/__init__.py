@@ -9,6 +9,7 @@ for record in plan_.waiting: sentence(record, snapshot, viewer)
 from .apply import applied, early, stale
 from .check import check_plan
 from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
+from .forecast import Finished, Forecast, what_if
 from .planner import plan, react
 from .plans import (
     Action,
@@ -53,6 +54,8 @@ __all__ = [
     "DecodeError",
     "Delta",
     "Estimate",
+    "Finished",
+    "Forecast",
     "Holder",
     "Job",
     "JobId",
@@ -91,4 +94,5 @@ __all__ = [
     "sentence",
     "stale",
     "updated",
+    "what_if",
 ]
