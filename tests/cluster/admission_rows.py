@@ -189,7 +189,7 @@ ESCAPES = (
 _LIMITS: Change = {f"{_CONTAINER}/resources": {"limits": {DEVICE: "1"}}}
 _INIT_LIMITS: Change = {"spec/initContainers": _init({"resources": {"limits": {DEVICE: "1"}}})}
 _ASKS = f"asks for {DEVICE} of AcceleratorPool pool-a without waiting in the queue"
-_TOLERATES = "tolerates a taint of AcceleratorPool pool-a without waiting in the queue"
+_TOLERATES = "this pod tolerates a taint of AcceleratorPool pool-a without waiting in the queue"
 
 JUMPS = (
     PodRow("device in a container", _LIMITS, _ASKS, {**_LIMITS, **GATED}),

@@ -25,7 +25,7 @@ from tests.cluster.admission_rows import (
     job,
     pod,
 )
-from tests.cluster.apiserver import Answer, ApiServer, Client, address, render_chart
+from tests.cluster.apiserver import Answer, ApiServer, Client, address, collection, render_chart
 from tests.cluster.manifests import JSON, model_service, pool, template_job
 from tests.cluster.rule_rows import edited
 
@@ -474,6 +474,38 @@ def test_every_sentence_of_every_policy_is_seen_in_a_test() -> None:
             if not any(run in seen for run in runs):
                 unseen.append(f"{policy['metadata']['name']}: {said}")
     assert unseen == []
+
+
+def overlap(says: str, validation: JSON) -> int:
+    """How many words in a row a refusal shares with what this validation says."""
+    words = re.findall(r"[A-Za-z./-]+", says)
+    said = " ".join(re.findall(r"[A-Za-z./-]+", validation.get("message") or validation["messageExpression"]))
+    runs = ((i, j) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
+    return max(j - i for i, j in runs if j - i == 1 or " ".join(words[i:j]) in said)
+
+
+OWN_RULES = {row.says: row for row in (*JUMPS, *ESCAPES) if row.says != rows.RESTRICTED}
+
+
+@pytest.mark.parametrize("row", OWN_RULES.values(), ids=lambda row: row.name)
+def test_without_its_rule_the_attempt_succeeds(admin: Client, row: PodRow) -> None:
+    refused(lambda **p: admin.create(row.bad(), **p), row.says)
+    path = collection("ValidatingAdmissionPolicy")
+    policies = [admin.get(f"{path}/{name}").expect() for name in ("busbar-queue", "busbar-pods")]
+    whole, rule = max(
+        ((policy, rule) for policy in policies for rule in policy["spec"]["validations"]),
+        key=lambda pair: overlap(row.says, pair[1]),
+    )
+    kept_rules = [other for other in whole["spec"]["validations"] if other is not rule]
+    admin.merge(whole, {"spec": {"validations": kept_rules}}).expect()
+    try:
+        end = time.monotonic() + SETTLE_S
+        while not (answer := admin.create(row.bad(), dryRun="All")).ok and time.monotonic() < end:
+            time.sleep(0.05)
+        assert answer.ok, f"another rule refuses it too: {answer.message}"
+    finally:
+        admin.merge(whole, {"spec": {"validations": whole["spec"]["validations"]}}).expect()
+        refused(lambda **p: admin.create(row.bad(), **p), row.says)
 
 
 # -- TrainingJob.template --------------------------------------------------------------------------------
