@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LINE_EVERY_S = 5.0
 
@@ -67,7 +70,7 @@ class Lines:
 class Bar:
     """A rich progress bar, with notes printed above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
@@ -76,6 +79,7 @@ class Bar:
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(),
+            console=console,
         )
         self._task: Any = None
         self._progress.start()
@@ -83,7 +87,8 @@ class Bar:
     def phase(self, name: str, message: str) -> None:
         if self._task is not None:
             self._progress.update(self._task, completed=1.0, total=1.0)
-        self._task = self._progress.add_task(name, total=1.0, facts=message[:60])
+        done = 1 if name == "Done" else 0
+        self._task = self._progress.add_task(name, total=1.0, completed=done, facts=message[:60])
 
     def share(self, done: float) -> None:
         self._progress.update(self._task, completed=done)
