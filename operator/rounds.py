@@ -47,6 +47,14 @@ from busbar.scheduler import (
 log = logging.getLogger(__name__)
 
 
+RELEASE_REASONS = {
+    ActionKind.PREEMPT: "Preempted",
+    ActionKind.MOVE: "Moved",
+    ActionKind.GROW: "Resized",
+    ActionKind.SHRINK: "Resized",
+}
+
+
 @dataclass(frozen=True)
 class Target:
     """The object that a job of the snapshot stands for."""
@@ -184,7 +192,7 @@ class Rounds:
             if action.to is None or early(snapshot, action):
                 return None
             return Admit(action.to, action.reason, target.version, target.index)
-        reason = "Preempted" if action.kind is ActionKind.PREEMPT else "Moved"
+        reason = RELEASE_REASONS[action.kind]
         return Release(
             reason, action.reason, target.version, target.index, moved=action.kind is not ActionKind.PREEMPT
         )

@@ -2,9 +2,9 @@
 
 The story: a TrainingJob trains, a ModelService that serves its output comes up, is scaled to two and to zero. It is
 told with a death before, and one after, every single write in one life; then, for every write n = 1..N of the job,
-the service and their pods, once with a death on either side of it only. A death is as by SIGKILL: nothing of the operator reaches the server
-any more, and it is started again. The end must not differ: no pod, admission or scaling step twice, nothing left,
-and usage that adds up to the millisecond.
+the service and their pods, once with a death on either side of it only. A death is as by SIGKILL: nothing of the
+operator reaches the server any more, and it is started again. The end must not differ: no pod, admission or scaling
+step twice, nothing left, and usage that adds up to the millisecond.
 """
 
 from __future__ import annotations

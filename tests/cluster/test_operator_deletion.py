@@ -1,0 +1,98 @@
+"""A job or service that is deleted at any moment leaves nothing behind: the real garbage collector takes it all."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import Cluster, gang_job
+from tests.cluster.kubelet import Script
+
+from busbar.kube.client import Object
+from busbar.kube.resources import MODEL_SERVICES, PODS, SERVICES, TRAINING_JOBS, Resource
+from busbar.local.build import binary
+
+
+@pytest.fixture(scope="module")
+def collector(apiserver: ApiServer) -> Iterator[None]:
+    """kube-controller-manager with the garbage collector only."""
+    command = [
+        str(binary("kube-controller-manager")),
+        f"--kubeconfig={apiserver.kubeconfig()}",
+        "--controllers=garbage-collector-controller",
+        "--leader-elect=false",
+        "--bind-address=127.0.0.1",
+        "--secure-port=0",
+        "--v=0",
+    ]
+    log = apiserver.directory / "garbage-collector.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    yield
+    assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+    process.kill()
+    process.wait()
+
+
+async def nothing_is_left(cluster: Cluster) -> None:
+    left: list[str] = []
+    for _ in range(1500):
+        left = []
+        for resource in (TRAINING_JOBS, MODEL_SERVICES, PODS, SERVICES):
+            items, _ = await cluster.client.list(resource, cluster.namespace)
+            left += [f"{resource.kind}/{i['metadata']['name']}" for i in items]
+        if not left:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"after 30 s there are still {left}")
+
+
+def suspended(cluster: Cluster) -> Any:
+    return cluster.client.patch(TRAINING_JOBS, "gang", {"spec": {"suspend": True}}, cluster.namespace)
+
+
+@pytest.mark.usefixtures("collector")
+@pytest.mark.parametrize("phase", ["Admitted", "Starting", "Running", "Preempting", "Succeeded"])
+async def test_a_job_that_is_deleted_leaves_nothing(apiserver: ApiServer, phase: str) -> None:
+    def script(pod: Object) -> Script:
+        return Script(run_s=0.1 if phase == "Succeeded" else None)
+
+    async with Cluster(apiserver, script=script) as cluster:
+        await cluster.start()
+        await cluster.create(gang_job("gang", 2))
+        if phase == "Preempting":
+            await cluster.until(TRAINING_JOBS, "gang", lambda s: s.get("phase") == "Running")
+            await suspended(cluster)
+        reached: Callable[[dict[str, Any]], bool] = lambda s: s.get("phase") == phase or _past(s, phase)  # noqa: E731
+        await cluster.until(TRAINING_JOBS, "gang", reached)
+        await _delete(cluster, TRAINING_JOBS, "gang")
+        await nothing_is_left(cluster)
+
+
+@pytest.mark.usefixtures("collector")
+async def test_a_service_that_is_deleted_while_it_scales_leaves_nothing(apiserver: ApiServer) -> None:
+    def script(pod: Object) -> Script:
+        return Script(status=lambda s: {"kind": "serving", "ready": True})
+
+    async with Cluster(apiserver, script=script) as cluster:
+        await cluster.start()
+        spec = {"model": {"uri": "pvc://claim/model"}, "replicas": 3}
+        await cluster.create({"kind": "ModelService", "metadata": {"name": "web"}, "spec": spec})
+        await cluster.until(MODEL_SERVICES, "web", lambda s: (s.get("replicas") or 0) >= 1)
+        await _delete(cluster, MODEL_SERVICES, "web")
+        await nothing_is_left(cluster)
+
+
+async def _delete(cluster: Cluster, resource: Resource, name: str) -> None:
+    await cluster.client.delete(resource, name, cluster.namespace)
+
+
+def _past(status: dict[str, Any], phase: str) -> bool:
+    """Phases pass quickly: one that was missed is as good when a later one was seen."""
+    order = ["Admitted", "Starting", "Running", "Preempting", "Suspended"]
+    now = status.get("phase")
+    return phase in order and now in order and order.index(str(now)) > order.index(phase)
