@@ -71,7 +71,7 @@ def start(rank: int, port: int, out: Path, steps: int) -> subprocess.Popen[str]:
 def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     ended = []
     for process in processes:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         ended.append((process.returncode, output))
     return ended
 
@@ -83,7 +83,7 @@ def weights_of(outcome: list[tuple[int, str]]) -> set[str]:
 
 
 def test_two_ranks_stop_together_when_one_is_told_and_resume_to_the_same_weights(tmp_path: Path) -> None:
-    steps = 400
+    steps = 120
     port = free_port()
     stopped = [start(rank, port, tmp_path / "a", steps) for rank in (0, 1)]
     first_output = stopped[0].stdout
