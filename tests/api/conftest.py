@@ -10,6 +10,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -203,7 +204,8 @@ def sqlite_template() -> Iterator[Path]:
     """A migrated, empty SQLite file: copying it is faster than migrating for every test."""
     with tempfile.TemporaryDirectory(prefix="busbar-db-") as folder:
         path = Path(folder, "template.db")
-        asyncio.run(migrate(f"sqlite+aiosqlite:///{path}"))
+        with ThreadPoolExecutor(1) as thread:  # the first to ask may be a fixture inside a running loop
+            thread.submit(asyncio.run, migrate(f"sqlite+aiosqlite:///{path}")).result()
         yield path
 
 
