@@ -1,11 +1,11 @@
 """Making room: taking back guarantees, evening out shares, priorities, and better use inside one tenant.
 
-Who may be stopped for whom (both in the same pool; the victim must be preemptible):
+Who may be stopped for whom (both in the same pool; the victim must be preemptible and have run for
+`min_run_s`, so that nothing is ever stopped and started in a flicker):
 
     the job's right   victims
     GUARANTEED        jobs that other tenants run above their own guarantee
-    ENTITLED          jobs of tenants that keep their whole fair share without them, settled, not preempted
-                      too often
+    ENTITLED          jobs of tenants that keep their whole fair share without them, not preempted too often
     any               jobs of the same tenant with a lower priority
     any               settled training jobs of the same tenant and priority, where the value gained over the
                       job's remaining time is `move_gain_factor` times the work lost
@@ -150,7 +150,7 @@ def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right) -> di
 
 
 def _exposed(round_: Round, seat: Seat) -> bool:
-    return round_.settled(seat) and seat.job.preemptions < round_.policy.max_preemptions
+    return seat.job.preemptions < round_.policy.max_preemptions
 
 
 def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> dict[JobId, Victim]:

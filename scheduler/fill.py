@@ -1,9 +1,17 @@
 """Starting waiting jobs in free room, in order of rights.
 
 Whose turn it is: the tenant whose next job has the strongest right (guarantee, fair share, borrowing), then
-the one that holds least for its weight. Which job: highest priority, then serving, then most value per
-accelerator. Where: the column with the most value above its price; what is not worth its price is only taken
-when everybody else has had a turn.
+the one that holds least for its weight. Which job: highest priority, then serving, then those that were not
+stopped lately, then most value per accelerator. Where: the column with the most value above its price.
+
+    pass   rights               columns
+    1      guaranteed           any
+    2      at least entitled    worth their price
+    3      at least entitled    any
+    4, 5   any                  worth their price, then any
+
+So room that was cleared on the strength of a right is never taken by a weaker one, and a job that was stopped
+does not take back the place it was stopped for.
 """
 
 from __future__ import annotations
@@ -41,26 +49,39 @@ def density(seat: Seat) -> float:
     return max((c.value / max(c.accelerators_m, 1) * 1000 for c in seat.option.columns), default=0.0)
 
 
-def order(round_: Round, seat: Seat) -> tuple[int, bool, float, float, JobId]:
+def order(round_: Round, seat: Seat) -> tuple[int, bool, bool, float, float, JobId]:
     """The order of one tenant's jobs."""
     job = seat.job
     return (
         -round_.priority(job),
         job.kind is not JobKind.SERVING,
+        round_.stopped_lately(job),
         -density(seat),
         job.submitted_at_s,
         job.id,
     )
 
 
+PASSES = (
+    (Right.GUARANTEED, False),
+    (Right.ENTITLED, True),
+    (Right.ENTITLED, False),
+    (Right.BORROWING, True),
+    (Right.BORROWING, False),
+)
+"""Weakest right served, and whether only columns worth their price count."""
+
+
 def fill(round_: Round) -> list[Seat]:
     """Start what fits; returns the jobs that could not start, in the order in which they were tried."""
     blocked = Blocked()
-    left = _pass(round_, round_.waiting(), blocked, worthwhile=True)
-    return _pass(round_, left, blocked, worthwhile=False)
+    left = round_.waiting()
+    for right, worthwhile in PASSES:
+        left = _pass(round_, left, blocked, right, worthwhile)
+    return left
 
 
-def _pass(round_: Round, seats: list[Seat], blocked: Blocked, worthwhile: bool) -> list[Seat]:
+def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, worthwhile: bool) -> list[Seat]:
     queues: dict[str, list[Seat]] = {}
     for seat in sorted(seats, key=lambda seat: order(round_, seat), reverse=True):
         queues.setdefault(seat.job.tenant, []).append(seat)
@@ -75,7 +96,7 @@ def _pass(round_: Round, seats: list[Seat], blocked: Blocked, worthwhile: bool) 
             heappush(heap, (*fresh, name))
             continue
         seat = queue.pop()
-        if not start(round_, seat, blocked, worthwhile):
+        if right > weakest or not start(round_, seat, blocked, weakest, worthwhile):
             left.append(seat)
         if queue:
             heappush(heap, (*_turn(round_, queue[-1]), name))
@@ -91,8 +112,8 @@ def _turn(round_: Round, seat: Seat) -> tuple[Right, float]:
     return right, ledger.standing(tenant)
 
 
-def start(round_: Round, seat: Seat, blocked: Blocked, worthwhile: bool) -> bool:
-    """Start one job on its best column that fits."""
+def start(round_: Round, seat: Seat, blocked: Blocked, weakest: Right, worthwhile: bool) -> bool:
+    """Start one job on its best column that fits and to which it has a right at least so strong."""
     ranked = sorted(
         ((round_.profit(column), -number, column) for number, column in enumerate(seat.option.columns)),
         key=lambda item: (-item[0], -item[1]),
@@ -102,7 +123,10 @@ def start(round_: Round, seat: Seat, blocked: Blocked, worthwhile: bool) -> bool
             return False
         if blocked.hopeless(seat, column):
             continue
-        if round_.ledger.refusal(seat.job.tenant, column.accelerator, column.accelerators_m):
+        tenant, accelerator, amount_m = seat.job.tenant, column.accelerator, column.accelerators_m
+        if weakest < Right.BORROWING and round_.ledger.right(tenant, accelerator, amount_m) > weakest:
+            continue
+        if round_.ledger.refusal(tenant, accelerator, amount_m):
             continue
         found = round_.find(seat.job, column)
         if found is None:

@@ -45,6 +45,8 @@ class Ledger:
         }  # units per thousandth
         self.held_m: dict[tuple[str, str], int] = {}
         self.units: dict[str, float] = dict.fromkeys(self.tenants, 0.0)
+        self.leaving_m: dict[tuple[str, str], int] = {}
+        """Held by jobs that are being stopped: counts against limits until they are gone, and for nothing else."""
         self.capacity_m = dict(capacity_m)
         capacity = {kind: amount * self.rate[kind] for kind, amount in capacity_m.items()}
         self.entitled = entitlements(self._claims(options), capacity)
@@ -105,9 +107,12 @@ class Ledger:
             return (WaitCode.UNKNOWN_TENANT, accelerator, 0)
         for quota in known.quotas:
             if quota.accelerator == accelerator:
-                after = float(self.held(tenant, accelerator) + amount_m)
+                leaving = self.leaving_m.get((tenant, accelerator), 0)
+                after = float(self.held(tenant, accelerator) + leaving + amount_m)
             elif quota.accelerator == "*":
-                after = 1000 * (self.units[tenant] + self.units_of(accelerator, amount_m))
+                units = self.units[tenant] + self.units_of(accelerator, amount_m)
+                units += sum(self.units_of(k, m) for (t, k), m in self.leaving_m.items() if t == tenant)
+                after = 1000 * units
             else:
                 continue
             if quota.ceiling_m is not None and after > quota.ceiling_m + EPS:

@@ -153,7 +153,8 @@ class Policy:
     guarantee_reclaim_s: float = 300.0
     """Within this time borrowed capacity is back with the tenant it is guaranteed to."""
     min_run_s: float = 300.0
-    """A started job is not preempted for fairness or moved before it has run this long."""
+    """A started job is not stopped or moved before it has run this long, whoever asks; a job that was stopped
+    stands behind its equals for as long."""
     max_preemptions: int = 5
     """After so many a job is only preempted to give back a guarantee."""
     move_gain_factor: float = 2.0

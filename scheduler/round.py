@@ -85,6 +85,8 @@ class Round:
             for_later = self.cluster.pools.get(placement.pool)
             if for_later is not None:
                 for_later.give_later(placement.nodes, placement.per_pod)
+            leaving = (job.tenant, placement.accelerator)
+            self.ledger.leaving_m[leaving] = self.ledger.leaving_m.get(leaving, 0) + placement.accelerators_m
             self.seats[job.id] = Seat(option, None, None, 0.0)
             return
         self.cluster.take(placement)
@@ -109,11 +111,11 @@ class Round:
         return len(self.disturbed) < self._quiet_budget
 
     def disturbable(self, pool: str, tenant: str) -> list[Seat]:
-        """Jobs of the tenant in this pool that may be stopped for others, those placed in this round not."""
+        """Jobs of the tenant in this pool that may be stopped for others."""
         return [
             seat
             for seat in self.held.get((pool, tenant), {}).values()
-            if seat.job.preemptible and seat.started_at_s < self.now
+            if seat.job.preemptible and self.settled(seat)
         ]
 
     def waiting(self) -> list[Seat]:
@@ -195,8 +197,15 @@ class Round:
         return job.priority if tenant is None else min(job.priority, tenant.priority_ceiling)
 
     def settled(self, seat: Seat) -> bool:
-        """Whether the job has run long enough to be disturbed for fairness or speed."""
+        """Whether the job has run long enough to be disturbed."""
         return self.now - seat.started_at_s >= self.policy.min_run_s
+
+    def stopped_lately(self, job: Job) -> bool:
+        """Whether a waiting job was stopped in this round or shortly before it."""
+        if job.run is not None:
+            return True
+        moved = job.last_move_at_s
+        return moved is not None and self.now - moved < self.policy.min_run_s
 
     def movable(self, seat: Seat) -> bool:
         """Whether the job may be stopped and started elsewhere for its own or its tenant's good."""

@@ -19,6 +19,7 @@ from busbar.scheduler import (
     Plan,
     Policy,
     Quota,
+    Run,
     Snapshot,
     Tenant,
     WaitCode,
@@ -247,3 +248,38 @@ def test_a_cell_of_speed_zero_is_believed() -> None:
     from busbar.scheduler import PerformanceTable, TableView
 
     assert TableView(PerformanceTable((cell,))).estimate("x", "H100", "resident", 1000) is None
+
+
+def _carried_out(snapshot: Snapshot, result: Plan, now: float) -> tuple[Snapshot, set[str]]:
+    """What an operator does: stopping takes until the next round; a start whose room is not free is left."""
+    jobs = []
+    actions = {action.job: action for action in result.actions}
+    disturbed: set[str] = set()
+    for job in snapshot.jobs:
+        action = actions.get(job.id)
+        if job.run is not None and job.run.releasing:
+            job = replace(job, run=None, last_move_at_s=now, preemptions=job.preemptions + 1)
+        elif action is not None and action.kind is ActionKind.START and not action.after:
+            assert action.to is not None
+            job = replace(job, run=Run(action.to, now))
+        elif action is not None and job.run is not None:
+            job = replace(job, run=replace(job.run, releasing=True))
+            disturbed.add(str(job.id))
+        jobs.append(job)
+    return replace(snapshot, jobs=tuple(jobs), version=snapshot.version + 1), disturbed
+
+
+@quiet
+@given(snapshots())
+def test_slow_releases_do_not_make_the_cluster_flicker(snapshot: Snapshot) -> None:
+    """Events every five seconds, a full plan every other: nothing is stopped twice within `min_run_s`."""
+    now = NOW
+    stopped_at: dict[str, float] = {}
+    for step in range(80):
+        result = (plan if step % 2 else react)(snapshot, POLICY, now)[0]
+        assert check_plan(snapshot, result) == []
+        snapshot, disturbed = _carried_out(snapshot, result, now)
+        for name in disturbed:
+            assert now - stopped_at.get(name, 0.0) >= POLICY.min_run_s
+            stopped_at[name] = now
+        now += 5.0
