@@ -73,13 +73,13 @@ def sample_of(obj: Object) -> Sample | None:
     return Sample(
         attempt=_int(status.get("attempt")),
         step=_int(progress.get("step")),
-        loss=_optional(progress.get("loss")),
-        tokens_per_second=_optional(progress.get("tokensPerSecond")),
+        loss=as_number(progress.get("loss")),
+        tokens_per_second=as_number(progress.get("tokensPerSecond")),
         ready_replicas=None,
     )
 
 
-def _optional(value: object) -> float | None:
+def as_number(value: object) -> float | None:
     """A number, also when the schema carries it as a string; not a number becomes None."""
     try:
         number = float(str(value))
@@ -89,8 +89,8 @@ def _optional(value: object) -> float | None:
 
 
 def _float(value: object) -> float:
-    return _optional(value) or 0.0
+    return as_number(value) or 0.0
 
 
 def _int(value: object) -> int:
-    return int(_optional(value) or 0)
+    return int(as_number(value) or 0)

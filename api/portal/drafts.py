@@ -113,6 +113,7 @@ def _engine(fields: Fields) -> Object:
         "batch": {"sequences": batch, "microBatch": batch},
         "optimizer": {"learningRate": _decimal(fields, "learning_rate", 0.003), "warmupSteps": 20},
         "mode": fields.get("mode") or "auto",
+        "evaluation": {"ngramOrder": 3},
     }
     if fields.get("device_memory", "").strip():
         engine["deviceMemory"] = fields["device_memory"].strip()

@@ -8,7 +8,7 @@ from busbar.api.clock import parse_time
 from busbar.api.cluster import NodeLoad, model_id
 from busbar.api.kubernetes import Object
 from busbar.api.preview import span
-from busbar.api.projection import REQUESTER
+from busbar.api.projection import REQUESTER, as_number
 
 TONES = {
     "Running": "go",
@@ -92,8 +92,7 @@ def job_view(obj: Object, now: datetime) -> JobView:
     checkpoint, lost = status.get("checkpoint") or {}, status.get("lostWork") or {}
     usage, waiting = status.get("usage") or {}, status.get("waiting") or {}
     phase = str(status.get("phase") or "Pending")
-    step, total = int(progress.get("step") or 0), int(progress.get("totalSteps") or 0)
-    low, high = progress.get("etaP50"), progress.get("etaP90")
+    step, total = whole(progress.get("step")), whole(progress.get("totalSteps"))
     return JobView(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -110,7 +109,7 @@ def job_view(obj: Object, now: datetime) -> JobView:
         loss=number(progress.get("loss"), 4),
         speed=grouped(progress.get("tokensPerSecond")),
         eta=_eta(progress, phase),
-        eta_range=f"{_span(low)} to {_span(high)}" if low is not None and high is not None else "",
+        eta_range=_eta_range(progress, now),
         checkpoint=ago(checkpoint.get("savedAt"), now),
         checkpoint_step=checkpoint.get("step"),
         lost=_lost(lost),
@@ -121,22 +120,22 @@ def job_view(obj: Object, now: datetime) -> JobView:
         if admission.get("pods")
         else "",
         why_here=str(admission.get("reason") or ""),
-        attempt=int(status.get("attempt") or 0),
-        preemptions=int(status.get("preemptions") or 0),
-        restarts=int(status.get("restarts") or 0),
+        attempt=whole(status.get("attempt")),
+        preemptions=whole(status.get("preemptions")),
+        restarts=whole(status.get("restarts")),
         cost=money(usage.get("cost")),
-        accelerator_hours=number(float(usage.get("acceleratorSeconds") or 0) / 3600, 2),
+        accelerator_hours=number((as_number(usage.get("acceleratorSeconds")) or 0) / 3600, 2),
         suspended=bool(spec.get("suspend")),
         finished=phase in ("Succeeded", "Failed"),
         deleting=bool(meta.get("deletionTimestamp")),
         evaluation={
-            label: float(value)
+            label: value
             for label, key in (
                 ("This model", "bitsPerByte"),
                 ("Bigram", "bigramBitsPerByte"),
                 ("N-gram", "ngramBitsPerByte"),
             )
-            if (value := (status.get("evaluation") or {}).get(key)) is not None
+            if (value := as_number((status.get("evaluation") or {}).get(key))) is not None
         },
         output=str(status.get("outputUri") or (spec.get("output") or {}).get("uri") or ""),
         conditions=conditions(status, now),
@@ -198,8 +197,8 @@ def service_view(obj: Object, now: datetime) -> ServiceView:
         source=f"TrainingJob {model['trainingJob']}"
         if model.get("trainingJob")
         else str(model.get("uri") or ""),
-        ready=int(status.get("readyReplicas") or 0),
-        desired=int(status.get("desiredReplicas") or 0),
+        ready=whole(status.get("readyReplicas")),
+        desired=whole(status.get("desiredReplicas")),
         span=f"{low} to {high}",
         pools=", ".join(f"{p.get('replicas', 0)} on {p.get('pool', '')}" for p in status.get("pools") or []),
         url=str(status.get("url") or ""),
@@ -207,7 +206,7 @@ def service_view(obj: Object, now: datetime) -> ServiceView:
         external=spec.get("replicas") is not None,
         deleting=bool(meta.get("deletionTimestamp")),
         cost=money(usage.get("cost")),
-        accelerator_hours=number(float(usage.get("acceleratorSeconds") or 0) / 3600, 2),
+        accelerator_hours=number((as_number(usage.get("acceleratorSeconds")) or 0) / 3600, 2),
         conditions=conditions(status, now),
         scaling=[
             {
@@ -334,7 +333,8 @@ def waiting_facts(record: Object) -> list[tuple[str, str]]:
         if value is None:
             continue
         if key in _AMOUNTS:
-            value = f"{number(float(value), 0)} MiB" if memory else number(float(value) / 1000, 2)
+            amount = as_number(value) or 0.0
+            value = f"{number(amount, 0)} MiB" if memory else number(amount / 1000, 2)
         facts.append((label, str(value)))
     return facts
 
@@ -347,19 +347,26 @@ def ago(text: object, now: datetime) -> str:
 
 def number(value: object, digits: int) -> str:
     """A number without useless zeros; empty when there is none."""
-    if value is None:
+    found = as_number(value)
+    if found is None:
         return ""
-    text = f"{float(str(value)):,.{digits}f}"
+    text = f"{found:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def whole(value: object) -> int:
+    """A count; 0 when it is none."""
+    return int(as_number(value) or 0)
+
+
 def grouped(value: object) -> str:
-    return f"{float(str(value)):,.0f}" if value is not None else ""
+    found = as_number(value)
+    return f"{found:,.0f}" if found is not None else ""
 
 
 def money(value: object) -> str:
     """An amount in the currency that pools' prices are in."""
-    return f"{float(str(value or 0)):,.2f}"
+    return f"{as_number(value) or 0:,.2f}"
 
 
 def _preview(found: Object) -> dict[str, Any]:
@@ -374,18 +381,21 @@ def _preview(found: Object) -> dict[str, Any]:
     }
 
 
-def _span(seconds: object) -> str:
-    return span(float(str(seconds)))
-
-
 def _eta(progress: Object, phase: str) -> str:
     if phase != "Running":
         return ""
-    if progress.get("etaSeconds") is not None:
-        return _span(progress["etaSeconds"])
-    return str(progress.get("eta") or "")
+    seconds = as_number(progress.get("etaSeconds"))
+    return span(seconds) if seconds is not None else str(progress.get("eta") or "")
+
+
+def _eta_range(progress: Object, now: datetime) -> str:
+    """The forecast's middle and its pessimistic end, as time from now."""
+    middle, late = parse_time(progress.get("etaP50")), parse_time(progress.get("etaP90"))
+    if middle is None or late is None or middle <= now:
+        return ""
+    return f"half of such runs {span((middle - now).total_seconds())}, nine in ten {span((late - now).total_seconds())}"
 
 
 def _lost(lost: Object) -> str:
-    steps = int(lost.get("steps") or 0)
-    return f"{steps} steps, {_span(lost.get('seconds') or 0)}" if steps else ""
+    steps = whole(lost.get("steps"))
+    return f"{steps} steps, {span(as_number(lost.get('seconds')) or 0.0)}" if steps else ""

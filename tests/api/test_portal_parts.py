@@ -12,7 +12,7 @@ from tests.api.conftest import JOB, SERVICE
 from busbar.api.cluster import NodeLoad
 from busbar.api.errors import Invalid
 from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml
-from busbar.api.portal.render import STATIC, static_files
+from busbar.api.portal.render import STATIC, static_files, templates
 from busbar.api.portal.views import ago, job_view, matches, node_view, number, service_view, waiting_facts
 from busbar.kube.types import ModelService, TrainingJob
 
@@ -118,6 +118,94 @@ def test_a_running_job_shows_progress_speed_and_time_left() -> None:
     )
     assert (view.percent, view.loss, view.speed, view.eta) == (25.0, "2.3457", "2,400", "1 h 00 min")
     assert (view.checkpoint, view.lost) == ("30 s", "3 steps, 12 s")
+
+
+FULL: dict[str, Any] = {
+    "phase": "Running",
+    "reason": "Training",
+    "message": "It trains.",
+    "attempt": 2,
+    "admission": {
+        "id": "a",
+        "pool": "cpu",
+        "accelerator": "cpu",
+        "mode": "resident",
+        "pods": 1,
+        "acceleratorsPerPod": 1,
+        "nodes": ["n"],
+        "admittedAt": "2026-03-01T11:59:00Z",
+        "reason": "free",
+    },
+    "preview": {"startsNow": True, "pool": "cpu", "mode": "resident", "reason": "free", "costPerHour": 1.5},
+    "progress": {
+        "step": 3,
+        "totalSteps": 9,
+        "loss": 2.5,
+        "tokensPerSecond": 10.5,
+        "tokens": 300,
+        "etaSeconds": 60.0,
+        "eta": "1m0s",
+        "etaP50": "2026-03-01T12:01:00Z",
+        "etaP90": "2026-03-01T12:02:00Z",
+        "percent": 33.3,
+    },
+    "checkpoint": {"step": 2, "savedAt": "2026-03-01T11:59:00Z", "uri": "pvc://a/b"},
+    "lostWork": {"steps": 4, "seconds": 8.5, "attempt": 1},
+    "preemptions": 1,
+    "restarts": 1,
+    "evaluation": {
+        "bitsPerByte": 1.5,
+        "bigramBitsPerByte": 2.5,
+        "ngramBitsPerByte": 2.0,
+        "heldOutBytes": 100,
+    },
+    "usage": {"acceleratorSeconds": 7200.0, "workUnits": 7200.0, "energyJoules": 1.0, "cost": 3.0},
+    "waiting": {
+        "code": "x",
+        "resource": "cpu",
+        "requested": 1000,
+        "limit": 2000,
+        "position": 1,
+        "changes": [{"kind": "pods", "current": "2", "needed": "1"}],
+        "holders": [{"amount": 1, "own": False}],
+    },
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Ready",
+            "message": "",
+            "lastTransitionTime": "2026-03-01T11:59:00Z",
+        }
+    ],
+    "pods": {"ready": 1, "total": 1},
+    "outputUri": "pvc://a/b",
+}
+
+
+def test_a_status_with_every_field_as_the_kind_defines_it_has_a_view_and_a_page() -> None:
+    wire = TrainingJob.model_validate(made(JOB, **FULL)).to_wire()["status"]
+    view = job_view(made(JOB, **wire), NOW)
+    assert view.eta_range == "half of such runs 60 s, nine in ten 2 min"
+    assert (view.accelerator_hours, view.cost, view.lost) == ("2", "3.00", "4 steps, 8 s")
+    page = templates().get_template("job_status.html").render(job=view)
+    assert "nine in ten" in page
+
+
+@pytest.mark.parametrize("junk", ["", "soon", {}, [], True, -1, float("nan")])
+def test_values_that_are_not_what_they_should_be_never_break_a_page(junk: object) -> None:
+    progress = dict.fromkeys(
+        ("step", "totalSteps", "loss", "tokensPerSecond", "etaSeconds", "etaP50", "etaP90"), junk
+    )
+    status = {
+        "phase": "Running",
+        "progress": progress,
+        "usage": {"acceleratorSeconds": junk, "cost": junk},
+        "lostWork": {"steps": junk, "seconds": junk},
+        "checkpoint": {"savedAt": junk},
+        "evaluation": {"bitsPerByte": junk},
+    }
+    templates().get_template("job_status.html").render(job=job_view(made(JOB, **status), NOW))
 
 
 def test_filters_match_phase_and_words() -> None:

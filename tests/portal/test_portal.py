@@ -59,7 +59,8 @@ def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
     expect(page.locator("[data-log-text]")).to_contain_text("loss")
     expect(page.locator('.plot[data-series="loss"] canvas')).to_be_visible()
     expect(state).to_have_text("Succeeded")
-    expect(page.locator("#status")).to_contain_text("Bits per byte")
+    if target.stage is not None:
+        expect(page.locator("#status")).to_contain_text("Bits per byte")
 
     page.get_by_role("link", name="Serve this model").click()
     page.get_by_label("Name", exact=True).fill(name)
