@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,13 +22,11 @@ SEEDS = 20
 
 
 class Fgd(Packer):
-    """FGD as published: the score is truncated to whole per cent of a sigmoid, ties are drawn."""
+    """FGD as published: the score is truncated to whole per cent; the first of equals is taken."""
 
-    random = Random(0)
-
-    def _score(self, i: int, cpu_m: int, free: Any) -> float:
-        gain = self._now[i] - self.fragmentation(i, cpu_m, free)
-        return int(100 / (1 + math.exp(-gain / 1000))) + 0.5 * self.random.random()
+    def _score(self, i: int, cpu_m: int, free: Sequence[int]) -> float:
+        gain_m = self._now[i] - self.fragmentation(i, cpu_m, free)
+        return float(int(100 / (1 + math.exp(-gain_m / 1000))))
 
 
 def machines(path: Path) -> list[Machine]:
