@@ -218,6 +218,7 @@ def _source(image: Image, tag: str) -> None:
         return
     _source_layer(image, tag)
     _push(f"{PREFIX}/{image.name}:{tag}", image.name, tag)
+    _push(f"{PREFIX}/{image.name}:{tag}", image.name, "latest")  # what people's own manifests may name
     _forget_older(image, tag)
 
 

@@ -63,9 +63,14 @@ class Cluster:
             time.sleep(1)
         raise AssertionError(f"{what} did not happen within {limit_s:g} s; last seen: {value!r}")
 
+    def status(self, kind: str, name: str, namespace: str = "demo") -> dict[str, Any]:
+        """The status of one of our objects; empty while it has none."""
+        status: dict[str, Any] = self.get("-n", namespace, kind, name).get("status", {})
+        return status
+
     def phase(self, kind: str, name: str, namespace: str = "demo") -> str:
         """The phase of one of our objects."""
-        return str(self.get("-n", namespace, kind, name).get("status", {}).get("phase", ""))
+        return str(self.status(kind, name, namespace).get("phase", ""))
 
     def is_gone(self, kind: str, name: str, namespace: str = "demo") -> bool:
         """True when the object no longer exists."""

@@ -33,7 +33,7 @@ def test_ten_kills_of_the_operator_change_nothing(cluster: Cluster) -> None:
             seen |= {p["metadata"]["uid"] for p in pods}
             time.sleep(1)
     cluster.wait("the job's success", lambda: cluster.phase("trainingjob", name) == "Succeeded", 240)
-    status = cluster.get("-n", "demo", "trainingjob", name)["status"]
+    status = cluster.status("trainingjob", name)
     assert len(seen) == 1, f"{len(seen)} pods were made for one attempt"
     assert status["attempt"] == 1
     assert status.get("restarts", 0) == 0
@@ -45,22 +45,19 @@ def test_a_suspended_job_saves_and_frees_its_place_and_goes_on(cluster: Cluster)
     cluster.kube("apply", "-f", "-", stdin=json.dumps(small_job(name, steps=600)))
     cluster.wait(
         "some progress",
-        lambda: (
-            (cluster.get("-n", "demo", "trainingjob", name)["status"].get("progress") or {}).get("step", 0)
-            > 20
-        ),
+        lambda: (cluster.status("trainingjob", name).get("progress") or {}).get("step", 0) > 20,
         150,
     )
     patch = json.dumps({"spec": {"suspend": True}})
     cluster.kube("-n", "demo", "patch", "trainingjob", name, "--type=merge", "-p", patch)
     cluster.wait("the pause", lambda: cluster.phase("trainingjob", name) == "Suspended", 90)
     assert not cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
-    saved = cluster.get("-n", "demo", "trainingjob", name)["status"]["checkpoint"]["step"]
+    saved = cluster.status("trainingjob", name)["checkpoint"]["step"]
     assert saved > 0
     patch = json.dumps({"spec": {"suspend": False}})
     cluster.kube("-n", "demo", "patch", "trainingjob", name, "--type=merge", "-p", patch)
     cluster.wait("the end", lambda: cluster.phase("trainingjob", name) == "Succeeded", 240)
-    status = cluster.get("-n", "demo", "trainingjob", name)["status"]
+    status = cluster.status("trainingjob", name)
     assert status["attempt"] == 2
     assert status["lostWork"]["steps"] == 0, "a pause that was announced lost work"
 

@@ -42,4 +42,4 @@ def test_uninstall_keeps_peoples_objects_and_running_pods_and_reinstall_adopts_t
     cluster.wait("the end of the job", lambda: cluster.phase("trainingjob", name) == "Succeeded", 300)
     pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
     assert [p["metadata"]["uid"] for p in pods] in ([pod], []), "the running pod was replaced"
-    assert cluster.get("-n", "demo", "trainingjob", name)["status"]["attempt"] == 1
+    assert cluster.status("trainingjob", name)["attempt"] == 1

@@ -10,7 +10,7 @@ from tests.e2e.instance import Cluster, small_job
 
 pytestmark = pytest.mark.node
 
-RIVAL = "rival"
+RIVAL = "umbra"
 SYSTEM = "busbar-system"
 
 PROBE = """
@@ -45,7 +45,7 @@ def make_rival(cluster: Cluster) -> dict[str, Any]:
         "metadata": {"name": "stdlib", "namespace": RIVAL},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
-    job = small_job("rivals-secret-plan", steps=100_000)
+    job = small_job("umbras-secret-plan", steps=100_000)
     job["metadata"]["namespace"] = RIVAL
     objects = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": RIVAL}},
@@ -62,7 +62,7 @@ def make_rival(cluster: Cluster) -> dict[str, Any]:
         cluster.kube("apply", "-f", "-", stdin=json.dumps(item))
 
     def running() -> Any:
-        pods = cluster.get("-n", RIVAL, "pods", "-l", "busbar.dev/job=rivals-secret-plan")["items"]
+        pods = cluster.get("-n", RIVAL, "pods", "-l", "busbar.dev/job=umbras-secret-plan")["items"]
         return next((p for p in pods if p["status"].get("phase") == "Running"), None)
 
     found: dict[str, Any] = cluster.wait("the rival's pod", running, 120)
@@ -142,7 +142,7 @@ def test_a_pod_learns_nothing_of_another_tenant_from_any_port(cluster: Cluster) 
     log = cluster.kube("-n", "demo", "logs", "-l", "busbar.dev/job=curious", "--tail=-1")
     answers = [json.loads(line[7:]) for line in log.splitlines() if line.startswith("ANSWER ")]
     assert len(answers) >= 60, log[-800:]
-    told = [a for a in answers if "rival" in a[4]]
+    told = [a for a in answers if RIVAL in a[4]]
     assert not told, told[:3]
     victim = [a for a in answers if pod["status"]["podIP"] in a[1]]
     assert {a[3] for a in victim} <= {0, 401, 403}, victim
