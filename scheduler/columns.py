@@ -7,6 +7,7 @@ deadlines only ever add columns or change a value; nothing else in the planner n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from .plans import Policy
 from .table import Estimate, TableView
@@ -37,7 +38,7 @@ class Candidate:
         return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """All columns of a job, best value first, and the scale of their values."""
 
@@ -47,6 +48,11 @@ class Options:
     best_speed: float
     excluded: tuple[str, ...] = ()
     """Why nothing fits: "accelerator", "tenant", "memory" (in the order of the checks); empty if columns."""
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """The different (accelerator, amount) of the columns."""
+        return tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in self.columns))
 
     def column_of(self, placement: Placement) -> Candidate | None:
         """The column that a placement is an instance of; None if the job could not be started so today."""
@@ -63,15 +69,21 @@ class Options:
 
 def per_pod_on(job: Job, pool: Pool, estimate: Estimate | None) -> Resources:
     """What one pod of the job requests in this pool."""
-    ask = job.per_pod
-    memory_mib = ask.memory_mib if estimate is None else max(ask.memory_mib, estimate.host_memory_mib)
+    found = _request(job.per_pod, pool)
+    if estimate is not None and estimate.host_memory_mib > found.memory_mib:
+        return replace(found, memory_mib=estimate.host_memory_mib)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _request(ask: Resources, pool: Pool) -> Resources:
     if pool.is_cpu:
         cpu_m = ask.cpu_m or -(-ask.accelerators_m * pool.unit_m // 1000)
-        return replace(ask, accelerators_m=pool.cpu_accelerators_m(cpu_m), cpu_m=cpu_m, memory_mib=memory_mib)
+        return replace(ask, accelerators_m=pool.cpu_accelerators_m(cpu_m), cpu_m=cpu_m)
     devices_m = ask.accelerators_m
     if not (pool.shareable and devices_m < 1000):
         devices_m = -(-devices_m // 1000) * 1000
-    return replace(ask, accelerators_m=devices_m, memory_mib=memory_mib)
+    return replace(ask, accelerators_m=devices_m)
 
 
 def ladder(job: Job) -> tuple[int, ...]:
@@ -101,19 +113,26 @@ def _options(
     best = max((speed for _, _, _, _, speed, _ in found), default=0.0)
     scale = weight(job, best, policy, now, longest_s)
     columns = [
-        Candidate(pool.name, pool.accelerator, mode, pods, per_pod, speed, 0.0, estimate.watts)
+        Candidate(
+            pool.name,
+            pool.accelerator,
+            mode,
+            pods,
+            per_pod,
+            speed,
+            _value(pool, pods * per_pod.accelerators_m, speed, scale, best, policy),
+            estimate.watts,
+        )
         for pool, mode, pods, per_pod, speed, estimate in found
     ]
-    prices = {pool.name: pool.price_per_hour for pool in pools}
-    valued = [replace(c, value=_value(c, scale, best, policy, prices[c.pool])) for c in columns]
-    valued.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode)))
-    return Options(job, tuple(valued), scale, best, excluded)
+    columns.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode)))
+    return Options(job, tuple(columns), scale, best, excluded)
 
 
-def _value(column: Candidate, scale: float, best: float, policy: Policy, price_per_hour: float) -> float:
-    relative = column.speed / best if best > 0 else 0.0
-    if policy.objective == "cost" and price_per_hour > 0:
-        relative /= max(price_per_hour * column.accelerators_m / 1000, 1e-9)
+def _value(pool: Pool, accelerators_m: int, speed: float, scale: float, best: float, policy: Policy) -> float:
+    relative = speed / best if best > 0 else 0.0
+    if policy.objective == "cost" and pool.price_per_hour > 0:
+        relative /= max(pool.price_per_hour * accelerators_m / 1000, 1e-9)
     return scale * relative
 
 

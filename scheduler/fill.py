@@ -76,14 +76,16 @@ def fill(round_: Round) -> list[Seat]:
     """Start what fits; returns the jobs that could not start, in the order in which they were tried."""
     blocked = Blocked()
     left = round_.waiting()
+    keys = {seat.job.id: order(round_, seat) for seat in left}
     for right, worthwhile in PASSES:
+        left.sort(key=lambda seat: keys[seat.job.id], reverse=True)
         left = _pass(round_, left, blocked, right, worthwhile)
     return left
 
 
 def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, worthwhile: bool) -> list[Seat]:
     queues: dict[str, list[Seat]] = {}
-    for seat in sorted(seats, key=lambda seat: order(round_, seat), reverse=True):
+    for seat in seats:
         queues.setdefault(seat.job.tenant, []).append(seat)
     heap = [(*_turn(round_, queue[-1]), name) for name, queue in sorted(queues.items())]
     heapify(heap)
@@ -105,10 +107,9 @@ def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, wo
 
 def _turn(round_: Round, seat: Seat) -> tuple[Right, float]:
     ledger, tenant = round_.ledger, seat.job.tenant
-    right = min(
-        (ledger.right(tenant, c.accelerator, c.accelerators_m) for c in seat.option.columns),
-        default=Right.BORROWING,
-    )
+    right = Right.BORROWING
+    for accelerator, amount_m in seat.option.sizes:
+        right = min(right, ledger.right(tenant, accelerator, amount_m))
     return right, ledger.standing(tenant)
 
 

@@ -47,6 +47,8 @@ class Ledger:
         self.units: dict[str, float] = dict.fromkeys(self.tenants, 0.0)
         self.leaving_m: dict[tuple[str, str], int] = {}
         """Held by jobs that are being stopped: counts against limits until they are gone, and for nothing else."""
+        self._rights: dict[str, dict[tuple[str, int], Right]] = {}
+        """Answers of `right`, by tenant, until what the tenant holds changes."""
         self.capacity_m = dict(capacity_m)
         capacity = {kind: amount * self.rate[kind] for kind, amount in capacity_m.items()}
         self.entitled = entitlements(self._claims(options), capacity)
@@ -90,6 +92,7 @@ class Ledger:
     def book(self, tenant: str, accelerator: str, amount_m: int) -> None:
         """Add to what a tenant holds (negative: it gave back)."""
         key = (tenant, accelerator)
+        self._rights.pop(tenant, None)
         self.held_m[key] = self.held_m.get(key, 0) + amount_m
         self.units[tenant] = self.units.get(tenant, 0.0) + amount_m * self.rate.get(accelerator, 0.001)
 
@@ -123,6 +126,13 @@ class Ledger:
 
     def right(self, tenant: str, accelerator: str, amount_m: int) -> Right:
         """The right to this much more."""
+        known = self._rights.setdefault(tenant, {})
+        key = (accelerator, amount_m)
+        if key not in known:
+            known[key] = self._right(tenant, accelerator, amount_m)
+        return known[key]
+
+    def _right(self, tenant: str, accelerator: str, amount_m: int) -> Right:
         if self.covered(tenant, accelerator, amount_m):
             return Right.GUARANTEED
         units = self.units.get(tenant, 0.0) + self.units_of(accelerator, amount_m)
