@@ -11,7 +11,7 @@ from tests.e2e.instance import ROOT, Cluster
 
 pytestmark = pytest.mark.node
 
-SIMULATED = {"language", "research", "speech", "vision"}
+SIMULATED = ("sim-language", "sim-research", "sim-speech", "sim-vision")
 
 
 def test_the_demo_trains_kills_resumes_serves_scales_and_tells(cluster: Cluster) -> None:
