@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from busbar.kube.client import KubeClient, Limits, Object
@@ -23,6 +24,7 @@ from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.operator.actions import Ask
 from busbar.operator.controller import Controller, Item, utc_now
 from busbar.operator.demand import DemandReader
+from busbar.operator.errors import Fenced
 from busbar.operator.events import EventQueue, Notice
 from busbar.operator.handlers import Handlers
 from busbar.operator.lease import LeaseKeeper
@@ -49,15 +51,24 @@ TASK_END_S = 5.0
 class Operator:
     """One operator process. ``run()`` returns when it is cancelled and raises when it must end."""
 
-    def __init__(self, login: Login, settings: Settings, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        login: Login,
+        settings: Settings,
+        policy: Policy | None = None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self.settings = settings
+        self._on_lost = (
+            on_lost  # told before the tasks are ended: the process must go, even if one of them hangs
+        )
         self.metrics = Metrics()
         limits = Limits(connections=settings.connections)
         self._plain = KubeClient(login, user_agent="busbar-operator", limits=limits)
         self.lease = LeaseKeeper(
             self._plain, settings.namespace, settings.lease_name, settings.identity, settings.lease_duration_s
         )
-        self.client = KubeClient(login, user_agent="busbar-operator", limits=limits, guard=self.lease.check)
+        self.client = KubeClient(login, user_agent="busbar-operator", limits=limits, guard=self._fence)
         self.world = World(self._plain, self._changed, inactivity_s=settings.watch_inactivity_s)
         self.controller = Controller(self.metrics, workers=settings.writers)
         self.rounds = Rounds(self.world, self.controller, settings, self.metrics, policy)
@@ -97,7 +108,7 @@ class Operator:
             self.metrics.leader.set(1)
             log.info("lease held identity=%s", self.settings.identity)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.lease.keep(), name="lease")
+                group.create_task(self._keep_lease(), name="lease")
                 for informer in self.world.informers:
                     group.create_task(informer.run(), name=f"informer-{informer.resource.plural}")
                 await self.resync()
@@ -123,7 +134,22 @@ class Operator:
             self.metrics.leader.set(0)
             self.controller.queue.close()
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._close(), TASK_END_S)
+                async with asyncio.timeout(TASK_END_S):
+                    await self._close()
+
+    async def _keep_lease(self) -> None:
+        try:
+            await self.lease.keep()
+        except Fenced:
+            self._on_lost()
+            raise
+
+    def _fence(self) -> None:
+        try:
+            self.lease.check()
+        except Fenced:
+            self._on_lost()
+            raise
 
     async def _close(self) -> None:
         await self.server.stop()

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 
 from busbar.kube.errors import ConfigError
@@ -20,6 +22,7 @@ from busbar.operator.errors import Fenced, SettingsError
 from busbar.operator.settings import from_environ
 
 LOST_LEASE = 3
+END_S = 10.0
 
 
 class JsonLines(logging.Formatter):
@@ -37,6 +40,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+def end_soon(code: int) -> None:
+    """Ends the process after a while, whatever hangs: one that has lost its lease must not linger."""
+    timer = threading.Timer(END_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
 def main() -> None:
     """The entry point."""
     handler = logging.StreamHandler(sys.stderr)
@@ -52,9 +62,15 @@ def main() -> None:
     from busbar.operator.app import Operator
 
     async def run() -> None:
-        operator = asyncio.get_running_loop().create_task(Operator(login, settings).run())
+        loop = asyncio.get_running_loop()
+        operator = loop.create_task(Operator(login, settings, on_lost=lambda: end_soon(LOST_LEASE)).run())
+
+        def stop() -> None:
+            end_soon(0)
+            operator.cancel()
+
         for name in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(name, operator.cancel)
+            loop.add_signal_handler(name, stop)
         with contextlib.suppress(asyncio.CancelledError):
             await operator
 

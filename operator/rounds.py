@@ -95,7 +95,9 @@ class Rounds:
         while True:
             period = self._settings.round_period_s
             try:
-                await asyncio.wait_for(self._wake.wait(), period)
+                # Not wait_for: in Python 3.11 it can swallow a cancellation that meets the event.
+                async with asyncio.timeout(period):
+                    await self._wake.wait()
                 await asyncio.sleep(self._settings.round_debounce_s)
             except TimeoutError:
                 if not self._waiting:

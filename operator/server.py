@@ -55,7 +55,8 @@ class RoutesFeed:
         """Returns at the next change, or after the time."""
         bell = self._bell
         try:
-            await asyncio.wait_for(bell.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await bell.wait()
         except TimeoutError:
             return
 

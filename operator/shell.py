@@ -48,6 +48,7 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     made.networking.request_timeout = 15  # the default is five minutes
     made.networking.connect_timeout = 5
     made.networking.enforce_retry_after = True
+    made.networking.error_backoffs = (0.1, 0.2, 0.5, 1, 2, 5, 10)  # the default begins with whole seconds
     made.queueing.worker_limit = 32
     # A worker keeps its slot this long after its queue is empty: the default of 5 s caps 32 workers at 6 objects/s.
     made.queueing.idle_timeout = 0.2

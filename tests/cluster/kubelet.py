@@ -76,7 +76,8 @@ class Kubelet:
             group.create_task(self._informer.run())
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), 0.05)
+                    async with asyncio.timeout(0.05):
+                        await self._wake.wait()
                 self._wake.clear()
                 pods = list(self._informer.items.values())
                 await asyncio.gather(*(self._guarded(p) for p in pods))
