@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from busbar.local import build, cgroups, namespaces, packages, paths
 from busbar.local.errors import PreflightError
 from busbar.local.images import recipe
-from busbar.local.images.builder import everything_pushed
+from busbar.local.images.buildah import pushed
 from busbar.local.instance import folder, load, port_is_free, running
 from busbar.local.packages import NEEDED
 
@@ -44,6 +45,7 @@ class Facts:
     missing_features: tuple[str, ...] = ()
     missing_packages: tuple[str, ...] = ()
     has_apt: bool = True
+    has_cryptography: bool = True
 
 
 def complaints(facts: Facts) -> list[str]:
@@ -67,6 +69,8 @@ def complaints(facts: Facts) -> list[str]:
         found.append(f"port {port} of 127.0.0.1, which this instance uses, is taken by another program")
     for feature in facts.missing_features:
         found.append(f"the kernel lacks {feature}")
+    if not facts.has_cryptography:
+        found.append("the Python package cryptography is missing: pip install 'busbar[local]'")
     if facts.missing_packages and not facts.has_apt:
         found.append(f"apt-get is missing and so are these packages: {', '.join(facts.missing_packages)}")
     return found
@@ -87,7 +91,8 @@ def gather(name: str) -> Facts:
     """Look at this machine; changes nothing."""
     linux = sys.platform == "linux"
     root = os.geteuid() == 0
-    built = not build.missing() and everything_pushed(recipe.release_tag())
+    # With the programs and an earlier form of the images at hand, only thin layers are added.
+    built = not build.missing() and all(pushed(image.name, "latest") for image in recipe.IMAGES)
     return Facts(
         system=platform.system(),
         machine=platform.machine(),
@@ -100,6 +105,7 @@ def gather(name: str) -> Facts:
         missing_features=tuple(_missing_features()) if linux and root else (),
         missing_packages=tuple(packages.missing()),
         has_apt=shutil.which("apt-get") is not None,
+        has_cryptography=importlib.util.find_spec("cryptography") is not None,
     )
 
 

@@ -38,6 +38,7 @@ def test_a_good_machine_has_no_complaints() -> None:
         (replace(GOOD, busy_ports=(30080,)), "port 30080 of 127.0.0.1"),
         (replace(GOOD, missing_features=("the cgroup controller pids",)), "lacks the cgroup controller pids"),
         (replace(GOOD, missing_packages=("runc",), has_apt=False), "runc"),
+        (replace(GOOD, has_cryptography=False), "cryptography"),
     ],
 )
 def test_each_missing_thing_gets_one_sentence(facts: Facts, said: str) -> None:
