@@ -26,11 +26,15 @@ SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed
 
 @dataclass(frozen=True)
 class Tier:
-    """One tier: ``prepare`` commands, then pytest with ``marker``; ``budget_min`` in minutes."""
+    """One tier: ``prepare`` commands, then pytest with ``marker``; ``budget_min`` in minutes.
+
+    ``workers`` processes share a tier whose tests have nothing in common but the machine.
+    """
 
     name: str
     budget_min: float
     marker: str = ""
+    workers: int = 1
     prepare: tuple[tuple[str, ...], ...] = ()
 
 
@@ -44,9 +48,9 @@ TIERS = (
             (PYTHON, "-m", "busbar.cli.main", "up", "--build-only"),
         ),
     ),
-    Tier("unit", 1, UNIT_MARKER),
+    Tier("unit", 1, UNIT_MARKER, workers=2),
     Tier("apiserver", 6, "apiserver"),
-    Tier("engines", 8, "engine"),
+    Tier("engines", 8, "engine", workers=2),
     Tier("portal", 4, "browser"),
     Tier("postgres", 2, "postgres"),
     Tier("e2e", 12, "node"),
@@ -66,6 +70,8 @@ class Outcome:
 def run_pytest(tier: Tier, outcome: Outcome) -> bool:
     """Run the tier's tests, passing their output through; true when all passed and at least one ran."""
     command = [PYTHON, "-m", "pytest", "-m", tier.marker, "--durations=5", "-q", "--color=no"]
+    if tier.workers > 1:
+        command += ["-n", str(tier.workers), "--dist", "loadfile"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace")
     assert process.stdout is not None
     last = ""
