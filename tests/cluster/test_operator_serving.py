@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster
 from tests.cluster.kubelet import Script
@@ -14,6 +15,9 @@ from tests.cluster.kubelet import Script
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, ServiceDemand
 from busbar.kube.resources import MODEL_SERVICES
+
+# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def service(name: str, **spec: Any) -> Object:

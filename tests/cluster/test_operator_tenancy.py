@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script, add_node
@@ -20,6 +21,9 @@ from busbar.kube.resources import (
     TENANTS,
     TRAINING_JOBS,
 )
+
+# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 async def becomes(look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
