@@ -131,11 +131,9 @@ def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right) -> di
     fair = right is Right.ENTITLED
     if fair and not ledger.above_share(tenant, column.accelerator, 0):
         return {}
-    running = round_.disturbable(column.pool, tenant)
-    running.sort(key=lambda other: (round_.lost_units(other), other.job.id))
     found: dict[JobId, Victim] = {}
     taken = 0
-    for other in running:
+    for other in round_.disturbable(column.pool, tenant):
         assert other.placement is not None
         if fair and not _exposed(round_, other):
             continue

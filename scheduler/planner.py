@@ -126,7 +126,9 @@ def _actions(round_: Round) -> tuple[Action, ...]:
         if seat.placement is None:
             releases.append(_action(round_, seat, ActionKind.PREEMPT, before, ()))
         elif seat.waits_for_release:
-            continue
+            # Its next place is not free yet: a running job stops all the same, a waiting one goes on waiting.
+            if before is not None:
+                releases.append(_action(round_, seat, ActionKind.PREEMPT, before, ()))
         else:
             kind = _kind(before, seat.placement)
             after = _after(seat, leaving) if round_.must_wait(seat.placement, taken) else ()
@@ -180,7 +182,7 @@ def _action(
         id=identity,
         kind=kind,
         job=seat.job.id,
-        to=seat.placement,
+        to=None if kind is ActionKind.PREEMPT else seat.placement,
         assumed=before,
         after=after,
         gain=gain,
@@ -191,7 +193,7 @@ def _action(
 
 def _reason(round_: Round, seat: Seat, kind: ActionKind, lost_s: float) -> str:
     column = seat.column
-    if column is None:
+    if column is None or kind is ActionKind.PREEMPT:
         return f"makes room for a job with a stronger claim; {lost_s:.0f} s of work are repeated"
     best = seat.option.best_speed
     share = column.speed / best if best > 0 else 1.0

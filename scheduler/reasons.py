@@ -282,11 +282,29 @@ class _Book:
 
     def _fewer(self, seat: Seat, column: Candidate) -> list[Change]:
         """The most pods, below the least it asks for, that would start now."""
-        for pods in range(seat.job.min_pods - 1, 0, -1):
-            less = replace(column, pods=pods)
-            if self._would_start(seat.job, less):
+        most = min(seat.job.min_pods - 1, self._room_now(seat.job, column))
+        if seat.job.required_domain is None and most > 0:
+            sizes: Iterable[int] = (most,)
+        else:
+            sizes = range(most, 0, -1)
+        for pods in sizes:
+            if self._would_start(seat.job, replace(column, pods=pods)):
                 return [Change("pods", str(seat.job.min_pods), str(pods))]
         return []
+
+    def _room_now(self, job: Job, column: Candidate) -> int:
+        """Pods of this size that the pool's nodes have room for now, wherever they stand."""
+        key = ("now", column.pool, column.per_pod, job.node_selector)
+        if key not in self._rooms:
+            nodes = self.round.cluster.pools[column.pool]
+            ask = request(column.per_pod, nodes.pool.is_cpu)
+            allowed = nodes.selected(job)
+            self._rooms[key] = sum(
+                nodes.room(i, ask, later=False)
+                for i in range(len(nodes.nodes))
+                if nodes.usable[i] and (allowed is None or i in allowed)
+            )
+        return self._rooms[key]
 
     def _elsewhere(self, seat: Seat) -> list[Change]:
         """Accelerators it does not allow, on which it would start now."""

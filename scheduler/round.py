@@ -58,6 +58,7 @@ class Round:
         self.held: dict[tuple[str, str], dict[JobId, Seat]] = {}
         """Jobs with a place, by pool and tenant."""
         self._lost: dict[JobId, float] = {}
+        self._disturbable: dict[tuple[str, str], list[Seat]] = {}
         self.disturbed: set[JobId] = set()
         """Running jobs whose place in the plan is another than they have, or none."""
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
@@ -97,7 +98,9 @@ class Round:
 
     def _hold(self, seat: Seat) -> None:
         assert seat.placement is not None
-        self.held.setdefault((seat.placement.pool, seat.job.tenant), {})[seat.job.id] = seat
+        key = (seat.placement.pool, seat.job.tenant)
+        self.held.setdefault(key, {})[seat.job.id] = seat
+        self._disturbable.pop(key, None)
 
     def _note(self, seat: Seat) -> None:
         run = seat.job.run
@@ -111,12 +114,17 @@ class Round:
         return len(self.disturbed) < self._quiet_budget
 
     def disturbable(self, pool: str, tenant: str) -> list[Seat]:
-        """Jobs of the tenant in this pool that may be stopped for others."""
-        return [
-            seat
-            for seat in self.held.get((pool, tenant), {}).values()
-            if seat.job.preemptible and self.settled(seat)
-        ]
+        """Jobs of the tenant in this pool that may be stopped for others, least work lost first."""
+        key = (pool, tenant)
+        if key not in self._disturbable:
+            found = [
+                seat
+                for seat in self.held.get(key, {}).values()
+                if seat.job.preemptible and self.settled(seat)
+            ]
+            found.sort(key=lambda seat: (self.lost_units(seat), seat.job.id))
+            self._disturbable[key] = found
+        return self._disturbable[key]
 
     def waiting(self) -> list[Seat]:
         """Jobs without a place that may get one."""
@@ -147,7 +155,9 @@ class Round:
         """Take a job's place away."""
         if seat.placement is None:
             return
-        del self.held[seat.placement.pool, seat.job.tenant][seat.job.id]
+        key = (seat.placement.pool, seat.job.tenant)
+        del self.held[key][seat.job.id]
+        self._disturbable.pop(key, None)
         self.cluster.take(seat.placement, sign=1)
         self.ledger.book(seat.job.tenant, seat.placement.accelerator, -seat.placement.accelerators_m)
         seat.placement, seat.column, seat.waits_for_release = None, None, False

@@ -240,3 +240,13 @@ def test_the_order_of_the_snapshot_changes_nothing() -> None:
     )
     assert decide(one).actions == decide(other).actions
     assert nodes("H100", 2) == one.nodes
+
+
+def test_a_running_job_whose_next_place_is_still_held_is_stopped_for_the_stronger_one() -> None:
+    leaving = job("old", on=placed("L4", "L4-0000", size=8), size=8)
+    assert leaving.run is not None
+    leaving = replace(leaving, run=replace(leaving.run, releasing=True))
+    low = job("low", size=8, on=placed("H100", "H100-0000", size=8), priority=10)
+    high = job("high", size=8, priority=500, accelerators=("H100",))
+    result = decide(cluster(leaving, low, high, H100=1, L4=1))
+    assert (started(result), stopped(result)) == ({"high"}, {"low"})
