@@ -24,7 +24,7 @@ from .plans import (
     WaitCode,
     WaitingRecord,
 )
-from .reasons import sentence
+from .sentences import sentence
 from .table import Cell, Estimate, PerformanceTable, Rate, Source, TableView
 from .types import (
     DecayedUsage,

@@ -1,12 +1,12 @@
 """Why a job waits, and the smallest changes that would start it.
 
 One record per waiting job, made from the state at the end of the round, so it is never stale: it carries the
-round's id. `sentence` renders it for a viewer: amounts for everybody, other tenants' names for admins only.
+round's id. `sentences.py` renders it for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from .cluster import request
@@ -14,10 +14,10 @@ from .columns import Candidate, per_pod_on
 from .ledger import Right
 from .plans import Action, Change, Holder, WaitCode, WaitingRecord
 from .round import Round, Seat
+from .sentences import amount_text
 from .types import Job, JobId, Pool, Resources
 
 _Key = tuple[object, ...]
-_Unit = Callable[[int], str]
 
 
 def records(
@@ -178,7 +178,7 @@ class _Book:
             held, need = ledger.held(job.tenant, row), column.accelerators_m
         changes = [*self._fewer(seat, column)]
         if self.round.find(job, column) is not None:
-            changes.append(Change("quota", _amount(limit), _amount(held + need)))
+            changes.append(Change("quota", amount_text(limit), amount_text(held + need)))
         return replace(
             base, resource=row, requested=need, allocated=held, limit=limit, changes=tuple(changes)
         )
@@ -340,75 +340,3 @@ class _Book:
             return False
         found = self.round.find(job, column)
         return found is not None and not found[1]
-
-
-def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str] | None = None) -> str:
-    """The record as one sentence.
-
-    Args:
-        admin: whether the viewer may know other tenants' names; others read "another tenant".
-        names: display names of accelerators, by key.
-    """
-    what = (names or {}).get(record.resource, record.resource)
-    unit = _units(record.resource)
-    need, free = unit(record.requested), unit(record.free)
-    limit = "" if record.limit is None else unit(record.limit)
-    held = unit(record.allocated)
-    texts = {
-        WaitCode.NO_ACCELERATOR: f"No pool offers the accelerator it asks for ({what}).",
-        WaitCode.NO_POOL: f"No pool with {what} is open to this tenant.",
-        WaitCode.DOES_NOT_FIT: "It fits no accelerator here in any engine mode it allows.",
-        WaitCode.NODE_TOO_SMALL: f"Needs {need} {what}, and the largest there is has {limit}.",
-        WaitCode.UNKNOWN_TENANT: "Its namespace belongs to no tenant.",
-        WaitCode.CEILING: f"Needs {need} {what}; the tenant holds {held} and its ceiling is {limit}.",
-        WaitCode.BORROW_LIMIT: f"Needs {need} {what}; the tenant holds {held} and may borrow up to {limit}.",
-        WaitCode.CAPACITY: f"Needs {need} {what}, {free} of {limit} are free",
-        WaitCode.FRAGMENTED: f"Needs {need} {what}; {free} are free, but not together on the nodes it needs",
-        WaitCode.FAIR_SHARE: (
-            f"Needs {need} {what}, {free} of {limit} are free; the tenant holds {held} of a fair share of "
-            f"{unit(record.entitled)}"
-        ),
-        WaitCode.PRIORITY: (
-            f"Needs {need} {what}, {free} of {limit} are free; jobs of higher priority of this tenant go first"
-        ),
-        WaitCode.PREEMPTING: f"Its place on {need} {what} is being cleared.",
-        WaitCode.RELEASING: "It was stopped and is saving its state.",
-    }
-    text = texts[record.code]
-    if text.endswith("."):
-        return text + _advice(record)
-    return text + _holders(record, admin, unit) + "." + _advice(record)
-
-
-def _holders(record: WaitingRecord, admin: bool, unit: _Unit) -> str:
-    if not record.holders:
-        return ""
-    parts = []
-    for holder in record.holders[:2]:
-        own = holder.tenant == record.tenant
-        who = "this tenant" if own else holder.tenant if admin else "another tenant"
-        share = "'s guaranteed share" if holder.guaranteed and not own else ""
-        parts.append(f"{who}{share} holds {unit(holder.amount_m)}")
-    return "; " + ", ".join(parts)
-
-
-def _advice(record: WaitingRecord) -> str:
-    words = {
-        "pods": "with {needed} pods",
-        "accelerator": "on {needed}",
-        "quota": "with a quota of {needed}",
-        "priority": "with priority {needed}",
-        "mode": "in mode {needed}",
-    }
-    starts = [words[c.kind].format(needed=c.needed) for c in record.changes if c.kind in words]
-    return f" It would start now {' or '.join(starts)}." if starts else ""
-
-
-def _units(resource: str) -> _Unit:
-    if resource in ("memory", "host-memory", "ephemeral-storage"):
-        return lambda amount: f"{amount} MiB of"
-    return _amount
-
-
-def _amount(amount_m: int) -> str:
-    return f"{amount_m / 1000:g}"
