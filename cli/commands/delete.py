@@ -25,7 +25,7 @@ Examples:
 def delete(session: Session, names: tuple[str, ...], files: tuple[str, ...], ignore_not_found: bool) -> None:
     """Delete jobs and services.
 
-    Their pods go with them. A job's output stays unless its spec.output.deleteWithJob says otherwise.
+    Their pods go with them. A job's output stays.
     """
     from busbar.cli.client import kind_of
     from busbar.cli.errors import NotFound, UsageProblem

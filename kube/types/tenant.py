@@ -168,7 +168,7 @@ class TenantSpec(SpecModel):
             ),
         ]
         | None
-    ) = Field(default=None, description="Limits per period.")
+    ) = Field(default=None, description="Limits per period; counted in status, not enforced yet.")
 
 
 class AcceleratorCount(StatusModel):

@@ -74,7 +74,6 @@ class Output(SpecModel):
     """Where weights, tokenizer and checkpoints go."""
 
     uri: ClaimUri = Field(description="pvc://claim/path in the same namespace.")
-    delete_with_job: bool = Field(default=False, description="Delete the output when the job is deleted.")
 
 
 class TrainingJobSpec(SpecModel):

@@ -64,7 +64,7 @@ def engine_job() -> JSON:
             "preemption": {"gracePeriodSeconds": 60},
             "deadline": "2030-01-01T00:00:00Z",
             "suspend": False,
-            "output": {"uri": "pvc://stdlib/model", "deleteWithJob": False},
+            "output": {"uri": "pvc://stdlib/model"},
             "retryLimit": 3,
             "ttlSecondsAfterFinished": 3600,
             "activeDeadlineSeconds": 3600,
