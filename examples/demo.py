@@ -125,7 +125,9 @@ def bring_up(which: str, registry: str | None, name: str) -> Cluster:
         if not registry:
             raise DemoError("--cluster current needs --registry: where your cluster pulls images from")
         run_busbar("up", "--current", "--registry", registry)
-        return forward_ports(Cluster("kubectl", None, "http://127.0.0.1:18080", "http://127.0.0.1:18081"))
+        program = [sys.executable, "-m", "busbar.local.build", "kubectl"]
+        kubectl = subprocess.run(program, capture_output=True, text=True, check=True).stdout.split()[-1]
+        return forward_ports(Cluster(kubectl, None, "http://127.0.0.1:18080", "http://127.0.0.1:18081"))
     run_busbar("up", "--name", name)
     done = subprocess.run([*BUSBAR, "status", "--name", name, "-o", "json"], capture_output=True, text=True)
     if done.returncode:
@@ -382,7 +384,7 @@ def story(
     print(
         f"""
 What happened
-  A model was trained on the Python standard library in pod after pod of a real Kubernetes
+  A model was trained on the Python standard library's source in pods of a real Kubernetes
   ({job["progress"]["totalSteps"]} steps, optimizer state offloaded, mode {(job.get("admission") or {}).get("mode")}).
   Its trainer was killed with SIGKILL at step {killed_at}; it resumed from a checkpoint, computed
   {job["lostWork"]["steps"]} steps twice, and ended with the same losses and weights as a run nobody touched.
