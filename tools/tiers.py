@@ -28,13 +28,15 @@ SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed
 class Tier:
     """One tier: ``prepare`` commands, then pytest with ``marker``; ``budget_min`` in minutes.
 
-    ``workers`` processes share a tier whose tests have nothing in common but the machine.
+    ``workers`` processes share a tier whose tests have nothing in common but the machine; ``names`` prints
+    each test as it ends, where one takes minutes.
     """
 
     name: str
     budget_min: float
     marker: str = ""
     workers: int = 1
+    names: bool = False
     prepare: tuple[tuple[str, ...], ...] = ()
 
 
@@ -51,9 +53,9 @@ TIERS = (
     Tier("unit", 1, UNIT_MARKER, workers=2),
     Tier("apiserver", 6, "apiserver"),
     Tier("engines", 8, "engine", workers=2),
-    Tier("portal", 4, "browser"),
+    Tier("portal", 4, "browser", names=True),
     Tier("postgres", 2, "postgres"),
-    Tier("e2e", 12, "node"),
+    Tier("e2e", 12, "node", names=True),
 )
 
 
@@ -69,7 +71,16 @@ class Outcome:
 
 def run_pytest(tier: Tier, outcome: Outcome) -> bool:
     """Run the tier's tests, passing their output through; true when all passed and at least one ran."""
-    command = [PYTHON, "-m", "pytest", "-m", tier.marker, "--durations=5", "-q", "--color=no"]
+    command = [
+        PYTHON,
+        "-m",
+        "pytest",
+        "-m",
+        tier.marker,
+        "--durations=5",
+        "-v" if tier.names else "-q",
+        "--color=no",
+    ]
     if tier.workers > 1:
         command += ["-n", str(tier.workers), "--dist", "loadfile"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace")
