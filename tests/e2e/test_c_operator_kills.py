@@ -51,7 +51,8 @@ def test_a_suspended_job_saves_and_frees_its_place_and_goes_on(cluster: Cluster)
     patch = json.dumps({"spec": {"suspend": True}})
     cluster.kube("-n", "demo", "patch", "trainingjob", name, "--type=merge", "-p", patch)
     cluster.wait("the pause", lambda: cluster.phase("trainingjob", name) == "Suspended", 90)
-    assert not cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
+    pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
+    assert not [p for p in pods if p["status"]["phase"] in ("Pending", "Running")], "its place is still held"
     saved = cluster.status("trainingjob", name)["checkpoint"]["step"]
     assert saved > 0
     patch = json.dumps({"spec": {"suspend": False}})

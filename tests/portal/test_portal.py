@@ -199,7 +199,8 @@ def test_a_token_is_shown_once_and_can_be_revoked(desk: Visit, target: Target, s
 def test_the_whole_way_with_the_keyboard_alone(desk: Visit, target: Target, staged: Stage) -> None:
     page, name = desk.page, unique("keys")
     page.goto("/login")
-    page.keyboard.type(target.token)  # the field has the focus
+    expect(page.locator("[autofocus]")).to_be_focused()  # given by the page, but only after it has loaded
+    page.keyboard.type(target.token)
     page.keyboard.press("Enter")
     page.wait_for_url("**/jobs")
     page.keyboard.press("Tab")
