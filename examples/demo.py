@@ -380,6 +380,10 @@ def story(
 ) -> None:
     """Tell what happened."""
     evaluation, usage = job["evaluation"], job.get("usage") or {}
+    last, portal = ".venv/bin/busbar status", cluster.portal_url
+    if cluster.forwards:  # they end with this program
+        last = "kubectl -n busbar-system port-forward service/busbar-api 18080:8080"
+        portal += " (after the last command below)"
     kube = f"kubectl --kubeconfig {cluster.kubeconfig}" if cluster.kubeconfig else "kubectl"
     print(
         f"""
@@ -393,14 +397,14 @@ What happened
   Served over the OpenAI API while scaled 1 → 2 → 0 → 1: {traffic.finished} requests, {traffic.tokens} tokens, {len(traffic.failures)} failures.
   All of it took {teller.elapsed()} after the set-up.
 
-Portal   {cluster.portal_url}
+Portal   {portal}
 Login    {login}
          (a token for the user demo-user; it is shown only here)
 
 Try next
   {kube} -n {NAMESPACE} get trainingjobs,modelservices -w
   {kube} get acceleratorpools,tenants
-  .venv/bin/busbar status
+  {last}
 """
     )
 
