@@ -70,7 +70,17 @@ def tenancy(platform: ApiServer) -> ApiServer:
                 "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": person}],
             }
         ).expect()
+        jobs = f"/apis/busbar.dev/v1alpha1/namespaces/{TENANT_NAMESPACE}/trainingjobs"
+        wait_for_right(platform.client(person), jobs)
     return platform
+
+
+def wait_for_right(client: Client, path: str) -> None:
+    """A binding counts for the server's authorizer only some milliseconds after it was written."""
+    end = time.monotonic() + 10
+    while client.get(path).status == 403:
+        assert time.monotonic() < end, f"{path} is still forbidden"
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -386,6 +396,7 @@ def test_only_operator_and_administrators_make_a_namespace_a_tenants(
         }
     ).expect()
     nora = tenancy.client("nora")
+    wait_for_right(nora, f"/api/v1/namespaces/{OPEN_NAMESPACE}")
     mine: JSON = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPEN_NAMESPACE}}
     theirs: JSON = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT_NAMESPACE}}
     new: JSON = {
