@@ -2,19 +2,20 @@
 
 A Reading is one answer of ``GET /status`` or the termination message of a pod that has ended: the same JSON.
 It is a tenant's word: it fills progress, checkpoint and evaluation of that tenant's own job, after validation and
-within bounds, and nothing else depends on it.
+within bounds, and nothing else depends on it. A status that the API server would refuse could never be written,
+and a job whose status cannot be written never ends: so numbers are cut to what the schema holds, never passed on.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
-from busbar.kube.contracts.workload import TrainingState, TrainingStatus
+from busbar.kube.contracts.workload import EvaluationReport, TrainingState, TrainingStatus
 from busbar.kube.types.training_job import (
     CheckpointStatus,
     EvaluationResult,
@@ -24,6 +25,8 @@ from busbar.kube.types.training_job import (
     TrainingJobStatus,
 )
 from busbar.operator.status import human_duration
+
+LARGEST = 2**53  # JSON numbers are exact up to here
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def from_termination_message(text: str) -> Reading | None:
         return None
     try:
         return parse_reading(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -65,10 +68,10 @@ def merge_reading(status: TrainingJobStatus, reading: Reading, now: datetime) ->
         fields["progress"] = _progress(said, now)
     if said.checkpoint is not None:
         fields["checkpoint"] = CheckpointStatus(
-            step=max(0, said.checkpoint.step), saved_at=said.checkpoint.saved_at
+            step=_count(said.checkpoint.step), saved_at=_past(said.checkpoint.saved_at, now)
         )
     if said.evaluation is not None:
-        fields["evaluation"] = EvaluationResult.model_validate(said.evaluation.model_dump())
+        fields["evaluation"] = _evaluation(said.evaluation)
     if reading.fingerprint is not None:
         fields["fingerprint"] = reading.fingerprint
     lost = _lost_work(status, said)
@@ -79,16 +82,17 @@ def merge_reading(status: TrainingJobStatus, reading: Reading, now: datetime) ->
 
 def _progress(said: TrainingStatus, now: datetime) -> Progress:
     done = said.phase in (TrainingState.DONE, TrainingState.EVALUATING)
-    eta = said.eta_seconds if not done else None
-    percent = min(100.0, 100.0 * said.step / said.total_steps) if said.total_steps > 0 else None
+    eta = _amount(said.eta_seconds, 0) if not done else None
+    step, total = _count(said.step), _count(said.total_steps)
+    percent = min(100.0, 100.0 * step / total) if total > 0 else None
     return Progress(
-        step=max(0, said.step),
-        total_steps=max(0, said.total_steps),
+        step=step,
+        total_steps=total,
         loss=_finite(said.loss, 4),
-        tokens_per_second=_finite(said.tokens_per_second, 1),
-        tokens=max(0, said.tokens),
-        eta_seconds=_finite(eta, 0),
-        eta=human_duration(eta) if eta is not None and _finite(eta, 0) is not None else None,
+        tokens_per_second=_amount(said.tokens_per_second, 1),
+        tokens=_count(said.tokens),
+        eta_seconds=eta,
+        eta=human_duration(eta) if eta is not None else None,
         eta_p50=_moment(now, eta, 1.0),
         eta_p90=_moment(now, eta, 1.2),
         percent=round(percent, 1) if percent is not None else None,
@@ -102,9 +106,9 @@ def _lost_work(status: TrainingJobStatus, said: TrainingStatus) -> LostWork | No
     if said.resumed_from_step is None or old.attempt == attempt:
         return None
     before = status.progress.step if status.progress is not None else 0
-    steps = max(0, said.lost_steps, before - said.resumed_from_step)
+    steps = _count(max(said.lost_steps, before - said.resumed_from_step))
     return LostWork(
-        steps=old.steps + steps,
+        steps=_count(old.steps + steps),
         seconds=round(old.seconds + steps * _seconds_per_step(status), 1),
         attempt=attempt,
     )
@@ -116,6 +120,31 @@ def _seconds_per_step(status: TrainingJobStatus) -> float:
     if progress is None or not progress.tokens_per_second or not progress.step:
         return 0.0
     return progress.tokens / progress.step / progress.tokens_per_second
+
+
+def _evaluation(said: EvaluationReport) -> EvaluationResult:
+    return EvaluationResult(
+        bits_per_byte=_amount(said.bits_per_byte, 6),
+        bigram_bits_per_byte=_amount(said.bigram_bits_per_byte, 6),
+        ngram_bits_per_byte=_amount(said.ngram_bits_per_byte, 6),
+        held_out_bytes=_count(said.held_out_bytes),
+    )
+
+
+def _count(value: int) -> int:
+    """A number of something, as large as every reader of JSON can hold."""
+    return min(max(0, value), LARGEST)
+
+
+def _amount(value: float | None, digits: int) -> float | None:
+    """Like ``_finite``, and None for what is below zero."""
+    return _finite(value, digits) if value is not None and value >= 0 else None
+
+
+def _past(moment: datetime, now: datetime) -> datetime:
+    """A moment that has been, with its time zone; the pod's clock may be wrong or lie."""
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return min(aware, now)
 
 
 def _finite(value: float | None, digits: int) -> float | None:

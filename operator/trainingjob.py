@@ -371,7 +371,7 @@ def _cause(pod: Pod) -> str:
     if said.startswith("{"):
         try:
             said = str(json.loads(said).get("message") or "")
-        except ValueError:
+        except (ValueError, RecursionError):
             said = ""
     tail = said.splitlines()[-1].strip() if said else ""
     return f"{how}: {tail[:300].rstrip('.')}" if tail else how
