@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar, cast
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from busbar.workloads.training import checkpoint as module
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.journal import Journal
 from busbar.workloads.training.places import claim_checkpoints
+from busbar.workloads.training.saver import Saver, Snapshot
 
 FACTS = {"identity": "abc", "attempt": 1}
 
@@ -128,6 +132,71 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_done(
         folder.write(20, tensors(20), FACTS)
     monkeypatch.undo()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
+
+
+def test_a_damaged_newer_checkpoint_never_pushes_out_good_ones(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, [10, 20], keep=2)
+    DAMAGE["a flipped bit in a tensor"](tmp_path / "step-00000020")
+    again = CheckpointFolder(tmp_path, keep=1)
+    assert again.newest().checkpoint is not None
+    again.write(15, tensors(15), FACTS)
+    found = folder.newest()
+    assert found.checkpoint is not None
+    assert (found.checkpoint.step, found.passed_over) == (15, ())
+    assert folder.steps() == [15]
+
+
+def test_a_disk_that_fills_while_tensors_are_written_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: No space left on device")
+
+    folder = folder_with(tmp_path, [10])
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"step 20 could not be written.*free space"):
+        folder.write(20, tensors(20), FACTS)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
+
+
+class FailingOnce:
+    """A folder whose first write fails."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.failed = False
+
+    def write(self, step: int, tensors: object, facts: object) -> int:
+        if not self.failed:
+            self.failed = True
+            raise CheckpointError(f"step {step}: the disk is full")
+        self.written.append(step)
+        return 1
+
+
+class NothingToCopy:
+    tensors: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def take(self) -> None:
+        return
+
+
+def test_a_failed_write_is_reported_and_does_not_cost_the_next_one() -> None:
+    folder, durable = FailingOnce(), []
+    saver = Saver(
+        cast(CheckpointFolder, folder),
+        cast(Snapshot, NothingToCopy()),
+        {},
+        lambda: None,
+        lambda step, saved_at, size: durable.append(step),
+    )
+    saver.save(1)
+    with pytest.raises(CheckpointError, match="step 1"):
+        saver.save(2)  # says what happened to step 1, and saves step 2
+    saver.drain()
+    assert folder.written == durable == [2]
+    assert saver.durable_step == 2
 
 
 def test_the_journal_counts_the_lost_steps_exactly(tmp_path: Path) -> None:

@@ -51,9 +51,12 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, keep
+        self._damaged: set[int] = set()  # passed over; they never count among the `keep`
 
     def write(self, step: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> int:
         """Make the checkpoint of `step` durable; returns its bytes. Raises CheckpointError."""
+        from safetensors import SafetensorError  # what a full disk is called inside `save_file`
+
         target = self.path / f"{PREFIX}{step:08d}"
         temporary = self.path / f".tmp-{target.name}-{os.getpid()}"
         try:
@@ -61,13 +64,13 @@ class CheckpointFolder:
             temporary.mkdir(parents=True)
             size = _write_files(temporary, step, tensors, facts)
             _replace(temporary, target)
-        except OSError as problem:
+        except (OSError, SafetensorError) as problem:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint of step {step} could not be written to {self.path}: {problem}; "
                 "free space there, or lower checkpoint.keep"
             ) from problem
-        self._remove_old()
+        self._remove_old(step)
         return size
 
     def steps(self) -> list[int]:
@@ -90,11 +93,16 @@ class CheckpointFolder:
                 return Found(read(folder), tuple(problems))
             except CheckpointError as problem:
                 problems.append(str(problem))
+                self._damaged.add(step)
         return Found(None, tuple(problems))
 
-    def _remove_old(self) -> None:
-        for step in self.steps()[self.keep :]:
+    def _remove_old(self, written: int) -> None:
+        """Keep the newest `keep` good ones; a damaged one may be newer than the one just `written`."""
+        self._damaged.discard(written)
+        good = [step for step in self.steps() if step not in self._damaged]
+        for step in [*good[self.keep :], *self._damaged]:
             shutil.rmtree(self.path / f"{PREFIX}{step:08d}", ignore_errors=True)
+        self._damaged.clear()
 
 
 def _replace(temporary: Path, target: Path) -> None:

@@ -91,11 +91,14 @@ class Saver:
         self.stalled_seconds = 0.0  # time the training loop lost to checkpoints
 
     def save(self, step: int) -> None:
-        """Snapshot the state after `step` steps and start writing it. Raises what the previous write raised."""
+        """Snapshot the state after `step` steps and start writing it.
+
+        Raises what the previous write raised; this one has been started all the same.
+        """
         if self.durable_step == step:
             return
         started = time.monotonic()
-        self.drain()
+        failure = self._join()
         self._snapshot.take()
         tensors = {**self._snapshot.tensors, **random_states()}
         self._writer = threading.Thread(
@@ -103,15 +106,21 @@ class Saver:
         )
         self._writer.start()
         self.stalled_seconds += time.monotonic() - started
+        if failure is not None:
+            raise failure
 
     def drain(self) -> None:
         """Wait until the last save is durable. Raises CheckpointError if it failed."""
+        failure = self._join()
+        if failure is not None:
+            raise failure
+
+    def _join(self) -> CheckpointError | None:
         if self._writer is not None:
             self._writer.join()
             self._writer = None
         failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        return failure
 
     def _write(self, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
         try:
