@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.cluster.manifests import JSON
+from tests.cluster.manifests import JSON, model_service, pool, template_job
 from tests.cluster.rule_rows import Change, edited
 
 TENANT_NAMESPACE = "team-a"
@@ -269,4 +269,32 @@ def pools() -> list[JSON]:
         make("pool-a", accelerator="H100", resourceName=DEVICE, tolerations=tolerations),
         make("pool-b", accelerator="MI300", resourceName="amd.com/gpu"),
         make("pool-cpu", accelerator="cpu", resourceName="cpu", unit="500m"),
+    ]
+
+
+def kinds() -> list[JSON]:
+    """One object of each of our kinds; the namespaced ones, which come first, in the tenant's namespace."""
+    trained, served = template_job(), model_service()
+    for document in (trained, served):
+        document["metadata"]["namespace"] = TENANT_NAMESPACE
+    tenant: JSON = {
+        "apiVersion": "busbar.dev/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": "of-status"},
+        "spec": {},
+    }
+    return [trained, served, pool(), tenant]
+
+
+def priority_classes() -> list[JSON]:
+    """One whose pods push others out, and one whose pods do not."""
+    return [
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": f"busbar-test-{name}"},
+            "value": 1000,
+            "preemptionPolicy": policy,
+        }
+        for name, policy in (("urgent", "PreemptLowerPriority"), ("patient", "Never"))
     ]

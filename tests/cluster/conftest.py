@@ -5,11 +5,15 @@ Every test that asks for the server gets the marker `apiserver` by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from tests.cluster.apiserver import ApiServer, render_chart
+from tests.cluster import admission_rows as rows
+from tests.cluster.apiserver import ApiServer, Client, render_chart
+from tests.cluster.attempts import eventually_accepted
+from tests.cluster.manifests import JSON
+from tests.cluster.rights import SYSTEM, give_role
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,3 +54,56 @@ def namespace(apiserver: ApiServer) -> str:
     name = f"test-{next(_numbers)}"
     apiserver.make_namespace(name)
     return name
+
+
+@pytest.fixture(scope="module")
+def tenancy(platform: ApiServer) -> ApiServer:
+    """A tenant's namespace as the operator makes it, one without a tenant, pools and priority classes.
+
+    Each module makes them anew where another has removed them.
+    """
+    labels = {
+        "busbar.dev/tenant": "team-a",
+        "pod-security.kubernetes.io/enforce": "restricted",
+        "pod-security.kubernetes.io/enforce-version": "latest",
+    }
+    for name, marks in ((rows.TENANT_NAMESPACE, labels), (rows.OPEN_NAMESPACE, {})):
+        if platform.admin.get(f"/api/v1/namespaces/{name}").status == 404:
+            platform.make_namespace(name, marks)
+    for document in (*rows.pools(), *rows.priority_classes()):
+        platform.admin.apply(document).expect()
+    for person, role in (("alice", "member"), ("victor", "viewer"), ("adele", "admin")):
+        give_role(platform, "team-a", rows.TENANT_NAMESPACE, role, person)
+    return platform
+
+
+@pytest.fixture
+def alice(tenancy: ApiServer) -> Client:
+    """A member of the tenant."""
+    return tenancy.client("alice")
+
+
+@pytest.fixture
+def admin(tenancy: ApiServer) -> Client:
+    """The cluster's administrator, whom no right stops."""
+    return tenancy.admin
+
+
+@pytest.fixture
+def operator(tenancy: ApiServer) -> Client:
+    """The operator's service account, with the chart's rights."""
+    return tenancy.service_account(SYSTEM, "busbar-operator")
+
+
+@pytest.fixture
+def kept(admin: Client) -> Iterator[Callable[[JSON], JSON]]:
+    """Creates an object as the administrator and deletes it after the test."""
+    made: list[JSON] = []
+
+    def create(document: JSON) -> JSON:
+        made.append(document)
+        return eventually_accepted(lambda **p: admin.create(document, **p))
+
+    yield create
+    for document in reversed(made):
+        admin.delete(document, gracePeriodSeconds="0")

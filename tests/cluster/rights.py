@@ -1,0 +1,60 @@
+"""Who may do what: RoleBindings as the operator renders them, and waiting until one counts.
+
+A binding counts for the server's authorizer only some milliseconds after it was written, so whoever writes one
+waits before the first request that needs it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tests.cluster.apiserver import ApiServer, Client, collection
+from tests.cluster.manifests import JSON
+
+SYSTEM = "busbar-system"
+RBAC = "rbac.authorization.k8s.io"
+RIGHT_S = 10.0
+
+
+def user(name: str) -> JSON:
+    """A person as the subject of a binding."""
+    return {"apiGroup": RBAC, "kind": "User", "name": name}
+
+
+def role_binding(namespace: str, name: str, cluster_role: str, *subjects: JSON) -> JSON:
+    """A cluster role given in one namespace."""
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name, "namespace": namespace},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": cluster_role},
+        "subjects": list(subjects),
+    }
+
+
+def cluster_role_binding(name: str, cluster_role: str, *subjects: JSON) -> JSON:
+    """A cluster role given everywhere."""
+    made = role_binding("", name, cluster_role, *subjects)
+    return made | {"kind": "ClusterRoleBinding", "metadata": {"name": name}}
+
+
+def tenant_binding(tenant: str, namespace: str, role: str, *people: str) -> JSON:
+    """What the operator renders from a Tenant's members of one role."""
+    return role_binding(
+        namespace, f"busbar-{tenant}-{role}", f"busbar-tenant-{role}", *(user(name) for name in people)
+    )
+
+
+def give_role(server: ApiServer, tenant: str, namespace: str, role: str, *people: str) -> None:
+    """Bind people to a tenant's role in its namespace, and wait until each may use it."""
+    server.admin.apply(tenant_binding(tenant, namespace, role, *people)).expect()
+    for person in people:
+        wait_for_right(server.client(person), collection("TrainingJob", namespace))
+
+
+def wait_for_right(client: Client, path: str) -> None:
+    """Until the client may read this path. Raises AssertionError after ten seconds."""
+    end = time.monotonic() + RIGHT_S
+    while client.get(path).status == 403:
+        assert time.monotonic() < end, f"{path} is still forbidden"
+        time.sleep(0.02)

@@ -1,0 +1,79 @@
+"""No escape from a tenant's namespace, and no way past the queue, by a tenant's own pods.
+
+Attempts are made with the rights of a tenant's member, and where a right would already stop the attempt, with an
+administrator's, so that the policy itself is seen to refuse.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.cluster import admission_rows as rows
+from tests.cluster.admission_rows import ESCAPES, GATE, JUMPS, OPEN_NAMESPACE, PodRow, job, pod
+from tests.cluster.apiserver import ApiServer, Client, address
+from tests.cluster.attempts import SETTLE_S, eventually_accepted, refused
+from tests.cluster.manifests import JSON
+from tests.cluster.rule_rows import edited
+
+
+@pytest.mark.parametrize("row", [*ESCAPES, *JUMPS], ids=lambda row: row.name)
+def test_member_cannot(alice: Client, admin: Client, row: PodRow) -> None:
+    bad, good = row.bad(), row.good()
+    refused(lambda **p: alice.create(bad, **p), row.says)
+    assert admin.get(address(bad)).status == 404
+    eventually_accepted(lambda **p: alice.create(good, **p))
+    admin.delete(good, gracePeriodSeconds="0").expect()
+
+
+@pytest.mark.parametrize("row", JUMPS, ids=lambda row: row.name)
+def test_nobody_jumps_the_queue_not_even_an_administrator_or_the_operator(
+    admin: Client, operator: Client, row: PodRow
+) -> None:
+    device_policies = ("asks for", "tolerates")
+    refused(lambda **p: admin.create(row.bad(), **p), row.says)
+    if any(word in row.says for word in device_policies) and "class" not in row.says:
+        refused(lambda **p: operator.create(row.bad(), **p), row.says)
+
+
+@pytest.mark.parametrize("row", [*ESCAPES, *JUMPS], ids=lambda row: row.name)
+def test_a_controller_cannot_do_it_for_a_member(tenancy: ApiServer, row: PodRow) -> None:
+    """A Job or Deployment may say anything in its template; its pods are refused when the controller makes them."""
+    controller = tenancy.client("system:serviceaccount:kube-system:job-controller", ["system:masters"])
+    refused(lambda **p: controller.create(row.bad(), **p), row.says)
+
+
+@pytest.mark.parametrize("row", JUMPS, ids=lambda row: row.name)
+def test_namespaces_without_a_tenant_are_left_alone(admin: Client, row: PodRow) -> None:
+    elsewhere = row.bad()
+    elsewhere["metadata"]["namespace"] = OPEN_NAMESPACE
+    admin.create(elsewhere, dryRun="All").expect()
+
+
+def test_an_ephemeral_container_cannot_ask_for_a_device(admin: Client, kept: Callable[[JSON], JSON]) -> None:
+    target = kept(pod(name="debugged"))
+    container = {"name": "debug", "image": "x", "resources": {"limits": {rows.DEVICE: "1"}}}
+    target["spec"]["ephemeralContainers"] = [container]
+    answer = admin.replace(target, subresource="/ephemeralcontainers")
+    assert not answer.ok
+    assert "resources" in answer.message
+
+
+def test_an_opted_in_pod_is_born_with_the_gate(alice: Client, admin: Client) -> None:
+    wanted = edited(pod(name="opted-in"), {"metadata/labels": {"busbar.dev/queue": "true"}})
+    end = time.monotonic() + SETTLE_S
+    while True:
+        made = alice.create(wanted, dryRun="All").expect()
+        gates = made["spec"].get("schedulingGates", [])
+        if gates or time.monotonic() > end:
+            break
+    assert gates == [{"name": GATE}]
+
+
+def test_an_opted_in_job_passes_the_label_on_to_its_pods(alice: Client) -> None:
+    wanted = job("opted-in", labels={"busbar.dev/queue": "true"})
+    made = alice.create(wanted, dryRun="All").expect()
+    assert made["spec"]["template"]["metadata"]["labels"]["busbar.dev/queue"] == "true"
+    plain = alice.create(job("plain"), dryRun="All").expect()
+    assert "busbar.dev/queue" not in plain["spec"]["template"]["metadata"].get("labels", {})
