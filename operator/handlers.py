@@ -7,12 +7,14 @@ This is the only place that knows both the caches and the reconciles; it holds n
 from __future__ import annotations
 
 import logging
+import time
 
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
-from busbar.kube.errors import Forbidden, Invalid
+from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.operator import modelservice, pool, tenant, trainingjob
+from busbar.operator.actions import Action, Create
 from busbar.operator.controller import Controller, utc_now
 from busbar.operator.demand import DemandReader
 from busbar.operator.events import Notice
@@ -54,6 +56,8 @@ class Handlers:
         self._holdings = Holdings()
         self._discovers = True
         self._scaling: dict[str, ScalingState] = {}  # by uid
+        self._refused: dict[tuple[str, Key], str] = {}  # why pods of (kind, key) were not taken
+        self._refused_until: dict[Key, float] = {}  # services: when the next is sent
         controller.handles("TrainingJob", self.training_job)
         controller.handles("ModelService", self.model_service)
         controller.handles("Tenant", self.tenant)
@@ -66,6 +70,7 @@ class Handlers:
     async def training_job(self, key: Key, orders: tuple[Order, ...]) -> float | None:
         job = self._world.jobs.items.get(key)
         if job is None:
+            self._refused.pop((KIND_TRAINING, key), None)
             return None
         order = orders[0] if orders else None
         status = job.status
@@ -82,11 +87,14 @@ class Handlers:
             readings=self._prober.training,
             refusals=self._prober.refusals,
             asked=self._prober.asked.get(CHECKPOINT_PATH, {}),
+            refused=self._refused.get((KIND_TRAINING, key), ""),
         )
         decision = trainingjob.reconcile(view, order)
         if decision.status is not None:
             await self._writer.write_status(TRAINING_JOBS, job, decision.status)
-        await self._writer.carry_out(decision.actions)
+            if decision.status.admission is None:
+                self._refused.pop((KIND_TRAINING, key), None)
+        await self._carry_out(KIND_TRAINING, key, decision.actions)
         if decision.offer:
             self._rounds.wake()
         return decision.again_s
@@ -96,7 +104,15 @@ class Handlers:
         if service is None:
             known = {s.metadata.uid for s in self._world.services.items.values()}
             self._scaling = {uid: state for uid, state in self._scaling.items() if uid in known}
+            self._refused.pop((KIND_SERVICE, key), None)
+            self._refused_until.pop(key, None)
             return None
+        if any(isinstance(o, Wait) for o in orders):
+            self._refused.pop((KIND_SERVICE, key), None)  # now it waits for something else
+        refused = self._refused.get((KIND_SERVICE, key), "")
+        if refused and time.monotonic() < self._refused_until.get(key, 0.0):
+            # The plan says "start" once a second; a quota or a policy is not asked that often.
+            orders = tuple(o for o in orders if not isinstance(o, Admit))
         view = modelservice.ServiceView(
             service=service,
             pods=self._world.owned_pods(KIND_SERVICE, service),
@@ -109,14 +125,28 @@ class Handlers:
             readings=self._prober.serving,
             asked=self._prober.asked.get(DRAIN_PATH, {}),
             scaling=self._scaling.get(service.metadata.uid),
+            refused=refused,
         )
         decision = modelservice.reconcile(view, orders)
         if decision.scaling is not None:
             self._scaling[service.metadata.uid] = decision.scaling
         if decision.status is not None:
             await self._writer.write_status(MODEL_SERVICES, service, decision.status)
-        await self._writer.carry_out(decision.actions)
+        await self._carry_out(KIND_SERVICE, key, decision.actions)
         return decision.again_s
+
+    async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:
+        """Remembers why pods were refused, so that the next look can say it where a person reads it."""
+        try:
+            await self._writer.carry_out(actions)
+        except (Forbidden, Invalid, BadRequest) as error:
+            if any(isinstance(a, Create) for a in actions):
+                self._refused[kind, key] = error.message
+                if kind == KIND_SERVICE:
+                    self._refused_until[key] = time.monotonic() + self._settings.explain_period_s
+            raise
+        if any(isinstance(a, Create) for a in actions):
+            self._refused.pop((kind, key), None)
 
     async def tenant(self, key: Key, orders: tuple[Order, ...]) -> float | None:
         found = self._world.tenants.items.get(key)

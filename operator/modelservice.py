@@ -58,6 +58,7 @@ class ServiceView:
     readings: Mapping[str, ServingStatus] = field(default_factory=dict)  # by pod uid
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /drain
     scaling: ScalingState | None = None  # what the last decision remembered; None after a restart
+    refused: str = ""  # why the API server did not take a replica's pod, the last time one was sent
 
     @property
     def status(self) -> ModelServiceStatus:
@@ -320,7 +321,9 @@ def _phase(
         if len(serving) > desired:
             text = f"{len(serving)} replicas take requests; {len(serving) - desired} of them will leave."
         waits = _wait(orders)
-        if len(serving) < desired and waits is not None:
+        if len(serving) < desired and view.refused:
+            text = f"{text} Others cannot be made, and are tried again: {view.refused}"
+        elif len(serving) < desired and waits is not None:
             text = f"{text} {waits.message}"
         elif len(serving) < desired and old.reason == Reason.SERVING and old.message is not None:
             text = old.message if old.message.startswith(text) else text
@@ -342,6 +345,9 @@ def _phase(
             Reason.STARTING,
             problem or f"{len(starting)} of {desired} replicas are starting.",
         )
+    if view.refused:
+        text = f"Its pods cannot be made, and are tried again: {view.refused}"
+        return ServicePhase.QUEUED, Reason.PODS_REFUSED, text
     if waits is not None:
         return ServicePhase.QUEUED, waits.reason, waits.message
     if old.phase is ServicePhase.QUEUED and old.reason and old.message:

@@ -70,6 +70,7 @@ class JobView:
     readings: Mapping[str, Reading] = field(default_factory=dict)  # by pod uid
     refusals: Mapping[str, str] = field(default_factory=dict)  # by pod uid: why its port is not read
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /checkpoint, answered or not
+    refused: str = ""  # why the API server did not take its pods, the last time they were sent
 
     @property
     def status(self) -> TrainingJobStatus:
@@ -229,9 +230,13 @@ def _admitted(view: JobView, order: Order | None) -> Decision:
     if stale:
         return Decision(None, tuple(stale))
     missing = [rank for rank in range(admission.pods) if rank not in current]
+    gated = [p for p in current.values() if p.gated]
+    if missing or gated:
+        late = _incomplete(view, current, admission)
+        if late is not None:
+            return late
     if missing:
         return _create(view, admission, missing)
-    gated = [p for p in current.values() if p.gated]
     if gated:
         lifts = tuple(LiftGate(p.key, p.uid, p.gate_index) for p in gated)
         return Decision(None, lifts, view.settings.gang_timeout_s)
@@ -255,7 +260,11 @@ def _create(view: JobView, admission: Admission, missing: list[int]) -> Decision
             rendering=view.rendering,
         )
         actions.append(Create(PODS, _key_of(body), body))
-    return Decision(None, tuple(actions))
+    if not view.refused:
+        return Decision(None, tuple(actions))
+    text = f"Its pods cannot be made, and are tried again: {view.refused}"
+    said = _phase(view, view.status, TrainingPhase.ADMITTED, Reason.PODS_REFUSED, text)
+    return Decision(said, tuple(actions))
 
 
 def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> Decision:
@@ -291,10 +300,14 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> De
 def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) -> Decision | None:
     """Tears down a gang that cannot come up, so that nobody holds half a gang's devices."""
     limit = timedelta(seconds=view.settings.gang_timeout_s)
-    if admission.admitted_at is not None and view.now - admission.admitted_at > limit:
+    stuck = timedelta(seconds=view.settings.unschedulable_s)
+    age = view.now - admission.admitted_at if admission.admitted_at is not None else timedelta(0)
+    if view.refused and len(current) < admission.pods and age > stuck:
+        text = f"The API server does not take its pods; it is queued again. {view.refused}"
+        return _begin_release(view, Reason.GANG_INCOMPLETE, text)
+    if age > limit:
         text = f"The gang was not complete within {view.settings.gang_timeout_s:.0f} s; it is queued again."
         return _begin_release(view, Reason.GANG_INCOMPLETE, _why(text, current))
-    stuck = timedelta(seconds=view.settings.unschedulable_s)
     for pod in current.values():
         if pod.unschedulable_since is not None and view.now - pod.unschedulable_since > stuck:
             text = f"Pod {pod.key.name} could not be placed on {pod.pinned}; the gang is queued again."

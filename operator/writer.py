@@ -25,7 +25,9 @@ from busbar.operator.metrics import Metrics
 from busbar.operator.pods import HOSTNAME
 
 FIELD_MANAGER = "busbar-operator"
-_WARNINGS = frozenset({"Failed", "Retrying", "RetryLimitReached", "GangIncomplete", "DeadlineExceeded"})
+_WARNINGS = frozenset(
+    {"Failed", "Retrying", "RetryLimitReached", "GangIncomplete", "PodsRefused", "DeadlineExceeded"}
+)
 
 
 class Writer:

@@ -32,6 +32,8 @@ class Reason(StrEnum):
     RETRY_LIMIT_REACHED = "RetryLimitReached"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     GANG_INCOMPLETE = "GangIncomplete"
+    PODS_REFUSED = "PodsRefused"
+    """The API server refuses the pods: a quota, a policy, a webhook."""
     INVALID_SPEC = "InvalidSpec"
     FITS_NOWHERE = "FitsNowhere"
     NO_TENANT = "NoTenant"

@@ -47,6 +47,15 @@ def test_an_order_for_a_replica_that_is_not_wanted_creates_nothing() -> None:
     assert reconcile(view(wanting(1), replica(0)), (admit(index=1),)).actions == ()
 
 
+def test_a_refused_replica_is_told_where_a_person_reads_it() -> None:
+    for of, pods in ((wanting(1), ()), (wanting(2), (replica(0),))):
+        decision = reconcile(view(of, *pods, refused="exceeded quota: team"))
+        assert decision.status is not None
+        assert "exceeded quota: team" in (decision.status.message or "")
+    assert decision.status is not None
+    assert decision.status.phase == "Ready"
+
+
 def test_a_gated_replica_that_is_wanted_is_let_go() -> None:
     born = replica(0, phase="Pending", ready=False, gates=("busbar.dev/admission",))
     assert [type(a) for a in reconcile(view(wanting(1), born)).actions] == [LiftGate]

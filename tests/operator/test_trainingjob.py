@@ -278,6 +278,32 @@ def test_a_gang_that_cannot_be_placed_is_torn_down_and_queued_again() -> None:
     assert "no room" in (decision.status.message or "")
 
 
+QUOTA = 'pods "job-1-0" is forbidden: exceeded quota: team'
+
+
+def test_a_refused_pod_is_told_where_a_person_reads_it_and_tried_again() -> None:
+    decision = reconcile(view(admitted(job()), refused=QUOTA))
+    assert decision.status is not None
+    assert (decision.status.phase, decision.status.reason) == ("Admitted", "PodsRefused")
+    assert QUOTA in (decision.status.message or "")
+    assert [a.resource for a in decision.actions if isinstance(a, Create)] == [PODS]
+
+
+def test_a_job_whose_pods_are_refused_gives_its_place_back() -> None:
+    decision = reconcile(view(admitted(job()), refused=QUOTA, now=NOW + timedelta(seconds=61)))
+    assert phase(decision) == "Preempting"
+    assert decision.status is not None
+    assert QUOTA in (decision.status.message or "")
+
+
+@pytest.mark.parametrize("pods", [(), (gated(0), gated(1))], ids=["never made", "never let go"])
+def test_a_gang_whose_pods_never_come_does_not_keep_its_place_for_ever(pods: tuple[Pod, ...]) -> None:
+    decision = reconcile(view(admitted(gang(2), 2), *pods, now=NOW + timedelta(seconds=901)))
+    assert phase(decision) == "Preempting"
+    assert decision.status is not None
+    assert decision.status.reason == "GangIncomplete"
+
+
 # -- the end -------------------------------------------------------------------------------------------
 
 

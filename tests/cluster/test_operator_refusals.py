@@ -1,0 +1,53 @@
+"""Pods that the API server does not take (a quota, a policy, a webhook), and what becomes of who wanted them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import Cluster, engine_job
+from tests.cluster.kubelet import Script, said
+
+from busbar.kube.client import Object
+from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+
+# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def script(pod: Object) -> Script:
+    if pod["metadata"]["labels"]["busbar.dev/kind"] == "trainingjob":
+        return Script(run_s=0.05, message=said(step=10, totalSteps=10))
+    return Script(status=lambda s: {"kind": "serving", "ready": True})
+
+
+async def test_a_job_says_why_its_pods_are_refused_gives_its_place_back_and_ends_when_they_are_taken(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=script) as cluster:
+        cluster.proxy.answer(lambda m, p: m == "POST" and p.endswith("/pods"), 403, "Forbidden", times=12)
+        await cluster.start(unschedulable_s=0.5)
+        await cluster.create(engine_job("job"))
+        told = await cluster.until(TRAINING_JOBS, "job", lambda s: s.get("reason") == "PodsRefused")
+        assert "cannot be made" in told["message"]
+        await cluster.until(TRAINING_JOBS, "job", lambda s: s.get("admission") is None)
+        done = await cluster.until(TRAINING_JOBS, "job", lambda s: s.get("phase") == "Succeeded", 30)
+        assert done["attempt"] > 1
+        assert done.get("restarts", 0) == 0
+
+
+async def test_a_service_says_why_its_replica_is_refused_and_serves_when_it_is_taken(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=script) as cluster:
+        cluster.proxy.answer(lambda m, p: m == "POST" and p.endswith("/pods"), 403, "Forbidden", times=3)
+        await cluster.start()
+        await cluster.create(
+            {
+                "kind": "ModelService",
+                "metadata": {"name": "web"},
+                "spec": {"model": {"uri": "pvc://claim/model"}, "replicas": 1},
+            }
+        )
+        told = await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("reason") == "PodsRefused")
+        assert told["phase"] == "Queued"
+        await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("phase") == "Ready")
