@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from busbar.workloads.training.streams import make_repeatable
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu/training.py"
 
 
@@ -44,6 +46,56 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
         == 2 * result["ways"]["offload"]["plan"]["host"]["optimizer"]
     )
     assert result["ways"]["resident"]["linkBytesPerStep"] == 0
+
+
+class Runtime:
+    """What the script asks of the CUDA runtime, remembered."""
+
+    def __init__(self) -> None:
+        self.registered: set[int] = set()
+        self.most = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert address not in self.registered
+        self.registered.add(address)
+        self.most = max(self.most, len(self.registered))
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.registered.remove(address)
+        return 0
+
+
+def test_pinned_pages_are_let_go_before_the_next_way_begins(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(benchmark.torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(benchmark.torch.cuda, "synchronize", lambda: None)
+    cpu = benchmark.torch.device("cpu")
+    for name in ("half", "offload"):
+        way = benchmark.make(name, benchmark.Decoder(benchmark.SHAPES["miniature"]), cpu)
+        way.host_arena.pin()
+        assert len(runtime.registered) == 1
+        way.close()
+        assert not runtime.registered
+        way.host_arena.unpin()  # harmless twice
+    assert runtime.most == 1
+
+
+def test_a_gpu_is_asked_for_repeatable_kernels_without_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *given: asked.append(given))
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    make_repeatable(torch.device("cpu"))
+    assert asked == []
+    make_repeatable(torch.device("cuda"))
+    assert asked == [(True,)]
+    assert torch.utils.deterministic.fill_uninitialized_memory is False
 
 
 def test_a_difference_is_found_and_located(benchmark: ModuleType) -> None:

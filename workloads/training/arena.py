@@ -6,7 +6,8 @@ it is being written) is *reserved*: accounted, not carved. Asking for more than 
 error, never a silent growth: on a GPU that is where a run dies hours later.
 
 On a GPU the host arena is pinned by registering its pages (cudaHostRegister), because torch's own pinned
-allocator rounds sizes up to a power of two.
+allocator rounds sizes up to a power of two. They must be let go again before the region is freed: the driver
+would keep the old pages for that address range, and refuse the next arena that happens to lie there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Arena:
         carved = sum(size for owner, size in grants.items() if owner not in self._reserved)
         self._region = torch.empty(carved, dtype=torch.uint8, device=device)
         self._next = 0
+        self._pinned = False
 
     @property
     def capacity_bytes(self) -> int:
@@ -78,5 +80,14 @@ class Arena:
         result = runtime.cudaHostRegister(self._region.data_ptr(), self._region.numel(), 0)
         if int(result) != 0:
             raise OutOfArena(
-                f"{self.name} arena: the driver refused to pin {self._region.numel()} bytes: {result}"
+                f"{self.name} arena: the driver refused to pin {self._region.numel()} bytes: {result}; "
+                "raise the container's locked-memory limit (ulimit -l), or offload less"
             )
+        self._pinned = True
+
+    def unpin(self) -> None:
+        """Undo `pin` once no copy is under way; harmless when nothing is pinned."""
+        if self._pinned:
+            self._pinned = False
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(self._region.data_ptr())  # type: ignore[no-untyped-call]

@@ -130,9 +130,10 @@ def _score(
 ) -> float:
     tokens = torch.tensor([ids[start:end] for start, end, _ in windows], device=device)
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-    losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), tokens[:, 1:], reduction="none"
-    ).double()
+    wanted = tokens[:, 1:]
+    # Flat: the form with a class dimension in the middle has no repeatable kernel on a GPU.
+    flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+    losses = flat.view(wanted.shape).double()
     return sum(
         float(losses[row, scored - start - 1 :].sum()) for row, (start, _, scored) in enumerate(windows)
     )

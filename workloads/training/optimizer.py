@@ -163,7 +163,8 @@ class OffloadedAdamW:
             [part[0] for part in parts],
             [part[1] for part in parts],
             [],
-            [torch.tensor(float(self.updates - 1), device=self._step_device(state)) for _ in pieces],
+            # filled there, not copied there: on a GPU a copy of one number would wait for the whole queue
+            [torch.full((), float(self.updates - 1), device=self._step_device(state)) for _ in pieces],
             foreach=False,
             fused=self.fused,
             amsgrad=False,

@@ -127,6 +127,7 @@ class _Session:
         from busbar.workloads.training import model
         from busbar.workloads.training.limits import host_limit_bytes
         from busbar.workloads.training.plan import Limits, make_plan
+        from busbar.workloads.training.streams import make_repeatable
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer
 
         torch.set_num_threads(self.spec.threads)
@@ -137,6 +138,7 @@ class _Session:
         recipe = model.open_model(self.spec, self.places.model, vocabulary, separator)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         on_cpu = self.device.type == "cpu"
+        make_repeatable(self.device)
         limit = self.spec.device_memory_bytes
         if not on_cpu:
             free = int(torch.cuda.mem_get_info(self.device)[0] * 0.95)

@@ -162,3 +162,15 @@ def open_streams(device: torch.device) -> Streams:
             CudaStream(torch.cuda.Stream(device)),  # type: ignore[no-untyped-call]
         )
     return Streams(WorkerStream("load"), CallerStream(), WorkerStream("store"))
+
+
+def make_repeatable(device: torch.device) -> None:
+    """Have a GPU repeat its results bit for bit; a CPU does with a fixed number of threads.
+
+    Strict, not `warn_only`: torch's attention kernels take their repeatable backward pass only then.
+    """
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = (
+            False  # nothing here reads what it did not write
+        )

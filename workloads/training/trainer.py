@@ -109,6 +109,7 @@ class Trainer:
 
     def close(self) -> None:
         self.streams.close()
+        self.host_arena.unpin()
 
 
 def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:
