@@ -28,7 +28,7 @@ from busbar.api.errors import (
     body_of,
 )
 from busbar.api.guard import Guard
-from busbar.api.routes import cluster, health, internal, kinds, people
+from busbar.api.routes import cluster, health, internal, kinds, people, usage
 from busbar.api.services import Services
 
 BASE = "/api/v1alpha1"
@@ -54,7 +54,7 @@ def rest_app() -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(health.router())
-    for router in (kinds.router(), cluster.router(), people.router()):
+    for router in (kinds.router(), cluster.router(), usage.router(), people.router()):
         app.include_router(router, prefix=BASE)
     return app
 

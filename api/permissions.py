@@ -79,6 +79,18 @@ async def _csrf(request: Request) -> str | None:
     return None
 
 
+async def _authenticated(
+    request: Request,
+    _bearer: Annotated[object, Depends(_BEARER)] = None,
+    _cookie: Annotated[object, Depends(_COOKIE)] = None,
+) -> Caller:
+    return await authenticate(request)
+
+
+Authenticated = Annotated[Caller, Depends(_authenticated)]
+"""The caller, and in OpenAPI the two ways to prove it."""
+
+
 class Permission:
     """Base; subclasses are called per request."""
 
@@ -96,13 +108,8 @@ class Public(Permission):
 class Known(Permission):
     """Open to every caller with the scope `rest`; the handler shows each what they may see."""
 
-    async def __call__(
-        self,
-        request: Request,
-        _bearer: Annotated[object, Depends(_BEARER)] = None,
-        _cookie: Annotated[object, Depends(_COOKIE)] = None,
-    ) -> Caller:
-        return await authenticate(request)
+    async def __call__(self, caller: Authenticated) -> Caller:
+        return caller
 
 
 class InNamespace(Permission):
@@ -116,13 +123,7 @@ class InNamespace(Permission):
         self.subresource = subresource
         self.of = of
 
-    async def __call__(
-        self,
-        request: Request,
-        _bearer: Annotated[object, Depends(_BEARER)] = None,
-        _cookie: Annotated[object, Depends(_COOKIE)] = None,
-    ) -> Caller:
-        caller = await authenticate(request)
+    async def __call__(self, request: Request, caller: Authenticated) -> Caller:
         await services_of(request).authorizer.require(
             caller,
             self.verb,
@@ -138,13 +139,7 @@ class InNamespace(Permission):
 class AdminOnly(Permission):
     """Open to who may change Tenants: who decides what others may do."""
 
-    async def __call__(
-        self,
-        request: Request,
-        _bearer: Annotated[object, Depends(_BEARER)] = None,
-        _cookie: Annotated[object, Depends(_COOKIE)] = None,
-    ) -> Caller:
-        caller = await authenticate(request)
+    async def __call__(self, request: Request, caller: Authenticated) -> Caller:
         if not await services_of(request).authorizer.administers(caller):
             raise Forbidden("this is for admins")
         return caller

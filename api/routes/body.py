@@ -31,9 +31,10 @@ Body = Annotated[Object, Depends(read_object)]
 """Stands after the caller in a handler's parameters: who is not known does not hear about their JSON."""
 
 
-def takes(model: str, description: str) -> dict[str, Any]:
-    """OpenAPI for a body that is one of our kinds; `model` is its schema's name."""
-    schema = {"$ref": f"#/components/schemas/{model}"} if model else {"type": "object"}
+def takes(kinds: tuple[str, ...], description: str) -> dict[str, Any]:
+    """OpenAPI for a body that is one of these kinds; of none, any object."""
+    models = [{"$ref": f"#/components/schemas/{kind}"} for kind in kinds]
+    schema = {"oneOf": models} if len(models) > 1 else models[0] if models else {"type": "object"}
     return {
         "requestBody": {
             "required": True,

@@ -17,12 +17,17 @@ Anyone = Annotated[Caller, Depends(Known())]
 
 
 def router() -> APIRouter:
-    routes = APIRouter()
+    """Both."""
+    routes = APIRouter(tags=["Callers"])
+    _tokens(routes)
+    _audit(routes)
+    return routes
 
+
+def _tokens(routes: APIRouter) -> None:
     @routes.get(
         "/tokens",
         operation_id="listTokens",
-        tags=["Callers"],
         summary="One's own tokens; everybody's for admins",
         response_model=schemas.TokenList,
         responses=errors(401, 403, 503),
@@ -33,7 +38,6 @@ def router() -> APIRouter:
     @routes.post(
         "/tokens",
         operation_id="createToken",
-        tags=["Callers"],
         summary="A new token; its text is shown this once",
         status_code=201,
         response_model=schemas.TokenCreated,
@@ -58,7 +62,6 @@ def router() -> APIRouter:
     @routes.delete(
         "/tokens/{token_id}",
         operation_id="revokeToken",
-        tags=["Callers"],
         summary="End a token and the browser sessions that began with it",
         status_code=204,
         responses=errors(401, 403, 404, 503),
@@ -68,10 +71,11 @@ def router() -> APIRouter:
         await services_of(request).desk.revoke(caller, token_id)
         return Response(status_code=204)
 
+
+def _audit(routes: APIRouter) -> None:
     @routes.get(
         "/audit",
         operation_id="listAudit",
-        tags=["Callers"],
         summary="Who wrote what, newest first (admins)",
         response_model=schemas.AuditPage,
         responses=errors(401, 403, 422, 503),
@@ -86,5 +90,3 @@ def router() -> APIRouter:
         rows = await services_of(request).audit.page(before=before, subject=subject, limit=limit)
         following = rows[-1].id if len(rows) == limit else None
         return schemas.AuditPage.model_validate({"items": rows, "next": following})
-
-    return routes
