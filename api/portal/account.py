@@ -10,8 +10,9 @@ from busbar.api.errors import ApiError, Unauthenticated
 from busbar.api.identity import Caller, Role, Scope
 from busbar.api.ledger import By
 from busbar.api.permissions import AdminOnly, Known, services_of
+from busbar.api.portal.drafts import whole_or_none
 from busbar.api.portal.render import frame, html
-from busbar.api.portal.views import money, number
+from busbar.api.portal.words import money, number
 from busbar.api.preview import span
 from busbar.api.usage import usage_for
 
@@ -21,7 +22,13 @@ Anyone = Annotated[Caller, Depends(Known())]
 
 def router() -> APIRouter:
     routes = APIRouter()
+    _usage(routes)
+    _token_pages(routes)
+    _audit(routes)
+    return routes
 
+
+def _usage(routes: APIRouter) -> None:
     @routes.get("/usage")
     async def usage(
         request: Request,
@@ -42,6 +49,8 @@ def router() -> APIRouter:
         }
         return html("usage.html", {**await frame(request, caller, "usage"), **context})
 
+
+def _token_pages(routes: APIRouter) -> None:
     @routes.get("/tokens")
     async def tokens(request: Request, caller: Anyone) -> Response:
         return await _tokens(request, caller, None, None)
@@ -56,14 +65,14 @@ def router() -> APIRouter:
         days: Annotated[str, Form(max_length=5)] = "",
     ) -> Response:
         try:
-            lifetime = timedelta(days=int(days)) if days.strip().isdigit() and int(days) > 0 else None
+            good_for = whole_or_none(days, "days", "until it is revoked", least=1)
             text, _ = await services_of(request).desk.create(
                 caller,
                 scopes=scope or [Scope.REST],
                 role=Role.USER,
                 tenant=tenant or None,
                 description=description,
-                lifetime=lifetime,
+                lifetime=timedelta(days=good_for) if good_for is not None else None,
             )
         except Unauthenticated:
             raise
@@ -76,6 +85,8 @@ def router() -> APIRouter:
         await services_of(request).desk.revoke(caller, token_id)
         return RedirectResponse("/tokens", status_code=303)
 
+
+def _audit(routes: APIRouter) -> None:
     @routes.get("/audit")
     async def audit(
         request: Request,
@@ -86,8 +97,6 @@ def router() -> APIRouter:
         following = rows[-1].id if len(rows) == PAGE else None
         context = {"rows": rows, "next": following}
         return html("audit.html", {**await frame(request, caller, "audit"), **context})
-
-    return routes
 
 
 async def _tokens(

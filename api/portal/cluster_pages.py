@@ -9,8 +9,9 @@ from busbar.api.cluster import NodeLoad
 from busbar.api.errors import Unavailable
 from busbar.api.identity import Caller
 from busbar.api.permissions import Known, services_of
+from busbar.api.portal.pool_views import pool_view
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.portal.views import number, pool_view
+from busbar.api.portal.words import number
 
 
 def router() -> APIRouter:

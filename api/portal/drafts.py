@@ -79,6 +79,21 @@ def to_yaml(obj: Object) -> str:
     return str(yaml.safe_dump(obj, sort_keys=False, allow_unicode=True))
 
 
+def whole_or_none(text: str, name: str, otherwise: str, least: int = 0) -> int | None:
+    """The number in a form's field; None when it was left empty, which means `otherwise`.
+
+    Raises:
+        Invalid: there is something else in it.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        rule = f"of at least {least}, " if least else ""
+        raise Invalid(f"{name} must be a whole number, {rule}or empty for {otherwise}", field=name)
+    return int(text)
+
+
 def _object(resource: Resource, fields: Fields, spec: Object) -> Object:
     name = fields.get("name", "").strip()
     if not name:

@@ -5,22 +5,27 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from busbar.api.errors import Invalid
 from busbar.api.identity import Caller
 from busbar.api.permissions import InNamespace, Known, services_of
-from busbar.api.portal.drafts import to_yaml
+from busbar.api.portal import object_pages
+from busbar.api.portal.drafts import whole_or_none
 from busbar.api.portal.render import frame, html, is_fragment
 from busbar.api.portal.views import service_view
-from busbar.kube.resources import EVENTS, MODEL_SERVICES
+from busbar.kube.resources import MODEL_SERVICES
 
 Reader = Annotated[Caller, Depends(InNamespace("get", MODEL_SERVICES))]
 Writer = Annotated[Caller, Depends(InNamespace("patch", MODEL_SERVICES))]
-Deleter = Annotated[Caller, Depends(InNamespace("delete", MODEL_SERVICES))]
 
 
 def router() -> APIRouter:
     routes = APIRouter()
+    _reading(routes)
+    _asking(routes)
+    routes.include_router(object_pages.router(MODEL_SERVICES, "services"))
+    return routes
 
+
+def _reading(routes: APIRouter) -> None:
     @routes.get("/services")
     async def listing(request: Request, caller: Annotated[Caller, Depends(Known())]) -> Response:
         services = services_of(request)
@@ -40,23 +45,12 @@ def router() -> APIRouter:
         context = {
             "service": view,
             "gateway": services.settings.shown_gateway_url,
-            "yaml": to_yaml({key: obj[key] for key in ("apiVersion", "kind", "spec") if key in obj}),
-            "may_write": await services.authorizer.allowed(caller, "patch", MODEL_SERVICES, namespace),
-            "api": f"/api/v1alpha1/namespaces/{namespace}/modelservices/{name}",
+            **await object_pages.of_object(request, caller, MODEL_SERVICES, obj),
         }
         return html("service.html", {**await frame(request, caller, "services"), **context})
 
-    @routes.get("/services/{namespace}/{name}/events")
-    async def events(
-        request: Request,
-        namespace: str,
-        name: str,
-        caller: Annotated[Caller, Depends(InNamespace("list", EVENTS, of=MODEL_SERVICES))],
-    ) -> Response:
-        services = services_of(request)
-        found = await services.pods.events(caller, MODEL_SERVICES, namespace, name)
-        return html("events.html", {"events": found, "now": services.clock()})
 
+def _asking(routes: APIRouter) -> None:
     @routes.post("/services/{namespace}/{name}/complete")
     async def complete(
         request: Request,
@@ -80,26 +74,6 @@ def router() -> APIRouter:
         caller: Writer,
         replicas: Annotated[str, Form(max_length=6)] = "",
     ) -> Response:
-        text = replicas.strip()
-        if text and not text.isdigit():
-            raise Invalid("replicas must be a whole number, or empty for the autoscaler", field="replicas")
-        count = int(text) if text else None
+        count = whole_or_none(replicas, "replicas", "the autoscaler")
         await services_of(request).objects.scale(caller, namespace, name, count)
         return RedirectResponse(f"/services/{namespace}/{name}", status_code=303)
-
-    @routes.post("/services/{namespace}/{name}/cancel")
-    async def cancel(request: Request, namespace: str, name: str, caller: Writer) -> Response:
-        await services_of(request).objects.suspend(caller, MODEL_SERVICES, namespace, name, True)
-        return RedirectResponse(f"/services/{namespace}/{name}", status_code=303)
-
-    @routes.post("/services/{namespace}/{name}/resume")
-    async def resume(request: Request, namespace: str, name: str, caller: Writer) -> Response:
-        await services_of(request).objects.suspend(caller, MODEL_SERVICES, namespace, name, False)
-        return RedirectResponse(f"/services/{namespace}/{name}", status_code=303)
-
-    @routes.post("/services/{namespace}/{name}/delete")
-    async def delete(request: Request, namespace: str, name: str, caller: Deleter) -> Response:
-        await services_of(request).objects.delete(caller, MODEL_SERVICES, namespace, name)
-        return RedirectResponse("/services", status_code=303)
-
-    return routes

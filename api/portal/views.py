@@ -1,12 +1,13 @@
 """From objects to what pages show. Pure: an object and a time in, plain values out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from busbar.api.clock import parse_time
-from busbar.api.cluster import NodeLoad, model_id
+from busbar.api.cluster import model_id
 from busbar.api.kubernetes import Object
+from busbar.api.portal.words import ago, grouped, money, number, whole
 from busbar.api.preview import span
 from busbar.api.projection import REQUESTER, as_number
 
@@ -220,70 +221,6 @@ def service_view(obj: Object, now: datetime) -> ServiceView:
     )
 
 
-@dataclass(frozen=True)
-class NodeView:
-    """One cell of the heat map."""
-
-    name: str
-    heat: int
-    label: str
-    amount: str
-    ready: bool
-
-
-@dataclass(frozen=True)
-class PoolView:
-    """A pool with its nodes."""
-
-    name: str
-    accelerator: str
-    price: str
-    capacity: str
-    allocated: str
-    free: str
-    percent: float
-    memory: str
-    ready: bool
-    message: str
-    nodes: list[NodeView] = field(default_factory=list)
-
-
-def pool_view(pool: Object, loads: list[NodeLoad]) -> PoolView:
-    """A pool and the load of its nodes."""
-    spec, status = pool["spec"], pool.get("status") or {}
-    mine = [load for load in loads if load.pool == pool["metadata"]["name"]]
-    capacity = float(status.get("capacity") or sum(n.capacity for n in mine))
-    held = status.get("allocated")
-    allocated = float(held) if held is not None else sum(n.allocated for n in mine)
-    ready: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
-    return PoolView(
-        name=pool["metadata"]["name"],
-        accelerator=spec["accelerator"],
-        price=f"{money(spec.get('pricePerHour'))} per hour" if spec.get("pricePerHour") else "no price",
-        capacity=number(capacity, 1),
-        allocated=number(allocated, 1),
-        free=number(max(0.0, capacity - allocated), 1),
-        percent=min(100.0, 100.0 * allocated / capacity) if capacity else 0.0,
-        memory=f"{number(spec.get('memoryGib'), 0)} GiB" if spec.get("memoryGib") else "",
-        ready=ready.get("status", "True") == "True",
-        message=str(ready.get("message") or ""),
-        nodes=[node_view(load) for load in mine],
-    )
-
-
-def node_view(load: NodeLoad) -> NodeView:
-    """One cell: its heat is 0 to 10, in words for those who see no colours."""
-    amount = f"{number(load.allocated, 1)}/{number(load.capacity, 1)}"
-    state = "" if load.ready else ", not ready"
-    return NodeView(
-        name=load.name,
-        heat=round(10 * load.share),
-        label=f"{load.name}: {number(load.allocated, 1)} of {number(load.capacity, 1)} {load.accelerator} held{state}",
-        amount=amount,
-        ready=load.ready,
-    )
-
-
 def matches(view: JobView, chosen: str, text: str) -> bool:
     """Whether a job passes the list's filter."""
     if chosen in FILTERS and view.badge.text not in FILTERS[chosen]:
@@ -337,36 +274,6 @@ def waiting_facts(record: Object) -> list[tuple[str, str]]:
             value = f"{number(amount, 0)} MiB" if memory else number(amount / 1000, 2)
         facts.append((label, str(value)))
     return facts
-
-
-def ago(text: object, now: datetime) -> str:
-    """How long ago, in words; empty when there is no time."""
-    then = parse_time(text)
-    return span(max(0.0, (now - then).total_seconds())) if then is not None else ""
-
-
-def number(value: object, digits: int) -> str:
-    """A number without useless zeros; empty when there is none."""
-    found = as_number(value)
-    if found is None:
-        return ""
-    text = f"{found:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def whole(value: object) -> int:
-    """A count; 0 when it is none."""
-    return int(as_number(value) or 0)
-
-
-def grouped(value: object) -> str:
-    found = as_number(value)
-    return f"{found:,.0f}" if found is not None else ""
-
-
-def money(value: object) -> str:
-    """An amount in the currency that pools' prices are in."""
-    return f"{as_number(value) or 0:,.2f}"
 
 
 def _preview(found: Object) -> dict[str, Any]:

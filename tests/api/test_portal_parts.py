@@ -12,8 +12,10 @@ from tests.api.conftest import JOB, SERVICE
 from busbar.api.cluster import NodeLoad
 from busbar.api.errors import Invalid
 from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml
+from busbar.api.portal.pool_views import node_view
 from busbar.api.portal.render import STATIC, static_files, templates
-from busbar.api.portal.views import ago, job_view, matches, node_view, number, service_view, waiting_facts
+from busbar.api.portal.views import job_view, matches, service_view, waiting_facts
+from busbar.api.portal.words import ago, number
 from busbar.kube.types import ModelService, TrainingJob
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
