@@ -151,8 +151,6 @@ class Preview(WireModel):
     finishes_in_low_seconds: float | None = None
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
-    starts_replicas: int | None = None
-    wanted_replicas: int | None = None
     changes: list[Change] = Field(default_factory=list)
 
 

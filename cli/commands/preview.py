@@ -68,9 +68,6 @@ def _table(found: Preview) -> str:
             finish += (
                 f" ({duration(found.finishes_in_low_seconds)} to {duration(found.finishes_in_high_seconds)})"
             )
-    replicas = None
-    if found.wanted_replicas is not None:
-        replicas = f"{found.starts_replicas or 0} of {found.wanted_replicas} start now"
     text = facts(
         [
             ("Starts now", found.starts_now),
@@ -81,7 +78,6 @@ def _table(found: Preview) -> str:
             ("Accelerator", f"{found.accelerators:g} × {found.accelerator}" if found.accelerator else None),
             ("Mode", found.mode),
             ("Pods", found.pods or None),
-            ("Replicas", replicas),
             ("Finishes", finish),
             ("Cost", f"{found.cost_per_hour:.2f} per hour" if found.cost_per_hour is not None else None),
             ("Cost in all", f"{found.estimated_cost:.2f}" if found.estimated_cost is not None else None),

@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from pydantic import BaseModel
 
-from busbar.cli import errors
+from busbar.api.routes import schemas
+from busbar.cli import errors, results
 from busbar.cli.client import Client, kind_of
 from busbar.cli.results import MODEL_SERVICE, TRAINING_JOB, Object
 from busbar.kube.types import TrainingJob
@@ -164,3 +166,26 @@ def test_logs_come_line_by_line_and_errors_of_them_are_errors() -> None:
 def test_a_manifest_of_another_kind_is_refused() -> None:
     with pytest.raises(errors.UsageProblem, match="kubectl apply"):
         kind_of({"kind": "Tenant"})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (results.Me, schemas.Me),
+        (results.Membership, schemas.MembershipInfo),
+        (results.Preview, schemas.PreviewInfo),
+        (results.Change, schemas.ChangeInfo),
+        (results.Event, schemas.EventInfo),
+        (results.Token, schemas.TokenInfo),
+        (results.NewToken, schemas.TokenCreated),
+        (results.Usage, schemas.Usage),
+        (results.InferenceUsage, schemas.InferenceUsage),
+        (results.ComputeUsage, schemas.ComputeUsage),
+        (results.Node, schemas.NodeInfo),
+        (results.Model, schemas.ModelInfo),
+    ],
+)
+def test_a_result_has_no_field_that_the_server_does_not_send(
+    ours: type[BaseModel], theirs: type[BaseModel]
+) -> None:
+    assert set(ours.model_fields) <= set(theirs.model_fields)
