@@ -29,6 +29,7 @@ from typing import Any
 
 from busbar.local import cgroups, namespaces
 from busbar.local.instance import start_ticks, write_json
+from busbar.local.mounts import private_mounts
 
 TICK_S = 0.25
 FIRST_PAUSE_S = 0.5
@@ -36,7 +37,6 @@ LONGEST_PAUSE_S = 10.0
 STEADY_AFTER_S = 30.0  # a part that lived this long starts again without a pause
 STOP_S = 8.0  # what a part, or all pods together, get between SIGTERM and SIGKILL
 LOG_LIMIT = 32 * 1024 * 1024
-RUN = "/run/busbar"
 WAY_OUT_DEVICE = "out0"
 MASQUERADE = f"""
 table ip busbar {{
@@ -161,7 +161,7 @@ class Supervisor:
         """Set up, then supervise until SIGTERM."""
         watched = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-        private_mounts(self.spec)
+        private_mounts(self.spec.binds)
         self.connect()
         cgroups.create(self.spec.cgroup)
         cgroups.weigh(self.spec.cgroup, os.cpu_count() or 1)
@@ -354,53 +354,6 @@ class Supervisor:
         while cgroups.members(pods) and time.monotonic() < deadline:
             self.reap()
             time.sleep(0.1)
-
-
-def private_mounts(spec: Spec) -> None:
-    """Our own /proc, /run and writable /var; masks over the kernel settings the kubelet would change."""
-    mount, bind = namespaces.mount, namespaces.MS_BIND | namespaces.MS_REC
-    mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
-    mount("proc", "/proc", "proc")
-    resolvers = os.path.realpath("/etc/resolv.conf")  # may lead into /run
-    machine_resolvers = Path(resolvers).read_text() if os.path.exists(resolvers) else ""
-    mount("tmpfs", "/run", "tmpfs", options="mode=755,size=1g")
-    for source, name in spec.binds.items():
-        target = f"{RUN}/{name}"
-        os.makedirs(source, exist_ok=True)
-        os.makedirs(target, exist_ok=True)
-        mount(source, target, flags=bind)
-    # The kubelet and the CNI plugins keep fixed folders under /var; what they write there stays here.
-    for name in ("upper", "work"):
-        os.makedirs(f"{RUN}/var/{name}")
-    layers = f"lowerdir=/var,upperdir={RUN}/var/upper,workdir={RUN}/var/work"
-    mount("overlay", "/var", "overlay", options=layers)
-    if Path("/var/run").is_symlink() is False:
-        os.makedirs("/var/run", exist_ok=True)
-        mount("/run", "/var/run", flags=bind)
-    mask_settings()
-    Path(RUN, "machine-resolv.conf").write_text(machine_resolvers)  # for the way out, which asks them
-    os.makedirs(os.path.dirname(resolvers), exist_ok=True)
-    Path(resolvers).touch()
-    mount(f"{RUN}/config/machine-resolv.conf", resolvers, flags=namespaces.MS_BIND)
-    # A peer group of our own, so that mounts that pods share reach the pods and nothing else.
-    mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_SHARED)
-
-
-def mask_settings() -> None:
-    """Let the kubelet find the machine-wide settings it insists on, without changing the machine."""
-    wanted = {
-        "vm/overcommit_memory": "1",
-        "vm/panic_on_oom": "0",
-        "kernel/panic": "10",
-        "kernel/panic_on_oops": "1",
-        "kernel/keys/root_maxkeys": "1000000",
-        "kernel/keys/root_maxbytes": "25000000",
-    }
-    for name, value in wanted.items():
-        mask = Path(RUN, "settings", name)
-        mask.parent.mkdir(parents=True, exist_ok=True)
-        mask.write_text(value + "\n")
-        namespaces.mount(str(mask), f"/proc/sys/{name}", flags=namespaces.MS_BIND)
 
 
 def answers(ready: str) -> bool:
