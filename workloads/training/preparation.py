@@ -78,14 +78,23 @@ def _key(spec: EngineSpec, corpus: Corpus, saved_tokenizer: Path | None, wanted:
 
 
 def _read_cache(cache: Path, key: str) -> tuple[Any, Tokens] | None:
+    """None for whatever is not whole: a power cut may leave any of the files empty or torn."""
     try:
         facts = json.loads((cache / "facts.json").read_text())
         stream = np.load(cache / "tokens.npy", allow_pickle=False)
-        if facts != {"key": key, "crc32": zlib.crc32(stream.tobytes())}:
+        if facts != _facts(cache, key, stream):
             return None
         return load_tokenizer(cache), stream
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return None
+
+
+def _facts(folder: Path, key: str, stream: Tokens) -> dict[str, Any]:
+    return {
+        "key": key,
+        "crc32": zlib.crc32(stream.tobytes()),
+        "tokenizerCrc32": zlib.crc32((folder / "tokenizer.json").read_bytes()),
+    }
 
 
 def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Tokens) -> None:
@@ -94,7 +103,6 @@ def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Tokens) -> None:
     temporary.mkdir(parents=True)
     tokenizer.save(str(temporary / "tokenizer.json"))
     np.save(temporary / "tokens.npy", stream)
-    facts = {"key": key, "crc32": zlib.crc32(stream.tobytes())}
-    (temporary / "facts.json").write_text(json.dumps(facts))
+    (temporary / "facts.json").write_text(json.dumps(_facts(temporary, key, stream)))
     shutil.rmtree(cache, ignore_errors=True)
     temporary.rename(cache)
