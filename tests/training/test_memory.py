@@ -56,6 +56,22 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     [
         ({"memory.max": "2147483648\n", "memory.current": "1073741824\n"}, 1024),
         ({"memory/memory.limit_in_bytes": "1073741824\n", "memory/memory.usage_in_bytes": "0\n"}, 1024),
+        (
+            {
+                "memory.max": "2147483648\n",
+                "memory.current": "2147483648\n",
+                "memory.stat": "anon 1\ninactive_file 805306368\nactive_file 268435456\nfile 1073741824\n",
+            },
+            1024,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "2147483648\n",
+                "memory/memory.usage_in_bytes": "2147483648\n",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1073741824\ntotal_active_file 0\n",
+            },
+            1024,
+        ),
         ({"memory.max": "max\n", "memory.current": "5\n"}, 4096),
         (
             {"memory/memory.limit_in_bytes": "9223372036854771712\n", "memory/memory.usage_in_bytes": "0"},
@@ -63,7 +79,15 @@ def write(folder: Path, files: dict[str, str]) -> Path:
         ),
         ({}, 4096),
     ],
-    ids=["cgroup v2", "cgroup v1", "v2 without limit", "v1 without limit", "no cgroup"],
+    ids=[
+        "cgroup v2",
+        "cgroup v1",
+        "v2, half of it file pages",
+        "v1, half of it file pages",
+        "v2 without limit",
+        "v1 without limit",
+        "no cgroup",
+    ],
 )
 def test_the_host_limit_is_the_smaller_of_cgroup_and_free_memory(
     files: dict[str, str], expected_mib: int, tmp_path: Path
