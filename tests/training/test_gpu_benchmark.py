@@ -95,7 +95,7 @@ def test_a_gpu_is_asked_for_repeatable_kernels_without_exception(
     assert asked == []
     make_repeatable(torch.device("cuda"))
     assert asked == [(True,)]
-    assert torch.utils.deterministic.fill_uninitialized_memory is False
+    assert getattr(torch.utils.deterministic, "fill_uninitialized_memory") is False  # noqa: B009
 
 
 def test_a_difference_is_found_and_located(benchmark: ModuleType) -> None:

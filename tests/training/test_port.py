@@ -178,3 +178,16 @@ def test_the_termination_message_is_the_status_without_losses(tmp_path: Path) ->
     assert len(log.read_bytes()) <= TERMINATION_LIMIT_BYTES
     message = TrainingStatus.model_validate(json.loads(log.read_text()))
     assert (message.step, message.losses) == (6, [])
+
+
+def test_a_loss_that_is_no_number_leaves_the_status_valid_json(served: Served) -> None:
+    train_some(served.status)
+    served.status.finished_step(7, float("nan"), seconds=0.5, tokens=100)
+    text = served.get("/status").text
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    document = json.loads(text, parse_constant=refuse)
+    assert (document["step"], document["loss"]) == (7, None)
+    assert document["losses"][-1][0] == 6

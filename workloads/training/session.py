@@ -8,6 +8,7 @@ nothing to save that is not saved already.
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -236,10 +237,14 @@ class _Session:
             return None
         from busbar.workloads.training import evaluation
         from busbar.workloads.training.packing import document_order
-        from busbar.workloads.training.tokenizer import decode_bytes, end_of_text_id, token_bytes
+        from busbar.workloads.training.tokenizer import bytes_decoder, end_of_text_id
 
         self._phase("Evaluating", "bits per byte on held-out files")
-        table = token_bytes(prepared.tokenizer)
+        held_out = evaluation.select_documents(document_order(corpus.holdout, self.spec.seed))
+        if not held_out:
+            self.reporter.note("no bits per byte: the held-out files are empty")
+            return None
+        decode = bytes_decoder(prepared.tokenizer)
         seen = prepared.packed.seen_runs(self.spec.steps, self.spec.batch.sequences)
         scores = evaluation.evaluate(
             trainer.model,
@@ -247,12 +252,15 @@ class _Session:
             end_of_text_id(prepared.tokenizer),
             self.spec.data.sequence_length,
             self.spec.batch.micro_batch,
-            evaluation.select_documents(document_order(corpus.holdout, self.spec.seed)),
-            [decode_bytes(table, run.tolist()) for run in seen],
+            held_out,
+            [decode(run.tolist()) for run in seen],
             wanted.ngram_order,
             self.device,
             self._share,
         )
+        if not math.isfinite(scores.bits_per_byte):
+            self.reporter.note("no bits per byte: the model's weights are not numbers; the training diverged")
+            return None
         document = scores.to_json()
         self.status.update(evaluation=document)
         self.reporter.note(
@@ -287,6 +295,7 @@ class _Loop:
         self.packed = prepared.packed
         self.status, self.control, self.reporter = session.status, session.control, session.reporter
         self._last_save = time.monotonic()
+        self._diverged = False
 
     def go(self) -> None:
         total = self.session.spec.steps
@@ -299,6 +308,12 @@ class _Loop:
     def _step(self, total: int) -> None:
         result = self.trainer.step(self.packed)
         self.journal.append(result.step, result.loss)
+        if not math.isfinite(result.loss) and not self._diverged:
+            self._diverged = True
+            self.reporter.note(
+                f"warning: the loss of step {result.step} is {result.loss}; the training has diverged. "
+                "Lower optimizer.learningRate, or set optimizer.gradientClip"
+            )
         self.status.finished_step(result.step, result.loss, result.seconds, result.tokens)
         self._publish()
         shown = self.status.to_json(losses=False)

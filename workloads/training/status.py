@@ -6,6 +6,7 @@ container's termination message. `to_prometheus` is the same as metrics.
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -67,10 +68,12 @@ class Status:
             self._facts["message"] = str(self._facts["message"])[:MESSAGE_LIMIT]
 
     def finished_step(self, step: int, loss: float, seconds: float, tokens: int) -> None:
+        finite = math.isfinite(loss)  # JSON has no word for the others, and API servers refuse them
         with self._lock:
-            self._facts.update(step=step, loss=loss)
+            self._facts.update(step=step, loss=loss if finite else None)
             self._facts["tokens"] += tokens
-            self._losses.append((step, loss))
+            if finite:
+                self._losses.append((step, loss))
             self._steps_here += 1
             if self._steps_here > WARM_UP_STEPS or not self._speeds:
                 if self._steps_here == WARM_UP_STEPS + 1:

@@ -14,7 +14,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -171,6 +171,5 @@ def make_repeatable(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # nothing here reads what it did not write
-        )
+        filling: Any = torch.utils.deterministic
+        filling.fill_uninitialized_memory = False  # nothing here reads what it did not write

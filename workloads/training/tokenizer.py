@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,21 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
 
 def decode_bytes(table: Sequence[bytes], ids: Iterable[int]) -> bytes:
     return b"".join(table[index] for index in ids)
+
+
+def bytes_decoder(tokenizer: Any) -> Callable[[Sequence[int]], bytes]:
+    """Tokens to the text's bytes: exact for a byte-level vocabulary, the tokenizer's own decoding for others."""
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders") or ())}
+    if "ByteLevel" in kinds:
+        table = token_bytes(tokenizer)
+        return lambda ids: decode_bytes(table, ids)
+
+    def decode(ids: Sequence[int]) -> bytes:
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text.encode()
+
+    return decode
 
 
 def save_for_transformers(tokenizer: Any, folder: Path, context: int) -> None:
