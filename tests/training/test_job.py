@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from tests.training.small import LLAMA, engine, manifest
 
+from busbar.workloads.training import environment
 from busbar.workloads.training.command import train
 from busbar.workloads.training.environment import read_manifest, run_from_manifest, run_from_pod
 from busbar.workloads.training.errors import InvalidJob, Unsupported
@@ -124,6 +127,28 @@ def test_the_operators_folders_win_in_a_pod(tmp_path: Path) -> None:
 def test_a_gang_of_the_built_in_engine_is_refused_with_the_way_out() -> None:
     with pytest.raises(Unsupported, match="bring your own image"):
         run_from_pod({"WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize("spec", [None, [], "x"])
+def test_a_job_without_a_spec_is_refused_with_a_sentence(spec: object, tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="spec"):
+        run_from_manifest({**manifest(), "spec": spec}, tmp_path, None, {"steps": 3})
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import yaml
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+    monkeypatch.setattr(environment, "fix_threads", lambda spec: None)
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest()))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = CliRunner().invoke(train, [str(file), "--claims", str(tmp_path), "--port", port])
+    assert ran.exit_code == 2
+    assert f"--port {port}: Address already in use; choose another" in ran.output
 
 
 def test_a_file_with_other_documents_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.training.small import TEXTS, VOCABULARY, engine
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from busbar.workloads.training.corpus import open_corpus
 from busbar.workloads.training.errors import InvalidJob
@@ -16,6 +18,7 @@ from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.packing import Packed, document_order, pack
 from busbar.workloads.training.preparation import prepare
 from busbar.workloads.training.tokenizer import (
+    bytes_decoder,
     decode_bytes,
     end_of_text_id,
     token_bytes,
@@ -130,6 +133,40 @@ def test_prepared_text_is_read_from_its_cache_and_made_again_when_that_is_damage
     third = prepare(spec, corpus, None, cache)
     assert not third.from_cache
     assert np.array_equal(first.packed.sequences, third.packed.sequences)
+
+
+@pytest.mark.parametrize("file", ["tokens.npy", "tokenizer.json", "facts.json"])
+@pytest.mark.parametrize("left", [0, 100], ids=["empty", "torn"])
+def test_files_that_a_power_cut_left_torn_are_made_again(
+    file: str, left: int, text_folder: Path, tmp_path: Path
+) -> None:
+    spec, cache = parse_engine(engine()), tmp_path / "prepared"
+    corpus = open_corpus("pvc://text", text_folder, 0.2)
+    first = prepare(spec, corpus, None, cache)
+    (cache / file).write_bytes((cache / file).read_bytes()[:left])
+    again = prepare(spec, corpus, None, cache)
+    assert not again.from_cache
+    assert again.tokenizer_hash == first.tokenizer_hash
+
+
+def test_a_file_whose_name_is_no_unicode_is_text_like_any_other(text_folder: Path) -> None:
+    Path(os.fsdecode(os.fsencode(text_folder) + b"/caf\xe9.txt")).write_text("a name in Latin-1")
+    corpus = open_corpus("pvc://text", text_folder, 0.2)
+    documents = [*corpus.train, *corpus.holdout]
+    assert len(documents) == len(TEXTS) + 1
+    assert len(document_order(documents, 0)) == len(documents)
+
+
+def test_tokens_of_any_kind_of_tokenizer_become_the_texts_bytes() -> None:
+    text = "the pump opens the line — twice"
+    byte_level = train_tokenizer(TEXTS.values(), VOCABULARY)
+    pieces = Tokenizer(
+        models.Unigram([("<unk>", 0.0), *((c, -1.0) for c in sorted(set(text))), ("▁", -1.0)], 0)
+    )
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    pieces.decoder = decoders.Metaspace()
+    for tokenizer in (byte_level, pieces):
+        assert bytes_decoder(tokenizer)(tokenizer.encode(text).ids) == text.encode()
 
 
 def test_documents_come_in_a_seeded_order(text_folder: Path) -> None:

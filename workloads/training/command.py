@@ -75,7 +75,12 @@ def train(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: control.stop())
     reporter: Reporter = Bar() if sys.stdout.isatty() and not plain else Lines(described.name)
-    server = _serve(status, control, reporter, port)
+    try:
+        server = _serve(status, control, reporter, port)
+    except OSError as problem:
+        reporter.close()
+        click.echo(f"error: --port {port}: {problem.strerror}; choose another, or 0 for a free one", err=True)
+        sys.exit(INVALID)
     code = run(described, status, control, reporter)
     if server is not None:
         server.close()

@@ -20,15 +20,15 @@ class Control:
         self._lock = threading.Lock()
         self._requests: list[SaveRequest] = []
         self._closed: str | None = "the run is still preparing: there is nothing to save yet"
-        self._stop = threading.Event()
+        self._stop = False
 
     def stop(self) -> None:
-        """Ask for save and exit (safe to call from a signal handler)."""
-        self._stop.set()
+        """Ask for save and exit. Takes no lock: a second signal may interrupt the handler of the first."""
+        self._stop = True
 
     @property
     def stopping(self) -> bool:
-        return self._stop.is_set()
+        return self._stop
 
     def open(self) -> None:
         """From now on the loop answers save requests."""

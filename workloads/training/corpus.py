@@ -8,6 +8,7 @@ held out by a hash of its name, so that adding files never moves others between 
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +74,12 @@ def _is_text(path: Path) -> bool:
 
 
 def _is_held_out(name: str, fraction: float) -> bool:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < fraction * 2**64
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") < fraction * 2**64
 
 
 def _digest(documents: list[Document]) -> str:
     digest = hashlib.sha256()
     for document in documents:
-        digest.update(document.name.encode() + b"\0")
+        digest.update(os.fsencode(document.name) + b"\0")  # a file's name need not be Unicode
         digest.update(hashlib.sha256(document.path.read_bytes()).digest())
     return digest.hexdigest()

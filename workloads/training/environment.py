@@ -55,7 +55,8 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
 
 def run_from_manifest(manifest: Any, claims: Path, output: Path | None, overrides: Mapping[str, Any]) -> Run:
     """The run that a TrainingJob manifest describes, alone on this machine. Raises InvalidJob."""
-    given_engine = manifest.get("spec", {}).get("engine") if isinstance(manifest, dict) else None
+    given_spec = manifest.get("spec") if isinstance(manifest, dict) else None
+    given_engine = given_spec.get("engine") if isinstance(given_spec, dict) else None
     if isinstance(given_engine, dict):
         given_engine.update({key: value for key, value in overrides.items() if value is not None})
     job = parse_job(manifest)

@@ -9,6 +9,7 @@ needs no memory of its place.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,7 @@ Tokens = npt.NDArray[np.uint32]
 
 def document_order(documents: Sequence[Document], seed: int) -> list[Document]:
     """A seeded shuffle that does not depend on any library's random generator."""
-    return sorted(documents, key=lambda doc: hashlib.sha256(f"{seed}:{doc.name}".encode()).digest())
+    return sorted(documents, key=lambda doc: hashlib.sha256(os.fsencode(f"{seed}:{doc.name}")).digest())
 
 
 def pack(
