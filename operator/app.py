@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 OWNER_KIND = {KIND_TRAINING: "TrainingJob", KIND_SERVICE: "ModelService"}
 TASK_END_S = 5.0
+# Kopf lists our kinds a moment after we did, and never tells of what was deleted in between.
+EARLY_RESYNCS_S = (2.0, 8.0, 30.0)
 
 
 class Operator:
@@ -165,8 +168,8 @@ class Operator:
             cache.replace(objects, revision)
 
     async def _resync_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.resync_s)
+        for pause_s in itertools.chain(EARLY_RESYNCS_S, itertools.repeat(self.settings.resync_s)):
+            await asyncio.sleep(pause_s)
             try:
                 await self.resync()
             except (ApiError, ConnectionFailed) as error:

@@ -211,7 +211,11 @@ class Handlers:
         found = self._world.namespaces.items.get(key)
         if found is None:
             return None
-        action = tenant.disown(found, tenant_of_namespace(self._world.tenants.items.values()))
+        owner_of = tenant_of_namespace(self._world.tenants.items.values())
+        await self._writer.carry_out(
+            tuple(tenant.revoke(found, owner_of, self._world.bindings.items.values()))
+        )
+        action = tenant.disown(found, owner_of)
         if action is not None:
             await self._writer.carry_out((action,))
         return None

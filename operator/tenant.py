@@ -8,7 +8,7 @@ operator goes on from the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -34,6 +34,7 @@ from busbar.scheduler import DecayedUsage as Decayed
 from busbar.scheduler import Policy
 
 COUNTS_S = 5.0
+TENANT_ROLES = frozenset(f"busbar-tenant-{role}" for role in Role)
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
@@ -95,6 +96,28 @@ def disown(namespace: NamespaceSeen, owner_of: Mapping[str, str]) -> Apply | Non
     return Apply(NAMESPACES, _namespace(namespace.name, {}))
 
 
+def revoke(
+    namespace: NamespaceSeen, owner_of: Mapping[str, str], bindings: Iterable[BindingSeen]
+) -> list[Action]:
+    """Removes the rights that we gave to members of a tenant that does not own the namespace (any more).
+
+    A tenant's own reconcile cannot do it: a deleted tenant is not looked at again.
+    """
+    if namespace.deleting:
+        return []
+    owner = owner_of.get(namespace.name)
+    kept = {_binding_name(owner, role) for role in Role} if owner is not None else set()
+    return [
+        Delete(ROLE_BINDINGS, b.key, b.uid)
+        for b in bindings
+        if b.key.namespace == namespace.name and b.role in TENANT_ROLES and b.key.name not in kept
+    ]
+
+
+def _binding_name(tenant: str, role: Role) -> str:
+    return f"busbar-{tenant}-{role}"
+
+
 def _namespace(name: str, labels: Mapping[str, str]) -> dict[str, object]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels)}}
 
@@ -113,14 +136,16 @@ def _bindings(view: TenantView, tenant: str, present: list[str]) -> list[Action]
         )
         if subjects:
             for namespace in present:
-                wanted[Key(namespace, f"busbar-{tenant}-{role}")] = (role, subjects)
+                wanted[Key(namespace, _binding_name(tenant, role))] = (role, subjects)
     actions: list[Action] = []
     for key, (role, subjects) in sorted(wanted.items()):
         old = seen.get(key)
-        if old is None or old.subjects != subjects:
+        if old is not None and old.role != f"busbar-tenant-{role}":
+            actions.append(Delete(ROLE_BINDINGS, key, old.uid))  # a role cannot be changed; made again next
+        elif old is None or old.subjects != subjects:
             actions.append(Apply(ROLE_BINDINGS, _binding(key, role, subjects)))
     for key, old in sorted(seen.items()):
-        if key not in wanted and any(key.name == f"busbar-{tenant}-{role}" for role in Role):
+        if key not in wanted and any(key.name == _binding_name(tenant, role) for role in Role):
             actions.append(Delete(ROLE_BINDINGS, key, old.uid))
     return actions
 

@@ -17,7 +17,7 @@ from busbar.operator.holdings import PoolHolding, TenantHolding
 from busbar.operator.pods import Node
 from busbar.operator.pool import accelerator_name, discover
 from busbar.operator.pool import reconcile as reconcile_pool
-from busbar.operator.tenant import TenantView, disown, reconcile
+from busbar.operator.tenant import TenantView, disown, reconcile, revoke
 from busbar.operator.world import BindingSeen, NamespaceSeen, tenant_of_namespace
 
 LABELS = (("busbar.dev/tenant", "a"), ("pod-security.kubernetes.io/enforce", "restricted"))
@@ -59,6 +59,29 @@ def test_members_become_rolebindings_and_former_members_lose_theirs() -> None:
         {"kind": "User", "name": "ann", "apiGroup": "rbac.authorization.k8s.io"}
     ]
     assert [a.key.name for a in actions if isinstance(a, Delete)] == ["busbar-a-viewer"]
+
+
+def test_rights_in_a_namespace_end_with_the_tenant_that_gave_them() -> None:
+    of_a = BindingSeen(Key("ns", "busbar-a-admin"), "uid-1", "busbar-tenant-admin", ())
+    of_b = BindingSeen(Key("ns", "busbar-b-viewer"), "uid-2", "busbar-tenant-viewer", ())
+    elsewhere = BindingSeen(Key("else", "busbar-a-admin"), "uid-3", "busbar-tenant-admin", ())
+    not_ours = BindingSeen(Key("ns", "own"), "uid-4", "view", ())
+    seen = (of_a, of_b, elsewhere, not_ours)
+
+    def gone(owner_of: dict[str, str], deleting: bool = False) -> list[str]:
+        actions = revoke(NamespaceSeen("ns", LABELS, deleting), owner_of, seen)
+        return [a.uid for a in actions if isinstance(a, Delete)]
+
+    assert gone({}) == ["uid-1", "uid-2"]
+    assert gone({"ns": "a"}) == ["uid-2"]
+    assert gone({}, deleting=True) == []
+
+
+def test_a_binding_with_another_role_is_made_again() -> None:
+    of = tenant("a", ["ns"], members=[{"subject": {"kind": "User", "name": "ann"}, "role": "viewer"}])
+    wrong = BindingSeen(Key("ns", "busbar-a-viewer"), "uid-1", "cluster-admin", (("User", "ann", ""),))
+    [action] = reconcile(view(of, labels=LABELS, bindings=(wrong,))).actions
+    assert isinstance(action, Delete)
 
 
 def test_a_namespace_that_nobody_claims_any_more_loses_our_labels() -> None:
