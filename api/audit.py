@@ -12,6 +12,7 @@ from sqlalchemy import delete, select
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database import tables
 from busbar.api.database.engine import Database
+from busbar.api.database.types import storable
 from busbar.api.errors import ApiError
 
 MESSAGE_CHARS = 500
@@ -67,13 +68,13 @@ class Audit:
             await tx.execute(
                 tables.audit.insert().values(
                     at=self._now(),
-                    subject=subject[:253],
+                    subject=storable(subject, 253),
                     action=action,
                     kind=kind,
-                    namespace=namespace[:253],
-                    name=name[:253],
+                    namespace=storable(namespace, 253),
+                    name=storable(name, 253),
                     outcome=outcome,
-                    message=message[:MESSAGE_CHARS],
+                    message=storable(message, MESSAGE_CHARS),
                     source=source,
                 )
             )
@@ -86,7 +87,7 @@ class Audit:
         if before is not None:
             query = query.where(tables.audit.c.id < before)
         if subject:
-            query = query.where(tables.audit.c.subject == subject)
+            query = query.where(tables.audit.c.subject == storable(subject, 253))
         async with self._db.read() as db:
             rows = (await db.execute(query)).mappings().all()
         return [Entry(**row) for row in rows]

@@ -1,10 +1,11 @@
 """Job history: a projection of object status into the database, filled by our own watch.
 
     watch ──► newest object per uid (a dict, so a busy object costs one write per flush)
-                    └── flush every FLUSH_S: upsert `jobs`, append `samples`, thin long curves
+                    └── flush every FLUSH_S: upsert `jobs`, note `compute`, add `samples`, thin long curves
 
 The row always holds the totals of the status, so after being down the next list brings it up to date; jobs
-that vanished meanwhile are marked deleted with the last totals seen. Nothing here is needed to schedule.
+that vanished meanwhile are marked deleted with the last totals seen. Several replicas write the same rows.
+Nothing here is needed to schedule.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import RowMapping, delete, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from busbar.api.clock import Clock, utc_now
+from busbar.api.compute import Compute
 from busbar.api.database import tables
 from busbar.api.database.engine import Database
 from busbar.api.kubernetes import Object
@@ -37,19 +39,6 @@ MAX_SAMPLES = 2_000
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Compute used by one group of jobs."""
-
-    group: str
-    jobs: int
-    accelerator_seconds: float
-    work_units: float
-    energy_joules: float
-    cost: float
-    lost_seconds: float
-
-
 class History:
     """The projection and its queries."""
 
@@ -58,6 +47,7 @@ class History:
         self._store = store
         self._tenancy = tenancy
         self._now = clock
+        self.compute = Compute(database)
         self._changed: dict[str, Object] = {}
         self._gone: dict[str, Object] = {}
         self._pending: dict[str, list[tuple[Sample, datetime]]] = {}
@@ -72,10 +62,12 @@ class History:
             return
         if old is not None and (new is None or new["metadata"]["uid"] != old["metadata"]["uid"]):
             self._gone[old["metadata"]["uid"]] = old
+            self._changed.pop(old["metadata"]["uid"], None)
         if new is None:
             return
         uid = new["metadata"]["uid"]
         self._changed[uid] = new
+        self._gone.pop(uid, None)
         sample = sample_of(new)
         if sample is not None and sample != self._last_sample.get(uid):
             self._last_sample[uid] = sample
@@ -119,8 +111,9 @@ class History:
             await self._write(changed, gone, pending)
         except BaseException as error:
             # Put it back; what arrived meanwhile is newer and wins.
-            self._changed = {**changed, **self._changed}
-            self._gone = {**gone, **self._gone}
+            newer = {*self._changed, *self._gone}
+            self._changed |= {uid: obj for uid, obj in changed.items() if uid not in newer}
+            self._gone |= {uid: obj for uid, obj in gone.items() if uid not in newer}
             for uid, points in self._pending.items():
                 pending.setdefault(uid, []).extend(points)
             self._pending = pending
@@ -134,39 +127,35 @@ class History:
         pending: dict[str, list[tuple[Sample, datetime]]],
     ) -> None:
         now = self._now()
-        rows = [
-            row_of(obj, self._tenancy.tenant_of(obj["metadata"]["namespace"]), now)
-            for obj in {**gone, **changed}.values()
-        ]
-        for row in rows:
-            if row["uid"] in gone and row["uid"] not in changed:
-                row["deleted_at"] = now
+        rows = [self._row(obj, now) for obj in changed.values()]
+        rows += [{**self._row(obj, now), "deleted_at": now} for obj in gone.values()]
+        rows.sort(key=lambda row: str(row["uid"]))  # replicas that lock rows in one order do not deadlock
         points = [
-            {
-                "uid": uid,
-                "attempt": s.attempt,
-                "step": s.step,
-                "at": at,
-                "loss": s.loss,
-                "tokens_per_second": s.tokens_per_second,
-                "ready_replicas": s.ready_replicas,
-            }
-            for uid, samples in pending.items()
-            for s, at in samples
+            _point(uid, sample, at) for uid, samples in sorted(pending.items()) for sample, at in samples
         ]
         async with self._db.write() as tx:
             if rows:
                 statement = self._db.upsert(tables.jobs)
                 kept = ("uid", "created_at")
                 changes = {name: statement.excluded[name] for name in rows[0] if name not in kept}
+                known = func.nullif(statement.excluded.tenant, "")  # a tenant that is gone still had the job
+                changes["tenant"] = func.coalesce(known, tables.jobs.c.tenant)
                 await tx.execute(statement.on_conflict_do_update(index_elements=["uid"], set_=changes), rows)
+                await self.compute.note(tx, rows, now)
             if points:
-                await tx.execute(tables.samples.insert(), points)
+                once = self._db.upsert(tables.samples).on_conflict_do_nothing(
+                    index_elements=["uid", "attempt", "mark"]
+                )
+                await tx.execute(once, points)
             for uid in pending:
                 await self._thin(tx, uid, len(pending[uid]))
         for uid in gone:
             self._last_sample.pop(uid, None)
             self._counts.pop(uid, None)
+            self.compute.forget(uid)
+
+    def _row(self, obj: Object, now: datetime) -> dict[str, Any]:
+        return row_of(obj, self._tenancy.tenant_of(obj["metadata"]["namespace"]), now)
 
     async def _thin(self, tx: Any, uid: str, added: int) -> None:
         samples = tables.samples
@@ -182,7 +171,8 @@ class History:
             .scalars()
             .all()
         )
-        doomed = ids[: len(ids) // 2][1::2]
+        # We counted what we offered; another replica, or we before a restart, may have written it already.
+        doomed = ids[: len(ids) // 2][1::2] if len(ids) > MAX_SAMPLES else []
         await tx.execute(delete(samples).where(samples.c.id.in_(doomed)))
         self._counts[uid] = len(ids) - len(doomed)
 
@@ -215,29 +205,7 @@ class History:
         async with self._db.read() as db:
             return list((await db.execute(query)).mappings().all())
 
-    async def totals(
-        self, by: str, *, since: datetime, until: datetime, tenants: Collection[str] | None
-    ) -> list[Totals]:
-        """Compute per group, of jobs that ran in a time range. A job counts whole in each range it touches."""
-        jobs = tables.jobs
-        column = {"tenant": jobs.c.tenant, "namespace": jobs.c.namespace, "service": jobs.c.name}[by]
-        names = ("accelerator_seconds", "work_units", "energy_joules", "cost", "lost_seconds")
-        query = (
-            select(
-                column.label("group"),
-                func.count().label("jobs"),
-                *(func.sum(jobs.c[name]).label(name) for name in names),
-            )
-            .where(jobs.c.created_at < until, jobs.c.seen_at >= since)
-            .group_by(column)
-            .order_by(column)
-        )
-        if tenants is not None:
-            query = query.where(jobs.c.tenant.in_(sorted(tenants)))
-        async with self._db.read() as db:
-            rows = (await db.execute(query)).mappings().all()
-        return [Totals(**row) for row in rows]
 
-    @staticmethod
-    def keep_since(now: datetime, days: float) -> datetime:
-        return now - timedelta(days=days)
+def _point(uid: str, sample: Sample, at: datetime) -> dict[str, Any]:
+    """The row of `samples` for a point."""
+    return {"uid": uid, "at": at, **asdict(sample)}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from busbar.api.clock import parse_time
+from busbar.api.database.types import storable
 from busbar.api.kubernetes import Object
+from busbar.kube.informer import version_of
 
+MOST = 2**31 - 1
+"""Counts are kept up to here: what a job says of itself must fit into every column, or nobody's row is written."""
 REQUESTER = "busbar.dev/requester"
 
 
@@ -21,6 +25,9 @@ class Sample:
     loss: float | None
     tokens_per_second: float | None
     ready_replicas: int | None
+    mark: int = field(compare=False)
+    """Tells points of one attempt apart, the same for everybody who sees them: the step of a job, the version
+    of a service."""
 
 
 def row_of(obj: Object, tenant: str, now: datetime) -> dict[str, Any]:
@@ -36,12 +43,12 @@ def row_of(obj: Object, tenant: str, now: datetime) -> dict[str, Any]:
         "namespace": meta["namespace"],
         "name": meta["name"],
         "tenant": tenant,
-        "requester": (meta.get("annotations") or {}).get(REQUESTER, ""),
-        "phase": str(status.get("phase") or "Pending"),
-        "reason": str(status.get("reason") or ""),
-        "message": str(status.get("message") or ""),
-        "pool": str(admission.get("pool") or (pools[0].get("pool") if pools else "") or ""),
-        "mode": str(admission.get("mode") or ""),
+        "requester": storable((meta.get("annotations") or {}).get(REQUESTER), 253),
+        "phase": storable(status.get("phase") or "Pending", 32),
+        "reason": storable(status.get("reason"), 128),
+        "message": storable(status.get("message"), 4096),
+        "pool": storable(admission.get("pool") or (pools[0].get("pool") if pools else ""), 253),
+        "mode": storable(admission.get("mode"), 64),
         "attempt": _int(status.get("attempt")),
         "preemptions": _int(status.get("preemptions")),
         "restarts": _int(status.get("restarts")),
@@ -67,7 +74,7 @@ def sample_of(obj: Object) -> Sample | None:
     if obj["kind"] == "ModelService":
         if status.get("readyReplicas") is None:
             return None
-        return Sample(0, 0, None, None, _int(status.get("readyReplicas")))
+        return Sample(0, 0, None, None, _int(status.get("readyReplicas")), mark=version_of(obj))
     if not progress.get("step"):
         return None
     return Sample(
@@ -76,6 +83,7 @@ def sample_of(obj: Object) -> Sample | None:
         loss=as_number(progress.get("loss")),
         tokens_per_second=as_number(progress.get("tokensPerSecond")),
         ready_replicas=None,
+        mark=_int(progress.get("step")),
     )
 
 
@@ -93,4 +101,4 @@ def _float(value: object) -> float:
 
 
 def _int(value: object) -> int:
-    return int(as_number(value) or 0)
+    return max(-MOST, min(MOST, int(as_number(value) or 0)))

@@ -17,6 +17,7 @@ from sqlalchemy import RowMapping, and_, or_, select, update
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database import tables
 from busbar.api.database.engine import Database
+from busbar.api.database.types import storable
 from busbar.api.errors import NotFound
 from busbar.api.identity import Caller, Role, Scope, Source, check_subject
 from busbar.kube.contracts.keys import digest_of, new_token, shown_prefix_of
@@ -78,12 +79,12 @@ class Tokens:
         values: dict[str, Any] = {
             "id": secrets.token_hex(8),
             "subject": subject,
-            "description": description[:200],
+            "description": storable(description, 200),
             "prefix": shown_prefix_of(text),
             "sha256": digest_of(text),
             "role": role.value,
             "scopes": sorted(scope.value for scope in set(scopes)),
-            "tenant": tenant,
+            "tenant": storable(tenant, 253) if tenant is not None else None,
             "hidden": hidden,
             "created_at": now,
             "created_by": created_by,
@@ -116,7 +117,7 @@ class Tokens:
             )
 
     async def listing(self, subject: str | None) -> list[Token]:
-        """Tokens of one person, or of all; newest first, without hidden and long-dead ones."""
+        """Tokens of one person, or of all; newest first, without hidden ones."""
         query = (
             select(tables.tokens, tables.subjects.c.groups)
             .join(tables.subjects, tables.subjects.c.name == tables.tokens.c.subject)

@@ -1,4 +1,4 @@
-"""Usage, as far as a caller may read it: inference from the ledger, compute from job history."""
+"""Usage, as far as a caller may read it: inference from the ledger, compute from the totals of jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from busbar.api.history import Totals
+from busbar.api.compute import Totals
 from busbar.api.identity import Caller
 from busbar.api.ledger import By, Sum
 
@@ -39,7 +39,7 @@ async def usage_for(
     )
     inference = await services.ledger.usage(by, since=since, until=until, tenants=tenants)
     compute = (
-        await services.history.totals(by.value, since=since, until=until, tenants=tenants)
+        await services.history.compute.totals(by.value, since=since, until=until, tenants=tenants)
         if by in _COMPUTE
         else []
     )

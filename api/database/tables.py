@@ -7,7 +7,8 @@ audit         one row per write, who did what to which object, and how it ended
 ledger        tokens generated per request; (gateway, seq) makes a repeated delivery harmless
 ledger_cursor how far each gateway's deliveries reach
 jobs          one row per TrainingJob or ModelService that ever was: the totals of its status
-samples       loss and throughput over time, thinned as they grow
+compute       totals of each job as of each hour in which they grew
+samples       loss and throughput over time, thinned as they grow; (uid, attempt, mark) makes a second writer harmless
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 
 from busbar.api.database.types import Utc, big_id, json_type
@@ -156,6 +158,18 @@ jobs = Table(
     Index("ix_jobs_namespace_name", "namespace", "name"),
 )
 
+compute = Table(
+    "compute",
+    metadata,
+    Column("uid", String(64), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
+    Column("at", Utc(), primary_key=True),
+    Column("accelerator_seconds", Float, nullable=False),
+    Column("work_units", Float, nullable=False),
+    Column("energy_joules", Float, nullable=False),
+    Column("cost", Float, nullable=False),
+    Column("lost_seconds", Float, nullable=False),
+)
+
 samples = Table(
     "samples",
     metadata,
@@ -167,5 +181,7 @@ samples = Table(
     Column("loss", Float),
     Column("tokens_per_second", Float),
     Column("ready_replicas", Integer),
+    Column("mark", BigInteger, nullable=False),
+    UniqueConstraint("uid", "attempt", "mark"),
     Index("ix_samples_uid_id", "uid", "id"),
 )

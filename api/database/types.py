@@ -37,3 +37,10 @@ def json_type() -> Any:
 def big_id() -> Any:
     """A 64-bit key that counts up by itself; SQLite only does that for INTEGER."""
     return BigInteger().with_variant(Integer(), "sqlite")
+
+
+def storable(text: object, chars: int) -> str:
+    """Text as both databases take it: at most so many characters (SQLite would not mind more), none of them
+    NUL (PostgreSQL refuses it) or half a surrogate pair. None becomes empty."""
+    clean = str(text or "").replace("\0", "\ufffd").encode(errors="replace").decode()
+    return clean[:chars]

@@ -15,6 +15,7 @@ from busbar.api.database.engine import Database
 from busbar.api.history import History
 from busbar.api.store import Store
 from busbar.api.tenancy import Tenancy
+from busbar.kube.informer import Key
 from busbar.kube.resources import MODEL_SERVICES, TENANTS, TRAINING_JOBS
 
 
@@ -62,7 +63,7 @@ async def life(database: Database) -> AsyncIterator[Life]:
 
 
 async def totals(history: History, tenants: set[str] | None = None) -> list[tuple[str, int, float, float]]:
-    rows = await history.totals(
+    rows = await history.compute.totals(
         "tenant", since=NOW - timedelta(days=1), until=NOW + timedelta(days=1), tenants=tenants
     )
     return [(row.group, row.jobs, row.accelerator_seconds, row.cost) for row in rows]
@@ -86,6 +87,96 @@ async def test_after_being_down_it_catches_up_with_what_the_status_says(life: Li
     life.kube.put(MODEL_SERVICES, {**SERVICE, "metadata": {"name": "chat", "namespace": "ada-lab"}})
     history = await life.start()
     assert await totals(history) == [("ada", 2, 99.0, 0.0)]
+
+
+async def test_a_job_that_changes_and_goes_between_two_flushes_is_closed(life: Life) -> None:
+    history = await life.start()
+    life.observe(usage={"acceleratorSeconds": 10.0})
+    key = Key("ada-lab", "run")
+    assert life.store is not None
+    last = life.store.find(TRAINING_JOBS, "run", "ada-lab")
+    history._on_change(TRAINING_JOBS, key, last, None)
+    await history.flush()
+    (gone,) = await history.past(None)
+    assert (gone["accelerator_seconds"], gone["deleted_at"]) == (10.0, NOW)
+
+
+async def test_a_deletion_that_could_not_be_written_is_written_by_the_next_flush(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = await life.start()
+    life.observe(usage={"acceleratorSeconds": 10.0})
+    assert life.store is not None
+    last = life.store.find(TRAINING_JOBS, "run", "ada-lab")
+    write = history._write
+
+    async def broken(*_: object) -> None:
+        history._on_change(TRAINING_JOBS, Key("ada-lab", "run"), last, None)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(history, "_write", broken)
+    with pytest.raises(OSError, match="disk full"):
+        await history.flush()
+    monkeypatch.setattr(history, "_write", write)
+    await history.flush()
+    assert len(await history.past(None)) == 1
+
+
+async def test_a_job_keeps_its_tenant_when_the_tenant_is_gone(life: Life) -> None:
+    history = await life.start()
+    life.observe(usage={"acceleratorSeconds": 10.0})
+    await history.flush()
+    await life.stop()
+    life.kube.remove(TENANTS, "ada")
+    history = await life.start()
+    life.observe(usage={"acceleratorSeconds": 12.0})
+    await history.flush()
+    assert await totals(history) == [("ada", 1, 12.0, 0.0)]
+
+
+async def test_a_status_that_fits_no_column_stops_nobodys_history(life: Life) -> None:
+    history = await life.start()
+    life.observe(
+        phase="P" * 40,
+        reason="R" * 300,
+        message="half \ud83d and a NUL \0",
+        attempt=2**40,
+        progress={"step": 2**70, "loss": 1.0},
+        usage={"acceleratorSeconds": 5.0},
+    )
+    await history.flush()
+    assert (await totals(history))[0][2] == 5.0
+
+
+async def usage(history: History, since: float, until: float) -> list[tuple[int, float]]:
+    """(jobs, accelerator seconds) between two hours from NOW."""
+    start, end = NOW + timedelta(hours=since), NOW + timedelta(hours=until)
+    rows = await history.compute.totals("tenant", since=start, until=end, tenants=None)
+    return [(row.jobs, row.accelerator_seconds) for row in rows]
+
+
+async def test_a_range_counts_what_was_used_in_it_and_ranges_add_up(life: Life) -> None:
+    history = await life.start()
+    for seconds in (100.0, 250.0, 250.0, 400.0):
+        life.clock.forward(hours=1)
+        life.observe(usage={"acceleratorSeconds": seconds})
+        await history.flush()
+    assert await usage(history, 0, 2) == [(1, 100.0)]
+    assert await usage(history, 2, 3) == [(1, 150.0)]
+    assert await usage(history, 3, 5) == [(1, 150.0)]
+    assert await usage(history, 0, 5) == [(1, 400.0)]
+    assert await usage(history, 5, 9) == []
+
+
+async def test_a_job_that_ended_long_ago_is_not_counted_again_after_a_restart(life: Life) -> None:
+    history = await life.start()
+    life.observe(usage={"acceleratorSeconds": 7.0}, completionTime="2026-03-01T12:00:00Z", phase="Succeeded")
+    await history.flush()
+    await life.stop()
+    life.clock.forward(days=40)
+    history = await life.start()
+    assert await usage(history, 24, 41 * 24) == []
+    assert await usage(history, 0, 41 * 24) == [(1, 7.0)]
 
 
 async def test_what_was_deleted_while_it_was_down_is_closed_with_the_last_totals_seen(life: Life) -> None:
@@ -120,6 +211,53 @@ async def test_curves_keep_each_change_in_order_and_ignore_writes_that_say_nothi
     await history.flush()
     curve = await history.curve(uid)
     assert [(p["step"], p["loss"]) for p in curve] == [(1, 3.0), (2, 2.0), (3, 1.0)]
+
+
+async def test_two_replicas_and_a_restart_give_each_point_once(life: Life) -> None:
+    first = await life.start()
+    assert life.store is not None
+    second = History(life.database, life.store, Tenancy(life.store), life.clock)
+    for step in (1, 2, 3):
+        life.observe(
+            attempt=1, progress={"step": step, "loss": 1.0}, usage={"acceleratorSeconds": 5.0 * step}
+        )
+        await first.flush()
+        await second.flush()
+    await life.stop()
+    history = await life.start()
+    uid = life.kube.objects["trainingjobs", "ada-lab", "run"]["metadata"]["uid"]
+    assert [p["step"] for p in await history.curve(uid)] == [1, 2, 3]
+    assert await totals(history) == [("ada", 1, 15.0, 0.0)]
+
+
+async def test_two_replicas_give_each_size_of_a_service_once(life: Life) -> None:
+    life.kube.put(MODEL_SERVICES, {**SERVICE, "metadata": {"name": "chat", "namespace": "ada-lab"}})
+    first = await life.start()
+    assert life.store is not None
+    second = History(life.database, life.store, Tenancy(life.store), life.clock)
+    for ready in (0, 2, 1, 2):
+        life.store.observe(
+            MODEL_SERVICES, life.kube.status(MODEL_SERVICES, "ada-lab", "chat", readyReplicas=ready)
+        )
+    await first.flush()
+    await second.flush()
+    uid = life.kube.objects["modelservices", "ada-lab", "chat"]["metadata"]["uid"]
+    assert [p["ready_replicas"] for p in await first.curve(uid)] == [0, 2, 1, 2]
+
+
+async def test_points_that_were_there_already_thin_nothing(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SAMPLES", 10)
+    first = await life.start()
+    assert life.store is not None
+    second = History(life.database, life.store, Tenancy(life.store), life.clock)
+    for step in range(1, 9):
+        life.observe(attempt=1, progress={"step": step, "loss": 1.0})
+        await first.flush()
+        await second.flush()
+    uid = life.kube.objects["trainingjobs", "ada-lab", "run"]["metadata"]["uid"]
+    assert [p["step"] for p in await first.curve(uid)] == list(range(1, 9))
 
 
 async def test_long_curves_are_thinned_and_keep_both_ends(
