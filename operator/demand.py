@@ -75,8 +75,12 @@ class DemandReader:
         async with session.get(url, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise ValueError(f"{url} answered {response.status}")
-            body = await response.content.read(LIMIT_BYTES)
-        self.take(Demand.model_validate_json(body))
+            body = bytearray()
+            async for chunk in response.content.iter_chunked(65536):  # read(n) answers what is there so far
+                body += chunk
+                if len(body) > LIMIT_BYTES:
+                    raise ValueError(f"{url} answered more than {LIMIT_BYTES} bytes")
+        self.take(Demand.model_validate_json(bytes(body)))
 
 
 def _load(demand: ServiceDemand | None) -> tuple[int, int, int]:

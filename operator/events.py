@@ -98,11 +98,12 @@ class EventQueue:
         try:
             await self._client.create(EVENTS, body, body["metadata"]["namespace"])
         except AlreadyExists:
-            # The same was told before, perhaps by our predecessor: count it there.
+            # The same was told before, perhaps by our predecessor: count it there. The first patch answers with
+            # the count so far; we have no right to read events, and need none.
             name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
-            old = await self._client.get(EVENTS, name, namespace)
-            patch = {"count": int(old.get("count") or 1) + count, "lastTimestamp": body["lastTimestamp"]}
-            await self._client.patch(EVENTS, name, patch, namespace)
+            when = {"lastTimestamp": body["lastTimestamp"]}
+            old = await self._client.patch(EVENTS, name, when, namespace)
+            await self._client.patch(EVENTS, name, {"count": int(old.get("count") or 1) + count}, namespace)
 
 
 def _body(notice: Notice, count: int, instance: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +19,10 @@ from tests.operator.builders import SETTINGS, running
 
 from busbar.kube.contracts.routes import Routes
 from busbar.kube.contracts.workload import bearer_for
+from busbar.kube.errors import AlreadyExists
+from busbar.kube.informer import Key
 from busbar.operator.actions import Ask
+from busbar.operator.demand import DemandReader
 from busbar.operator.errors import ProbeRefused, SettingsError
 from busbar.operator.events import EventQueue, Notice
 from busbar.operator.metrics import Metrics
@@ -283,6 +287,66 @@ async def test_equal_notices_become_one_event_with_a_count() -> None:
     await recorder.wrote.wait()
     task.cancel()
     assert [b["count"] for b in recorder.bodies] == [3]
+
+
+class Told(Recorder):
+    """A server that has the event already and lets nobody read events, as the chart's role does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event: dict[str, Any] = {"count": 4, "lastTimestamp": ""}
+
+    async def create(self, resource: Any, body: dict[str, Any], namespace: str) -> dict[str, Any]:
+        raise AlreadyExists(409, "AlreadyExists", "", "")
+
+    async def patch(self, resource: Any, name: str, patch: dict[str, Any], namespace: str) -> dict[str, Any]:
+        self.event |= patch
+        if "count" in patch:
+            self.wrote.set()
+        return dict(self.event)
+
+
+async def test_an_event_that_was_told_before_is_counted_without_reading_events() -> None:
+    told = Told()
+    queue = EventQueue(told, Metrics(), instance="i")  # type: ignore[arg-type]
+    for _ in range(2):
+        queue.put(Notice("v1", "Pod", "ns", "p", "uid", "Waiting", "because"))
+    task = asyncio.create_task(queue.run())
+    async with asyncio.timeout(5):
+        await told.wrote.wait()
+    task.cancel()
+    assert told.event["count"] == 6
+    assert told.event["lastTimestamp"]
+
+
+# -- the gateway's demand ------------------------------------------------------------------------------
+
+
+async def test_a_demand_that_comes_in_pieces_is_read_whole() -> None:
+    services = [{"namespace": "team", "name": f"web-{i}", "inFlight": i} for i in range(50)]
+    text = json.dumps({"services": services, "asOf": "2026-11-21T12:00:00Z"}).encode()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(text), 1000):
+            await response.write(text[start : start + 1000])
+            await asyncio.sleep(0)
+        return response
+
+    app = web.Application()
+    app.router.add_get("/demand", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    settings = replace(SETTINGS, gateway_url=f"http://127.0.0.1:{runner.addresses[0][1]}")
+    reader = DemandReader(settings, lambda key: None)
+    async with aiohttp.ClientSession() as session:
+        await reader._ask(session)
+    await runner.cleanup()
+    found = reader.of(Key("team", "web-49"))
+    assert found is not None
+    assert found.in_flight == 49
 
 
 # -- the HTTP ports ------------------------------------------------------------------------------------
