@@ -24,7 +24,13 @@ def cluster() -> Iterator[Cluster]:
     )
     facts = json.loads(status.stdout)
     yield Cluster(
-        name, facts["kubectl"], facts["helm"], facts["kubeconfig"], facts["portalUrl"], facts["gatewayUrl"]
+        name=name,
+        supervisor=facts["supervisorPid"],
+        kubectl=facts["kubectl"],
+        helm=facts["helm"],
+        kubeconfig=facts["kubeconfig"],
+        portal_url=facts["portalUrl"],
+        gateway_url=facts["gatewayUrl"],
     )
     if not os.environ.get("BUSBAR_E2E_KEEP"):
         subprocess.run([*BUSBAR, "down", "--name", name, "--purge"], check=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[2]
 BUSBAR = (sys.executable, "-m", "busbar.cli.main")
 
@@ -21,6 +23,7 @@ class Cluster:
     """The running instance and how to speak to it."""
 
     name: str
+    supervisor: int
     kubectl: str
     helm: str
     kubeconfig: str
@@ -71,6 +74,13 @@ class Cluster:
     def phase(self, kind: str, name: str, namespace: str = "demo") -> str:
         """The phase of one of our objects."""
         return str(self.status(kind, name, namespace).get("phase", ""))
+
+    def submit(self, job: dict[str, Any]) -> None:
+        """Apply a job of the demo's tenant, and first the claim that all of them keep their files in."""
+        example = (ROOT / "examples" / "train-python-stdlib.yaml").read_text()
+        claim = next(d for d in yaml.safe_load_all(example) if d["kind"] == "PersistentVolumeClaim")
+        listed = {"apiVersion": "v1", "kind": "List", "items": [claim, job]}
+        self.kube("-n", "demo", "apply", "-f", "-", stdin=json.dumps(listed))
 
     def is_gone(self, kind: str, name: str, namespace: str = "demo") -> bool:
         """True when the object no longer exists."""

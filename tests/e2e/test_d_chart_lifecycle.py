@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import pytest
@@ -32,7 +31,7 @@ def test_an_upgrade_keeps_the_workload_key_and_the_objects(cluster: Cluster) -> 
 
 def test_uninstall_keeps_peoples_objects_and_running_pods_and_reinstall_adopts_them(cluster: Cluster) -> None:
     name = "outlives-the-platform"
-    cluster.kube("apply", "-f", "-", stdin=json.dumps(small_job(name, steps=700)))
+    cluster.submit(small_job(name, steps=700))
     cluster.wait("running", lambda: cluster.phase("trainingjob", name) == "Running", 120)
     pod = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"][0]["metadata"]["uid"]
     cluster.run(cluster.helm, "uninstall", "busbar", "-n", SYSTEM, "--wait")
