@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -57,6 +57,13 @@ def remove_pod(cluster: Cluster) -> None:
     )  # fmt: skip
 
 
+def replaced(cluster: Cluster, kill: Callable[[Cluster], None]) -> None:
+    """Kill the operator, and wait until its successor leads."""
+    killed = time.time()
+    kill(cluster)
+    cluster.wait("a leading operator", lambda: operator_leads(cluster, since=killed), 60)
+
+
 @contextmanager
 def pods_seen(cluster: Cluster, job: str, folder: Path) -> Iterator[Path]:
     """A file with the uid of every pod that ever belonged to the job, one line for each change to a pod."""
@@ -82,9 +89,7 @@ def test_ten_kills_of_the_operator_change_nothing(cluster: Cluster, tmp_path: Pa
     with pods_seen(cluster, name, tmp_path) as seen:
         cluster.submit(small_job(name, steps=steps))
         for number in range(KILLS):
-            killed = time.time()
-            (kill_process if number % 2 == 0 else remove_pod)(cluster)
-            cluster.wait("a leading operator", lambda since=killed: operator_leads(cluster, since), 60)
+            replaced(cluster, kill_process if number % 2 == 0 else remove_pod)
             time.sleep(0.4 * number)
         cluster.wait("the job's success", lambda: cluster.phase("trainingjob", name) == "Succeeded", 240)
         uids = set(seen.read_text().split())
