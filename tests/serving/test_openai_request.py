@@ -32,7 +32,11 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("include_stop_str_in_output", ["no"], [True]),
     ("presence_penalty", [-2.1, 2.1, "x"], [-2, 0, 2]),
     ("frequency_penalty", [-2.1, 2.1, "x"], [-2, 0, 2]),
-    ("logit_bias", [[], {"a": 1}, {"1": "x"}, {"1": True}], [{}, {"1": -100}, {"5": 2.5}]),
+    (
+        "logit_bias",
+        [[], {"a": 1}, {"1": "x"}, {"1": True}, {"²": 1}],
+        [{}, {"1": -100}, {"5": 2.5}, {"1": 10**400}],
+    ),
     ("logprobs", [-1, 21, True, "x"], [0, 5, 20, None]),
     ("stream", [1, "yes"], [True, False]),
     ("n", [2, 0, True], [1, None]),

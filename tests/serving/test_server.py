@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +140,15 @@ def test_logprobs_name_the_chosen_tokens(client: openai.OpenAI) -> None:
     for entry in logprobs.content:
         assert entry.logprob == max(t.logprob for t in entry.top_logprobs)
         assert len(entry.top_logprobs) == 2
+
+
+def test_offsets_of_streamed_logprobs_go_on_where_the_last_chunk_ended(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1}
+    whole = client.completions.create(**asked).choices[0].logprobs
+    assert whole is not None
+    streamed = [c.choices[0].logprobs for c in client.completions.create(**asked, stream=True) if c.choices]
+    assert len(streamed) > 2
+    assert [at for part in streamed if part for at in part.text_offset or []] == whole.text_offset
 
 
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
@@ -304,6 +316,27 @@ def test_sigterm_lets_running_streams_end_and_refuses_new_ones(llama: tuple[Path
             reader.join()
         assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
         assert all(b'"finish_reason":"length","token_index":400' in end for end in ends)
+        assert server.process.wait(20) == 0
+
+
+def test_a_drain_waits_for_a_request_whose_body_is_still_arriving(llama: tuple[Path, Any]) -> None:
+    with serving(llama[0], "--model-id", MODEL, "--drain-seconds", "60", token="secret") as server:
+        body = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 4}).encode()
+        address = server.url.removeprefix("http://")
+        with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+            connection.putrequest("POST", "/v1/completions")
+            connection.putheader("Authorization", "Bearer secret")
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body[:10])
+            server.wait_for(lambda: server.post("/drain", {})[2]["running"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for(lambda: server.get("/ready")[0] == 503)
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(2.0)  # longer than the clean-up takes
+            connection.send(body[10:])
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
         assert server.process.wait(20) == 0
 
 

@@ -65,15 +65,23 @@ def test_a_bad_environment_is_named(change: dict[str, str], message: str) -> Non
 
 
 def test_the_specs_arguments_set_what_has_no_field() -> None:
-    words = ["--max-running", "8", "--dtype", "bfloat16", "--max-waiting", "0", "--block-tokens", "16"]
+    words = ["--max-running", "8", "--dtype", "bfloat16", "--max-waiting", "1", "--block-tokens", "16"]
     settings = from_environment(POD, words)
-    assert (settings.engine.max_running, settings.engine.dtype, settings.max_waiting) == (8, "bfloat16", 0)
+    assert (settings.engine.max_running, settings.engine.dtype, settings.max_waiting) == (8, "bfloat16", 1)
     assert settings.engine.block_tokens == 16
     assert from_environment(POD).max_waiting == 256
 
 
 @pytest.mark.parametrize(
-    "words", [["--no-such"], ["--max-running", "x"], ["--max-running", "0"], ["word"], ["--max-run", "3"]]
+    "words",
+    [
+        ["--no-such"],
+        ["--max-running", "x"],
+        ["--max-running", "0"],
+        ["--max-waiting", "0"],
+        ["word"],
+        ["--max-run", "3"],
+    ],
 )
 def test_arguments_that_are_not_understood_are_refused(words: list[str]) -> None:
     with pytest.raises(SettingsError):

@@ -56,7 +56,7 @@ Then:
 )
 @click.option(
     "--max-waiting",
-    type=click.IntRange(0),
+    type=click.IntRange(1),
     default=256,
     show_default=True,
     help="Requests that may wait; more get 503.",

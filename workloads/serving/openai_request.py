@@ -207,11 +207,13 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
         raise BadRequest("logit_bias must be an object of token id to number", param="logit_bias")
     pairs: list[tuple[int, float]] = []
     for token, bias in value.items():
-        if not str(token).isdigit() or isinstance(bias, bool) or not isinstance(bias, int | float):
+        number = str(token)
+        known = number.isascii() and number.isdigit()  # "²" is a digit too, and no number
+        if not known or isinstance(bias, bool) or not isinstance(bias, int | float):
             raise BadRequest(
                 f"logit_bias: {token!r}: {bias!r} is not a token and a number", param="logit_bias"
             )
-        pairs.append((int(token), max(-100.0, min(100.0, float(bias)))))
+        pairs.append((int(token), float(max(-100, min(100, bias)))))  # cut first: 10**400 is no float
     return tuple(pairs)
 
 

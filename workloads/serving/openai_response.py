@@ -29,6 +29,8 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     completion_tokens: int = 0
     finish: str | None = None
+    text_offset: int = 0
+    """Characters of the tokens whose logprobs are out already."""
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
@@ -70,9 +72,10 @@ class Answer:
         body: dict[str, Any] = {"text": text}
         if self.chat:
             body = {"delta": {"content": text} if text else {}}
-        return self._chunk(
-            choice.index, body, self._logprobs(logprobs), choice.finish, choice.completion_tokens, so_far
-        )
+        told = self._logprobs(logprobs, choice.text_offset)
+        if told is not None and not self.chat:
+            choice.text_offset += sum(map(len, told["tokens"]))
+        return self._chunk(choice.index, body, told, choice.finish, choice.completion_tokens, so_far)
 
     def usage_chunk(self, choices: list[Choice]) -> bytes:
         return sse({**self._head(self._chunk_object), "choices": [], "usage": usage(choices)})
@@ -112,7 +115,7 @@ class Answer:
         logprobs = self._logprobs(choice.logprobs)
         return {"index": choice.index, **body, "logprobs": logprobs, "finish_reason": choice.finish}
 
-    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, entries: list[TokenLogprob], offset: int = 0) -> dict[str, Any] | None:
         if not self.wants_logprobs:
             return None
         if self.chat:
@@ -132,7 +135,7 @@ class Answer:
                 {self.token_text(t): v for t, v in reversed(e.top)} | {self.token_text(e.token): e.logprob}
                 for e in entries
             ],
-            "text_offset": _offsets(self.token_text(e.token) for e in entries),
+            "text_offset": _offsets((self.token_text(e.token) for e in entries), offset),
         }
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
@@ -168,8 +171,8 @@ def sse(content: object) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _offsets(texts: Iterable[str]) -> list[int]:
-    offsets, at = [], 0
+def _offsets(texts: Iterable[str], at: int) -> list[int]:
+    offsets = []
     for text in texts:
         offsets.append(at)
         at += len(text)

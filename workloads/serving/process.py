@@ -97,7 +97,7 @@ async def _drain(server: Server, engine: Engine, limit_s: float) -> int:
         except TimeoutError:
             log.warning("requests did not end; leaving anyway")
         return EXIT_CUT
-    return EXIT_DONE
+    return EXIT_FAILED if engine.state is EngineState.FAILED else EXIT_DONE
 
 
 FIELDS = ("request", "path", "prompt_tokens", "completion_tokens", "seconds")

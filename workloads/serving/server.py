@@ -154,11 +154,11 @@ class Server:
     ) -> web.StreamResponse:
         request_id, began = _request_id(request), time.monotonic()
         self._admit()  # before anything else: a replica that leaves says 503 to all, so that others are asked
-        body = parse(await _json(request))
-        self._check_model(body.wanted.model)
-        self._generating += 1
+        self._generating += 1  # from here on a drain waits for this request, also while its body arrives
         self.quiet.clear()
         try:
+            body = parse(await _json(request))
+            self._check_model(body.wanted.model)
             loaded = self._loaded()
             jobs = await prepare(body, loaded)
             answer = envelope(body, request_id, body.wanted.model, loaded)

@@ -75,6 +75,10 @@ class ServerSettings:
     max_body_bytes: int = 4 * 2**20
     accelerator: str = "cpu"
 
+    def __post_init__(self) -> None:
+        if self.max_waiting < 1:  # a request waits, if only for a moment, before it joins the batch
+            raise SettingsError(f"max_waiting must be at least 1, not {self.max_waiting}")
+
 
 def parse_bytes(value: object, where: str) -> int:
     """A Kubernetes quantity of bytes (256Mi, 1G, 1.5Gi, 1048576)."""
