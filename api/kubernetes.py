@@ -6,11 +6,9 @@ Errors of the client become errors of the API in one place (`translated`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
-
-import aiohttp
 
 from busbar.api.errors import (
     ApiError,
@@ -29,6 +27,8 @@ from busbar.kube.resources import Resource
 Object = dict[str, Any]
 
 LOG_CHUNK_BYTES = 16 * 1024
+LOG_SILENCE_S = 30.0
+"""Longest silence of a log that is written already; one that is followed may be silent for as long as its pod."""
 
 
 class KubeApi(Protocol):
@@ -78,7 +78,7 @@ class KubeApi(Protocol):
         inactivity_s: float,
     ) -> AsyncIterator[Object]: ...
 
-    def log(self, namespace: str, pod: str, *, params: Mapping[str, str]) -> AsyncIterator[bytes]: ...
+    def log(self, namespace: str, pod: str, *, params: Mapping[str, str]) -> AsyncGenerator[bytes]: ...
 
     async def close(self) -> None: ...
 
@@ -86,39 +86,17 @@ class KubeApi(Protocol):
 class Kubernetes(KubeClient):
     """The raw client, and pod logs as a stream of bytes."""
 
-    async def log(self, namespace: str, pod: str, *, params: Mapping[str, str]) -> AsyncIterator[bytes]:
+    async def log(self, namespace: str, pod: str, *, params: Mapping[str, str]) -> AsyncGenerator[bytes]:
         """A pod's log as it is written; with `follow=true` until the container ends.
 
         Raises:
             KubeError: the pod is gone, has not started, or the server does not answer.
         """
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-        what = f"GET {path}"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.limits.connect_s)
-        try:
-            async with self._watch_session().get(
-                self.login.server + path,
-                params=dict(params),
-                headers=self._headers(),
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                if response.status != 200:
-                    text = (await response.read()).decode(errors="replace")
-                    raise kube.api_error(response.status, _status(text), what)
-                async for chunk in response.content.iter_chunked(LOG_CHUNK_BYTES):
-                    yield chunk
-        except (aiohttp.ClientError, OSError) as error:
-            raise kube.ConnectionFailed(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _status(text: str) -> object:
-    import json
-
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        silence_s = None if params.get("follow") == "true" else LOG_SILENCE_S
+        async with self.stream(path, params, what=f"GET {path}", inactivity_s=silence_s) as response:
+            async for chunk in response.content.iter_chunked(LOG_CHUNK_BYTES):
+                yield chunk
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from busbar.api.authorization import Authorizer
@@ -13,6 +14,8 @@ from busbar.api.objects import Objects
 from busbar.kube.resources import EVENTS, GROUP, PODS, Resource
 
 MAX_EVENTS = 200
+FIRST_WORD_S = 2.0
+"""How long a follower waits for the first line before the answer begins without it."""
 
 
 class Pods:
@@ -34,8 +37,9 @@ class Pods:
         follow: bool = False,
         tail: int | None = None,
         attempt: int | None = None,
-    ) -> AsyncIterator[bytes]:
-        """The log of one rank of the newest (or the given) attempt.
+    ) -> AsyncGenerator[bytes]:
+        """The log of one rank of the newest (or the given) attempt. One that is followed is returned before its
+        pod has said anything, if that takes long: only then is the caller's leaving noticed.
 
         Raises:
             NotFound: no such object, or it has no pod of that rank.
@@ -53,11 +57,7 @@ class Pods:
             raise Conflict(f"pod {pod['metadata']['name']} has not started yet; its log begins when it does")
         stream = self._kube.log(namespace, pod["metadata"]["name"], params=params)
         with translated(f"log of {pod['metadata']['name']}"):
-            try:
-                first = await anext(stream)
-            except StopAsyncIteration:
-                first = b""
-        return _chain(first, stream)
+            return await _begun(stream, FIRST_WORD_S if follow else None)
 
     async def ranks(self, caller: Caller, resource: Resource, namespace: str, name: str) -> list[Object]:
         """Pods of an object, newest attempt first: name, rank, attempt, phase, restarts."""
@@ -114,11 +114,36 @@ class Pods:
         raise NotFound(f"{resource.kind} {namespace}/{name} has no pod of rank {rank}")
 
 
-async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    if first:
-        yield first
-    async for chunk in rest:
-        yield chunk
+async def _begun(stream: AsyncGenerator[bytes], patience_s: float | None) -> AsyncGenerator[bytes]:
+    """The stream, once it has said something (or refused: that is raised here), or after a while."""
+    first = asyncio.create_task(_first(stream))
+    begun = _chain(first, stream)
+    await anext(begun)  # from here on, whoever closes or drops it ends the task and the stream with it
+    try:
+        await asyncio.wait({first}, timeout=patience_s)
+        if first.done():
+            first.result()
+    except BaseException:
+        await begun.aclose()
+        raise
+    return begun
+
+
+async def _first(stream: AsyncGenerator[bytes]) -> bytes:
+    return await anext(stream, b"")
+
+
+async def _chain(first: asyncio.Task[bytes], rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        yield b""
+        if chunk := await first:
+            yield chunk
+        async for chunk in rest:
+            yield chunk
+    finally:
+        first.cancel()
+        await asyncio.wait({first})
+        await rest.aclose()
 
 
 def _number(pod: Object, label: str) -> int:

@@ -18,6 +18,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,19 +131,10 @@ class KubeClient:
         """Events ({"type", "object"}) until the server ends the stream; silence raises ConnectionFailed."""
         path = resource.path(namespace)
         what = f"watch {path}"
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=self.limits.connect_s, sock_read=inactivity_s
-        )
         try:
-            async with self._watch_session().get(
-                self.login.server + path,
-                params={"watch": "true", **params},
-                headers=self._headers(),
-                timeout=timeout,
-                allow_redirects=False,
+            async with self.stream(
+                path, {"watch": "true", **params}, what=what, inactivity_s=inactivity_s
             ) as response:
-                if response.status != 200:
-                    raise api_error(response.status, await _body(response), what)
                 buffer = bytearray()
                 async for chunk in response.content.iter_any():
                     buffer += chunk
@@ -153,10 +145,34 @@ class KubeClient:
                     for line in lines:
                         if line.strip():
                             yield json.loads(line)
-        except _NETWORK_ERRORS as error:
-            raise ConnectionFailed(f"{what}: {type(error).__name__}: {error}") from error
         except json.JSONDecodeError as error:
             raise ConnectionFailed(f"{what}: cut in the middle of an event: {error}") from error
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str], *, what: str, inactivity_s: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that goes on: a socket of its own, no limit on its length, only on its silence.
+
+        Raises:
+            KubeError: the server refuses, does not answer, or breaks off.
+        """
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self.limits.connect_s, sock_read=inactivity_s
+        )
+        try:
+            async with self._watch_session().get(
+                self.login.server + path,
+                params=params,
+                headers=self._headers(),
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    raise api_error(response.status, await _body(response), what)
+                yield response
+        except _NETWORK_ERRORS as error:
+            raise ConnectionFailed(f"{what}: {type(error).__name__}: {error}") from error
 
     # -- writing ---------------------------------------------------------------------------------------
 

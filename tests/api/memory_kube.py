@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -203,7 +203,7 @@ class MemoryKube:
                 if not any(h[0] > seen for h in self._history):
                     await self._changed.wait()
 
-    async def log(self, namespace: str, pod: str, *, params: Mapping[str, str]) -> AsyncIterator[bytes]:
+    async def log(self, namespace: str, pod: str, *, params: Mapping[str, str]) -> AsyncGenerator[bytes]:
         self._answering(f"LOG {pod}")
         if (namespace, pod) not in self.logs:
             raise errors.api_error(404, {"message": "no such pod"}, "LOG")

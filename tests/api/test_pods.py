@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+import pytest
 from tests.api.conftest import BASE, World
 
+from busbar.api import pods
 from busbar.kube.resources import EVENTS, PODS, TRAINING_JOBS
 
 AT = f"{BASE}/namespaces/ada-lab/trainingjobs/ada-run"
 
 
-def pod(world: World, name: str, *, attempt: int, rank: int, phase: str = "Running") -> None:
+def put_pod(world: World, name: str, *, attempt: int, rank: int, phase: str = "Running") -> None:
     labels = {
         "busbar.dev/job": "ada-run",
         "busbar.dev/kind": "trainingjob",
@@ -27,8 +30,8 @@ def pod(world: World, name: str, *, attempt: int, rank: int, phase: str = "Runni
 
 
 async def test_the_newest_attempts_log_is_read_unless_another_is_asked_for(world: World) -> None:
-    pod(world, "ada-run-2-0", attempt=2, rank=0)
-    pod(world, "ada-run-2-1", attempt=2, rank=1)
+    put_pod(world, "ada-run-2-0", attempt=2, rank=0)
+    put_pod(world, "ada-run-2-1", attempt=2, rank=1)
     alice = await world.as_("alice")
     assert (await alice.get(f"{AT}/logs")).text == "log of ada-run-2-0\n"
     assert (await alice.get(f"{AT}/logs?rank=1")).text == "log of ada-run-2-1\n"
@@ -60,8 +63,45 @@ async def _caller(world: World) -> Any:
     return caller_of(token)
 
 
+async def test_a_silent_pod_is_followed_at_once_and_let_go_when_the_caller_leaves(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "FIRST_WORD_S", 0.01)
+    world.kube.logs["ada-lab", "ada-run-1-0"] = []
+    world.kube.open_logs["ada-lab", "ada-run-1-0"] = asyncio.Event()
+    ended: list[str] = []
+    log = world.kube.log
+
+    async def watched(namespace: str, name: str, *, params: Mapping[str, str]) -> AsyncGenerator[bytes]:
+        try:
+            async for chunk in log(namespace, name, params=params):
+                yield chunk
+        finally:
+            ended.append(name)
+
+    monkeypatch.setattr(world.kube, "log", watched)
+    caller = await _caller(world)
+    async with asyncio.timeout(5):
+        stream = await world.services.pods.logs(caller, TRAINING_JOBS, "ada-lab", "ada-run", follow=True)
+        world.kube.logs["ada-lab", "ada-run-1-0"].append(b"at last\n")
+        assert await anext(stream) == b"at last\n"
+        assert ended == []
+        await stream.aclose()
+        assert ended == ["ada-run-1-0"]
+        world.kube.logs["ada-lab", "ada-run-1-0"] = []
+        unheard = await world.services.pods.logs(caller, TRAINING_JOBS, "ada-lab", "ada-run", follow=True)
+        await unheard.aclose()
+        assert len(ended) == 2
+
+
+async def test_a_log_that_is_refused_says_why_and_holds_nothing(world: World) -> None:
+    del world.kube.logs["ada-lab", "ada-run-1-0"]
+    answer = await (await world.as_("alice")).get(f"{AT}/logs?follow=true")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NotFound")
+
+
 async def test_a_pod_that_has_not_started_is_a_conflict_with_a_sentence(world: World) -> None:
-    pod(world, "ada-run-3-0", attempt=3, rank=0, phase="Pending")
+    put_pod(world, "ada-run-3-0", attempt=3, rank=0, phase="Pending")
     alice = await world.as_("alice")
     answer = await alice.get(f"{AT}/logs")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "Conflict")
@@ -69,7 +109,7 @@ async def test_a_pod_that_has_not_started_is_a_conflict_with_a_sentence(world: W
 
 
 async def test_pods_of_another_object_with_a_similar_name_are_not_this_ones(world: World) -> None:
-    pod(world, "other", attempt=9, rank=0)
+    put_pod(world, "other", attempt=9, rank=0)
     world.kube.objects["pods", "ada-lab", "other"]["metadata"]["labels"]["busbar.dev/kind"] = "modelservice"
     alice = await world.as_("alice")
     assert [p["name"] for p in (await alice.get(f"{AT}/pods")).json()["items"]] == ["ada-run-1-0"]
