@@ -61,7 +61,7 @@ class Objects:
 
     async def create(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Object:
         """Create what the caller drafted."""
-        name = str((body.get("metadata") or {}).get("name") or "")
+        name = str(metadata_of(body).get("name") or "")
         async with self._audit.write(
             caller.subject, "create", resource.kind, namespace=namespace, name=name, source=caller.source
         ):
@@ -80,8 +80,8 @@ class Objects:
             raise Invalid(f"apiVersion is {version!r}, it must be {resource.api_version}", field="apiVersion")
         if extra := sorted(set(body) - {"apiVersion", "kind", "metadata", "spec", "status"}):
             raise Invalid(f"unknown field {extra[0]!r}; an object has metadata and spec", field=extra[0])
-        meta = body.get("metadata")
-        if not isinstance(meta, dict) or not (meta.get("name") or meta.get("generateName")):
+        meta = metadata_of(body)
+        if not (meta.get("name") or meta.get("generateName")):
             raise Invalid("the object needs a name", field="metadata.name")
         if unknown := sorted(set(meta) - _META):
             raise Invalid(f"metadata.{unknown[0]} cannot be set here", field=f"metadata.{unknown[0]}")
@@ -136,7 +136,7 @@ class Objects:
                 if not isinstance(patch["spec"], dict):
                     raise Invalid("spec must be an object with the fields to change", field="spec")
                 clean["spec"] = patch["spec"]
-            meta = patch.get("metadata") or {}
+            meta = metadata_of(patch)
             if unknown := sorted(set(meta) - {"labels", "annotations", "resourceVersion"}):
                 raise Invalid(f"metadata.{unknown[0]} cannot be changed", field=f"metadata.{unknown[0]}")
             changes: Object = {key: _own(key, meta[key]) for key in ("labels", "annotations") if key in meta}
@@ -191,6 +191,18 @@ def tidy(obj: Object) -> Object:
     obj["metadata"].pop("managedFields", None)
     (obj["metadata"].get("annotations") or {}).pop(LAST_APPLIED, None)
     return obj
+
+
+def metadata_of(body: Object) -> Object:
+    """The metadata that somebody sent; empty when they sent none.
+
+    Raises:
+        Invalid: it is not an object.
+    """
+    meta = body.get("metadata")
+    if meta is not None and not isinstance(meta, dict):
+        raise Invalid("metadata must be an object", field="metadata")
+    return meta or {}
 
 
 def _own(what: str, given: Any) -> Object:

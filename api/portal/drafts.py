@@ -1,5 +1,7 @@
 """From the submit form to the object it stands for. Pure; what a field means is checked by the API server."""
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,14 +59,36 @@ def draft(form: str, fields: Fields) -> tuple[Resource, Object]:
     )
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as JSON knows it: a date stays text, as in kubectl, and nothing is repeated by reference, so that a
+    short text cannot stand for a huge object."""
+
+    def compose_node(self, parent: Any, index: int) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            where = self.peek_event().start_mark
+            raise yaml.YAMLError(f"line {where.line + 1}: aliases (*name) are not taken here; write it out")
+        return super().compose_node(parent, index)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _plain(document: Any) -> Any:
+    """The document with text as keys; raises ValueError or TypeError for what JSON cannot say."""
+    return json.loads(json.dumps(document, allow_nan=False))
+
+
 def parse(text: str) -> tuple[Resource, Object]:
     """One object of ours as YAML or JSON."""
     if len(text) > MAX_YAML_CHARS:
         raise Invalid(f"the YAML is longer than {MAX_YAML_CHARS} characters", field="yaml")
     try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
-    except (yaml.YAMLError, RecursionError) as error:
-        raise Invalid(f"this is not YAML: {error}", field="yaml") from error
+        documents = [_plain(d) for d in yaml.load_all(text, _Loader) if d is not None]
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        raise Invalid(f"this is not YAML that stands for JSON: {error}", field="yaml") from error
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise Invalid("write exactly one object here", field="yaml")
     found: Object = documents[0]
@@ -206,6 +230,9 @@ def _whole(fields: Fields, name: str, default: int, least: int = 1) -> int:
 def _decimal(fields: Fields, name: str, default: float) -> float:
     text = fields.get(name, "").strip()
     try:
-        return float(text) if text else default
+        value = float(text) if text else default
     except ValueError:
-        raise Invalid(f"{name.replace('_', ' ')}: {text!r} is not a number", field=name) from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise Invalid(f"{name.replace('_', ' ')}: {text!r} is not a number", field=name)
+    return value

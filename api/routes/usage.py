@@ -64,11 +64,13 @@ def time_range(since: datetime | None, until: datetime | None, now: datetime) ->
     """The range that was asked for.
 
     Raises:
-        Invalid: a time without a zone, or an end before the beginning.
+        Invalid: a time without a zone or out of bounds, or an end before the beginning.
     """
     for name, value in (("since", since), ("until", until)):
         if value is not None and value.tzinfo is None:
             raise Invalid(f"{name} needs a time zone, for example 2026-01-31T00:00:00Z", field=name)
+        if value is not None and not 1970 <= value.year <= 9000:
+            raise Invalid(f"{name} must lie between the years 1970 and 9000", field=name)
     end = until or now
     start = since or end - DEFAULT_RANGE
     if start >= end:

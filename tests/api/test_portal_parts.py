@@ -11,7 +11,7 @@ from tests.api.conftest import JOB, SERVICE
 
 from busbar.api.cluster import NodeLoad
 from busbar.api.errors import Invalid
-from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml
+from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml, whole_or_none
 from busbar.api.portal.pool_views import node_view
 from busbar.api.portal.render import STATIC, static_files, templates
 from busbar.api.portal.views import job_view, matches, service_view, waiting_facts
@@ -271,3 +271,54 @@ def test_our_pages_carry_no_inline_script_or_style() -> None:
 def test_browsers_may_keep_static_files_for_ever_under_their_digest() -> None:
     total = sum(len(content) for content, _, _ in static_files().values())
     assert total < 300_000
+
+
+def with_spec(text: str) -> str:
+    return f"kind: TrainingJob\nmetadata: {{name: a}}\nspec:\n{text}"
+
+
+def test_yaml_stands_for_the_json_that_kubectl_would_send() -> None:
+    _, obj = parse(with_spec("  template: {image: x, env: {day: 2026-01-31, 2: two, on: text}}\n"))
+    env = obj["spec"]["template"]["env"]
+    assert env == {"day": "2026-01-31", "2": "two", "true": "text"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "  a: &a [x, x]\n  b: [*a, *a]\n",
+        "  a: &a [*a]\n",
+        "  a: .nan\n",
+        "  a: !!binary aGk=\n",
+        "  a: !!set {x}\n",
+        "  ? [1, 2]\n  : x\n",
+        "  a: !!python/object/apply:os.getcwd []\n",
+    ],
+)
+def test_yaml_that_json_cannot_say_or_that_repeats_itself_is_refused(spec: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        parse(with_spec(spec))
+    assert refused.value.field == "yaml"
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "-1e999", "fast"])
+def test_a_learning_rate_is_a_number(rate: str) -> None:
+    with pytest.raises(Invalid, match="is not a number"):
+        draft("train", {**TRAIN, "learning_rate": rate})
+
+
+@pytest.mark.parametrize(("text", "number"), [("", None), (" ", None), ("0", 0), (" 12 ", 12), ("٣", 3)])
+def test_a_field_may_be_empty_or_a_whole_number(text: str, number: int | None) -> None:
+    assert whole_or_none(text, "replicas", "the autoscaler") == number
+
+
+@pytest.mark.parametrize("text", ["²", "-1", "1.5", "7d", "a"])
+def test_a_field_with_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="whole number"):
+        whole_or_none(text, "replicas", "the autoscaler")
+
+
+def test_a_field_may_have_a_least_number() -> None:
+    assert whole_or_none("1", "days", "until it is revoked", least=1) == 1
+    with pytest.raises(Invalid, match="of at least 1, or empty for until it is revoked"):
+        whole_or_none("0", "days", "until it is revoked", least=1)
