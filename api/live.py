@@ -3,15 +3,18 @@
 A browser holds one event stream. Changes within `QUIET_S` are told once, so a thousand status writes a second
 cost a page one refresh a second. What is sent is only "changed": a stream can leak nothing of another tenant
 but that somebody, somewhere, did something; and callers are only told of changes in namespaces they may see.
+What they may see is looked up again every `LOOK_AGAIN_S`; a stream whose caller is nobody any more ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from busbar.api.authorization import Reach
+from busbar.api.errors import ApiError
 from busbar.api.kubernetes import Object
 from busbar.api.store import Store
 from busbar.kube.informer import Key
@@ -19,11 +22,18 @@ from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 
 QUIET_S = 1.0
 HEARTBEAT_S = 15.0
+LOOK_AGAIN_S = 60.0
 MAX_STREAMS = 500
+MAX_STREAMS_EACH = 50
+"""Of one caller: nobody takes all of them."""
+
+Look = Callable[[], Awaitable[Reach]]
+"""What the caller may see now; raises ApiError when they are nobody any more."""
 
 
 @dataclass(eq=False)
 class _Listener:
+    subject: str
     reach: Reach
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -43,9 +53,10 @@ class Live:
             if key.namespace in listener.reach:
                 listener.changed.set()
 
-    @property
-    def full(self) -> bool:
-        return len(self._listeners) >= MAX_STREAMS
+    def full(self, subject: str) -> bool:
+        """Whether there is no room for another stream of this caller."""
+        mine = sum(listener.subject == subject for listener in self._listeners)
+        return mine >= MAX_STREAMS_EACH or len(self._listeners) >= MAX_STREAMS
 
     def close(self) -> None:
         """End all streams, so that the server can stop."""
@@ -53,13 +64,20 @@ class Live:
         for listener in self._listeners:
             listener.changed.set()
 
-    async def stream(self, reach: Reach) -> AsyncIterator[bytes]:
+    async def stream(self, subject: str, reach: Reach, look: Look) -> AsyncGenerator[bytes]:
         """Server-sent events: `changed`, or a comment every 15 s so that dead connections are noticed."""
-        listener = _Listener(reach)
+        listener = _Listener(subject, reach)
         self._listeners.add(listener)
+        looked_at = time.monotonic()
         try:
             yield b"retry: 2000\nevent: hello\ndata: 1\n\n"
             while not self._closing.is_set():
+                if time.monotonic() - looked_at >= LOOK_AGAIN_S:
+                    looked_at = time.monotonic()
+                    try:
+                        listener.reach = await look()
+                    except ApiError:
+                        return  # the browser asks again, and hears why
                 try:
                     await asyncio.wait_for(listener.changed.wait(), HEARTBEAT_S)
                 except TimeoutError:

@@ -47,15 +47,15 @@ def services_of(request: Request) -> Services:
     return cast("Services", request.app.state.services)
 
 
-async def authenticate(request: Request) -> Caller:
-    """Who is asking; kept on the request, so that it is found out once.
+async def authenticate(request: Request, *, again: bool = False) -> Caller:
+    """Who is asking; kept on the request, so that it is found out once, or `again` for one that goes on.
 
     Raises:
         Unauthenticated: nobody we know.
         Forbidden: a session's write without its CSRF token, or a token without the scope `rest`.
     """
     known = getattr(request.state, "caller", None)
-    if isinstance(known, Caller):
+    if isinstance(known, Caller) and not again:
         return known
     authenticator = services_of(request).authenticator
     if header := request.headers.get("Authorization"):

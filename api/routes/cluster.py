@@ -7,9 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from busbar.api.authorization import Reach
 from busbar.api.errors import TooMany
 from busbar.api.identity import Caller
-from busbar.api.permissions import Known, services_of
+from busbar.api.permissions import Known, authenticate, services_of
 from busbar.api.routes import schemas
 from busbar.api.routes.body import raw
 from busbar.api.routes.schemas import errors
@@ -101,11 +102,16 @@ def _changes(routes: APIRouter) -> None:
     )
     async def changes(request: Request, caller: Anyone) -> StreamingResponse:
         services = services_of(request)
-        if services.live.full:
+        if services.live.full(caller.subject):
             raise TooMany("too many open event streams; poll instead", retry_after_s=10)
+
+        async def look() -> Reach:
+            known = await authenticate(request, again=True)
+            return await services.authorizer.reach(known, TRAINING_JOBS)
+
         reach = await services.authorizer.reach(caller, TRAINING_JOBS)
         return StreamingResponse(
-            services.live.stream(reach),
+            services.live.stream(caller.subject, reach, look),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

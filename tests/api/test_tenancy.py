@@ -9,6 +9,9 @@ import pytest
 from tests.api.conftest import BASE, NOW, World, apps_of
 from tests.api.test_routes import Route, permissions, routes
 
+from busbar.api import live
+from busbar.api.authorization import Reach
+from busbar.api.errors import Unauthenticated
 from busbar.api.identity import Role
 from busbar.api.permissions import Public
 from busbar.kube.contracts.usage import UsageRecord
@@ -222,10 +225,16 @@ async def test_lists_ask_kubernetes_once_however_many_namespaces_there_are(world
     assert [a["resourceAttributes"].get("namespace") for a in asked] == [None]
 
 
-async def test_the_change_stream_tells_of_ones_own_namespaces_only(world: World) -> None:
-    from busbar.api.authorization import Reach
+ADA = Reach(everything=False, namespaces=frozenset({"ada-lab"}))
+BOTH = Reach(everything=False, namespaces=frozenset({"ada-lab", "bob-lab"}))
 
-    stream = world.services.live.stream(Reach(everything=False, namespaces=frozenset({"ada-lab"})))
+
+async def still() -> Reach:
+    return ADA
+
+
+async def test_the_change_stream_tells_of_ones_own_namespaces_only(world: World) -> None:
+    stream = world.services.live.stream("alice", ADA, still)
     assert b"hello" in await anext(stream)
     world.kube.status(TRAINING_JOBS, "bob-lab", "bob-run", phase="Running")
     await world.settle()
@@ -234,6 +243,41 @@ async def test_the_change_stream_tells_of_ones_own_namespaces_only(world: World)
     await world.settle()
     assert await anext(stream) == b"event: changed\ndata: 1\n\n"
     world.services.live.close()
+
+
+async def test_a_change_stream_looks_again_at_what_its_caller_may_see(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(live, "HEARTBEAT_S", 0.001)
+    stream = world.services.live.stream("alice", BOTH, still)
+    await anext(stream)
+    assert await anext(stream) == b": still here\n\n"
+    (listener,) = world.services.live._listeners
+    assert listener.reach == ADA
+
+    async def nobody() -> Reach:
+        raise Unauthenticated("the session is over")
+
+    ended = world.services.live.stream("alice", BOTH, nobody)
+    assert [b"hello" in part async for part in ended] == [True]
+    await stream.aclose()
+    assert not world.services.live._listeners
+
+
+async def test_one_caller_cannot_take_all_change_streams(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_STREAMS_EACH", 2)
+    streams = [world.services.live.stream("alice", ADA, still) for _ in range(2)]
+    for stream in streams:
+        await anext(stream)
+    alice = await world.as_("alice")
+    refused = await alice.get(f"{BASE}/changes")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+    assert not world.services.live.full("bob")
+    for stream in streams:
+        await stream.aclose()
 
 
 @pytest.mark.parametrize(
