@@ -27,7 +27,7 @@ from busbar.api.errors import (
     Unavailable,
     body_of,
 )
-from busbar.api.guard import Guard
+from busbar.api.guard import Guard, dressed
 from busbar.api.routes import cluster, health, internal, kinds, people, usage
 from busbar.api.services import Services
 
@@ -134,8 +134,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    # Starlette logs the traceback; the caller learns nothing of our inside.
-    return answer(request, Internal("something broke here; it is in the log of busbar-api"))
+    # Starlette logs the traceback; the caller learns nothing of our inside. It asks outside of the Guard.
+    response = answer(request, Internal("something broke here; it is in the log of busbar-api"))
+    response.raw_headers = dressed(response.raw_headers)
+    return response
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:

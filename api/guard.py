@@ -7,7 +7,7 @@ Bodies are bounded here, whether they announce their length or not.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from busbar.api.errors import TooLarge, body_of
@@ -30,11 +30,19 @@ _HEADERS = (
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+    (b"cache-control", b"no-store"),
 )
 
 
 class _BodyTooLarge(Exception):
     pass
+
+
+def dressed(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """An answer's headers with ours, where it has not set them itself."""
+    given = list(headers)
+    present = {name for name, _ in given}
+    return given + [header for header in _HEADERS if header[0] not in present]
 
 
 class Guard:
@@ -60,27 +68,27 @@ class Guard:
                     raise _BodyTooLarge
             return message
 
-        async def guarded(message: Message) -> None:
+        async def told(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                headers = list(message.get("headers") or [])
-                present = {name for name, _ in headers}
-                headers += [header for header in _HEADERS if header[0] not in present]
-                if b"cache-control" not in present:
-                    headers.append((b"cache-control", b"no-store"))
-                message = {**message, "headers": headers}
+                message = {**message, "headers": dressed(message.get("headers") or [])}
             await send(message)
+
+        async def guarded(message: Message) -> None:
+            if read > self._max and not started:
+                raise _BodyTooLarge  # whatever was made of the error above: the answer is ours
+            await told(message)
 
         announced = dict(scope.get("headers") or []).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._max:
-            await self._refuse(guarded)
+            await self._refuse(told)
             return
         try:
             await self._app(scope, bounded, guarded)
         except _BodyTooLarge:
             if not started:
-                await self._refuse(guarded)
+                await self._refuse(told)
 
     async def _refuse(self, send: Send) -> None:
         error = TooLarge(f"the body is larger than {self._max} bytes")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
@@ -276,5 +277,25 @@ async def test_bodies_over_one_mebibyte_are_refused_announced_or_not(world: Worl
         for _ in range(20):
             yield b"x" * 100_000
 
-    streamed = await http.post(path, content=chunks())
-    assert (streamed.status_code, streamed.json()["error"]["code"]) == (413, "TooLarge")
+    for where in (path, f"{BASE}/tokens"):  # read by us, and by the framework
+        streamed = await http.post(where, content=chunks(), headers={"Content-Type": "application/json"})
+        assert (streamed.status_code, streamed.json()["error"]["code"]) == (413, "TooLarge")
+
+
+async def test_an_answer_to_our_own_defect_carries_the_strict_headers_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(world.services.cluster, "pools", broken)
+    alice = await world.as_("alice")
+    calm = httpx2.ASGITransport(app=apps_of(world.services)[0], raise_app_exceptions=False)
+    async with httpx2.AsyncClient(
+        transport=calm, base_url="http://busbar.test", headers=alice.headers
+    ) as http:
+        for path in ("/pools", f"{BASE}/pools"):
+            answer = await http.get(path)
+            assert (answer.status_code, "a defect" in answer.text) == (500, False)
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["cache-control"] == "no-store"
