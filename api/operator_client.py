@@ -41,21 +41,28 @@ class OperatorClient:
         self._url = url.rstrip("/")
         self._token_file = Path(token_file)
         self._session: aiohttp.ClientSession | None = None
-        self._current: tuple[float, Snapshot] | None = None
+        self._current: tuple[float, Snapshot | Unavailable] | None = None
         self._refreshing = asyncio.Lock()
 
     async def current(self) -> Snapshot:
-        """The snapshot of now, at most `CURRENT_FOR_S` old; many pages share one request.
+        """The snapshot of now, at most `CURRENT_FOR_S` old; many pages share one request, and its failure too:
+        those who waited for it do not each wait for another.
 
         Raises:
             Unavailable: the operator does not answer.
         """
         async with self._refreshing:
-            if self._current is not None and time.monotonic() - self._current[0] < CURRENT_FOR_S:
-                return self._current[1]
-            snapshot = await self._fetch("GET", None)
-            self._current = (time.monotonic(), snapshot)
-            return snapshot
+            if self._current is None or time.monotonic() - self._current[0] >= CURRENT_FOR_S:
+                found: Snapshot | Unavailable
+                try:
+                    found = await self._fetch("GET", None)
+                except Unavailable as error:
+                    found = error
+                self._current = (time.monotonic(), found)
+            found = self._current[1]
+        if isinstance(found, Unavailable):
+            raise Unavailable(found.message, retry_after_s=found.retry_after_s)
+        return found
 
     async def with_draft(self, draft: Object) -> Snapshot:
         """The snapshot with an object added that nobody has created yet.

@@ -19,7 +19,7 @@ from busbar.api.authorization import Authorizer
 from busbar.api.clock import Clock, utc_now
 from busbar.api.identity import Caller
 from busbar.api.kubernetes import Object
-from busbar.api.objects import Objects
+from busbar.api.objects import Objects, metadata_of
 from busbar.api.operator_client import Snapshots
 from busbar.kube.resources import Resource
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from busbar.scheduler import Action, Job, Plan, Snapshot
 
 DRAFT_NAME = "preview"
+PLANS_AT_ONCE = 2
+"""Planning is pure computing: more threads would only take time from everybody's other requests."""
 DRAFT_ID = "draft"
 """The scheduler's id of a draft in the operator's snapshot."""
 
@@ -79,6 +81,7 @@ class Previews:
         self._snapshots = snapshots
         self._authorizer = authorizer
         self._now = clock
+        self._planning = asyncio.Semaphore(PLANS_AT_ONCE)
 
     async def preview(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Preview:
         """What would happen to the draft.
@@ -88,7 +91,7 @@ class Previews:
             Unavailable: the operator is away.
         """
         body = dict(body)
-        meta = dict(body.get("metadata") or {})
+        meta = dict(metadata_of(body))
         if not meta.get("name") and not meta.get("generateName"):
             meta["name"] = DRAFT_NAME
         body["metadata"] = meta
@@ -106,7 +109,8 @@ class Previews:
             )
         snapshot = await self._snapshots.with_draft(stored)
         admin = await self._authorizer.is_admin(caller)
-        return await asyncio.to_thread(answer, snapshot, stored, self._now(), admin)
+        async with self._planning:
+            return await asyncio.to_thread(answer, snapshot, stored, self._now(), admin)
 
 
 def answer(snapshot: Snapshot, draft: Object, now: datetime, admin: bool) -> Preview:

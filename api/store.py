@@ -64,16 +64,20 @@ class Store:
 
     def all(self, resource: Resource) -> Iterable[Object]:
         """Every object of a kind. Unavailable until the first list is complete."""
-        informer = self._informers[resource.plural]
-        if not informer.synced.is_set():
-            raise Unavailable("the list is not complete yet: waiting for Kubernetes", retry_after_s=2)
-        return informer.items.values()
+        return self._complete(resource).items.values()
 
     def find(self, resource: Resource, name: str, namespace: str = "") -> Object | None:
-        return self._informers[resource.plural].items.get(Key(namespace, name))
+        """One object of a kind; None when there is none. Unavailable until the first list is complete."""
+        return self._complete(resource).items.get(Key(namespace, name))
 
     def observe(self, resource: Resource, obj: Object) -> None:
         self._informers[resource.plural].observe(obj)
+
+    def _complete(self, resource: Resource) -> Informer[Object]:
+        informer = self._informers[resource.plural]
+        if not informer.synced.is_set():
+            raise Unavailable("the list is not complete yet: waiting for Kubernetes", retry_after_s=2)
+        return informer
 
     def _tell(self, resource: Resource) -> Callable[[Key, Object | None, Object | None], None]:
         def tell(key: Key, old: Object | None, new: Object | None) -> None:

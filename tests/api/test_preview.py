@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 from tests.api.conftest import BASE, JOB, SERVICE, World
 
+from busbar.api import preview
 from busbar.api.identity import Role
 from busbar.api.preview import span
 from busbar.kube.resources import TRAINING_JOBS
@@ -124,3 +127,26 @@ async def test_viewers_preview_nothing(world: World) -> None:
 )
 def test_durations_are_said_in_words(seconds: float | None, words: str) -> None:
     assert span(seconds) == words
+
+
+async def test_only_so_many_drafts_are_planned_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    planning, most = 0, 0
+    lock = threading.Lock()
+    plan = preview.answer
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal planning, most
+        with lock:
+            planning += 1
+            most = max(most, planning)
+        try:
+            return plan(*arguments)
+        finally:
+            with lock:
+                planning -= 1
+
+    monkeypatch.setattr(preview, "answer", counted)
+    alice = await world.as_("alice")
+    answers = await asyncio.gather(*(alice.post(AT, json=JOB) for _ in range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert 1 <= most <= preview.PLANS_AT_ONCE

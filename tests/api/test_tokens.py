@@ -12,7 +12,7 @@ from tests.api.memory_kube import MemoryKube
 
 from busbar.api.audit import Audit
 from busbar.api.database.engine import Database
-from busbar.api.errors import Invalid, NotFound
+from busbar.api.errors import Invalid, NotFound, Unavailable
 from busbar.api.identity import Role, Scope
 from busbar.api.keys import Keys
 from busbar.api.ledger import By, Ledger
@@ -146,6 +146,18 @@ async def test_audit_rows_tell_how_each_write_ended_and_page_backwards(database:
     assert await audit.page() == []
 
 
+async def test_words_that_one_of_the_databases_would_refuse_are_kept_all_the_same(database: Database) -> None:
+    audit = Audit(database, Clock())
+    odd = "a\0b\ud83d" + "x" * 400
+    with pytest.raises(Invalid):
+        async with audit.write(odd, "create", "TrainingJob", namespace=odd, name=odd):
+            raise Invalid(odd * 9)
+    (row,) = await audit.page(subject=odd)
+    assert (len(row.name), row.name[:4], row.outcome) == (253, "a\ufffdb?", "Invalid")
+    _, token = await Tokens(database, Clock()).create("alice", created_by="root", description=odd, tenant=odd)
+    assert len(token.description) == 200
+
+
 @pytest.fixture
 async def keys(database: Database) -> AsyncIterator[tuple[Keys, Tokens, MemoryKube, Store, Clock]]:
     kube, clock = MemoryKube(), Clock()
@@ -171,6 +183,16 @@ async def test_a_key_says_whose_it_is_and_which_namespaces_it_opens(
         "namespaces": ["ada-lab"],
         "scopes": ["inference"],
     }
+
+
+async def test_before_the_first_list_of_tenants_nobody_is_told_that_a_key_is_unknown(
+    database: Database,
+) -> None:
+    tokens = Tokens(database, Clock())
+    key, _ = await tokens.create("alice", created_by="alice", tenant="ada")
+    desk = Keys(tokens, Tenancy(Store(MemoryKube())))
+    with pytest.raises(Unavailable):
+        await desk.lookup(digest_of(key))
 
 
 async def test_a_key_without_a_tenant_counts_for_the_only_one_its_owner_has(
