@@ -46,6 +46,7 @@ PLURALS = {
     "Pod": ("api/v1", "pods", True),
     "Node": ("api/v1", "nodes", False),
     "Namespace": ("api/v1", "namespaces", False),
+    "PersistentVolume": ("api/v1", "persistentvolumes", False),
     "ServiceAccount": ("api/v1", "serviceaccounts", True),
     "Service": ("api/v1", "services", True),
     "Secret": ("api/v1", "secrets", True),
@@ -249,10 +250,19 @@ class ApiServer:
         if user is not None:
             headers.append(("Impersonate-User", user))
             headers += [("Impersonate-Group", group) for group in (*groups, "system:authenticated")]
+        return Client(self._session, headers)
+
+    def bearer(self, token: str, headers: Sequence[tuple[str, str]] = ()) -> Client:
+        """Whoever a token belongs to, with more headers as given."""
+        return Client(self._session, [("Authorization", f"Bearer {token}"), *headers])
+
+    @property
+    def _session(self) -> httpx2.Client:
+        """One pool of connections for everybody."""
         if self._http is None:
             tls = ssl.create_default_context(cafile=str(self.ca_file))
             self._http = httpx2.Client(base_url=self.url, verify=tls, timeout=30.0, trust_env=False)
-        return Client(self._http, headers)
+        return self._http
 
     def service_account(self, namespace: str, name: str) -> Client:
         """An impersonated service account."""
@@ -286,9 +296,9 @@ class ApiServer:
         }
         safe = "".join(c if c.isalnum() else "-" for c in user or "admin")
         path = self.directory / f"kubeconfig-{safe}"
-        path.write_text(yaml.safe_dump(document), encoding="utf-8")
-        path.chmod(0o600)
-        return path
+        fresh = Path(tempfile.mkstemp(dir=self.directory)[1])  # others may be reading the old one
+        fresh.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return fresh.replace(path)
 
     def kubectl(self, *arguments: str, user: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run the real kubectl against this server."""

@@ -13,7 +13,9 @@ from tests.cluster import admission_rows as rows
 from tests.cluster.apiserver import ApiServer, Client, render_chart
 from tests.cluster.attempts import eventually_accepted
 from tests.cluster.manifests import JSON
+from tests.cluster.neighbours import Neighbour, move_in, move_out
 from tests.cluster.rights import SYSTEM, give_role
+from tests.cluster.served import Served, served
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -107,3 +109,23 @@ def kept(admin: Client) -> Iterator[Callable[[JSON], JSON]]:
     yield create
     for document in reversed(made):
         admin.delete(document, gracePeriodSeconds="0")
+
+
+@pytest.fixture(scope="module")
+def resources(platform: ApiServer) -> tuple[Served, ...]:
+    """All that the server serves."""
+    return served(platform)
+
+
+@pytest.fixture(scope="module")
+def alpha(platform: ApiServer, resources: tuple[Served, ...]) -> Iterator[Neighbour]:
+    """Tenant A, with one object of every kind."""
+    yield move_in(platform, "alpha", resources)
+    move_out(platform, "alpha")
+
+
+@pytest.fixture(scope="module")
+def bravo(platform: ApiServer, resources: tuple[Served, ...]) -> Iterator[Neighbour]:
+    """Tenant B, of whom A must learn nothing."""
+    yield move_in(platform, "bravo", resources)
+    move_out(platform, "bravo")

@@ -11,13 +11,14 @@ import contextlib
 import gc
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.kubelet import Kubelet, Script, add_node
 from tests.cluster.proxy import FaultProxy
+from tests.cluster.rights import SYSTEM
 
 from busbar.kube.client import KubeClient, Object
 from busbar.kube.errors import NotFound
@@ -220,6 +221,27 @@ class Cluster:
                 self.raise_if_ended()
             await asyncio.sleep(0.02)
         raise AssertionError(f"{resource.kind} {name} after {timeout_s} s: {last}")
+
+
+class _AsScheduler:
+    """The server, for the stand-in of scheduler and kubelet: only the scheduler may bind pods here."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        self.admin_token = server.scheduler_token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+
+@contextlib.asynccontextmanager
+async def with_the_charts_rights(platform: ApiServer, **options: Any) -> AsyncIterator[Cluster]:
+    """A cluster whose operator has its own service account's rights and no others; it is not started."""
+    token = await asyncio.to_thread(platform.service_account_token, SYSTEM, "busbar-operator")
+    settings = replace(QUICK, namespace=SYSTEM)
+    async with Cluster(cast(ApiServer, _AsScheduler(platform)), settings=settings, **options) as made:
+        made.login = Login(server=made.proxy.url, token=token)
+        yield made
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

@@ -7,6 +7,7 @@ waits before the first request that needs it.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tests.cluster.apiserver import ApiServer, Client, collection
 from tests.cluster.manifests import JSON
@@ -53,8 +54,13 @@ def give_role(server: ApiServer, tenant: str, namespace: str, role: str, *people
 
 
 def wait_for_right(client: Client, path: str) -> None:
-    """Until the client may read this path. Raises AssertionError after ten seconds."""
+    """Until the client may read this path."""
+    wait_until(lambda: client.get(path).status != 403, f"{path} may be read")
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Until a right that was just given counts. Raises AssertionError after ten seconds."""
     end = time.monotonic() + RIGHT_S
-    while client.get(path).status == 403:
-        assert time.monotonic() < end, f"{path} is still forbidden"
+    while not holds():
+        assert time.monotonic() < end, f"waited {RIGHT_S:.0f} s until {what}"
         time.sleep(0.02)

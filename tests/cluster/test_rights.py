@@ -9,46 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.cluster import manifests
 from tests.cluster.admission_rows import pod
 from tests.cluster.apiserver import JSON, ApiServer, address, collection, render_chart
-from tests.cluster.harness import QUICK, Cluster, engine_job, gang_job
+from tests.cluster.harness import Cluster, engine_job, gang_job, with_the_charts_rights
 from tests.cluster.kubelet import Script
+from tests.cluster.rights import SYSTEM, wait_for_right
 from tests.cluster.rule_rows import edited
 
 from busbar.kube.contracts.auth import AUDIENCE_GATEWAY, AUDIENCE_OPERATOR, Access, Caller, Reviewer
-from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
 from busbar.operator import podspec
 from busbar.scheduler import Placement, Resources
 
-SYSTEM = "busbar-system"
-
-
-class AsScheduler:
-    """The server, for the stand-in of scheduler and kubelet: only the scheduler may bind pods here."""
-
-    def __init__(self, server: ApiServer) -> None:
-        self._server = server
-        self.admin_token = server.scheduler_token
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._server, name)
-
 
 @pytest.fixture
 async def cluster(platform: ApiServer) -> AsyncIterator[Cluster]:
     """A cluster whose operator has the chart's rights and no others."""
-    token = await asyncio.to_thread(platform.service_account_token, SYSTEM, "busbar-operator")
-    settings = replace(QUICK, namespace=SYSTEM)
-    server = cast(ApiServer, AsScheduler(platform))
-    async with Cluster(server, settings=settings, nodes=2, script=lambda _: Script(run_s=0.5)) as made:
-        made.login = Login(server=made.proxy.url, token=token)
+    async with with_the_charts_rights(platform, nodes=2, script=lambda _: Script(run_s=0.5)) as made:
         await made.start()
         yield made
 
@@ -77,12 +59,7 @@ async def test_a_tenants_namespace_is_closed_and_its_members_get_their_roles(
     await cluster.until(TENANTS, tenant, lambda status: bool(status.get("conditions")))
     for role in ("admin", "member", "viewer"):
         person = platform.client(f"{role}-of-{tenant}")
-        path = collection("TrainingJob", cluster.namespace)
-        for _ in range(200):
-            if person.get(path).ok:
-                break
-            await asyncio.sleep(0.05)
-        assert person.get(path).ok
+        await asyncio.to_thread(wait_for_right, person, collection("TrainingJob", cluster.namespace))
         job = edited(manifests.engine_job(), {"metadata/namespace": cluster.namespace})
         assert person.create(job, dryRun="All").ok == (role != "viewer")
     namespace = platform.admin.get(f"/api/v1/namespaces/{cluster.namespace}").expect()
