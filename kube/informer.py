@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from busbar.kube.resources import Resource
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+SHORT_WATCH_S = 1.0
 INITIAL_END = "k8s.io/initial-events-end"
 
 
@@ -95,7 +98,12 @@ class Cache(Generic[T]):
         if version <= self._versions.get(key, -1) or version <= self._tombstones.get(key, -1):
             return
         obj["metadata"].pop("managedFields", None)
-        projected = self._project(obj)
+        try:
+            projected = self._project(obj)
+        except Exception:
+            # Somebody's odd object must not end the watch of all others; it is as if it were not there.
+            log.exception("%s %s is left out", self.resource.kind, key)
+            projected = None
         old = self.items.get(key)
         self._versions[key] = version
         self._tombstones.pop(key, None)
@@ -237,8 +245,9 @@ class Informer(Cache[T]):
         stream = self._client.watch(
             self.resource, self._namespace, params=params, inactivity_s=self._inactivity_s
         )
+        opened, said = time.monotonic(), False
         async for event in stream:
-            self.heard_at = time.monotonic()
+            self.heard_at, said = time.monotonic(), True
             obj = event["object"]
             if event["type"] == "ERROR":
                 raise _stream_error(self.resource, obj)
@@ -247,6 +256,9 @@ class Informer(Cache[T]):
             elif event["type"] != "BOOKMARK":
                 self._put(obj)
             self._revision = str(obj["metadata"]["resourceVersion"])
+        if not said and time.monotonic() - opened < SHORT_WATCH_S:
+            # A server or proxy that ends each watch at once must not be asked in a tight loop.
+            raise ConnectionFailed(f"watch {self.resource.plural}: ended at once and said nothing")
 
 
 def _stream_error(resource: Resource, status: dict[str, Any]) -> Exception:

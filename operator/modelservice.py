@@ -121,9 +121,10 @@ def place_of(pod: Pod) -> Placement | None:
     try:
         raw = json.loads(pod.placement)
         per_pod = Resources(**{k: int(v) for k, v in raw["perPod"].items()})
-        return Placement(raw["pool"], raw["accelerator"], raw["mode"], (raw["node"],), per_pod)
-    except (ValueError, KeyError, TypeError):
-        return None
+        pool, accelerator, mode, node = (str(raw[k]) for k in ("pool", "accelerator", "mode", "node"))
+        return Placement(pool, accelerator, mode, (node,), per_pod)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None  # an annotation: outside tenants' namespaces anybody may have written it
 
 
 def reconcile(view: ServiceView, orders: tuple[Order, ...] = ()) -> Decision:

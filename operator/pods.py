@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from busbar.kube.client import Object
@@ -157,7 +157,7 @@ def project_pod(obj: Object) -> Pod:
         pinned=notes.get(ANNOTATION_NODE, "") or _pinned(labels, spec),
         pool=notes.get(ANNOTATION_POOL, ""),
         placement=notes.get(ANNOTATION_PLACEMENT, ""),
-        draining_since=time_of(notes.get(ANNOTATION_DRAINING)),
+        draining_since=_noted_time(notes.get(ANNOTATION_DRAINING)),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         ip=status.get("podIP") or "",
         host_network=bool(spec.get("hostNetwork")),
@@ -300,6 +300,15 @@ def _unschedulable(condition: dict[str, Any] | None) -> datetime | None:
 def time_of(text: str | None) -> datetime | None:
     """An RFC 3339 time, or None."""
     return datetime.fromisoformat(text) if text else None
+
+
+def _noted_time(text: str | None) -> datetime | None:
+    """A time in an annotation: outside tenants' namespaces anybody may have written it."""
+    try:
+        moment = time_of(text)
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
 def _pinned(labels: dict[str, str], spec: dict[str, Any]) -> str:

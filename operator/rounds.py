@@ -21,6 +21,7 @@ from typing import Any
 
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.operator.controller import Controller, Item, utc_now
+from busbar.operator.errors import Fenced
 from busbar.operator.metrics import Metrics
 from busbar.operator.orders import Admit, Order, Release, Wait
 from busbar.operator.pods import Pod
@@ -114,6 +115,12 @@ class Rounds:
             except SchedulerError as error:
                 # A snapshot that cannot be planned on: say so loudly, and go on serving what runs.
                 log.error("round refused code=%s: %s", type(error).__name__, error)
+            except Fenced:
+                raise
+            except Exception:
+                # A fault of ours: what runs is still served, read and ended; planning tries again.
+                log.exception("round failed")
+                self._waiting = True
 
     async def once(self, *, full: bool = True) -> Plan:
         """One round."""

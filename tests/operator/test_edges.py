@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operator.builders import SETTINGS, running
+from tests.operator.builders import NOW, SETTINGS, running
 
 from busbar.kube.contracts.routes import Routes
 from busbar.kube.contracts.workload import bearer_for
@@ -26,6 +26,7 @@ from busbar.operator.demand import DemandReader
 from busbar.operator.errors import ProbeRefused, SettingsError
 from busbar.operator.events import EventQueue, Notice
 from busbar.operator.metrics import Metrics
+from busbar.operator.modelservice import place_of
 from busbar.operator.pods import Node, Pod, project_pod
 from busbar.operator.prober import Prober, address_of
 from busbar.operator.server import RoutesFeed, Server
@@ -259,6 +260,29 @@ def test_a_pods_requests_are_what_the_scheduler_counts() -> None:
         1024,
         2,
     )
+
+
+def test_a_pod_with_odd_annotations_is_read_like_any_other() -> None:
+    notes = {"busbar.dev/draining-since": "soon", "busbar.dev/placement": "[]"}
+    odd = project_pod({"metadata": {"name": "p", "namespace": "n", "annotations": notes}})
+    assert odd.draining_since is None
+    notes = {"busbar.dev/draining-since": "2026-11-21T12:00:00"}
+    naive = project_pod({"metadata": {"name": "p", "namespace": "n", "annotations": notes}})
+    assert naive.draining_since == NOW
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '"x"',
+        "[" * 5000,
+        '{"pool": "p", "accelerator": "a", "mode": "m", "node": "n", "perPod": []}',
+        '{"pool": "p", "accelerator": "a", "mode": "m", "node": "n", "perPod": {"cpu_m": 1e999}}',
+    ],
+)
+def test_a_placement_that_is_none_is_no_placement(text: str) -> None:
+    assert place_of(replace(running(0), placement=text)) is None
 
 
 # -- events --------------------------------------------------------------------------------------------

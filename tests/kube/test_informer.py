@@ -1,0 +1,74 @@
+"""The informer's cache and watch, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from busbar.kube.client import Object
+from busbar.kube.informer import Cache, Informer, Key
+from busbar.kube.resources import PODS
+
+
+def named(name: str, version: int, **more: Any) -> Object:
+    return {"metadata": {"namespace": "ns", "name": name, "resourceVersion": str(version)}, **more}
+
+
+def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache: Cache[int] = Cache(PODS, lambda obj: int(obj["size"]))
+    cache.observe(named("odd", 1, size="many"))
+    cache.observe(named("good", 2, size="3"))
+    assert cache.items == {Key("ns", "good"): 3}
+    assert "ns/odd is left out" in caplog.text
+    cache.observe(named("odd", 3, size="4"))
+    assert cache.items[Key("ns", "odd")] == 4
+
+
+class Ending:
+    """A server that ends every watch at once."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+        self.third = asyncio.Event()
+
+    async def list(self, *_: Any, **__: Any) -> tuple[list[Object], str]:
+        return [], "1"
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[Object]:
+        self.watches += 1
+        if self.watches == 3:
+            self.third.set()
+        nothing: tuple[Object, ...] = ()
+        for event in nothing:
+            yield event
+
+
+async def test_a_server_that_ends_each_watch_at_once_is_asked_ever_more_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Ending()
+    informer: Informer[Object] = Informer(
+        server,  # type: ignore[arg-type]
+        PODS,
+        lambda obj: obj,
+    )
+    informer._revision = "1"
+    waits: list[float] = []
+    pause = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await pause(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    task = asyncio.create_task(informer.run())
+    async with asyncio.timeout(5):
+        await server.third.wait()
+    task.cancel()
+    assert len(waits) >= 2
+    assert waits[1] > 0.15
