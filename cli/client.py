@@ -17,8 +17,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import SplitResult, quote, urlsplit
 
 import httpx2
 from pydantic import ValidationError
@@ -27,6 +27,9 @@ from busbar.cli import results
 from busbar.cli.errors import BusbarError, Invalid, NotAuthorised, NotFound, Unreachable, UsageProblem
 from busbar.cli.results import KINDS, TRAINING_JOB, Kind, Object
 from busbar.kube.contracts.wire import WireModel
+
+if TYPE_CHECKING:
+    import ssl
 
 BASE = "/api/v1alpha1"
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
@@ -43,22 +46,17 @@ class Client:
         token: str,
         *,
         ca_file: str | None = None,
+        timeout_s: float | None = None,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageProblem(f"{server!r} is not a server's address; write it as https://busbar.example")
+        """`timeout_s` is the patience with each answer; None: 5 s to connect, 30 s for the rest."""
+        parts = _address(server)
         self.server = server.rstrip("/")
-        verify: Any = True
-        if ca_file:
-            import ssl
-
-            verify = ssl.create_default_context(cafile=ca_file)
         self._http = httpx2.Client(
             base_url=self.server + BASE,
             headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
-            timeout=TIMEOUT,
-            verify=verify,
+            timeout=TIMEOUT if timeout_s is None else httpx2.Timeout(timeout_s),
+            verify=_trusted(ca_file),
             transport=transport,
             # A proxy of the environment cannot reach what listens on this machine.
             trust_env=parts.hostname not in _LOOPBACK,
@@ -230,6 +228,30 @@ class Client:
         if not response.is_success:
             raise _error(self.server, response)
         return response
+
+
+def _address(server: str) -> SplitResult:
+    try:
+        parts = urlsplit(server)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # a port or an IPv6 address that is none
+        pass
+    raise UsageProblem(f"{server!r} is not a server's address; write it as https://busbar.example")
+
+
+def _trusted(ca_file: str | None) -> ssl.SSLContext | bool:
+    if not ca_file:
+        return True
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # also ssl.SSLError
+        raise UsageProblem(
+            f"{ca_file} cannot be used as certificates to trust: {error.strerror or error}. It must hold PEM; "
+            "log in again with another --ca-file, or correct BUSBAR_CA_FILE"
+        ) from error
 
 
 def kind_of(document: Mapping[str, Any]) -> Kind:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
+PATIENCE_S = 2.0
+
 
 def objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """References that begin with what was typed."""
@@ -16,7 +18,7 @@ def objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     from busbar.cli.session import Session
 
     try:
-        session = Session(ctx.params.get("server"), ctx.params.get("namespace"))
+        session = Session(ctx.params.get("server"), ctx.params.get("namespace"), PATIENCE_S)
         try:
             return _items(session, incomplete)
         finally:

@@ -75,7 +75,7 @@ def _parse(file: Path) -> Config:
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         return Config(**document)
-    except (yaml.YAMLError, TypeError) as error:
+    except (yaml.YAMLError, TypeError, OSError, UnicodeDecodeError) as error:
         raise UsageProblem(
             f"{file} is not a busbar configuration ({error}); remove it and log in again"
         ) from error

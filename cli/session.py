@@ -25,9 +25,10 @@ R = TypeVar("R")
 class Session:
     """One run of one command."""
 
-    def __init__(self, server: str | None, namespace: str | None) -> None:
+    def __init__(self, server: str | None, namespace: str | None, timeout_s: float | None = None) -> None:
         self._given_server = server
         self._given_namespace = namespace
+        self._timeout_s = timeout_s
         self._config = config.load()
         self._client: Client | None = None
 
@@ -46,7 +47,7 @@ class Session:
 
                 known = replace(known, server=self._given_server, token=os.environ.get("BUSBAR_TOKEN"))
             server, token = known.required()
-            self._client = Client(server, token, ca_file=known.ca_file)
+            self._client = Client(server, token, ca_file=known.ca_file, timeout_s=self._timeout_s)
         return self._client
 
     @property

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import click
 import httpx2
 import pytest
 from pydantic import BaseModel
 
 from busbar.api.routes import schemas
-from busbar.cli import errors, results
+from busbar.cli import completions, errors, results
 from busbar.cli.client import Client, kind_of
+from busbar.cli.main import busbar
 from busbar.cli.results import MODEL_SERVICE, TRAINING_JOB, Object
 from busbar.kube.types import TrainingJob
 
@@ -189,3 +192,38 @@ def test_a_result_has_no_field_that_the_server_does_not_send(
     ours: type[BaseModel], theirs: type[BaseModel]
 ) -> None:
     assert set(ours.model_fields) <= set(theirs.model_fields)
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["busbar.example", "ftp://busbar.example", "http://", "http://[::1", "http://h:port", "http://h:0"],
+)
+def test_an_address_that_is_none_is_a_sentence(server: str) -> None:
+    with pytest.raises(errors.UsageProblem, match="is not a server's address"):
+        Client(server, "t")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_certificates_that_cannot_be_read_are_named(content: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(errors.UsageProblem, match=r"ca\.pem cannot be used as certificates.*--ca-file"):
+        Client("https://busbar.test", "t", ca_file=str(file))
+
+
+def test_completion_has_little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[httpx2.Timeout] = []
+
+    def slow(self: object, request: httpx2.Request) -> httpx2.Response:
+        asked.append(httpx2.Timeout(**request.extensions["timeout"]))
+        raise httpx2.ReadTimeout("nothing came", request=request)
+
+    monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", slow)
+    monkeypatch.setenv("BUSBAR_SERVER", "http://127.0.0.1:1")
+    monkeypatch.setenv("BUSBAR_TOKEN", "t")
+    command = busbar.get_command(click.Context(busbar), "describe")
+    assert command is not None
+    context = click.Context(command, info_name="describe")
+    assert completions.objects(context, command.params[0], "my-") == []
+    assert [(each.connect, each.read) for each in asked] == [(2.0, 2.0)]
