@@ -2,6 +2,7 @@
 
 Only the SHA-256 of a key leaves this process, and only the SHA-256 is kept. An answer is believed for
 `fresh_s`; when the API cannot be reached, for `stale_s` at most, and never past the key's own expiry.
+While it is away, a key we remember does not wait for the next try to fail.
 "No such key" is believed briefly, so that a wrong key does not become load on the API. Look-ups of one
 key at the same moment are one question.
 """
@@ -56,6 +57,7 @@ class KeyDirectory:
         self._now = now
         self._cache: OrderedDict[str, _Entry] = OrderedDict()
         self._asking: dict[str, asyncio.Task[_Entry]] = {}
+        self._away = False
         self._gate = asyncio.Semaphore(16)
 
     async def identify(self, authorization: str | None) -> KeyIdentity:
@@ -81,23 +83,28 @@ class KeyDirectory:
         if entry and age < (self._fresh_s if entry.key else self._negative_s):
             self._cache.move_to_end(digest)
             return entry.key
+        remembered = entry.key if entry and age < self._stale_s else None
+        asking = self._begin(digest)
+        if remembered and self._away:
+            return remembered  # the answer, when it comes, is for those who ask later
         try:
-            return (await self._ask_once(digest)).key
+            # Shielded: one caller's disconnect must not fail the others that wait for the same answer.
+            return (await asyncio.shield(asking)).key
         except ApiUnreachable as error:
-            if entry and entry.key and age < self._stale_s:
-                return entry.key
+            if remembered:
+                return remembered
             raise Unavailable(
                 "API keys cannot be checked at the moment. Try again shortly.", retry_after_s=5
             ) from error
 
-    async def _ask_once(self, digest: str) -> _Entry:
+    def _begin(self, digest: str) -> asyncio.Task[_Entry]:
+        """The question about a key: the one on its way, or a new one."""
         task = self._asking.get(digest)
         if task is None:
             task = asyncio.create_task(self._ask(digest))
             self._asking[digest] = task
             task.add_done_callback(lambda done: self._asked(digest, done))
-        # Shielded: one caller's disconnect must not fail the others that wait for the same answer.
-        return await asyncio.shield(task)
+        return task
 
     def _asked(self, digest: str, done: asyncio.Task[_Entry]) -> None:
         self._asking.pop(digest, None)
@@ -106,7 +113,13 @@ class KeyDirectory:
 
     async def _ask(self, digest: str) -> _Entry:
         async with self._gate:
-            entry = _Entry(await self._lookup(digest), self._monotonic())
+            try:
+                found = await self._lookup(digest)
+            except ApiUnreachable:
+                self._away = True
+                raise
+        self._away = False
+        entry = _Entry(found, self._monotonic())
         self._cache[digest] = entry
         self._cache.move_to_end(digest)
         while len(self._cache) > self._entries:

@@ -25,6 +25,10 @@ log = logging.getLogger("busbar.gateway.ledger")
 TEXT_LIMIT = 253
 """Longest text of a usage record (`busbar.kube.contracts.usage`)."""
 
+MOST_TOKENS = 10**9
+"""No request has more. A replica that claims it must not make a number that no database takes: its batch would be
+refused for ever, and all usage behind it."""
+
 Deliver = Callable[[str, list[Record]], Awaitable[int]]
 """(gateway id, records in order) → highest number the API has taken. Raises ApiUnreachable."""
 
@@ -44,7 +48,7 @@ class Usage:
 
     def set(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Tokens delivered to the client so far."""
-        self._slot.set(prompt_tokens, completion_tokens)
+        self._slot.set(min(prompt_tokens, MOST_TOKENS), min(completion_tokens, MOST_TOKENS))
 
     def end(self) -> None:
         """The request is over. Does not wait for the disk; a second call does nothing."""

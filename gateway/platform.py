@@ -50,9 +50,13 @@ class PlatformApi:
             async with self._session.post(
                 url, json=document, headers=headers, timeout=_TIMEOUT, allow_redirects=False
             ) as response:
-                answer = await response.content.read(_ANSWER_BYTES)
                 if response.status not in (200, 404):
                     raise ApiUnreachable(f"{url}: status {response.status}")
-                return response.status, answer
+                answer = bytearray()
+                async for piece in response.content.iter_any():
+                    answer += piece
+                    if len(answer) > _ANSWER_BYTES:
+                        raise ApiUnreachable(f"{url}: an answer over {_ANSWER_BYTES} bytes")
+                return response.status, bytes(answer)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiUnreachable(f"{url}: {type(error).__name__} {error}") from error

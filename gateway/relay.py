@@ -127,13 +127,19 @@ class Relay:
             patience_s = max(0.0, patience_s - held)
             self._metrics.hold.observe(held)
             failure: ReplicaFailedError | None = None
+            worked = False
             try:
-                return await self._attempt(request, call, lease, usage)
+                response = await self._attempt(request, call, lease, usage)
+                worked = True
+                return response
             except ReplicaFailedError as error:
                 failure = error
             finally:
                 self._room.leave(
-                    lease, suspect=failure is not None, suspect_s=failure.pause_s if failure else None
+                    lease,
+                    suspect=failure is not None,
+                    suspect_s=failure.pause_s if failure else None,
+                    worked=worked,
                 )
             log.warning(
                 "replica_failed",
@@ -243,7 +249,7 @@ class Relay:
     ) -> web.StreamResponse:
         try:
             document = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ReplicaFailedError("its answer is not JSON", refused=False) from error
         headers = {"X-Request-Id": call.request_id, "Content-Length": str(len(data))}
         response = web.StreamResponse(status=upstream.status, headers=headers)
@@ -286,7 +292,8 @@ class Relay:
             self._metrics.broken.inc()
             told = BadUpstream(f"The stream broke: the replica failed in mid-answer ({problem}). Ask again.")
             await self._send(request, call, response, sse.encode(body(told)))
-        await self._end(response)
+        async with self._patience(request):
+            await response.write_eof()
         return response
 
     async def _events(
@@ -318,21 +325,23 @@ class Relay:
     async def _send(
         self, request: web.Request, call: Call, response: web.StreamResponse, data: bytes
     ) -> None:
-        """Write to the client; a client that does not read is cut off."""
+        """Write to the client."""
+        async with self._patience(request):
+            if not response.prepared:
+                await response.prepare(request)
+                self._metrics.first_byte.observe(time.monotonic() - call.arrived)
+            await response.write(data)
+
+    @asynccontextmanager
+    async def _patience(self, request: web.Request) -> AsyncIterator[None]:
+        """A client that does not read is cut off."""
         try:
             async with asyncio.timeout(self._settings.client_stall_s):
-                if not response.prepared:
-                    await response.prepare(request)
-                    self._metrics.first_byte.observe(time.monotonic() - call.arrived)
-                await response.write(data)
+                yield
         except TimeoutError as error:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the client stopped reading") from error
-
-    async def _end(self, response: web.StreamResponse) -> None:
-        async with asyncio.timeout(self._settings.client_stall_s):
-            await response.write_eof()
 
 
 def _read_events(cutter: sse.Cutter, meter: sse.Meter, data: bytes) -> tuple[bytes, str | None]:

@@ -163,15 +163,24 @@ class Room:
             ) from error
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
-                self.leave(waiter.place.result())
+                self.leave(waiter.place.result(), worked=False)
             raise
         finally:
             state.queue.remove(key_id, waiter)
             if not waiter.place.done():
                 waiter.place.cancel()
 
-    def leave(self, lease: Lease, *, suspect: bool = False, suspect_s: float | None = None) -> None:
-        """Give a lease back. `suspect`: the replica failed; `suspect_s`: it asked to be left alone so long."""
+    def leave(
+        self, lease: Lease, *, suspect: bool = False, suspect_s: float | None = None, worked: bool = True
+    ) -> None:
+        """Give a lease back.
+
+        Args:
+            suspect: the replica failed.
+            suspect_s: it asked to be left alone so long.
+            worked: it answered, which ends a suspicion. Neither this nor `suspect`: nothing is known, as when
+                the client left first.
+        """
         state = self._services.get(lease.service.key)
         if state is None:
             return
@@ -183,7 +192,7 @@ class Room:
             if suspect_s is not None:
                 pause = min(max(suspect_s, self._limits.suspect_s), self._limits.suspect_max_s)
             replica.suspect_until = self._clock() + pause
-        else:
+        elif worked:
             replica.failures = 0
             replica.suspect_until = 0.0
         self._serve(state)

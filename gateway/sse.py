@@ -92,7 +92,7 @@ class Meter:
             return b"data: [DONE]\n\n"
         try:
             chunk = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadUpstream("The model server sent an event that is not JSON.") from error
         if not isinstance(chunk, dict):
             raise BadUpstream("The model server sent an event that is not a JSON object.")

@@ -93,6 +93,25 @@ async def test_while_the_api_is_away_a_known_key_works_for_an_hour_and_no_longer
         await here.identify()
 
 
+async def test_while_the_api_is_known_to_be_away_a_known_key_does_not_wait_for_it() -> None:
+    here = Setting()
+    await here.identify()
+    here.now, here.away = 60.0, True
+    await here.identify()  # this one has waited, and has found out
+    here.gate = asyncio.Event()
+    async with asyncio.timeout(1):
+        for _ in range(5):
+            await here.identify()
+            await asyncio.sleep(0)
+    assert len(here.asked) == 3  # the first, the failed one, and one that still hangs
+    here.away = False
+    here.known.clear()
+    here.gate.set()
+    await asyncio.gather(*here.directory._asking.values())
+    with pytest.raises(Unauthenticated):
+        await here.identify()
+
+
 async def test_while_the_api_is_away_an_unknown_key_is_neither_taken_nor_called_wrong() -> None:
     here = Setting()
     here.away = True

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from openai import APIError, AsyncOpenAI
 from tests.gateway.parts import KEY_A, Engine, House, events, route, text_of
+
+from busbar.gateway.platform import PlatformApi
+from busbar.gateway.relay import Relay
+from busbar.gateway.settings import Settings
+from busbar.kube.contracts.auth import TokenFile
+from busbar.kube.contracts.keys import PATH, KeyIdentity
 
 GONE = {"pod": "gone", "url": "http://127.0.0.1:1", "ready": True, "draining": False}
 
@@ -241,3 +252,40 @@ async def test_a_client_that_reads_nothing_is_cut_off(house: House) -> None:
             await engine.cancelled.wait()
         with pytest.raises(aiohttp.ClientError):
             await response.read()
+
+
+async def test_a_client_that_stops_reading_at_the_very_end_has_left() -> None:
+    aborted: list[bool] = []
+    request = cast(
+        web.Request, SimpleNamespace(transport=SimpleNamespace(abort=lambda: aborted.append(True)))
+    )
+    nothing = cast(Any, None)
+    relay = Relay(Settings(client_stall_s=0.0), nothing, nothing, nothing, nothing)
+    with pytest.raises(ConnectionResetError, match="stopped reading"):
+        async with relay._patience(request):
+            await asyncio.Event().wait()
+    assert aborted == [True]
+
+
+async def test_an_answer_of_the_api_is_read_to_its_end_however_it_arrives(tmp_path: Path) -> None:
+    identity = KeyIdentity(key_id="k", subject="ann", tenant="t", namespaces=[f"n{i}" for i in range(3000)])
+    first_half_read = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        text = identity.model_dump_json(by_alias=True).encode()
+        await response.write(text[:1000])
+        await first_half_read.wait()
+        await response.write(text[1000:])
+        return response
+
+    app = web.Application()
+    app.router.add_post(PATH, answer)
+    (tmp_path / "token").write_text("t")
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        api = PlatformApi(session, str(server.make_url("")), TokenFile(tmp_path / "token"))
+        asking = asyncio.create_task(api.lookup("0" * 64))
+        await asyncio.wait([asking], timeout=0.2)
+        first_half_read.set()
+        assert await asking == identity

@@ -177,6 +177,17 @@ async def test_a_replica_that_works_again_is_trusted_again() -> None:
     assert here._services["team-a/m"].replicas["http://a"].failures == 0
 
 
+async def test_a_client_that_leaves_says_nothing_about_its_replica() -> None:
+    clock = Clock()
+    here, one = room(clock), table(*at("a"))
+    here.update(one)
+    here.leave(await here.enter(service(one), "k", clock.now), suspect=True)
+    clock.now += 1.0
+    here.leave(await here.enter(service(one), "k", clock.now), worked=False)
+    replica = here._services["team-a/m"].replicas["http://a"]
+    assert (replica.failures, replica.in_flight) == (1, 0)
+
+
 async def test_the_end_of_a_suspicion_wakes_the_room() -> None:
     loop = asyncio.get_running_loop()
     here = Room(Limits(30.0, 8, 4, 1, 0.01, 0.02), loop.time)

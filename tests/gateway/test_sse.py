@@ -140,7 +140,7 @@ def test_an_error_event_is_passed_on_and_ends_the_stream() -> None:
     assert meter.failed
 
 
-@pytest.mark.parametrize("event", [b"data: {", b"data: 3", b'data: ["a"]'])
+@pytest.mark.parametrize("event", [b"data: {", b"data: 3", b'data: ["a"]', b"data: " + b"[" * 100_000])
 def test_what_is_not_a_chunk_is_refused(event: bytes) -> None:
     with pytest.raises(BadUpstream):
         Meter(Wish()).event(event)

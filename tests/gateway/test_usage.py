@@ -433,6 +433,17 @@ async def test_a_text_over_the_contracts_bound_is_cut(tmp_path: Path) -> None:
     assert [len(r["model"]) for r in api.taken.values()] == [253]
 
 
+async def test_a_replica_that_claims_impossible_numbers_blocks_nobodys_usage(tmp_path: Path) -> None:
+    api = Api()
+    here = ledger(tmp_path, api)
+    here.start()
+    use(here, 1, prompt=2**70, completion=10**30)
+    use(here, 2)
+    await here.stop(5)
+    counted = [(r["promptTokens"], r["completionTokens"]) for r in api.taken.values()]
+    assert counted == [(10**9, 10**9), (7, 3)]
+
+
 def test_no_record_holds_more_than_the_contract_says() -> None:
     record = UsageRecord.model_validate(
         {**WHO, "seq": 1, "promptTokens": 1, "completionTokens": 1, "finishedAt": "2026-01-01T00:00:00Z"}
