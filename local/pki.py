@@ -79,11 +79,28 @@ class Authority:
         now = datetime.datetime.now(datetime.UTC)
         if found.not_valid_after_utc - now < RENEW_BEFORE or found.subject != _subject(wanted):
             return False
+        if not self._belongs(found, wanted):
+            return False
         if not wanted.names:
             return True
         extension = found.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
         assert isinstance(extension, x509.SubjectAlternativeName)
         return {str(name.value) for name in extension} == set(wanted.names)
+
+    def _belongs(self, found: x509.Certificate, wanted: Certificate) -> bool:
+        """Whether its key is there, and its authority is the one that is there now (a torn one was made anew)."""
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            key = load_pem_private_key(self.path(f"{wanted.file}.key").read_bytes(), None)
+            if wanted.authority:
+                signer = self.path(f"{wanted.authority}.crt").read_bytes()
+                found.verify_directly_issued_by(x509.load_pem_x509_certificate(signer))
+        except (OSError, ValueError, TypeError, InvalidSignature):
+            return False
+        return key.public_key() == found.public_key()
 
     def _new_key(self, file: str) -> EllipticCurvePrivateKey:
         from cryptography.hazmat.primitives.asymmetric import ec

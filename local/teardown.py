@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from busbar.local import cgroups
+from busbar.local import build, cgroups
 from busbar.local.errors import InstanceError
 from busbar.local.instance import Instance, folder, load, running, start_ticks
 from busbar.local.progress import say, step
@@ -34,6 +34,13 @@ def down(name: str, *, purge: bool) -> None:
     if instance is None:
         say(f"no instance called {name!r} was started here")
         return
+    # An `up` that is still at work would start again what is stopped here.
+    with build.locked(instance.folder / ".lock", f"another `busbar up` or `down` of {name}"):
+        _down(instance, purge=purge)
+
+
+def _down(instance: Instance, *, purge: bool) -> None:
+    name = instance.name
     with step(f"stop {name}"):
         stop(instance)
         left = sweep(instance)

