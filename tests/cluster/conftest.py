@@ -14,7 +14,7 @@ from tests.cluster.apiserver import ApiServer, Client, render_chart
 from tests.cluster.attempts import eventually_accepted
 from tests.cluster.manifests import JSON
 from tests.cluster.neighbours import Neighbour, move_in, move_out
-from tests.cluster.rights import SYSTEM, give_role
+from tests.cluster.rights import SYSTEM, give_role, wait_for_bindings
 from tests.cluster.served import Served, served
 
 
@@ -36,14 +36,16 @@ def apiserver() -> Iterator[ApiServer]:
 def platform() -> Iterator[ApiServer]:
     """Another server, with the whole chart installed: service accounts, rights and admission policies.
 
-    It is not `apiserver`, where tests act as an administrator in every role. Policies act a moment after they are
-    written, so a test asks until it sees the first effect.
+    It is not `apiserver`, where tests act as an administrator in every role. The rights count when a test begins;
+    policies act a moment after they are written, so a test asks until it sees the first effect.
     """
     with ApiServer.start() as server:
         server.install_crds()
         server.make_namespace("busbar-system")
-        for document in render_chart("busbar"):
+        documents = render_chart("busbar")
+        for document in documents:
             server.admin.apply(document).expect()
+        wait_for_bindings(server, documents)
         yield server
 
 

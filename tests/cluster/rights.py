@@ -7,7 +7,8 @@ waits before the first request that needs it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from tests.cluster.apiserver import ApiServer, Client, collection
 from tests.cluster.manifests import JSON
@@ -51,6 +52,37 @@ def give_role(server: ApiServer, tenant: str, namespace: str, role: str, *people
     server.admin.apply(tenant_binding(tenant, namespace, role, *people)).expect()
     for person in people:
         wait_for_right(server.client(person), collection("TrainingJob", namespace))
+
+
+def wait_for_bindings(server: ApiServer, documents: Sequence[JSON]) -> None:
+    """Until every binding among these documents counts: the last rule of its role, for each subject."""
+    roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in ("ClusterRole", "Role")}
+    for binding in (d for d in documents if d["kind"] in ("ClusterRoleBinding", "RoleBinding")):
+        rule = roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"][-1]
+        plural, _, subresource = rule["resources"][-1].partition("/")
+        attributes = {
+            "verb": rule["verbs"][-1],
+            "group": rule["apiGroups"][-1],
+            "resource": plural,
+            "subresource": subresource,
+            "name": rule.get("resourceNames", [""])[-1],
+            "namespace": binding["metadata"].get("namespace", ""),
+        }
+        for subject in binding["subjects"]:
+            wait_until(partial(is_allowed, server, subject, attributes), f"{subject} has its role")
+
+
+def is_allowed(server: ApiServer, subject: JSON, attributes: JSON) -> bool:
+    """The authorizer's answer about the subject of a binding."""
+    kind, api = "SubjectAccessReview", "authorization.k8s.io/v1"
+    who: JSON
+    if subject["kind"] == "ServiceAccount":
+        who = {"user": f"system:serviceaccount:{subject['namespace']}:{subject['name']}"}
+    else:
+        who = {"user": subject["name"]} if subject["kind"] == "User" else {"groups": [subject["name"]]}
+    body = {"apiVersion": api, "kind": kind, "spec": {**who, "resourceAttributes": attributes}}
+    answer = server.admin.request("POST", f"/apis/{api}/subjectaccessreviews", body).expect()
+    return bool(answer["status"]["allowed"])
 
 
 def wait_for_right(client: Client, path: str) -> None:
