@@ -60,14 +60,19 @@ class Cluster:
     def kube(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
         """Run kubectl and return its output; raises ``DemoError`` with kubectl's own words."""
         env = {**os.environ, **({"KUBECONFIG": self.kubeconfig} if self.kubeconfig else {})}
-        done = subprocess.run(
-            [self.kubectl, *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            env=env,
-            timeout=timeout_s,
-        )
+        try:
+            done = subprocess.run(
+                [self.kubectl, *arguments],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                env=env,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DemoError(
+                f"kubectl {' '.join(arguments[:6])} gave no answer in {timeout_s:g} s; is the machine overloaded?"
+            ) from error
         if done.returncode:
             raise DemoError(
                 f"kubectl {' '.join(arguments[:6])}: {done.stderr.strip() or done.stdout.strip()}"

@@ -68,7 +68,8 @@ def train(
     try:
         described = run_from_manifest(read_manifest(job), claims, output, overrides)
     except TrainingError as problem:
-        click.echo(f"error: {job}: {problem}", err=True)
+        named = str(problem).startswith(str(job))
+        click.echo(f"error: {problem}" if named else f"error: {job}: {problem}", err=True)
         sys.exit(INVALID)
     fix_threads(described.spec)
     status, control = Status(), Control()
