@@ -155,9 +155,9 @@ class Operator:
             raise
 
     async def _close(self) -> None:
+        await self.lease.release()  # first: a successor waits for it, and our time may be short
         await self.server.stop()
         await self.prober.close()
-        await self.lease.release()
         await self.client.close()
         await self._plain.close()
 
