@@ -65,8 +65,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: int) -> Any:
         if self.check_event(yaml.AliasEvent):
-            where = self.peek_event().start_mark
-            raise yaml.YAMLError(f"line {where.line + 1}: aliases (*name) are not taken here; write it out")
+            raise yaml.YAMLError("aliases (*name) are not taken here; write it out")
         return super().compose_node(parent, index)
 
 
