@@ -144,6 +144,8 @@ def _again(view: ServiceView, desired: int) -> float:
     spec = view.service.spec
     if any(p.draining_since or p.deleting for p in view.pods):
         return min(1.0, view.settings.drain_settle_s)
+    if any(p.unschedulable_since for p in view.pods):
+        return min(view.settings.unschedulable_s, view.settings.usage_period_s)
     if desired > 0 and (spec.replicas is None or spec.min_replicas == 0):
         return min(5.0, float(spec.scaling.idle_seconds))
     return view.settings.usage_period_s
@@ -180,8 +182,17 @@ def _lift(view: ServiceView) -> list[Action]:
 
 
 def _clean(view: ServiceView) -> list[Action]:
-    """A replica that ended (evicted, node gone) is removed so that its name is free again."""
-    return [Delete(PODS, p.key, p.uid) for p in view.pods if p.ended and not p.deleting]
+    """A replica that ended, or that its node cannot take (any more), is removed: it is planned again."""
+    return [
+        Delete(PODS, p.key, p.uid) for p in view.pods if (p.ended or _misplaced(view, p)) and not p.deleting
+    ]
+
+
+def _misplaced(view: ServiceView, pod: Pod) -> bool:
+    """Whether kube-scheduler has not found room for it where the plan put it: a node that is full or gone."""
+    since = pod.unschedulable_since
+    stuck = timedelta(seconds=view.settings.unschedulable_s)
+    return not pod.node and since is not None and view.now - since > stuck
 
 
 def _leave(view: ServiceView, orders: tuple[Order, ...]) -> list[Action]:
@@ -250,6 +261,7 @@ def _status(
             time=view.now, previous=old.desired_replicas, desired=desired, reason=clip(why)
         )
         fields["scaling_history"] = [*(old.scaling_history or ()), entry][-HISTORY:]
+        fields["last_scale_time"] = view.now
     if (phase, reason) != (old.phase, old.reason) or old.observed_generation != service.metadata.generation:
         wanted: dict[str, bool] = {
             ConditionType.READY: phase in (ServicePhase.READY, ServicePhase.IDLE, ServicePhase.SUSPENDED)

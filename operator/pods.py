@@ -67,6 +67,9 @@ class Pod:
     requests: Requests
     gates: tuple[str, ...] = ()
     deleting: bool = False
+    deletes_at: datetime | None = (
+        None  # when its grace ends; it is there until its node has said that it ended
+    )
     kind: str = ""  # our label: trainingjob, modelservice
     job: str = ""
     attempt: int = 0
@@ -147,6 +150,7 @@ def project_pod(obj: Object) -> Pod:
         requests=requests_of(spec),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         deleting=bool(meta.get("deletionTimestamp")),
+        deletes_at=time_of(meta.get("deletionTimestamp")),
         kind=labels.get(LABEL_KIND, ""),
         job=labels.get(LABEL_JOB, ""),
         attempt=_number(labels.get(LABEL_ATTEMPT)),

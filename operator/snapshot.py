@@ -89,7 +89,8 @@ def build(seen: Seen, now: datetime, draft: TrainingJob | ModelService | None = 
     jobs = [job for obj in seen.jobs if (job := _training(b, obj)) is not None]
     for service in seen.services:
         jobs += _replicas(b, service)
-    jobs += [_opted_in(b, pod) for pod in seen.pods if is_claim(pod) and not pod.ended]
+    theirs = (_opted_in(b, pod) for pod in seen.pods if is_claim(pod) and not pod.ended)
+    jobs += [job for job in theirs if job is not None]
     if isinstance(draft, TrainingJob):
         jobs.append(replace(_training_shape(b, draft), id=DRAFT))
     elif isinstance(draft, ModelService):
@@ -323,8 +324,11 @@ def _per_pod(shape: PodShape) -> Resources:
     )
 
 
-def _opted_in(b: _Building, pod: Pod) -> Job:
-    """A pod of another controller that asked to be queued: waiting while gated, running once it is not."""
+def _opted_in(b: _Building, pod: Pod) -> Job | None:
+    """A pod of another controller that asked to be queued: waiting while gated, running once it is not.
+
+    One that was let go, and whose node or pool is gone since, is no job: it waits for nothing that a plan gives.
+    """
     devices = [(name, count) for name, count in pod.requests.devices if count]
     pools = sorted((p for p in b.seen.pools if _serves(p, devices)), key=lambda p: p.metadata.name)
     count_m = devices[0][1] * 1000 if devices else 0
@@ -347,8 +351,10 @@ def _opted_in(b: _Building, pod: Pod) -> Job:
     )
     node = next((n for n in b.seen.nodes if pod.place in (n.name, dict(n.labels).get(HOSTNAME))), None)
     pool = pool_of_node(node, b.seen.pools) if node is not None else None
-    if pod.gated or pool is None:
-        return job
+    if pod.gated:
+        return job if not pod.deleting else None
+    if pool is None:
+        return None
     b.counted.add(pod.uid)
     assert node is not None
     placement = Placement(pool.metadata.name, pool.spec.accelerator, "resident", (node.name,), per_pod)

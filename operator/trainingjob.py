@@ -146,7 +146,9 @@ def _waiting(view: JobView, order: Order | None) -> Decision:
         text = "The job is suspended; set spec.suspend to false to queue it."
         return Decision(_phase(view, status, TrainingPhase.SUSPENDED, Reason.SUSPENDED, text), cleaning)
     if alive:
-        return Decision(None, cleaning)
+        stuck = _stuck(view, alive)
+        told = _phase(view, status, TrainingPhase.QUEUED, Reason.POD_STUCK, stuck) if stuck else None
+        return Decision(told, cleaning, view.settings.unschedulable_s)
     if status.retry_at is not None and status.retry_at > view.now:
         return Decision(None, (), seconds_until(status.retry_at, view.now))
     if isinstance(order, Admit) and order.assumed_version == view.job.metadata.resource_version:
@@ -159,6 +161,20 @@ def _waiting(view: JobView, order: Order | None) -> Decision:
         queued = status.model_copy(update=fields)
         return Decision(_phase(view, queued, TrainingPhase.QUEUED, order.reason, order.message))
     return Decision(offer=status.retry_at is not None)
+
+
+def _stuck(view: JobView, alive: list[Pod]) -> str:
+    """What a person must do about a pod whose node does not confirm its end; nothing else can know that it is dead,
+    and two attempts that write one output at a time would spoil it."""
+    late = timedelta(seconds=view.settings.unschedulable_s)
+    for pod in alive:
+        if pod.deletes_at is not None and view.now - pod.deletes_at > late:
+            where = f"node {pod.place}" if pod.place else "its node"
+            return (
+                f"Pod {pod.key.name} should have ended, and {where} does not confirm it; the job waits. If the node "
+                f"is dead, delete it, or taint it node.kubernetes.io/out-of-service=:NoExecute."
+            )
+    return ""
 
 
 def _admit(view: JobView, order: Admit) -> TrainingJobStatus:
@@ -219,11 +235,10 @@ def _admitted(view: JobView, order: Order | None) -> Decision:
         return _begin_release(view, Reason.SUSPENDED, "The job is being suspended: it saves its state first.")
     if isinstance(order, Release) and order.assumed_version == view.job.metadata.resource_version:
         return _begin_release(view, order.reason, order.message, moved=order.moved)
-    if spec.active_deadline_seconds is not None and status.start_time is not None:
-        left = spec.active_deadline_seconds - (view.now - status.start_time) / timedelta(seconds=1)
-        if left <= 0:
-            text = f"The job ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)."
-            return _fail(view, Reason.DEADLINE_EXCEEDED, text)
+    limit_s = spec.active_deadline_seconds
+    if limit_s is not None and status.start_time is not None and _held_s(view, admission) >= limit_s:
+        text = f"The job ran longer than activeDeadlineSeconds ({limit_s} s)."
+        return _fail(view, Reason.DEADLINE_EXCEEDED, text)
     stale = [_delete(p, view) for p in leftovers(status, view.pods) if not p.deleting]
     # Ended pods of earlier attempts were kept for their logs; the new attempt replaces them.
     stale += [_delete(p, view) for p in view.pods if p.ended and p.attempt < (status.attempt or 0)]
@@ -241,6 +256,15 @@ def _admitted(view: JobView, order: Order | None) -> Decision:
         lifts = tuple(LiftGate(p.key, p.uid, p.gate_index) for p in gated)
         return Decision(None, lifts, view.settings.gang_timeout_s)
     return _running(view, current, admission)
+
+
+def _held_s(view: JobView, admission: Admission) -> float:
+    """For how long the job has held its place in all: time in the queue and time suspended do not count."""
+    status = view.status
+    devices = admission.pods * admission.accelerators_per_pod
+    counted = status.usage.accelerator_seconds / devices if status.usage is not None and devices else 0.0
+    since = status.last_usage_time or admission.admitted_at or view.now
+    return counted + max(0.0, (view.now - since) / timedelta(seconds=1))
 
 
 def _create(view: JobView, admission: Admission, missing: list[int]) -> Decision:
@@ -468,7 +492,9 @@ def _releasing(view: JobView) -> Decision:
     if not actions and (overdue or _acknowledged(view, alive)):
         actions = [_delete(pod, view) for pod in alive if not pod.deleting]
     again = 1.0 if overdue or release.deadline is None else seconds_until(release.deadline, view.now) + 0.05
-    return Decision(None, tuple(actions), again)
+    stuck = _stuck(view, alive)
+    told = _phase(view, status, TrainingPhase.PREEMPTING, Reason.POD_STUCK, stuck) if stuck else None
+    return Decision(told, tuple(actions), again)
 
 
 def _acknowledged(view: JobView, alive: list[Pod]) -> bool:

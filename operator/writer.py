@@ -26,7 +26,15 @@ from busbar.operator.pods import HOSTNAME
 
 FIELD_MANAGER = "busbar-operator"
 _WARNINGS = frozenset(
-    {"Failed", "Retrying", "RetryLimitReached", "GangIncomplete", "PodsRefused", "DeadlineExceeded"}
+    {
+        "Failed",
+        "Retrying",
+        "RetryLimitReached",
+        "GangIncomplete",
+        "PodsRefused",
+        "PodStuck",
+        "DeadlineExceeded",
+    }
 )
 
 

@@ -34,6 +34,8 @@ class Reason(StrEnum):
     GANG_INCOMPLETE = "GangIncomplete"
     PODS_REFUSED = "PodsRefused"
     """The API server refuses the pods: a quota, a policy, a webhook."""
+    POD_STUCK = "PodStuck"
+    """A pod is being deleted and its node does not confirm it: the node is probably dead."""
     INVALID_SPEC = "InvalidSpec"
     FITS_NOWHERE = "FitsNowhere"
     NO_TENANT = "NoTenant"

@@ -56,6 +56,21 @@ def test_a_refused_replica_is_told_where_a_person_reads_it() -> None:
     assert decision.status.phase == "Ready"
 
 
+def test_a_replica_that_its_node_cannot_take_is_removed_and_planned_again() -> None:
+    for seconds, kinds in ((59, []), (61, [Delete])):
+        stuck = replica(
+            0, phase="Pending", ready=False, node="", unschedulable_since=NOW - timedelta(seconds=seconds)
+        )
+        assert [type(a) for a in reconcile(view(wanting(1), stuck)).actions] == kinds
+
+
+def test_the_last_change_of_the_count_has_its_moment() -> None:
+    of = service(replicas=2, status={"desiredReplicas": 1, "observedGeneration": 1})
+    decision = reconcile(view(of, replica(0)))
+    assert decision.status is not None
+    assert decision.status.last_scale_time == NOW
+
+
 def test_a_gated_replica_that_is_wanted_is_let_go() -> None:
     born = replica(0, phase="Pending", ready=False, gates=("busbar.dev/admission",))
     assert [type(a) for a in reconcile(view(wanting(1), born)).actions] == [LiftGate]

@@ -98,6 +98,12 @@ def opted_in(**fields: Any) -> Pod:
     return gated(0, kind="", owner="theirs", queued=True, requests=Requests(500), **fields)
 
 
+def test_an_opted_in_pod_that_was_let_go_is_not_planned_again_when_its_node_is_gone() -> None:
+    gone = replace(opted_in(admission="a", pinned="node-9"), gates=())
+    assert build(seen(pods=(gone,)), NOW).jobs == ()
+    assert build(seen(pods=(opted_in(pinned="", deleting=True),)), NOW).jobs == ()
+
+
 def test_an_opted_in_pod_waits_while_gated_and_holds_its_node_once_let_go() -> None:
     [waiting] = build(seen(pods=(opted_in(pinned=""),)), NOW).jobs
     assert (waiting.kind, waiting.run, waiting.pools) == ("opaque", None, ("cpu",))

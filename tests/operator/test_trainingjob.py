@@ -25,7 +25,7 @@ from tests.operator.builders import (
 
 from busbar.kube.resources import PODS, SERVICES, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import Progress
+from busbar.kube.types.training_job import Progress, Usage
 from busbar.operator.actions import Ask, Create, Delete, LiftGate
 from busbar.operator.orders import Release, Wait
 from busbar.operator.pods import Pod
@@ -318,6 +318,28 @@ def test_a_job_over_its_active_deadline_fails() -> None:
     of = running_job()
     of = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 10})})
     assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=11)))) == "Failed"
+
+
+def test_time_in_the_queue_does_not_count_against_the_active_deadline() -> None:
+    of = running_job(
+        start_time=NOW - timedelta(hours=2), usage=Usage(accelerator_seconds=5.0), last_usage_time=NOW
+    )
+    of = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 10})})
+    assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=4)))) != "Failed"
+    assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=5)))) == "Failed"
+
+
+def test_a_pod_that_its_node_does_not_let_go_is_named_with_what_to_do() -> None:
+    dead = running(deleting=True, deletes_at=NOW - timedelta(seconds=61))
+    waits = reconcile(view(job(status={"attempt": 1, "phase": "Queued", "reason": "Retrying"}), dead))
+    leaves = reconcile(view(preempted(), dead))
+    for decision, where in ((waits, "Queued"), (leaves, "Preempting")):
+        assert phase(decision) == where
+        assert decision.status is not None
+        assert decision.status.reason == "PodStuck"
+        assert "node-0" in (decision.status.message or "")
+    soon = replace(dead, deletes_at=NOW)
+    assert reconcile(view(preempted(), soon)).status is None
 
 
 @pytest.mark.parametrize("of", [job(managedBy="example.com/other"), job(deleting=True)])
