@@ -177,6 +177,16 @@ def test_operator_reads_the_environment_that_the_chart_gives_it(
     )
 
 
+def test_services_are_told_at_the_address_where_people_reach_the_gateway() -> None:
+    def told(*settings: str) -> str:
+        return environment(documents(render("busbar", *settings)), "busbar-operator")[
+            "BUSBAR_GATEWAY_PUBLIC_URL"
+        ]
+
+    assert told() == "http://busbar-gateway.busbar-system:8080/v1"
+    assert told("api.publicGatewayUrl=https://models.example.com/") == "https://models.example.com/v1"
+
+
 def test_what_people_own_is_kept_on_uninstall() -> None:
     kept = {
         (d["kind"], d["metadata"]["name"])
@@ -226,6 +236,56 @@ def test_people_are_refused_at_internal_ports_only_by_their_callers() -> None:
             for source in ingress[1]["from"]
         ]
     assert callers == {"operator": ["api", "gateway"], "api": ["gateway"], "gateway": ["operator"]}
+
+
+def rights(found: list[JSON], kind: str, name: str) -> dict[str, str]:
+    """Each resource of a role with its verbs."""
+    return {
+        "/".join(filter(None, (group, resource))): " ".join(sorted(rule["verbs"]))
+        for rule in find(found, kind, name)["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
+    """One line per call that the code makes: whoever adds a call adds its verb here, and removes it with it."""
+    found = documents(render("busbar"))
+    assert rights(found, "ClusterRole", "busbar-operator") == {
+        # watches (informers and Kopf: list, watch), ttlSecondsAfterFinished, discovered pools
+        "busbar.dev/trainingjobs": "delete list watch",
+        "busbar.dev/modelservices": "list watch",
+        "busbar.dev/tenants": "list watch",
+        "busbar.dev/acceleratorpools": "create list watch",
+        # the status writer
+        "busbar.dev/trainingjobs/status": "patch",
+        "busbar.dev/modelservices/status": "patch",
+        "busbar.dev/acceleratorpools/status": "patch",
+        "busbar.dev/tenants/status": "patch",
+        # gangs and replicas: made, let go, looked at again after a failed test, deleted
+        "pods": "create delete get list patch watch",
+        "services": "create",
+        "nodes": "list watch",
+        # tenants: labels and rights by server-side apply
+        "namespaces": "list patch watch",
+        "rbac.authorization.k8s.io/rolebindings": "create delete list patch watch",
+        "rbac.authorization.k8s.io/clusterroles": "bind",
+        "batch/jobs": "list patch watch",
+        "events": "create patch",
+        "authentication.k8s.io/tokenreviews": "create",
+    }
+    assert rights(found, "ClusterRole", "busbar-api") == {
+        "busbar.dev/trainingjobs": "create delete get list patch watch",
+        "busbar.dev/modelservices": "create delete get list patch watch",
+        "busbar.dev/acceleratorpools": "list watch",
+        "busbar.dev/tenants": "list watch",
+        "pods": "list",
+        "events": "list",
+        "pods/log": "get",
+        "authentication.k8s.io/tokenreviews": "create",
+        "authorization.k8s.io/subjectaccessreviews": "create",
+    }
+    assert rights(found, "ClusterRole", "busbar-gateway") == {"authentication.k8s.io/tokenreviews": "create"}
 
 
 def test_values_file_is_its_own_documentation() -> None:
