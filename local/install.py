@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ NAMESPACE = "busbar-system"
 RELEASE = "busbar"
 DEPLOYMENTS = ("busbar-operator", "busbar-api", "busbar-gateway")
 ROLLOUT_TIMEOUT_S = 240
+POLICY_PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any], objects: list[
             "upgrade", "--install", "busbar-crds", str(crds), "--namespace", NAMESPACE, "--create-namespace"
         )
     with step("pools and tenants"):
-        kubectl.apply(objects)
+        apply_patiently(kubectl, objects)
     with step("helm: the platform"), tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()
@@ -83,6 +85,25 @@ def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any], objects: list[
         with step(f"roll out {name}"):
             roll_out(kubectl, name)
     return True
+
+
+def apply_patiently(kubectl: Kubectl, objects: list[Object], pause_s: float = 1.0) -> None:
+    """Apply objects of our kinds, with patience for an API server that has only just started.
+
+    Where the platform was installed before, its admission policies name our kinds as their parameters, and
+    the API server refuses everything they guard until it has found those kinds: seconds after its start.
+
+    Raises:
+        StartError: refused for another reason, or still not ready after ``POLICY_PATIENCE_S``.
+    """
+    deadline = time.monotonic() + POLICY_PATIENCE_S
+    while True:
+        try:
+            return kubectl.apply(objects)
+        except StartError as error:
+            if "failed to configure policy" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(pause_s)
 
 
 def unlock(kubectl: Kubectl) -> None:

@@ -25,7 +25,6 @@ def cluster() -> Iterator[Cluster]:
     facts = json.loads(status.stdout)
     yield Cluster(
         name=name,
-        supervisor=facts["supervisorPid"],
         kubectl=facts["kubectl"],
         helm=facts["helm"],
         kubeconfig=facts["kubeconfig"],

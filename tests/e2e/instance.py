@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from busbar.local.instance import running
+
 ROOT = Path(__file__).resolve().parents[2]
 BUSBAR = (sys.executable, "-m", "busbar.cli.main")
 
@@ -23,7 +25,6 @@ class Cluster:
     """The running instance and how to speak to it."""
 
     name: str
-    supervisor: int
     kubectl: str
     helm: str
     kubeconfig: str
@@ -45,6 +46,12 @@ class Cluster:
                 f"{Path(program).name} {' '.join(arguments)}: {done.stderr or done.stdout}"
             )
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+    def supervisor(self) -> int:
+        """The process that every process of the instance descends from."""
+        found = running(self.name)
+        assert found is not None, f"no instance {self.name} is running"
+        return found.pid
 
     def kube(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """kubectl."""

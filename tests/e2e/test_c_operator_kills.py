@@ -44,7 +44,8 @@ def ancestors(pid: int) -> Iterator[int]:
 def kill_process(cluster: Cluster) -> None:
     """SIGKILL the operator's process, from the machine, where it is a descendant of the supervisor."""
     found = subprocess.run(["pgrep", "-f", "/bin/busbar-operator$"], capture_output=True, text=True).stdout
-    victims = [pid for pid in map(int, found.split()) if cluster.supervisor in ancestors(pid)]
+    supervisor = cluster.supervisor()
+    victims = [pid for pid in map(int, found.split()) if supervisor in ancestors(pid)]
     assert len(victims) == 1, f"{len(victims)} operators run"
     os.kill(victims[0], signal.SIGKILL)
 

@@ -42,3 +42,14 @@ def test_uninstall_keeps_peoples_objects_and_running_pods_and_reinstall_adopts_t
     pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
     assert [p["metadata"]["uid"] for p in pods] in ([pod], []), "the running pod was replaced"
     assert cluster.status("trainingjob", name)["attempt"] == 1
+
+
+def test_a_stopped_cluster_comes_back_with_its_objects_and_its_platform(cluster: Cluster) -> None:
+    listed = ("-n", "demo", "get", "trainingjobs,modelservices,tenants,acceleratorpools", "-o", "name")
+    before = set(cluster.kube(*listed).split())
+    assert before
+    subprocess.run([*BUSBAR, "down", "--name", cluster.name], check=True)
+    subprocess.run([*BUSBAR, "up", "--name", cluster.name], check=True)
+    assert before <= set(cluster.kube(*listed).split())
+    ready = "jsonpath={.items[*].status.readyReplicas}"
+    assert cluster.kube("-n", SYSTEM, "get", "deployments", "-o", ready).split() == ["1", "1", "1"]
