@@ -158,6 +158,8 @@ class Handlers:
             namespaces={k.name: n for k, n in self._world.namespaces.items.items()},
             bindings=tuple(self._world.bindings.items.values()),
             now=utc_now(),
+            policies=tuple(self._world.policies.items.values()),
+            platform=self._settings.shielded_by,
             holding=self._holdings.tenants.get(key.name, TenantHolding()),
             free_by_type=self._holdings.free_by_type,
             pools=tuple(self._world.pools.items.values()),
@@ -212,9 +214,14 @@ class Handlers:
         if found is None:
             return None
         owner_of = tenant_of_namespace(self._world.tenants.items.values())
-        await self._writer.carry_out(
-            tuple(tenant.revoke(found, owner_of, self._world.bindings.items.values()))
+        actions = tenant.revoke(
+            found,
+            owner_of,
+            self._world.bindings.items.values(),
+            self._world.policies.items.values(),
+            self._settings.shielded_by,
         )
+        await self._writer.carry_out(tuple(actions))
         action = tenant.disown(found, owner_of)
         if action is not None:
             await self._writer.carry_out((action,))

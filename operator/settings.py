@@ -62,12 +62,19 @@ class Settings:
     backoff_base_s: float = 2.0  # a failed attempt waits base * 2^restarts
     backoff_limit_s: float = 300.0
 
+    network_policies: bool = True  # one in each of a tenant's namespaces, see isolation.py
+
     drain_settle_s: float = 2.0  # a leaving replica stays at least this long, so that the gateway has heard
 
     events_per_s: float = 5.0
     events_burst: int = 25
     watch_inactivity_s: float = 75.0  # a silent watch is opened again
     watch_dead_s: float = 300.0  # and after this the liveness probe fails
+
+    @property
+    def shielded_by(self) -> str:
+        """The platform's namespace where NetworkPolicies are kept, else empty."""
+        return self.namespace if self.network_policies else ""
 
 
 def from_environ(environ: Mapping[str, str] | None = None) -> Settings:
@@ -123,6 +130,10 @@ def _identity(env: Mapping[str, str]) -> str:
 
 
 def _convert(name: str, text: str, kind: str) -> object:
+    if kind == "bool":
+        if text not in ("true", "false"):
+            raise SettingsError(f"{name}={text!r} is neither true nor false")
+        return text == "true"
     try:
         if kind == "int":
             return int(text)

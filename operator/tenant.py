@@ -1,4 +1,4 @@
-"""The reconcile of a Tenant: its namespaces are labelled, its members get RoleBindings, its use is counted.
+"""The reconcile of a Tenant: its namespaces are labelled and shielded, its members get RoleBindings, its use is counted.
 
 A namespace belongs to one tenant: the one that was made first; a later claim gets a condition and nothing else.
 Namespaces are never created or deleted here. Use is counted by integration: the status says what was held at a
@@ -26,8 +26,10 @@ from busbar.kube.types.tenant import (
     TenantStatus,
     TenantUsage,
 )
+from busbar.operator import isolation
 from busbar.operator.actions import Action, Apply, Delete
 from busbar.operator.holdings import TenantHolding
+from busbar.operator.isolation import PolicySeen
 from busbar.operator.status import conditions
 from busbar.operator.world import MANAGED_BY, BindingSeen, NamespaceSeen
 from busbar.scheduler import DecayedUsage as Decayed
@@ -47,6 +49,8 @@ class TenantView:
     namespaces: Mapping[str, NamespaceSeen]
     bindings: tuple[BindingSeen, ...]
     now: datetime
+    policies: tuple[PolicySeen, ...] = ()
+    platform: str = ""  # the namespace that NetworkPolicies let in beside the tenant's; empty: none are kept
     holding: TenantHolding = field(default_factory=TenantHolding)
     free_by_type: Mapping[str, float] = field(default_factory=dict)
     pools: tuple[AcceleratorPool, ...] = ()
@@ -70,7 +74,11 @@ def reconcile(view: TenantView) -> Decision:
     )
     own = [n for n in claimed if view.owner_of.get(n) == name]
     present = [n for n in own if n in view.namespaces and not view.namespaces[n].deleting]
-    actions: list[Action] = [*_labels(view, name, present), *_bindings(view, name, present)]
+    actions: list[Action] = [
+        *_labels(view, name, present),
+        *_bindings(view, name, present),
+        *isolation.keep(name, view.platform, present, view.policies),
+    ]
     agree = _counts_agree(view, view.tenant.status or TenantStatus())
     again = view.usage_period_s if agree else COUNTS_S
     return Decision(_status(view, claimed, own, present), tuple(actions), again)
@@ -97,9 +105,14 @@ def disown(namespace: NamespaceSeen, owner_of: Mapping[str, str]) -> Apply | Non
 
 
 def revoke(
-    namespace: NamespaceSeen, owner_of: Mapping[str, str], bindings: Iterable[BindingSeen]
+    namespace: NamespaceSeen,
+    owner_of: Mapping[str, str],
+    bindings: Iterable[BindingSeen],
+    policies: Iterable[PolicySeen] = (),
+    platform: str = "",
 ) -> list[Action]:
-    """Removes the rights that we gave to members of a tenant that does not own the namespace (any more).
+    """Removes the rights that we gave to members of a tenant that does not own the namespace (any more), and the
+    NetworkPolicy of a namespace that has no owner.
 
     A tenant's own reconcile cannot do it: a deleted tenant is not looked at again.
     """
@@ -107,11 +120,12 @@ def revoke(
         return []
     owner = owner_of.get(namespace.name)
     kept = {_binding_name(owner, role) for role in Role} if owner is not None else set()
-    return [
+    rights: list[Action] = [
         Delete(ROLE_BINDINGS, b.key, b.uid)
         for b in bindings
         if b.key.namespace == namespace.name and b.role in TENANT_ROLES and b.key.name not in kept
     ]
+    return rights + isolation.remove(namespace.name, owner, platform, policies)
 
 
 def _binding_name(tenant: str, role: Role) -> str:

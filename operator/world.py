@@ -1,8 +1,8 @@
 """What the operator has seen: one cache per kind, and the few indexes that decisions need.
 
 Our four kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
-by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings and opted-in Jobs come through our own
-informers. Nothing here decides; ``on_change`` tells the controller which keys to look at again.
+by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies and opted-in Jobs come
+through our own informers. Nothing here decides; ``on_change`` tells the controller which keys to look at again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from busbar.kube.resources import (
     JOBS,
     MODEL_SERVICES,
     NAMESPACES,
+    NETWORK_POLICIES,
     NODES,
     PODS,
     ROLE_BINDINGS,
@@ -31,6 +32,7 @@ from busbar.kube.resources import (
 from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob
 from busbar.kube.types.meta import LABEL_QUEUE
 from busbar.kube.types.meta import Resource as Model
+from busbar.operator.isolation import PolicySeen, project_policy
 from busbar.operator.pods import Node, Pod, project_node, project_pod
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,10 @@ class World:
             client, ROLE_BINDINGS, _project_binding, told("RoleBinding"),
             label_selector=MANAGED_SELECTOR, inactivity_s=inactivity_s,
         )  # fmt: skip
+        self.policies: Informer[PolicySeen] = Informer(
+            client, NETWORK_POLICIES, project_policy, told("NetworkPolicy"),
+            label_selector=MANAGED_SELECTOR, inactivity_s=inactivity_s,
+        )  # fmt: skip
         self.batch_jobs: Informer[BatchJobSeen] = Informer(
             client, JOBS, _project_batch_job, told("Job"),
             label_selector=f"{LABEL_QUEUE}=true", inactivity_s=inactivity_s,
@@ -106,7 +112,7 @@ class World:
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
-        return (self.pods, self.nodes, self.namespaces, self.bindings, self.batch_jobs)
+        return (self.pods, self.nodes, self.namespaces, self.bindings, self.policies, self.batch_jobs)
 
     @property
     def ours(self) -> tuple[Cache[Any], ...]:

@@ -198,7 +198,8 @@ class Exposure(Section):
 class NetworkPolicies(Section):
     enabled: bool = Field(
         default=True,
-        description="Ship NetworkPolicy objects. Nothing relies on them: every port checks its callers.",
+        description="For the platform's pods, and by the operator in tenants' namespaces; false removes them. "
+        "Our own ports check their callers all the same.",
     )
 
 

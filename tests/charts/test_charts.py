@@ -170,6 +170,7 @@ def test_operator_reads_the_environment_that_the_chart_gives_it(
         {**given, "BUSBAR_WORKLOAD_KEY_FILE": str(key), "POD_NAMESPACE": "busbar-system"}
     )
     assert read.workloads_image == "127.0.0.1:5000/busbar-workloads:abc"
+    assert read.shielded_by == "busbar-system"
     assert read.gateway_url == "http://busbar-gateway.busbar-system:8091"
     assert read.allowed_callers == (
         "system:serviceaccount:busbar-system:busbar-api",
@@ -270,6 +271,7 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
         "namespaces": "list patch watch",
         "rbac.authorization.k8s.io/rolebindings": "create delete list patch watch",
         "rbac.authorization.k8s.io/clusterroles": "bind",
+        "networking.k8s.io/networkpolicies": "create delete list patch watch",
         "batch/jobs": "list patch watch",
         "events": "create patch",
         "authentication.k8s.io/tokenreviews": "create",
@@ -285,6 +287,10 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
         "authentication.k8s.io/tokenreviews": "create",
         "authorization.k8s.io/subjectaccessreviews": "create",
     }
+    off = rights(
+        documents(render("busbar", "networkPolicies.enabled=false")), "ClusterRole", "busbar-operator"
+    )
+    assert off["networking.k8s.io/networkpolicies"] == "delete list watch"
     assert rights(found, "ClusterRole", "busbar-gateway") == {"authentication.k8s.io/tokenreviews": "create"}
 
 

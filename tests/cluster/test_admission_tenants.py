@@ -58,6 +58,14 @@ def test_the_operator_makes_things_only_in_namespaces_of_tenants(operator: Clien
     refused(lambda **p: operator.create(pod(OPEN_NAMESPACE), **p), says)
     binding = role_binding("kube-system", "grab", "busbar-tenant-admin", user("eve"))
     refused(lambda **p: operator.create(binding, **p), says)
+    policy: JSON = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "busbar-tenant", "namespace": OPEN_NAMESPACE},
+        "spec": {"podSelector": {}},
+    }
+    refused(lambda **p: operator.create(policy, **p), says)
+    operator.create(edited(policy, {"metadata/namespace": TENANT_NAMESPACE}), dryRun="All").expect()
     own = edited(binding, {"metadata/namespace": TENANT_NAMESPACE})
     operator.create(own, dryRun="All").expect()
     stronger = edited(own, {"roleRef/name": "cluster-admin"})

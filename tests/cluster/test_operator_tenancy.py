@@ -16,6 +16,7 @@ from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     JOBS,
     NAMESPACES,
+    NETWORK_POLICIES,
     PODS,
     ROLE_BINDINGS,
     TENANTS,
@@ -81,6 +82,52 @@ async def test_a_namespace_is_labelled_and_members_get_their_rights(apiserver: A
             return (await cluster.client.get(NAMESPACES, cluster.namespace))["metadata"].get("labels", {})
 
         await becomes(labelled, lambda labels: "busbar.dev/tenant" not in labels)
+
+
+async def test_a_tenants_namespace_keeps_its_network_policy(apiserver: ApiServer) -> None:
+    """It appears, is put back after every edit, follows the namespace's owner, and goes when none are wanted."""
+    async with Cluster(apiserver) as cluster:
+        await cluster.start()
+        name, mine, home = "busbar-tenant", f"tenant-{cluster.namespace}", cluster.namespace
+
+        async def policies() -> dict[str, Object]:
+            items, _ = await cluster.client.list(NETWORK_POLICIES, home)
+            return {p["metadata"]["name"]: p for p in items}
+
+        def lets_in(owner: str) -> Callable[[dict[str, Object]], bool]:
+            labels = ({"busbar.dev/tenant": owner}, {"kubernetes.io/metadata.name": "default"})
+            ingress = [{"from": [{"namespaceSelector": {"matchLabels": each}} for each in labels]}]
+
+            def holds(found: dict[str, Object]) -> bool:
+                kept = (found.get(name, {}).get("metadata", {}).get("labels") or {}).keys()
+                return "app.kubernetes.io/managed-by" in kept and found[name]["spec"]["ingress"] == ingress
+
+            return holds
+
+        first = (await becomes(policies, lets_in(mine)))[name]
+        wrongs: tuple[Object, ...] = ({"spec": {"ingress": [{}]}}, {"metadata": {"labels": None}})
+        for wrong in wrongs:
+            await cluster.client.patch(NETWORK_POLICIES, name, wrong, home)
+            await becomes(policies, lets_in(mine))
+        await cluster.client.delete(NETWORK_POLICIES, name, home)
+        healed = (await becomes(policies, lets_in(mine)))[name]
+        assert healed["metadata"]["uid"] != first["metadata"]["uid"]
+        assert healed["spec"] == first["spec"]
+
+        people = {**first, "metadata": {"name": "people-own-it"}}
+        await cluster.client.create(NETWORK_POLICIES, people, home)
+        other = {"kind": "Tenant", "metadata": {"name": f"next-{home}"}, "spec": {"namespaces": [home]}}
+        await cluster.create(other)
+        await cluster.client.patch(TENANTS, mine, {"spec": {"namespaces": []}})
+        await becomes(policies, lets_in(f"next-{home}"))
+        await cluster.client.delete(TENANTS, f"next-{home}")
+        await becomes(policies, lambda found: set(found) == {"people-own-it"})
+
+        await cluster.client.patch(TENANTS, mine, {"spec": {"namespaces": [home]}})
+        await becomes(policies, lets_in(mine))
+        await cluster.stop()
+        await cluster.start(network_policies=False)
+        await becomes(policies, lambda found: set(found) == {"people-own-it"})
 
 
 async def test_an_opted_in_pod_waits_for_room_and_is_let_go_pinned(apiserver: ApiServer) -> None:

@@ -85,9 +85,19 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
     )
     assert (made.namespace, made.identity, made.lease_duration_s) == ("ns", "p_u", 5.0)
     assert made.workload_key == b"0123456789abcdef"
+    assert made.shielded_by == "ns"
+    off = from_environ(environment(tmp_path, BUSBAR_OPERATOR_NETWORK_POLICIES="false"))
+    assert off.shielded_by == ""
 
 
-@pytest.mark.parametrize("more", [{"BUSBAR_OPERATOR_LEASE": "5"}, {"BUSBAR_OPERATOR_WRITERS": "many"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"BUSBAR_OPERATOR_LEASE": "5"},
+        {"BUSBAR_OPERATOR_WRITERS": "many"},
+        {"BUSBAR_OPERATOR_NETWORK_POLICIES": "yes"},
+    ],
+)
 def test_an_unknown_or_wrong_setting_is_refused_by_name(tmp_path: Path, more: dict[str, str]) -> None:
     with pytest.raises(SettingsError, match=next(iter(more))):
         from_environ(environment(tmp_path, **more))
