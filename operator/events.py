@@ -110,6 +110,7 @@ def _body(notice: Notice, count: int, instance: str) -> dict[str, Any]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     text = "\0".join((notice.uid, notice.reason, notice.message))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    # Where the API server takes events of cluster-scoped objects; no tenant may own it, as they name all tenants.
     namespace = notice.namespace or "default"
     return {
         "apiVersion": "v1",

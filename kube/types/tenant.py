@@ -125,6 +125,12 @@ class TenantSpec(SpecModel):
             field_path=".namespaces",
             holds=lambda spec: not any(name.startswith("kube-") for name in spec.namespaces or ()),
         ),
+        Rule(
+            cel="!has(self.namespaces) || !('default' in self.namespaces)",
+            message="the namespace default cannot belong to a tenant: events about all tenants and pools are kept there",
+            field_path=".namespaces",
+            holds=lambda spec: "default" not in (spec.namespaces or ()),
+        ),
     )
 
     display_name: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(

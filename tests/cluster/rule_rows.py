@@ -407,6 +407,14 @@ TENANT = (
     ),
     Row(
         m.tenant,
+        "spec",
+        "the namespace default cannot belong to a tenant",
+        {"spec/namespaces": ["research", "default"]},
+        {"spec/namespaces": ["research", "default-2"]},
+        blames="spec.namespaces",
+    ),
+    Row(
+        m.tenant,
         "spec.members[].subject",
         "a ServiceAccount needs its namespace",
         {"spec/members/1/subject/namespace": ...},
