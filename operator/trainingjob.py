@@ -322,7 +322,11 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> De
 
 
 def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) -> Decision | None:
-    """Tears down a gang that cannot come up, so that nobody holds half a gang's devices."""
+    """Tears down a gang that cannot come up, so that nobody holds half a gang's devices.
+
+    When every pod has its node and still does not run (an image that cannot be pulled, a Secret that is not there),
+    the try counts: the next would take the same devices for the same end. Want of room is nobody's fault.
+    """
     limit = timedelta(seconds=view.settings.gang_timeout_s)
     stuck = timedelta(seconds=view.settings.unschedulable_s)
     age = view.now - admission.admitted_at if admission.admitted_at is not None else timedelta(0)
@@ -330,13 +334,24 @@ def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) ->
         text = f"The API server does not take its pods; it is queued again. {view.refused}"
         return _begin_release(view, Reason.GANG_INCOMPLETE, text)
     if age > limit:
-        text = f"The gang was not complete within {view.settings.gang_timeout_s:.0f} s; it is queued again."
-        return _begin_release(view, Reason.GANG_INCOMPLETE, _why(text, current))
+        text = _why(f"The gang was not complete within {view.settings.gang_timeout_s:.0f} s.", current)
+        placed = [p for p in current.values() if p.node and not p.gated]
+        if len(placed) == admission.pods:
+            return _failed_to_start(view, text)
+        return _begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.")
     for pod in current.values():
         if pod.unschedulable_since is not None and view.now - pod.unschedulable_since > stuck:
             text = f"Pod {pod.key.name} could not be placed on {pod.pinned}; the gang is queued again."
             return _begin_release(view, Reason.GANG_INCOMPLETE, _why(text, current))
     return None
+
+
+def _failed_to_start(view: JobView, text: str) -> Decision:
+    restarts, limit = view.status.restarts or 0, view.job.spec.retry_limit
+    text = f"{text.rstrip('.')}. This was try {restarts + 1} of {limit + 1}."
+    if restarts >= limit:
+        return _fail(view, Reason.RETRY_LIMIT_REACHED, text)
+    return _begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.", counts=True)
 
 
 def _why(text: str, current: dict[int, Pod]) -> str:
@@ -450,7 +465,9 @@ def _fail(view: JobView, reason: str, text: str) -> Decision:
 # -- releasing -----------------------------------------------------------------------------------------
 
 
-def _begin_release(view: JobView, reason: str, message: str, *, moved: bool = False) -> Decision:
+def _begin_release(
+    view: JobView, reason: str, message: str, *, moved: bool = False, counts: bool = False
+) -> Decision:
     status = view.status
     grace = timedelta(seconds=view.job.spec.preemption.grace_period_seconds)
     fields: dict[str, object] = {
@@ -462,6 +479,8 @@ def _begin_release(view: JobView, reason: str, message: str, *, moved: bool = Fa
         fields["preemptions"] = (status.preemptions or 0) + 1
     if moved:
         fields["last_move_time"] = view.now
+    if counts:
+        fields["restarts"] = (status.restarts or 0) + 1
     new = _count(view, status.model_copy(update=fields), view.now)
     return Decision(_phase(view, new, TrainingPhase.PREEMPTING, reason, message))
 
@@ -508,9 +527,12 @@ def _acknowledged(view: JobView, alive: list[Pod]) -> bool:
 def _released(view: JobView, release: ReleaseStatus, current: dict[int, Pod]) -> TrainingJobStatus:
     status = _count(view, _with_exit_messages(view, view.status, current), _ended_at(current, view.now))
     fields: dict[str, object] = {"admission": None, "release": None, "pods": None}
+    # The room was cleared for another job (or did not work out): it must not be taken again at once.
+    hold_s, settings = view.settings.preempt_hold_s, view.settings
+    if release.reason == Reason.GANG_INCOMPLETE:
+        hold_s = backoff_s(status.restarts or 0, hold_s, max(hold_s, settings.backoff_limit_s))
     if release.reason in (Reason.PREEMPTED, Reason.GANG_INCOMPLETE):
-        # The room was cleared for another job (or did not work out): it must not be taken again at once.
-        fields["retry_at"] = view.now + timedelta(seconds=view.settings.preempt_hold_s)
+        fields["retry_at"] = view.now + timedelta(seconds=hold_s)
     status = status.model_copy(update=fields)
     if view.job.spec.suspend:
         text = "The job is suspended; set spec.suspend to false to queue it."

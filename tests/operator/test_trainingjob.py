@@ -304,6 +304,43 @@ def test_a_gang_whose_pods_never_come_does_not_keep_its_place_for_ever(pods: tup
     assert decision.status.reason == "GangIncomplete"
 
 
+def unpullable(rank: int = 0) -> Pod:
+    return pod(rank, node=f"node-{rank}", problem="ImagePullBackOff: Back-off pulling image own")
+
+
+def test_an_image_that_cannot_be_pulled_uses_up_the_tries_and_waits_longer_each_time() -> None:
+    of, waits = admitted(gang(2, retryLimit=2), 2), []
+    late = NOW + timedelta(seconds=901)
+    for restarts in (1, 2):
+        torn = reconcile(view(of, unpullable(0), unpullable(1), now=late))
+        assert phase(torn) == "Preempting"
+        assert torn.status is not None
+        assert (torn.status.reason, torn.status.restarts) == ("GangIncomplete", restarts)
+        freed = reconcile(view(with_status(of, torn), now=late))
+        assert phase(freed) == "Queued"
+        assert freed.status is not None
+        assert freed.status.restarts == restarts
+        assert freed.status.retry_at is not None
+        waits.append((freed.status.retry_at - late).seconds)
+        of = admitted(gang(2, retryLimit=2), 2, restarts=restarts)
+    assert waits == [15, 30]
+    end = reconcile(view(of, unpullable(0), unpullable(1), now=late))
+    assert phase(end) == "Failed"
+    assert end.status is not None
+    assert end.status.reason == "RetryLimitReached"
+    assert "ImagePullBackOff: Back-off pulling image own. This was try 3 of 3." in (end.status.message or "")
+    assert len([a for a in end.actions if isinstance(a, Delete)]) == 2
+
+
+@pytest.mark.parametrize("other", [pod(1), gated(1, node="node-1")], ids=["without a node", "gated"])
+def test_a_gang_that_the_cluster_does_not_place_loses_no_try(other: Pod) -> None:
+    pods = (unpullable(0), other)
+    decision = reconcile(view(admitted(gang(2, retryLimit=0), 2), *pods, now=NOW + timedelta(seconds=901)))
+    assert phase(decision) == "Preempting"
+    assert decision.status is not None
+    assert not decision.status.restarts
+
+
 # -- the end -------------------------------------------------------------------------------------------
 
 
