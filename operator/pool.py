@@ -58,8 +58,9 @@ def reconcile(pool: AcceleratorPool, holding: PoolHolding, now: datetime) -> Dec
 
 
 def discover(nodes: Iterable[Node], pools: Iterable[AcceleratorPool]) -> list[Create]:
-    """Pools for known devices that no pool covers."""
+    """Pools for known devices that no pool covers. A name that is taken, by a pool that somebody edited, stays theirs."""
     pools = tuple(pools)
+    taken = {p.metadata.name for p in pools}
     found: dict[str, Create] = {}
     for node in sorted(nodes, key=lambda n: n.name):
         labels = dict(node.labels)
@@ -68,7 +69,8 @@ def discover(nodes: Iterable[Node], pools: Iterable[AcceleratorPool]) -> list[Cr
             if not product or not node.device(resource_name) or pool_of_node(node, pools) is not None:
                 continue
             name = re.sub(r"[^a-z0-9]+", "-", product.lower()).strip("-")[:50]
-            found.setdefault(name, _pool(name, product, label, resource_name, labels, node))
+            if name not in taken:
+                found.setdefault(name, _pool(name, product, label, resource_name, labels, node))
     return list(found.values())
 
 

@@ -162,6 +162,9 @@ def test_known_devices_without_a_pool_are_discovered_once_per_product() -> None:
     assert create.body["spec"]["memoryGib"] == 79.6
     covering = pool("mine", nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
     assert discover(nodes, [covering]) == []
+    name = create.body["metadata"]["name"]
+    edited = pool(name, nodeSelector={"somebody": "chose-other-nodes"})
+    assert discover(nodes, [edited]) == []  # a create would be refused at every round
 
 
 @pytest.mark.parametrize(
