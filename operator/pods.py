@@ -26,6 +26,8 @@ from busbar.kube.types.meta import (
 
 PORT_NAME = "busbar"
 HOSTNAME = "kubernetes.io/hostname"
+_STOPPED = ("NodeLost", "Shutdown", "Terminated", "NodeShutdown", "Preempting")  # reasons of ended pods
+_OF_NODE = "The node "  # how a kubelet begins the message of an eviction for its node's sake
 ANNOTATION_NODE = "busbar.dev/node"
 ANNOTATION_POOL = "busbar.dev/pool"
 ANNOTATION_DRAINING = "busbar.dev/draining-since"
@@ -168,9 +170,7 @@ def project_pod(obj: Object) -> Pod:
         port=_port(containers),
         started_at=time_of((state.get("running") or {}).get("startedAt")),
         exit=_exit(state.get("terminated")),
-        evicted=status.get("reason")
-        in ("Evicted", "NodeLost", "Shutdown", "Terminated", "NodeShutdown", "Preempting")
-        or (conditions.get("DisruptionTarget") or {}).get("status") == "True",
+        evicted=_evicted(status, conditions),
         restarts=int(main.get("restartCount") or 0),
         problem=_problem(status, state, conditions),
         unschedulable_since=_unschedulable(conditions.get("PodScheduled")),
@@ -281,6 +281,17 @@ def _exit(terminated: dict[str, Any] | None) -> Exit | None:
         message=str(terminated.get("message") or ""),
         finished_at=time_of(terminated.get("finishedAt")),
     )
+
+
+def _evicted(status: dict[str, Any], conditions: dict[Any, Any]) -> bool:
+    """Whether the cluster stopped it. A kubelet also says ``Evicted`` of a pod that exceeds its own limit of scratch
+    space; then there is no DisruptionTarget, and its words are about the pod, not about the node.
+    """
+    if (conditions.get("DisruptionTarget") or {}).get("status") == "True":
+        return True
+    if status.get("reason") == "Evicted":
+        return " exceed" not in str(status.get("message")) or str(status.get("message")).startswith(_OF_NODE)
+    return status.get("reason") in _STOPPED
 
 
 def _problem(status: dict[str, Any], state: dict[str, Any], conditions: dict[Any, Any]) -> str:

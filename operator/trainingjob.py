@@ -405,7 +405,8 @@ def _attempt_failed(view: JobView, current: dict[int, Pod], failed: list[Pod]) -
             view, Reason.RETRYING, "The pod was stopped from outside and saved its state.", counts=False
         )
     if first.evicted:
-        text = f"Pod {first.key.name} was evicted: {first.problem or 'its node went away'}."
+        why = first.problem.rstrip(". ") or "its node went away"
+        text = f"Pod {first.key.name} was evicted: {why}."
         return _retry(view, Reason.RETRYING, text, counts=False)
     if code == INVALID_JOB and view.job.spec.engine is not None:
         return _fail(view, Reason.INVALID_SPEC, f"The engine refuses the job: {_cause(first)}.")
@@ -414,8 +415,8 @@ def _attempt_failed(view: JobView, current: dict[int, Pod], failed: list[Pod]) -
 
 def _cause(pod: Pod) -> str:
     """One sentence's worth of why a pod failed."""
-    if pod.exit is None:
-        return pod.problem or "no exit code was reported"
+    if pod.problem or pod.exit is None:  # the kubelet ended it, and says why
+        return pod.problem.rstrip(". ") or "no exit code was reported"
     how = f"exit code {pod.exit.code}" + (
         f" ({pod.exit.reason})" if pod.exit.reason not in ("", "Error") else ""
     )

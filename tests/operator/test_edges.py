@@ -272,6 +272,50 @@ def test_a_pods_requests_are_what_the_scheduler_counts() -> None:
     )
 
 
+OWN_LIMITS = (
+    "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+    'Container main exceeded its local ephemeral storage limit "1Gi". ',
+    'Usage of EmptyDir volume "scratch" exceeds the limit "1Gi". ',
+)
+OF_NODE = (
+    "The node was low on resource: memory. Container main was using 9Gi, which exceeds its request of 1Gi. "
+)
+
+
+def failed(reason: str, message: str, *conditions: str) -> Pod:
+    status = {
+        "phase": "Failed",
+        "reason": reason,
+        "message": message,
+        "conditions": [{"type": kind, "status": "True"} for kind in conditions],
+    }
+    return project_pod({"metadata": {"name": "p", "namespace": "n"}, "spec": {}, "status": status})
+
+
+@pytest.mark.parametrize("message", OWN_LIMITS)
+def test_a_pod_that_exceeds_its_own_limit_ends_by_its_own_fault(message: str) -> None:
+    assert not failed("Evicted", message).evicted
+    assert failed("Evicted", message, "DisruptionTarget").evicted
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "conditions"),
+    [
+        ("Evicted", OF_NODE, ("DisruptionTarget",)),
+        ("Evicted", OF_NODE, ()),  # kubelets without the condition
+        ("Evicted", "The node had condition: [DiskPressure]. ", ()),  # refused at its start
+        ("Evicted", "", ()),
+        ("Terminated", "Pod was terminated in response to imminent node shutdown.", ()),
+        ("", "", ("DisruptionTarget",)),
+    ],
+)
+def test_a_pod_that_the_cluster_stops_ends_by_no_fault(
+    reason: str, message: str, conditions: tuple[str, ...]
+) -> None:
+    assert failed(reason, message, *conditions).evicted
+    assert not failed("", "", "Ready").evicted
+
+
 def test_a_pod_with_odd_annotations_is_read_like_any_other() -> None:
     notes = {"busbar.dev/draining-since": "soon", "busbar.dev/placement": "[]"}
     odd = project_pod({"metadata": {"name": "p", "namespace": "n", "annotations": notes}})

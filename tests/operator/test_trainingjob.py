@@ -193,6 +193,14 @@ def test_a_saved_or_evicted_pod_is_resumed_without_counting(pod_: object) -> Non
     assert decision.status.restarts == 3
 
 
+def test_a_pod_over_its_own_limit_loses_a_try_and_is_told_in_the_kubelets_words() -> None:
+    said = "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+    decision = reconcile(view(running_job(restarts=1), ended(0, 137, problem=said)))
+    assert decision.status is not None
+    assert (decision.status.phase, decision.status.restarts) == ("Queued", 2)
+    assert f"Pod job-1-0 failed: {said} The next" in (decision.status.message or "")
+
+
 def test_a_job_that_our_engine_refuses_fails_at_once() -> None:
     decision = reconcile(view(running_job(), ended(0, 2, "no such model type")))
     assert phase(decision) == "Failed"
