@@ -21,7 +21,8 @@ NAMESPACE = "busbar-system"
 RELEASE = "busbar"
 DEPLOYMENTS = ("busbar-operator", "busbar-api", "busbar-gateway")
 ROLLOUT_TIMEOUT_S = 240
-POLICY_PATIENCE_S = 60
+KINDS_PATIENCE_S = 60
+NOT_FOUND_YET = ("failed to configure policy", "no matches for kind", "could not find the requested resource")
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,21 @@ def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any], objects: list[
 
 
 def apply_patiently(kubectl: Kubectl, objects: list[Object], pause_s: float = 1.0) -> None:
-    """Apply objects of our kinds, with patience for an API server that has only just started.
+    """Apply objects of our kinds, with patience for an API server that has not found those kinds yet.
 
-    Where the platform was installed before, its admission policies name our kinds as their parameters, and
-    the API server refuses everything they guard until it has found those kinds: seconds after its start.
+    It serves a new kind a moment after it has accepted its definition. And where the platform was installed
+    before, its admission policies name our kinds as their parameters: what they guard is refused until an API
+    server that has only just started has found them.
 
     Raises:
-        StartError: refused for another reason, or still not ready after ``POLICY_PATIENCE_S``.
+        StartError: refused for another reason, or still not ready after ``KINDS_PATIENCE_S``.
     """
-    deadline = time.monotonic() + POLICY_PATIENCE_S
+    deadline = time.monotonic() + KINDS_PATIENCE_S
     while True:
         try:
             return kubectl.apply(objects)
         except StartError as error:
-            if "failed to configure policy" not in str(error) or time.monotonic() > deadline:
+            if not any(sign in str(error) for sign in NOT_FOUND_YET) or time.monotonic() > deadline:
                 raise
         time.sleep(pause_s)
 

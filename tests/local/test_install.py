@@ -12,6 +12,7 @@ from busbar.local.install import apply_patiently
 from busbar.local.kubectl import Kubectl, Object
 
 NOT_YET = "denied request: failed to configure policy: failed to find resource referenced by paramKind"
+NO_KIND = 'unable to recognize no matches for kind "Tenant" in version "busbar.dev/v1alpha1"'
 
 
 class Scripted(Kubectl):
@@ -31,8 +32,8 @@ class Scripted(Kubectl):
         self.applied.extend(objects)
 
 
-def test_policies_that_are_not_ready_yet_are_waited_for() -> None:
-    kubectl = Scripted(NOT_YET, NOT_YET)
+def test_kinds_that_are_not_served_yet_are_waited_for() -> None:
+    kubectl = Scripted(NO_KIND, NOT_YET)
     apply_patiently(kubectl, [{"kind": "Tenant"}], pause_s=0)
     assert kubectl.applied == [{"kind": "Tenant"}]
 
