@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ from busbar.operator.settings import Settings
 
 log = logging.getLogger(__name__)
 PARALLEL = 16
+TELL_AGAIN_S = 60.0  # a pod chooses its answers, but not how many events are written about them
 
 
 def address_of(pod: Pod, node: Node | None, more_ranges: Iterable[str] = ()) -> str:
@@ -61,12 +63,14 @@ class Prober:
         node: Callable[[str], Node | None],
         changed: Callable[[Pod], None],
         refused: Callable[[Pod, str], None] = lambda pod, why: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.training: dict[str, Reading] = {}
         self.serving: dict[str, ServingStatus] = {}
         self.asked: dict[str, dict[str, bool]] = {}  # path → pod uid → answered
         self.refusals: dict[str, str] = {}  # by pod uid: why its port is not read
-        self._settings, self._metrics = settings, metrics
+        self._told: dict[str, tuple[float, str]] = {}  # by pod uid: what was told of it, and when
+        self._settings, self._metrics, self._clock = settings, metrics, clock
         self._pods, self._node, self._changed, self._refused = pods, node, changed, refused
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +85,13 @@ class Prober:
     async def poll_once(self) -> None:
         """Reads every pod that has something to say, and forgets those that are gone."""
         known = {p.uid: p for p in self._pods() if p.kind}
-        stores: list[dict[str, Any]] = [self.training, self.serving, self.refusals, *self.asked.values()]
+        stores: list[dict[str, Any]] = [
+            self.training,
+            self.serving,
+            self.refusals,
+            self._told,
+            *self.asked.values(),
+        ]
         for store in stores:
             for uid in [u for u in store if u not in known]:
                 del store[uid]
@@ -135,18 +145,26 @@ class Prober:
             raw = await self._call("GET", pod, STATUS_PATH, timeout_s=self._settings.poll_timeout_s)
         except ProbeRefused as error:
             self._metrics.polls.labels("refused").inc()
-            if self.refusals.get(pod.uid) != str(error):
-                self.refusals[pod.uid] = str(error)  # said once, not at every poll
-                log.warning("poll refused: %s", error)
-                self._refused(pod, str(error))
-                self._changed(pod)
+            self._refuse(pod, str(error))
             return
         except (aiohttp.ClientError, TimeoutError, OSError):
             self._metrics.polls.labels("failed").inc()
             return
         self._metrics.polls.labels("ok").inc()
-        self.refusals.pop(pod.uid, None)
+        if self.refusals.pop(pod.uid, None) is not None and pod.uid in self._told:
+            self._told[pod.uid] = (self._told[pod.uid][0], "")
         self.take(pod, raw)
+
+    def _refuse(self, pod: Pod, why: str) -> None:
+        """Keeps why a port is not read; tells it once, and another reason at most once in a while."""
+        if self.refusals.get(pod.uid) != why:
+            self.refusals[pod.uid] = why
+            self._changed(pod)
+        at, told = self._told.get(pod.uid, (float("-inf"), ""))
+        if why != told and self._clock() - at >= TELL_AGAIN_S:
+            self._told[pod.uid] = (self._clock(), why)
+            log.warning("poll refused: %s", why)
+            self._refused(pod, why)
 
     def take(self, pod: Pod, raw: Any) -> None:
         """Keeps a pod's answer where it is valid and new."""

@@ -244,6 +244,33 @@ async def test_a_refusal_is_said_once_and_forgotten_when_it_ends() -> None:
     assert pod.uid in prober.refusals
 
 
+class FakeClock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_pod_whose_answers_differ_each_time_gets_an_event_now_and_then() -> None:
+    answers = iter(range(400, 500))
+
+    async def each_time_another(request: web.Request) -> web.Response:
+        return web.Response(status=next(answers))
+
+    said: list[str] = []
+    clock = FakeClock()
+    async with workload(each_time_another) as (reader, pod, _):
+        prober = Prober(
+            reader._settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda p: None,
+            lambda p, why: said.append(why), clock=clock,
+        )  # fmt: skip
+        for clock.now in (0.0, 2.0, 59.0, 60.0, 61.0):
+            await prober.poll_once()
+        await prober.close()
+        assert [text[-3:] for text in said] == ["400", "403"]
+        assert prober.refusals[pod.uid].endswith("404")  # the status says the last, as before
+
+
 async def test_a_pod_that_cannot_be_asked_is_not_waited_for() -> None:
     pod = talking(host_network=True)
     prober = Prober(SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None)
