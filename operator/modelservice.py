@@ -248,6 +248,7 @@ def _status(
         "replicas": len([p for p in alive if not p.deleting]),
         "ready_replicas": len(serving),
         "desired_replicas": desired,
+        "restarts": sum(p.restarts for p in alive),
         "selector": f"{LABEL_KIND}={podspec.KIND_SERVICE},{LABEL_JOB}={service.metadata.name}",
         "model_id": service.spec.model_id or service.metadata.name,
         "url": view.settings.gateway_public_url,

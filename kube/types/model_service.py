@@ -213,7 +213,9 @@ class ModelServiceStatus(StatusModel):
     last_scale_time: datetime | None = Field(
         default=None, description="When the desired replicas last changed."
     )
-    restarts: Count | None = Field(default=None, description="How often a replica failed and was replaced.")
+    restarts: Count | None = Field(
+        default=None, description="How often the containers of the present replicas have started again."
+    )
     last_request_time: datetime | None = Field(
         default=None, description="When the gateway last saw a request."
     )

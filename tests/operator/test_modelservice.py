@@ -64,6 +64,20 @@ def test_a_replica_that_its_node_cannot_take_is_removed_and_planned_again() -> N
         assert [type(a) for a in reconcile(view(wanting(1), stuck)).actions] == kinds
 
 
+def test_restarts_of_the_present_replicas_are_counted_and_written_once() -> None:
+    of = wanting(2)
+    pods = (
+        replica(0, restarts=2),
+        replica(1, restarts=1),
+        replica(2, restarts=9, phase="Failed", ready=False),
+    )
+    first = reconcile(view(of, *pods))
+    assert first.status is not None
+    assert first.status.restarts == 3
+    again = of.model_copy(update={"status": first.status})
+    assert reconcile(view(again, *pods)).status is None
+
+
 def test_the_last_change_of_the_count_has_its_moment() -> None:
     of = service(replicas=2, status={"desiredReplicas": 1, "observedGeneration": 1})
     decision = reconcile(view(of, replica(0)))
