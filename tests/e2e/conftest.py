@@ -18,18 +18,20 @@ from tests.e2e.instance import BUSBAR, Cluster
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     name = os.environ.get("BUSBAR_E2E_INSTANCE", "e2e")
-    subprocess.run([*BUSBAR, "up", "--name", name], check=True)
-    status = subprocess.run(
-        [*BUSBAR, "status", "--name", name, "-o", "json"], check=True, capture_output=True, text=True
-    )
-    facts = json.loads(status.stdout)
-    yield Cluster(
-        name=name,
-        kubectl=facts["kubectl"],
-        helm=facts["helm"],
-        kubeconfig=facts["kubeconfig"],
-        portal_url=facts["portalUrl"],
-        gateway_url=facts["gatewayUrl"],
-    )
-    if not os.environ.get("BUSBAR_E2E_KEEP"):
-        subprocess.run([*BUSBAR, "down", "--name", name, "--purge"], check=True)
+    try:
+        subprocess.run([*BUSBAR, "up", "--name", name], check=True)
+        status = subprocess.run(
+            [*BUSBAR, "status", "--name", name, "-o", "json"], check=True, capture_output=True, text=True
+        )
+        facts = json.loads(status.stdout)
+        yield Cluster(
+            name=name,
+            kubectl=facts["kubectl"],
+            helm=facts["helm"],
+            kubeconfig=facts["kubeconfig"],
+            portal_url=facts["portalUrl"],
+            gateway_url=facts["gatewayUrl"],
+        )
+    finally:
+        if not os.environ.get("BUSBAR_E2E_KEEP"):
+            subprocess.run([*BUSBAR, "down", "--name", name, "--purge"], check=True)
