@@ -228,7 +228,9 @@ class Operator:
         self.controller.add(kind, key)
         if kind in ("ModelService", "Tenant", "Node"):
             self._routes_dirty.set()
-        if kind in ("Namespace", "RoleBinding", "NetworkPolicy") or (kind == "Tenant" and matters(kind, old, new)):
+        if kind in ("Namespace", "RoleBinding", "NetworkPolicy") or (
+            kind == "Tenant" and matters(kind, old, new)
+        ):
             # Claims compete: one tenant's change can be another's namespace.
             for tenant in self.world.tenants.items:
                 self.controller.add("Tenant", tenant)
