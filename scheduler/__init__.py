@@ -7,8 +7,10 @@ for record in plan_.waiting: sentence(record, snapshot, viewer)
 """
 
 from .apply import applied, early, stale
+from .books import Memo
 from .check import check_plan
 from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
+from .events import Event, Happened, Happening
 from .forecast import Finished, Forecast, what_if
 from .planner import plan, react
 from .plans import (
@@ -16,7 +18,6 @@ from .plans import (
     ActionKind,
     Change,
     Holder,
-    Memo,
     Objective,
     Plan,
     Policy,
@@ -54,8 +55,11 @@ __all__ = [
     "DecodeError",
     "Delta",
     "Estimate",
+    "Event",
     "Finished",
     "Forecast",
+    "Happened",
+    "Happening",
     "Holder",
     "Job",
     "JobId",

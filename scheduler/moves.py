@@ -7,9 +7,10 @@ value at the prices: a fast type that others need more is left to them.
 
 from __future__ import annotations
 
+from .books import Seat
 from .columns import Candidate
 from .displace import MARGIN, by_value, claim, displace, hours_left, own_charge
-from .round import Round, Seat
+from .round import Round
 
 
 def move(round_: Round) -> bool:
@@ -70,11 +71,11 @@ def _exchange(round_: Round, seat: Seat, column: Candidate) -> bool:
     worth = claim(round_, seat, column) - own_charge(round_, seat, column)
     eligible = by_value(round_, seat, column, worth / MARGIN)
     placement, old, started = seat.placement, seat.column, seat.started_at_s
-    if not eligible or placement is None:
+    if not eligible.count or placement is None:
         return False
     round_.clear(seat)
     refused = round_.ledger.refusal(seat.job.tenant, column.accelerator, 0)
-    if not refused and displace(round_, seat, column, eligible, worth / MARGIN):
+    if not refused and displace(round_, seat, column, [eligible], worth / MARGIN):
         return True
     round_.restore(seat, placement, old, started)
     return False

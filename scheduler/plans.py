@@ -206,7 +206,7 @@ class Plan:
     """A round's decision."""
 
     id: str
-    """Digest of the snapshot, the policy and `now`."""
+    """Digest of the snapshot, the policy and `now`; of an answer to an event: of the plan before and the event."""
     version: int
     """The snapshot's version."""
     at_s: float
@@ -216,8 +216,10 @@ class Plan:
     value: float = 0.0
     bound: float = 0.0
     """No plan is worth more than this (relaxed problem); 1 - value / bound is the certified gap."""
-    policy: str = ""
-    """`Policy.hash`."""
+    policy: Policy = field(default_factory=Policy)
+    """Under which it was made; answers to events (`react`) go on under it."""
+    priced_at_s: float = 0.0
+    """When the last full plan was made: values and prices are of this moment, and so is the bound."""
 
     @property
     def gap(self) -> float:
@@ -233,11 +235,3 @@ class Plan:
     @classmethod
     def from_json(cls, data: Json) -> Plan:
         return decode(cls, data)
-
-
-@dataclass(frozen=True, slots=True)
-class Memo:
-    """Carried from one round to the next to save time only; dropping it changes nothing but speed."""
-
-    prices: tuple[Price, ...] = ()
-    version: int = field(default=-1)

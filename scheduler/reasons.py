@@ -6,14 +6,16 @@ round's id. `sentences.py` renders it for people.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from .books import Seat
 from .cluster import request
 from .columns import Candidate, per_pod_on
+from .fill import order
 from .ledger import Right
 from .plans import Action, Change, Holder, WaitCode, WaitingRecord
-from .round import Round, Seat
+from .round import Round
 from .sentences import amount_text
 from .types import Job, JobId, Pool, Resources
 
@@ -21,47 +23,100 @@ _Key = tuple[object, ...]
 
 
 def records(
-    round_: Round, blocked: Iterable[Seat], actions: Iterable[Action], identity: str
+    round_: Round,
+    blocked: Iterable[Seat],
+    actions: Iterable[Action],
+    identity: str,
+    kept: Mapping[JobId, WaitingRecord] | None = None,
 ) -> tuple[WaitingRecord, ...]:
-    """One record for every job that does not run or start now, in order of job id."""
-    book = _Book(round_)
-    after = {action.job: action for action in actions if action.after}
-    position: dict[str, int] = {}
-    found: dict[JobId, WaitingRecord] = {}
-    limited: set[tuple[str, str]] = set()
+    """One record for every job that does not run or start now, in order of job id.
+
+    Args:
+        blocked: jobs that were tried in vain, in this order.
+        kept: records of an earlier plan, for jobs that were not looked at again; None: a full plan.
+    """
+    made = _Records(round_, identity, kept)
+    after = {action.job for action in actions if action.after}
     for seat in blocked:
         if seat.placement is None:
-            position[seat.job.tenant] = position.get(seat.job.tenant, 0) + 1
-            found[seat.job.id] = _behind(
-                replace(book.record(seat), position=position[seat.job.tenant]), limited
-            )
-    for seat in round_.seats.values():
-        if seat.job.id in found:
-            continue
-        run = seat.job.run
-        if run is not None and run.releasing:
-            found[seat.job.id] = book.simple(seat, WaitCode.RELEASING)
-        elif seat.waits_for_release or seat.job.id in after:
-            found[seat.job.id] = book.simple(seat, WaitCode.PREEMPTING)
-        elif seat.placement is None and run is not None:
-            found[seat.job.id] = book.record(seat)
-    return tuple(
-        replace(
-            found[job], round=identity, waited_s=max(0.0, round_.now - round_.seats[job].job.submitted_at_s)
+            made.tried(seat)
+    for seat in round_.changed:
+        if seat.waits_for_release or seat.job.id in after:
+            made.add(seat, made.book.simple(seat, WaitCode.PREEMPTING))
+        elif seat.placement is None and seat.job.run is not None and seat.job.id not in made.found:
+            made.add(seat, made.book.record(seat))
+    for seat in round_.books.releasing.values():
+        if not made.keep(seat, WaitCode.RELEASING):
+            made.add(seat, made.book.simple(seat, WaitCode.RELEASING))
+    for seat in round_.books.waiting.values():
+        if seat.job.id not in made.found and not made.keep(seat):
+            made.tried(seat)
+    return tuple(made.found[job] for job in sorted(made.found))
+
+
+class _Records:
+    """The records made so far."""
+
+    def __init__(self, round_: Round, identity: str, kept: Mapping[JobId, WaitingRecord] | None) -> None:
+        self.book = _Book(round_)
+        self.found: dict[JobId, WaitingRecord] = {}
+        self._round = round_
+        self._identity = identity
+        self._kept = {} if kept is None else kept
+        self._full = kept is None
+        self._position: dict[str, int] = {}
+        self._queues: dict[str, dict[JobId, int]] = {}
+        self._limited = {
+            (record.tenant, record.resource)
+            for record in self._kept.values()
+            if record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT)
+        }
+
+    def add(self, seat: Seat, record: WaitingRecord, position: int = 0) -> None:
+        job = seat.job
+        self.found[job.id] = replace(
+            record,
+            job=job.id,
+            offer=record.offer or self.book.offer(seat, record.resource),
+            position=position,
+            round=self._identity,
+            waited_s=max(0.0, self._round.now - job.submitted_at_s),
         )
-        for job in sorted(found)
-    )
 
+    def keep(self, seat: Seat, code: WaitCode | None = None) -> bool:
+        """Take over the record of an earlier plan, if there is one (of this code)."""
+        known = self._kept.get(seat.job.id)
+        stale = known is None or (code is None and known.code is WaitCode.RELEASING)
+        if known is None or stale or (code is not None and known.code is not code):
+            return False
+        self.found[seat.job.id] = known
+        return True
 
-def _behind(record: WaitingRecord, limited: set[tuple[str, str]]) -> WaitingRecord:
-    """More quota helps the first job that waits for it; to those behind it nothing is promised."""
-    if record.code not in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
+    def tried(self, seat: Seat) -> None:
+        """A job without a place."""
+        self.add(seat, self._behind(self.book.record(seat)), self._place(seat))
+
+    def _place(self, seat: Seat) -> int:
+        """The job's place in the queue of its tenant."""
+        tenant = seat.job.tenant
+        if self._full:
+            self._position[tenant] = self._position.get(tenant, 0) + 1
+            return self._position[tenant]
+        if tenant not in self._queues:
+            queue = [other for other in self._round.books.waiting.values() if other.job.tenant == tenant]
+            queue.sort(key=lambda other: order(self._round, other))
+            self._queues[tenant] = {other.job.id: number for number, other in enumerate(queue, 1)}
+        return self._queues[tenant][seat.job.id]
+
+    def _behind(self, record: WaitingRecord) -> WaitingRecord:
+        """More quota helps the first job that waits for it; to those behind it nothing is promised."""
+        if record.code not in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
+            return record
+        row = (record.tenant, record.resource)
+        if row in self._limited:
+            return replace(record, changes=tuple(c for c in record.changes if c.kind != "quota"))
+        self._limited.add(row)
         return record
-    row = (record.tenant, record.resource)
-    if row in limited:
-        return replace(record, changes=tuple(c for c in record.changes if c.kind != "quota"))
-    limited.add(row)
-    return record
 
 
 class _Book:
@@ -73,13 +128,8 @@ class _Book:
         self._holders: dict[str, tuple[Holder, ...]] = {}
         self._free: dict[str, int] = {}
         self._rooms: dict[_Key, int] = {}
-        self._highest: dict[tuple[str, str], int] = {}
-        self._lowest: dict[str, int] = {}
-        for seat in round_.seats.values():
-            if seat.placement is not None:
-                key, own = (seat.job.tenant, seat.placement.accelerator), round_.priority(seat.job)
-                self._highest[key] = max(own, self._highest.get(key, own))
-                self._lowest[seat.job.tenant] = min(own, self._lowest.get(seat.job.tenant, own))
+        self._priorities: dict[str, dict[str, tuple[int, int]]] = {}
+        """Lowest and highest priority of the jobs that run, by tenant and accelerator."""
 
     def simple(self, seat: Seat, code: WaitCode) -> WaitingRecord:
         """A job whose place is decided and not yet free."""
@@ -115,10 +165,10 @@ class _Book:
         )
         if key not in self._cache:
             self._cache[key] = self._make(seat)
-        offer = self._offer(seat, self._cache[key].resource)
-        return replace(self._cache[key], job=job.id, offer=offer)
+        return self._cache[key]
 
-    def _offer(self, seat: Seat, accelerator: str) -> float:
+    def offer(self, seat: Seat, accelerator: str) -> float:
+        """The most that the job offers for an accelerator-hour."""
         return max(
             (
                 column.value * 1000 / max(column.accelerators_m, 1)
@@ -219,14 +269,27 @@ class _Book:
         base = self._base(seat, column, code)
         changes = [*self._fewer(seat, column), *self._elsewhere(seat)]
         if code is WaitCode.PRIORITY:
-            lowest = self._lowest[job.tenant]
+            lowest = min(low for low, _ in self._running(job.tenant).values())
             if round_.priority(job) <= lowest and lowest + 1 <= ledger.tenants[job.tenant].priority_ceiling:
                 changes.append(Change("priority", str(job.priority), str(lowest + 1)))
         return replace(base, changes=tuple(changes))
 
     def _outranked(self, job: Job, accelerator: str) -> bool:
         """Whether jobs of higher priority of its own tenant hold the resource."""
-        return self._highest.get((job.tenant, accelerator), -1) > self.round.priority(job)
+        known = self._running(job.tenant).get(accelerator)
+        return known is not None and known[1] > self.round.priority(job)
+
+    def _running(self, tenant: str) -> dict[str, tuple[int, int]]:
+        if tenant not in self._priorities:
+            rows: dict[str, tuple[int, int]] = {}
+            for pool in self.round.cluster.pools:
+                for seat in self.round.held.get((pool, tenant), {}).values():
+                    assert seat.placement is not None
+                    own = self.round.priority(seat.job)
+                    low, high = rows.get(seat.placement.accelerator, (own, own))
+                    rows[seat.placement.accelerator] = (min(low, own), max(high, own))
+            self._priorities[tenant] = rows
+        return self._priorities[tenant]
 
     def _base(self, seat: Seat, column: Candidate, code: WaitCode) -> WaitingRecord:
         ledger, job = self.round.ledger, seat.job
@@ -253,16 +316,15 @@ class _Book:
     def holders(self, accelerator: str) -> tuple[Holder, ...]:
         """Tenants holding the accelerator in the plan, most first."""
         if accelerator not in self._holders:
-            amounts: dict[str, int] = {}
+            ledger = self.round.ledger
             jobs: dict[str, int] = {}
-            for seat in self.round.seats.values():
-                if seat.placement is not None and seat.placement.accelerator == accelerator:
-                    tenant = seat.job.tenant
-                    amounts[tenant] = amounts.get(tenant, 0) + seat.placement.accelerators_m
-                    jobs[tenant] = jobs.get(tenant, 0) + 1
+            for (pool, tenant), seats in self.round.held.items():
+                nodes = self.round.cluster.pools.get(pool)
+                if seats and nodes is not None and nodes.pool.accelerator == accelerator:
+                    jobs[tenant] = jobs.get(tenant, 0) + len(seats)
             rows = [
-                Holder(tenant, amount, self.round.ledger.covered(tenant, accelerator), jobs[tenant])
-                for tenant, amount in amounts.items()
+                Holder(tenant, ledger.held(tenant, accelerator), ledger.covered(tenant, accelerator), count)
+                for tenant, count in jobs.items()
             ]
             self._holders[accelerator] = tuple(sorted(rows, key=lambda h: (-h.amount_m, h.tenant)))
         return self._holders[accelerator]
@@ -299,11 +361,7 @@ class _Book:
             nodes = self.round.cluster.pools[column.pool]
             ask = request(column.per_pod, nodes.pool.is_cpu)
             allowed = nodes.selected(job)
-            self._rooms[key] = sum(
-                nodes.room(i, ask, later=False)
-                for i in range(len(nodes.nodes))
-                if nodes.usable[i] and (allowed is None or i in allowed)
-            )
+            self._rooms[key] = sum(room for _, room in nodes.rooms(ask, False, allowed))
         return self._rooms[key]
 
     def _elsewhere(self, seat: Seat) -> list[Change]:
