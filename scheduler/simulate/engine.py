@@ -157,8 +157,9 @@ class _Engine:
         self.plan_at: float | None = None
 
     def _empty(self) -> Snapshot:
+        shares = any(job.per_pod_m < 1000 for job in self.trace.jobs)
         pools = tuple(
-            Pool(kind, kind, price_per_hour=self.cluster.prices.get(kind, 0.0))
+            Pool(kind, kind, price_per_hour=self.cluster.prices.get(kind, 0.0), shareable=shares)
             for kind in sorted(self.cluster.nodes)
         )
         nodes = tuple(
