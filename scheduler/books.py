@@ -11,6 +11,7 @@ values at one moment, that of the last full plan (`valued_at_s`), and with them 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -65,7 +66,9 @@ class Seat:
     waits_for_release: bool = False
     """Planned into resources that a stopping job still holds."""
     ranked: list[Ranked] | None = None
-    """Filled by `Books.ranked`."""
+    """Filled by `Books.ranked`; `rent` with it."""
+    rent: float = 0.0
+    """What the job would gain at these prices if it had its best column."""
 
 
 class Books:
@@ -105,7 +108,9 @@ class Books:
         """Jobs whose running attempt is being stopped."""
         self._shapes: dict[Shape, int] = {}
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
-            self._add(job, self.columns.of(job))
+            option = self.columns.of(job)
+            self._add(job, option)
+            self.ledger.want(option)
         self.ledger.settle()
         if prices is None:
             options = {job: seat.option for job, seat in self.seats.items()}
@@ -130,23 +135,33 @@ class Books:
                 rows.append(Ranked(profit, column, shapes.setdefault(key, len(shapes))))
             rows.sort(key=lambda row: -row.profit)
             seat.ranked = rows
+            seat.rent = max(0.0, rows[0].profit) if rows else 0.0
         return seat.ranked
 
     def rank(self) -> None:
         """Rank the columns of all jobs now, so that the first event need not."""
         for seat in self.seats.values():
-            self.ranked(seat)
+            if seat.ranked is None:
+                self.ranked(seat)
 
-    def rent(self, seat: Seat) -> float:
-        """What the job would gain at these prices if it had its best column."""
-        ranked = self.ranked(seat)
-        return max(0.0, ranked[0].profit) if ranked else 0.0
+    def bound(self) -> float:
+        """What no plan can exceed at these prices."""
+        self.rank()
+        capacity_m, market = self.ledger.capacity_m, self.market
+        income = [market.price(kind) * amount / 1000 for kind, amount in capacity_m.items()]
+        return math.fsum(income) + math.fsum([seat.rent for seat in self.seats.values()])
+
+    def value(self) -> float:
+        """What the jobs are worth where they are."""
+        return math.fsum([seat.column.value for seat in self.seats.values() if seat.column is not None])
 
     # -- what the snapshot says ---------------------------------------------------------------------------
 
-    def _add(self, job: Job, option: Options) -> None:
+    def _add(self, job: Job, option: Options, was: Seat | None = None) -> None:
+        """Enter a job (`was`: its seat before, if it asks for the same and is worth the same)."""
         seat = self.seats[job.id] = Seat(job, option)
-        self.ledger.want(option)
+        if was is not None and _asked(was.job) == _asked(job):
+            seat.ranked, seat.rent = was.ranked, was.rent
         run = job.run
         if run is None:
             self.waiting[job.id] = seat
@@ -164,7 +179,6 @@ class Books:
     def _drop(self, seat: Seat) -> None:
         job = seat.job
         del self.seats[job.id]
-        self.ledger.want(seat.option, sign=-1)
         run = job.run
         if run is None:
             del self.waiting[job.id]
@@ -259,18 +273,26 @@ class Books:
         if gone:
             there = {job.id for job in snapshot.jobs}
             for name in [name for name in seats if name not in there]:
+                self.ledger.want(seats[name].option, sign=-1)
                 self._drop(seats[name])
         for _, seat in changed:
             if seat is not None:
                 self._drop(seat)
         for job, seat in changed:
-            self._add(job, self._option(job, seat, new_speeds))
+            if seat is not None and not new_speeds and _VALUED(job) == _VALUED(seat.job):
+                old = seat.option
+                self._add(job, Options(job, old.columns, old.weight, old.best_speed, old.row), seat)
+                continue
+            option = self.columns.of(job)
+            if seat is not None:
+                self.ledger.want(seat.option, sign=-1)
+            self.ledger.want(option)
+            self._add(job, option)
 
-    def _option(self, job: Job, seat: Seat | None, new_speeds: bool) -> Options:
-        if seat is None or new_speeds or _VALUED(job) != _VALUED(seat.job):
-            return self.columns.of(job)
-        option = seat.option
-        return Options(job, option.columns, option.weight, option.best_speed, option.row)
+
+def _asked(job: Job) -> tuple[object, object]:
+    """What the numbers of a job's shapes depend on besides its columns."""
+    return job.node_selector, job.required_domain
 
 
 def _differ(old: Snapshot, new: Snapshot) -> bool:

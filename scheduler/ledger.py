@@ -44,7 +44,7 @@ class Ledger:
         }  # units per thousandth
         self.tenants: dict[str, Tenant] = {}
         self.capacity_m = dict(capacity_m)
-        self.units: dict[str, float] = {}
+        self._units: dict[str, float] = {}
         self.entitled: dict[str, float] = {}
         self.version: dict[str, int] = {}
         """Raised whenever what a tenant holds changes."""
@@ -63,8 +63,6 @@ class Ledger:
     def meet(self, tenants: Iterable[Tenant]) -> None:
         """These are the tenants from now on."""
         self.tenants = {tenant.name: tenant for tenant in tenants}
-        for name in self.tenants:
-            self.units.setdefault(name, 0.0)
         self._forget()
 
     def resize(self, capacity_m: Mapping[str, int]) -> None:
@@ -112,7 +110,7 @@ class Ledger:
         claims = []
         for name, tenant in sorted(self.tenants.items()):
             star = self._row(tenant, "*")
-            limit = math.inf if star is None else _limit(star) / 1000
+            over_all = math.inf if star is None else limit(star) / 1000
             guaranteed = 0.0 if star is None else star.guaranteed_m / 1000
             guaranteed += sum(
                 min(q.guaranteed_m, self.capacity_m.get(q.accelerator, 0)) * self.rate[q.accelerator]
@@ -122,12 +120,12 @@ class Ledger:
             wanted = {kinds: amount / MILLION for kinds, amount in self._demand.get(name, {}).items()}
             rows = tuple(sorted(wanted.items(), key=lambda item: sorted(item[0])))
             type_limit = {
-                q.accelerator: _limit(q) * self.rate[q.accelerator]
+                q.accelerator: limit(q) * self.rate[q.accelerator]
                 for q in tenant.quotas
                 if q.accelerator in self.rate
             }
             claims.append(
-                Claim(name, tenant.organisation, tenant.weight, guaranteed, limit, rows, type_limit)
+                Claim(name, tenant.organisation, tenant.weight, guaranteed, over_all, rows, type_limit)
             )
         return claims
 
@@ -139,7 +137,7 @@ class Ledger:
         """Add to what a tenant holds (negative: it gave back)."""
         held = self._held.setdefault(tenant, {})
         held[accelerator] = held.get(accelerator, 0) + amount_m
-        self.units[tenant] = math.fsum(self.units_of(kind, amount) for kind, amount in held.items())
+        self._units.pop(tenant, None)
         self.version[tenant] = self.version.get(tenant, 0) + 1
         self._rights.pop(tenant, None)
         self._turns.pop(tenant, None)
@@ -151,6 +149,15 @@ class Ledger:
 
     def held(self, tenant: str, accelerator: str) -> int:
         return self._held.get(tenant, _NOTHING).get(accelerator, 0)
+
+    def units(self, tenant: str) -> float:
+        """All that a tenant holds, in exchange-rate units."""
+        known = self._units.get(tenant)
+        if known is None:
+            held = self._held.get(tenant, _NOTHING)
+            known = math.fsum(self.units_of(kind, amount) for kind, amount in held.items())
+            self._units[tenant] = known
+        return known
 
     def units_of(self, accelerator: str, amount_m: int) -> float:
         """An amount in exchange-rate units."""
@@ -166,7 +173,7 @@ class Ledger:
                 leaving = self._leaving.get(tenant, _NOTHING)
                 after = float(self.held(tenant, accelerator) + leaving.get(accelerator, 0) + amount_m)
             elif quota.accelerator == "*":
-                units = self.units[tenant] + self.units_of(accelerator, amount_m)
+                units = self.units(tenant) + self.units_of(accelerator, amount_m)
                 leaving = self._leaving.get(tenant, _NOTHING)
                 units += math.fsum(self.units_of(kind, amount) for kind, amount in leaving.items())
                 after = 1000 * units
@@ -197,7 +204,7 @@ class Ledger:
     def _right(self, tenant: str, accelerator: str, amount_m: int) -> Right:
         if self.covered(tenant, accelerator, amount_m):
             return Right.GUARANTEED
-        units = self.units.get(tenant, 0.0) + self.units_of(accelerator, amount_m)
+        units = self.units(tenant) + self.units_of(accelerator, amount_m)
         return Right.ENTITLED if units <= self.entitled.get(tenant, 0.0) + EPS else Right.BORROWING
 
     def covered(self, tenant: str, accelerator: str, amount_m: int = 0) -> bool:
@@ -214,25 +221,26 @@ class Ledger:
             ):
                 return True
             if quota.accelerator == "*":
-                units = self.units[tenant] + self.units_of(accelerator, amount_m)
+                units = self.units(tenant) + self.units_of(accelerator, amount_m)
                 if 1000 * units <= quota.guaranteed_m + EPS:
                     return True
         return False
 
     def above_share(self, tenant: str, accelerator: str, amount_m: int) -> bool:
         """Whether the tenant would still have its fair share without this much."""
-        rest = self.units.get(tenant, 0.0) - self.units_of(accelerator, amount_m)
+        rest = self.units(tenant) - self.units_of(accelerator, amount_m)
         return rest >= self.entitled.get(tenant, 0.0) - EPS
 
     def standing(self, tenant: str) -> float:
         """Units held per weight: who has least comes first."""
         known = self.tenants.get(tenant)
         weight = 1.0 if known is None else max(known.weight, 1e-9)
-        return self.units.get(tenant, 0.0) / weight
+        return self.units(tenant) / weight
 
 
-def _limit(quota: Quota) -> float:
-    limit = math.inf if quota.ceiling_m is None else float(quota.ceiling_m)
+def limit(quota: Quota) -> float:
+    """The most that a row lets its tenant hold; infinite where it sets no limit."""
+    most = math.inf if quota.ceiling_m is None else float(quota.ceiling_m)
     if quota.borrowable_m is not None:
-        limit = min(limit, quota.guaranteed_m + quota.borrowable_m)
-    return limit
+        most = min(most, quota.guaranteed_m + quota.borrowable_m)
+    return most

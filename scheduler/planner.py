@@ -6,7 +6,9 @@
     2. Start waiting jobs in free room, by rights (fill.py).
     3. Make room for those whose rights or value demand it (displace.py).
     4. Move and resize running jobs where that clearly pays (moves.py).
-    5. Again from 2 until nothing changes; then say why everybody else waits (reasons.py).
+    5. Again from 2 until nothing changes.
+    6. If the policy asks for it and the certified gap is large, have the solver try (optimum.py).
+    7. Say why everybody else waits (reasons.py).
 
 `react` answers an event between two full plans. It takes over the last plan's policy, prices and values, and
 does steps 2 and 3 (by rights, not by value) for the jobs that the event touches:
@@ -26,15 +28,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import replace
 
 from .actions import actions
-from .books import Books, Memo, Seat, prices_of
+from .books import Books, Memo, Ranked, Seat, prices_of
 from .displace import improve, reclaim
 from .events import Event, Happened
-from .fill import Blocked, fill
+from .fill import Blocked, fill, order
 from .moves import move
+from .optimum import optimise, worth_trying
 from .plans import Plan, Policy, Price, WaitCode
 from .reasons import records
 from .round import Round
@@ -65,8 +67,12 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         if not changed:
             break
         blocked = fill(round_)
+    gained = 0.0
+    if policy.solver and worth_trying(books.value(), books.market.bound):
+        gained = optimise(round_)
+        blocked = fill(round_) if gained else blocked
     prices = tuple(Price(kind, price) for kind, price in sorted(books.market.prices.items()))
-    value = _value(books)
+    value = books.value()
     identity = _identity(snapshot, policy, now)
     made = actions(round_)
     result = Plan(
@@ -80,6 +86,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         bound=max(books.market.bound, value),
         policy=policy,
         priced_at_s=now,
+        solver_gain=gained,
     )
     round_.rewind()
     books.rank()
@@ -112,10 +119,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
     identity = _next_identity(last, snapshot, event)
     made = actions(round_)
     kept = {record.job: record for record in last.waiting if record.job not in touched}
-    value = _value(books)
-    capacity = books.ledger.capacity_m
-    bound = math.fsum(books.market.price(kind) * amount / 1000 for kind, amount in capacity.items())
-    bound += math.fsum(books.rent(seat) for seat in books.seats.values())
+    value = books.value()
     result = replace(
         last,
         id=identity,
@@ -124,7 +128,8 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         actions=made,
         waiting=records(round_, left, made, identity, kept),
         value=value,
-        bound=max(bound, value),
+        bound=max(books.bound(), value),
+        solver_gain=0.0,
     )
     round_.rewind()
     return result, Memo(last.prices, snapshot.version, books)
@@ -168,28 +173,48 @@ def _fitting(round_: Round, event: Event, blocked: Blocked, touched: dict[JobId,
     pools = {one.pool for one in event.happened if one.frees}
     if not pools:
         return []
-    fits: set[tuple[int, int]] = set()
-    found: list[Seat] = []
+    fits: dict[int, int] = {}
+    """Pods of each shape that there is room for."""
+    found: list[tuple[Seat, list[Ranked]]] = []
     for name, seat in round_.books.waiting.items():
-        if name in touched:
-            continue
-        for row in round_.ranked(seat):
-            column = row.column
-            if column.pool not in pools or blocked.hopeless(row.shape, column.pods):
-                continue
-            key = (row.shape, column.pods)
-            if key not in fits:
-                if round_.find(seat.job, column) is None:
-                    blocked.note(row.shape, column.pods)
-                    continue
-                fits.add(key)
-            found.append(seat)
-            break
-    return found
+        if name not in touched:
+            rows = [row for row in round_.ranked(seat) if row.column.pool in pools]
+            rows = [row for row in rows if _fits(round_, seat, row, fits, blocked)]
+            if rows:
+                found.append((seat, rows))
+    keys = {seat.job.id: order(round_, seat) for seat, _ in found}
+    found.sort(key=lambda item: keys[item[0].job.id])
+    return _foremost(found, fits)
 
 
-def _value(books: Books) -> float:
-    return math.fsum(seat.column.value for seat in books.seats.values() if seat.column is not None)
+def _fits(round_: Round, seat: Seat, row: Ranked, fits: dict[int, int], blocked: Blocked) -> bool:
+    """Whether the job fits in this column now."""
+    column, shape = row.column, row.shape
+    if column.pods >= blocked.least.get(shape, 1 << 30):
+        return False
+    if shape not in fits:
+        fits[shape] = round_.places(seat.job, column)
+    if fits[shape] >= column.pods:
+        return True
+    blocked.note(shape, column.pods)
+    return False
+
+
+def _foremost(found: list[tuple[Seat, list[Ranked]]], fits: dict[int, int]) -> list[Seat]:
+    """Those of each tenant that there could be room for: of as many as fit, and as many that are worth it."""
+    counts: dict[tuple[str, int, bool], int] = {}
+    chosen: list[Seat] = []
+    for seat, rows in found:
+        needed = False
+        for row in rows:
+            key = (seat.job.tenant, row.shape, row.profit >= 0)
+            count = counts.get(key, 0)
+            if count < fits[row.shape]:
+                counts[key] = count + row.column.pods
+                needed = True
+        if needed:
+            chosen.append(seat)
+    return chosen
 
 
 def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:

@@ -171,10 +171,12 @@ class Policy:
     aging_s: float = 72000.0
     """After waiting and running for so long in all, a job's value has doubled."""
     solver: bool = False
-    """Improve the plan with the mixed-integer solver where the certified gap is above 1 %."""
+    """Improve the plan with the mixed-integer solver where the certified gap is above 1 % and there are at most
+    20,000 variables (`optimum.py`)."""
     solver_seconds: float | None = 2.0
-    """Time limit of the solver; None: stop by gap and nodes only (simulator)."""
+    """Time limit of the solver; None: it stops by gap and nodes only, so that a seed gives the same bytes."""
     solver_nodes: int = 2000
+    """Limit on its branch-and-bound nodes."""
 
     @property
     def hash(self) -> str:
@@ -220,6 +222,8 @@ class Plan:
     """Under which it was made; answers to events (`react`) go on under it."""
     priced_at_s: float = 0.0
     """When the last full plan was made: values and prices are of this moment, and so is the bound."""
+    solver_gain: float = 0.0
+    """Value per hour that the mixed-integer solver added, less what its moves cost."""
 
     @property
     def gap(self) -> float:

@@ -222,7 +222,7 @@ class _Book:
         if code is WaitCode.UNKNOWN_TENANT:
             return base
         if row == "*":
-            held = round(1000 * ledger.units[job.tenant])
+            held = round(1000 * ledger.units(job.tenant))
             need = round(1000 * ledger.units_of(column.accelerator, column.accelerators_m))
         else:
             held, need = ledger.held(job.tenant, row), column.accelerators_m

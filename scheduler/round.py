@@ -8,6 +8,7 @@ nothing to do.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TypeVar, cast
@@ -101,7 +102,12 @@ class Round:
 
     def calm(self) -> bool:
         """Whether more running jobs may be disturbed in this round (`Policy.churn`)."""
-        return len(self.disturbed) < self._quiet_budget
+        return self.budget_left > 0
+
+    @property
+    def budget_left(self) -> int:
+        """How many more running jobs may be disturbed."""
+        return self._quiet_budget - len(self.disturbed)
 
     def disturbable(self, pool: str, tenant: str) -> list[Seat]:
         """Jobs of the tenant in this pool that may be stopped for others, least work lost first."""
@@ -181,6 +187,24 @@ class Round:
             return None
         nodes = self.cluster.find(job, column.pool, column.pods, column.per_pod, later=True)
         return None if nodes is None else (nodes, True)
+
+    def fits(self, placement: Placement) -> bool:
+        """Whether exactly this placement is free now."""
+        pool = self.cluster.pools.get(placement.pool)
+        if pool is None:
+            return False
+        ask = request(placement.per_pod, pool.pool.is_cpu)
+        counts = Counter(placement.nodes)
+        return all(
+            name in pool.index and pool.room(pool.index[name], ask, later=False) >= count
+            for name, count in counts.items()
+        )
+
+    def places(self, job: Job, column: Candidate) -> int:
+        """Pods of this column that there is room for, now or once stopping jobs have gone."""
+        nodes = self.cluster.pools[column.pool]
+        ask, allowed = request(column.per_pod, nodes.pool.is_cpu), nodes.selected(job)
+        return sum(room for _, room in nodes.rooms(ask, nodes.releasing > 0, allowed))
 
     def lost_s(self, seat: Seat) -> float:
         """Seconds of progress that stopping the job now would cost."""

@@ -289,3 +289,29 @@ def test_slow_releases_do_not_make_the_cluster_flicker(snapshot: Snapshot) -> No
             assert now - stopped_at.get(name, 0.0) >= POLICY.min_run_s
             stopped_at[name] = now
         now += 5.0
+
+
+SOLVING = replace(POLICY, solver=True, solver_seconds=None)
+
+
+@quiet
+@given(snapshots())
+def test_the_solver_only_improves_and_settles(snapshot: Snapshot) -> None:
+    result, _ = plan(snapshot, SOLVING, NOW)
+    assert check_plan(snapshot, result) == []
+    assert result == plan(snapshot, SOLVING, NOW)[0]
+    assert result.solver_gain >= 0
+    if not result.solver_gain:
+        assert result.actions == made(snapshot).actions
+    assert plan(applied(snapshot, result, NOW), SOLVING, NOW)[0].actions == ()
+
+
+def test_the_solver_finds_what_single_exchanges_do_not() -> None:
+    from benchmarks.scheduling.generator import generate
+
+    snapshot = generate(40, 80, 80, 2)
+    plain, _ = plan(snapshot, POLICY, 10_000_000.0)
+    better, _ = plan(snapshot, SOLVING, 10_000_000.0)
+    assert check_plan(snapshot, better) == []
+    assert better.solver_gain > 0.01 * plain.value
+    assert better.value > plain.value
