@@ -115,9 +115,8 @@ class Packer:
         self.cpu = np.array([machine.cpu_m for machine in machines], dtype=np.int64)
         self.memory = np.array([machine.memory_mib for machine in machines], dtype=np.int64)
         width = max((machine.devices for machine in machines), default=1)
-        self.free = np.array(
-            [[1000] * m.devices + [0] * (width - m.devices) for m in machines], dtype=np.int64
-        )
+        held = [[1000] * m.devices + [0] * (width - m.devices) for m in machines]
+        self.free = np.array(held, dtype=np.int64).reshape(len(held), width)
         models = sorted({machine.model for machine in machines})
         self._model = np.array([models.index(machine.model) for machine in machines], dtype=np.int64)
         self._models = models
@@ -134,9 +133,8 @@ class Packer:
         self._asked = np.array([kind.devices * kind.each_m for kind, _ in workload], dtype=np.float64)
         self._column = np.array([shares.index(kind.each_m) for kind, _ in workload], dtype=np.int64)
         self._weight = np.array([weight for _, weight in workload])
-        self._access = np.array(
-            [[not kind.models or model in kind.models for kind, _ in workload] for model in self._models]
-        )
+        access = [[not kind.models or model in kind.models for kind, _ in workload] for model in self._models]
+        self._access = np.array(access, dtype=np.bool_).reshape(len(self._models), len(workload))
         size = np.arange(WHOLE + 1)[:, None]
         self._fits_size = size >= -(-np.array(shares, dtype=np.int64) // GRAIN)[None, :]
         self._amount_of = np.where(self._fits_size, float(GRAIN) * size, 0.0)
@@ -189,8 +187,8 @@ class Packer:
         """Place the request on the best machine; None if it fits nowhere."""
         scores = self._fresh(request.kind)
         loss = np.where(self.memory >= request.memory_mib, scores.loss, np.inf)
-        best = int(np.argmin(loss))
-        if loss[best] == np.inf:
+        best = int(np.argmin(loss)) if loss.size else -1
+        if best < 0 or loss[best] == np.inf:
             return None
         self._take(best, request, int(scores.device[best]))
         if len(self._changes) - self._priced >= len(self.machines):

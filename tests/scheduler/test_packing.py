@@ -66,6 +66,13 @@ def test_models_memory_and_devices_are_respected() -> None:
     assert packer.place(HALF) is None
 
 
+def test_without_machines_or_devices_nothing_breaks() -> None:
+    assert Packer([], typical([ONE])).place(ONE) is None
+    cpu = Packer([Machine("a", 4000, 1000, 0, "")], [])
+    assert cpu.place(HALF) is None
+    assert [cpu.place(Request(3000, 1, 0, 0)) for _ in range(2)] == [0, None]
+
+
 def test_shares_are_exact_though_their_worth_is_counted_in_grains() -> None:
     packer = Packer([Machine("a", 64_000, 1000, 1, "G")], typical([ONE]))
     assert packer.place(Request(0, 0, 1, 525)) == 0
