@@ -2,7 +2,7 @@
 
 A Reading is one answer of ``GET /status`` or the termination message of a pod that has ended: the same JSON.
 It is a tenant's word: it fills progress, checkpoint and evaluation of that tenant's own job, after validation and
-within bounds, and nothing else depends on it.
+within bounds. Of all that only the speed counts for others, as far as it can be believed (speeds.py).
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ from busbar.scheduler import (
     react,
     sentence,
 )
+from busbar.scheduler.learning import quarantined
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,9 @@ class Rounds:
         self._metrics.waiting.clear()
         for reason, count in reasons.items():
             self._metrics.waiting.labels(reason).set(count)
+        self._metrics.quarantined.clear()
+        for reason, count in Counter(r.fault for r in quarantined(snapshot.table)).items():
+            self._metrics.quarantined.labels(reason).set(count)
         orders = self._orders(snapshot, made, targets)
         await asyncio.gather(*(self._controller.process(i, tuple(o)) for i, o in orders.items()))
         if any(not isinstance(o, Wait) for each in orders.values() for o in each):

@@ -110,7 +110,7 @@ def _identity(record: Record) -> tuple[str, ...]:
 
 
 def _marked(record: Record, faults: dict[tuple[str, ...], str]) -> Record:
-    """Being far outside is a matter of what is known now; the other faults stay."""
+    """Being far outside is a matter of what is known now; other faults stay."""
     if record.fault not in ("", Fault.OUTSIDE):
         return record
     fault = faults.get(_identity(record), "")
@@ -220,6 +220,10 @@ class _Group:
             if row is None or not record.reports or record.fault not in ("", Fault.OUTSIDE):
                 continue
             kind = self.types[record.accelerator]
+            given = self.books.given.get(record.place)
+            if given is not None and 0 < given.limit < math.exp(record.log_mean):
+                self.outside[_identity(record)] = Fault.IMPOSSIBLE.value
+                continue
             value = record.log_mean - self.starts[row, kind]
             item = _Seen(row, kind, value, self.books.noise.of(record), record, record.reports)
             if record.verified:
@@ -271,34 +275,53 @@ class _Group:
                 given = self.books.given.get(_place(row, kind))
                 if given is not None and (given.speed <= 0 or given.source is Source.OVERRIDE):
                     continue
-                spread = float(self.posterior.deviation[i, k])
-                cell = _cell(row, kind, float(mean[i, k]), spread, given)
-                count = samples.get((i, k), 0)
-                source = Source.MEASURED if count else Source.RATIO
-                cell = _with_record(replace(cell, source=source, samples=count), latest.get((i, k)))
-                found.append(_steady(cell, self.books.before.get(_order(cell))))
+                told = _Answer(
+                    float(mean[i, k]), float(self.posterior.deviation[i, k]), samples.get((i, k), 0)
+                )
+                before = self.books.before.get(_place(row, kind))
+                found.append(_cell(row, kind, told, given, latest.get((i, k)), before))
         return found
 
 
-def _cell(row: Row, kind: str, mean: float, spread: float, given: Cell | None) -> Cell:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Mean and standard deviation of a log speed, and how many reports are behind it."""
+
+    mean: float
+    spread: float
+    samples: int
+
+    @property
+    def speed(self) -> float:
+        return math.exp(self.mean + min(self.spread, MOST_DOUBT) ** 2 / 2)
+
+
+def _cell(
+    row: Row, kind: str, told: _Answer, given: Cell | None, record: Record | None, before: Cell | None
+) -> Cell:
+    """The learned cell; what it says besides speed is the report's, else the given cell's."""
     name, size, mode, cap = row
-    base = given or Cell(name, kind, size, mode, power_cap=cap)
-    return replace(
-        base,
-        speed=math.exp(mean + min(spread, MOST_DOUBT) ** 2 / 2),
-        low=math.exp(mean - QUANTILE * spread),
-        high=math.exp(mean + QUANTILE * spread),
+    memory_mib, watts = (0, 0.0) if given is None else (given.memory_mib, given.watts)
+    if record is not None:
+        memory_mib, watts = record.memory_mib or memory_mib, record.watts or watts
+    return Cell(
+        name,
+        kind,
+        size,
+        mode,
+        speed=_steady(told.speed, before),
+        low=math.exp(told.mean - QUANTILE * told.spread),
+        high=math.exp(told.mean + QUANTILE * told.spread),
+        memory_mib=memory_mib,
+        host_memory_mib=0 if given is None else given.host_memory_mib,
+        watts=watts,
+        power_cap=cap,
+        source=Source.MEASURED if told.samples else Source.RATIO,
+        samples=told.samples,
+        limit=0.0 if given is None else given.limit,
     )
 
 
-def _with_record(cell: Cell, record: Record | None) -> Cell:
-    if record is None:
-        return cell
-    return replace(cell, memory_mib=record.memory_mib or cell.memory_mib, watts=record.watts or cell.watts)
-
-
-def _steady(cell: Cell, before: Cell | None) -> Cell:
-    """The cell with the speed it had, unless that is no longer right."""
-    if before is None or abs(before.speed / cell.speed - 1) > STEADY:
-        return cell
-    return replace(cell, speed=before.speed)
+def _steady(speed: float, before: Cell | None) -> float:
+    """The speed that the cell had, unless that is no longer right."""
+    return speed if before is None or abs(before.speed / speed - 1) > STEADY else before.speed
