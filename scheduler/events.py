@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from .table import Cell, PerformanceTable
 from .types import DecayedUsage, Job, JobId, Snapshot
 
 
@@ -137,7 +138,14 @@ def _tenants(before: Snapshot, after: Snapshot) -> list[Happening]:
 
 
 def _speeds(before: Snapshot, after: Snapshot) -> list[Happening]:
-    if before.table is after.table or before.table.cells == after.table.cells:
+    """Classes whose speed, memory or watts changed somewhere; a learned cell's interval alone is no news."""
+    if before.table is after.table:
         return []
-    changed = set(before.table.cells) ^ set(after.table.cells)
+    if (before.table.cells, before.table.learned) == (after.table.cells, after.table.learned):
+        return []
+    changed = _known(before.table) ^ _known(after.table)
     return [Happening(Happened.SPEED, name) for name in sorted({cell.workload_class for cell in changed})]
+
+
+def _known(table: PerformanceTable) -> set[Cell]:
+    return {*table.cells, *(replace(cell, low=None, high=None, samples=0) for cell in table.learned)}

@@ -25,6 +25,7 @@ from busbar.scheduler import (
     applied,
     plan,
 )
+from busbar.scheduler.events import Event, Happened, Happening
 from busbar.scheduler.fit import BatchShape, ModelShape, prior
 from busbar.scheduler.learning import EXPLORED, STEADY, learn, quarantined
 from busbar.scheduler.ratios import FROM_FORMULA, FROM_RATES, Observed, posterior
@@ -223,6 +224,17 @@ def test_a_learned_speed_changes_when_it_is_wrong_by_more() -> None:
     for number in range(200):
         table = told(table, report(33.0, job=f"j{number}", trusted=True))
     assert cell(table, "H100").speed == pytest.approx(33.0, rel=2 * STEADY)
+
+
+def test_only_a_changed_speed_is_news() -> None:
+    def news(table: PerformanceTable) -> list[Happening]:
+        return list(Event.between(Snapshot(table=KNOWN), Snapshot(table=table), NOW).happened)
+
+    steady = told(KNOWN, report(30.0, trusted=True))
+    assert steady.learned != KNOWN.learned
+    assert news(steady) == []
+    changed = news(told(KNOWN, report(5.2, "V100", trusted=True)))
+    assert {(one.kind, one.name) for one in changed} >= {(Happened.SPEED, "x")}
 
 
 def test_formulas_are_where_a_row_starts_and_impossible_places_stay_so() -> None:
