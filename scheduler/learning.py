@@ -65,6 +65,8 @@ def learn(
         explorers: tenants that may be tempted to try what nobody measured.
     """
     books = _Books(table, wanted, accelerators)
+    if not books.kinds:
+        return table
     learned: list[Cell] = []
     faults: dict[tuple[str, ...], str] = {}
     for rows, doubt in ((books.with_formula, FROM_FORMULA), (books.without, FROM_RATES)):

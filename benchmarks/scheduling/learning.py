@@ -35,8 +35,8 @@ from busbar.scheduler.table import Cell, PerformanceTable, Source
 NOISE = 0.1
 HIDDEN = 0.6
 UNSEEN = "p100"
-SEEDS = range(1, 9)
-LIE_SEEDS = range(1, 4)
+SEEDS = range(1, 11)
+LIE_SEEDS = range(1, 6)
 TENANTS = 4
 LIES: dict[str, dict[str, float]] = {
     "all twice as fast": {"v100": 2.0, "p100": 2.0, "k80": 2.0},
@@ -44,6 +44,7 @@ LIES: dict[str, dict[str, float]] = {
     "V100 five times as fast": {"v100": 5.0},
     "half as fast but on V100": {"p100": 0.5, "k80": 0.5},
     "a little of both": {"v100": 1.15, "p100": 0.9, "k80": 0.9},
+    "too little to be noticed": {"v100": 1.04, "p100": 0.97, "k80": 0.97},
 }
 
 Row = dict[str, Any]

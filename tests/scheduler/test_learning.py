@@ -226,6 +226,15 @@ def test_a_learned_speed_changes_when_it_is_wrong_by_more() -> None:
     assert cell(table, "H100").speed == pytest.approx(33.0, rel=2 * STEADY)
 
 
+def test_nothing_known_is_no_table_and_a_bare_row_starts_from_data_sheets() -> None:
+    row = ("x", 2000, "resident", 1.0)
+    assert learn(PerformanceTable(), [row]) == PerformanceTable()
+    table = learn(PerformanceTable(rates=RATES), [row])
+    assert [c.accelerator for c in table.learned] == list(KINDS)
+    assert cell(table, "H100").speed > cell(table, "L4").speed
+    assert all(width(c) > 2.0 for c in table.learned)
+
+
 def test_only_a_changed_speed_is_news() -> None:
     def news(table: PerformanceTable) -> list[Happening]:
         return list(Event.between(Snapshot(table=KNOWN), Snapshot(table=table), NOW).happened)
