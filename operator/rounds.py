@@ -153,6 +153,8 @@ class Rounds:
         else:
             before, last = self._last
             made, self._memo = react(snapshot, last, Event.between(before, snapshot, now), self._memo)
+        if made.solver_error:
+            log.warning("planned without the solver: %s", made.solver_error)
         self._last = (snapshot, made)
         return made
 

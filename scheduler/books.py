@@ -69,6 +69,8 @@ class Seat:
     """Filled by `Books.ranked`; `rent` with it."""
     rent: float = 0.0
     """What the job would gain at these prices if it had its best column."""
+    density: float = 0.0
+    """Most value per accelerator that any column of the job brings."""
 
 
 class Books:
@@ -135,7 +137,9 @@ class Books:
                 rows.append(Ranked(profit, column, shapes.setdefault(key, len(shapes))))
             rows.sort(key=lambda row: -row.profit)
             seat.ranked = rows
-            seat.rent = max(0.0, rows[0].profit) if rows else 0.0
+            if rows:
+                seat.rent = max(0.0, rows[0].profit)
+                seat.density = max(r.column.value / max(r.column.accelerators_m, 1) * 1000 for r in rows)
         return seat.ranked
 
     def rank(self) -> None:
@@ -161,7 +165,7 @@ class Books:
         """Enter a job (`was`: its seat before, if it asks for the same and is worth the same)."""
         seat = self.seats[job.id] = Seat(job, option)
         if was is not None and _asked(was.job) == _asked(job):
-            seat.ranked, seat.rent = was.ranked, was.rent
+            seat.ranked, seat.rent, seat.density = was.ranked, was.rent, was.density
         run = job.run
         if run is None:
             self.waiting[job.id] = seat

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from .types import Job, Node, Placement, Pool, Resources, Snapshot, Toleration
 
+_Selector = tuple[tuple[str, str], ...]
 _Free = list[int]
 """accelerators_m, cpu_m, memory_mib, ephemeral_mib."""
 
@@ -61,7 +62,8 @@ class PoolNodes:
         """How nodes stood (now, later) when the round began, of those that changed since."""
         self._buckets: tuple[dict[int, set[int]], dict[int, set[int]]] = ({}, {})
         """Usable nodes by free accelerators, for each book."""
-        self._selected: dict[tuple[tuple[str, str], ...], frozenset[int]] = {}
+        self._selected: dict[_Selector, frozenset[int]] = {}
+        self._empty: dict[tuple[tuple[int, int, int, int], _Selector], int] = {}
         for i in range(len(self.nodes)):
             if self.usable[i]:
                 for which in (0, 1):
@@ -186,6 +188,15 @@ class PoolNodes:
             return 0
         return max(0, min((self.total[i][k] // ask[k] for k in range(4) if ask[k] > 0), default=1 << 30))
 
+    def places_if_empty(self, ask: tuple[int, int, int, int], selector: _Selector) -> int:
+        """How many such pods the pool would take if nothing of ours ran on it."""
+        key = (ask, selector)
+        if key not in self._empty:
+            allowed = self._with(selector)
+            some = range(len(self.nodes)) if allowed is None else allowed
+            self._empty[key] = sum(self.room_if_empty(i, ask) for i in some)
+        return self._empty[key]
+
     def gang(
         self, pods: int, per_pod: Resources, later: bool, allowed: frozenset[int] | None, depth: int | None
     ) -> tuple[str, ...] | None:
@@ -227,13 +238,17 @@ class PoolNodes:
 
     def selected(self, job: Job) -> frozenset[int] | None:
         """Nodes that the job's own selector and tolerations allow; None: all usable nodes of the pool."""
-        if not job.node_selector:
+        return self._with(job.node_selector)
+
+    def _with(self, selector: _Selector) -> frozenset[int] | None:
+        """Nodes with these labels; None: any."""
+        if not selector:
             return None
-        known = self._selected.get(job.node_selector)
+        known = self._selected.get(selector)
         if known is None:
-            wanted = set(job.node_selector)
+            wanted = set(selector)
             known = frozenset(i for i, node in enumerate(self.nodes) if wanted <= set(node.labels))
-            self._selected[job.node_selector] = known
+            self._selected[selector] = known
         return known
 
 

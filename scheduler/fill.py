@@ -39,22 +39,24 @@ class Blocked:
         self.least[shape] = min(pods, self.least.get(shape, 1 << 30))
 
 
-def density(seat: Seat) -> float:
-    """Most value per accelerator that any column of the job brings."""
-    return max((c.value / max(c.accelerators_m, 1) * 1000 for c in seat.option.columns), default=0.0)
+Order = tuple[int, bool, bool, float, float, JobId]
 
 
-def order(round_: Round, seat: Seat) -> tuple[int, bool, bool, float, float, JobId]:
+def order(round_: Round, seat: Seat) -> Order:
     """The order of one tenant's jobs."""
     job = seat.job
-    return (
-        -round_.priority(job),
-        job.kind is not JobKind.SERVING,
-        round_.stopped_lately(job),
-        -density(seat),
-        job.submitted_at_s,
-        job.id,
-    )
+    key = round_.orders.get(job.id)
+    if key is None:
+        round_.ranked(seat)
+        key = round_.orders[job.id] = (
+            -round_.priority(job),
+            job.kind is not JobKind.SERVING,
+            round_.stopped_lately(job),
+            -seat.density,
+            job.submitted_at_s,
+            job.id,
+        )
+    return key
 
 
 PASSES = (
@@ -84,8 +86,7 @@ def fill(
     wanted = round_.waiting() if seats is None else list(seats)
     keep = {seat.job.id for seat in wanted}
     left = [*wanted, *others]
-    keys = {seat.job.id: order(round_, seat) for seat in left}
-    left.sort(key=lambda seat: keys[seat.job.id], reverse=True)
+    left.sort(key=lambda seat: order(round_, seat), reverse=True)
     tried = left
     for right, worthwhile in PASSES:
         tried = _pass(round_, left, blocked, right, worthwhile)

@@ -25,8 +25,8 @@ from . import solver
 from .books import Seat
 from .columns import Candidate
 from .displace import own_charge
-from .errors import SolverError
 from .ledger import limit
+from .moves import pays
 from .round import Round
 from .types import Placement
 
@@ -58,22 +58,18 @@ def worth_trying(value: float, bound: float) -> bool:
 
 
 def optimise(round_: Round) -> float:
-    """Improve the round by the solver; returns the value gained per hour, 0.0 if nothing was changed."""
+    """Improve the round by the solver; returns the value gained per hour, 0.0 if nothing was changed.
+
+    Raises:
+        SolverError: the solver is not installed, or it failed. The round is as it was.
+    """
     choices = _choices(round_)
     if sum(len(choice.seat.option.columns) for choice in choices) > MOST_VARIABLES or not choices:
         return 0.0
     program = _program(round_, choices)
     policy = round_.policy
-    try:
-        found = solver.solve(
-            program,
-            policy.solver_seconds,
-            policy.solver_nodes,
-            LEAST_GAIN / 2,
-            start=_as_planned(program, choices),
-        )
-    except SolverError:
-        return 0.0
+    start = _as_planned(program, choices)
+    found = solver.solve(program, policy.solver_seconds, policy.solver_nodes, LEAST_GAIN / 2, start=start)
     if found is None:
         return 0.0
     wanted = [(choice, _chosen(choice, found.x)) for choice in choices]
@@ -107,7 +103,7 @@ def _program(round_: Round, choices: list[_Choice]) -> solver.Program:
         group = (seat.job.tenant, round_.priority(seat.job))
         for column in seat.option.columns:
             kept = column is choice.now
-            if not kept and round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
+            if not kept and not _allowed(round_, choice, column):
                 continue
             worth = column.value + (choice.charge if kept else 0.0)
             variable = program.variable(-worth, 0.0, 1.0, integer=True)
@@ -131,6 +127,17 @@ def _program(round_: Round, choices: list[_Choice]) -> solver.Program:
     if stays:
         program.row(stays, low=len(stays) - max(0, round_.budget_left))
     return program
+
+
+def _allowed(round_: Round, choice: _Choice, column: Candidate) -> bool:
+    """Whether quota and, for a running job, the rule for moves (moves.py) allow another column. A slower one is
+    the other half of an exchange: its charge is counted, and who gains makes up for it."""
+    seat, now = choice.seat, choice.now
+    if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
+        return False
+    if now is None or seat.job.run is None or column.speed <= now.speed:
+        return True
+    return pays(round_, seat, now, column)
 
 
 def _free(round_: Round, kind: str) -> float:

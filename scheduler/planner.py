@@ -7,7 +7,7 @@
     3. Make room for those whose rights or value demand it (displace.py).
     4. Move and resize running jobs where that clearly pays (moves.py).
     5. Again from 2 until nothing changes.
-    6. If the policy asks for it and the certified gap is large, have the solver try (optimum.py).
+    6. Where the certified gap is large, have the solver try (optimum.py), unless the policy forbids it.
     7. Say why everybody else waits (reasons.py).
 
 `react` answers an event between two full plans. It takes over the last plan's policy, prices and values, and
@@ -33,6 +33,7 @@ from dataclasses import replace
 from .actions import actions
 from .books import Books, Memo, Ranked, Seat, prices_of
 from .displace import improve, reclaim
+from .errors import SolverError
 from .events import Event, Happened
 from .fill import Blocked, fill, order
 from .moves import move
@@ -67,9 +68,12 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         if not changed:
             break
         blocked = fill(round_)
-    gained = 0.0
+    gained, trouble = 0.0, ""
     if policy.solver and worth_trying(books.value(), books.market.bound):
-        gained = optimise(round_)
+        try:
+            gained = optimise(round_)
+        except SolverError as error:
+            trouble = str(error)
         blocked = fill(round_) if gained else blocked
     prices = tuple(Price(kind, price) for kind, price in sorted(books.market.prices.items()))
     value = books.value()
@@ -87,6 +91,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         policy=policy,
         priced_at_s=now,
         solver_gain=gained,
+        solver_error=trouble,
     )
     round_.rewind()
     books.rank()
@@ -130,6 +135,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         value=value,
         bound=max(books.bound(), value),
         solver_gain=0.0,
+        solver_error="",
     )
     round_.rewind()
     return result, Memo(last.prices, snapshot.version, books)
@@ -182,8 +188,7 @@ def _fitting(round_: Round, event: Event, blocked: Blocked, touched: dict[JobId,
             rows = [row for row in rows if _fits(round_, seat, row, fits, blocked)]
             if rows:
                 found.append((seat, rows))
-    keys = {seat.job.id: order(round_, seat) for seat, _ in found}
-    found.sort(key=lambda item: keys[item[0].job.id])
+    found.sort(key=lambda item: order(round_, item[0]))
     return _foremost(found, fits)
 
 

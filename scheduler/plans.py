@@ -170,7 +170,7 @@ class Policy:
     """The same with the time already received, where it is not known (a much weaker sign)."""
     aging_s: float = 72000.0
     """After waiting and running for so long in all, a job's value has doubled."""
-    solver: bool = False
+    solver: bool = True
     """Improve the plan with the mixed-integer solver where the certified gap is above 1 % and there are at most
     20,000 variables (`optimum.py`)."""
     solver_seconds: float | None = 2.0
@@ -224,6 +224,8 @@ class Plan:
     """When the last full plan was made: values and prices are of this moment, and so is the bound."""
     solver_gain: float = 0.0
     """Value per hour that the mixed-integer solver added, less what its moves cost."""
+    solver_error: str = ""
+    """Why the solver could not be used; empty otherwise. The plan is valid without it."""
 
     @property
     def gap(self) -> float:

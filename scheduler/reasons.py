@@ -128,6 +128,7 @@ class _Book:
         self._holders: dict[str, tuple[Holder, ...]] = {}
         self._free: dict[str, int] = {}
         self._rooms: dict[_Key, int] = {}
+        self._pools: dict[str, list[Pool]] = {}
         self._priorities: dict[str, dict[str, tuple[int, int]]] = {}
         """Lowest and highest priority of the jobs that run, by tenant and accelerator."""
 
@@ -211,7 +212,10 @@ class _Book:
         return WaitingRecord(job.id, code, resource, job.tenant, requested=requested, changes=changes)
 
     def _usable_pools(self, job: Job) -> list[Pool]:
-        return [p for p in self.round.snapshot.pools if p.tenants is None or job.tenant in p.tenants]
+        if job.tenant not in self._pools:
+            pools = sorted(self.round.snapshot.pools, key=lambda pool: pool.name)
+            self._pools[job.tenant] = [p for p in pools if p.tenants is None or job.tenant in p.tenants]
+        return self._pools[job.tenant]
 
     def _quota(self, seat: Seat, column: Candidate) -> WaitingRecord:
         ledger, job = self.round.ledger, seat.job
@@ -331,16 +335,7 @@ class _Book:
 
     def _pods_if_empty(self, job: Job, column: Candidate) -> int:
         nodes = self.round.cluster.pools[column.pool]
-        key = (column.pool, column.per_pod, job.node_selector)
-        if key not in self._rooms:
-            ask = request(column.per_pod, nodes.pool.is_cpu)
-            allowed = nodes.selected(job)
-            self._rooms[key] = sum(
-                nodes.room_if_empty(i, ask)
-                for i in range(len(nodes.nodes))
-                if allowed is None or i in allowed
-            )
-        return self._rooms[key]
+        return nodes.places_if_empty(request(column.per_pod, nodes.pool.is_cpu), job.node_selector)
 
     def _fewer(self, seat: Seat, column: Candidate) -> list[Change]:
         """The most pods, below the least it asks for, that would start now."""
@@ -369,7 +364,7 @@ class _Book:
         job = seat.job
         own = {column.accelerator for column in seat.option.columns}
         found: list[Change] = []
-        for pool in sorted(self._usable_pools(job), key=lambda pool: pool.name):
+        for pool in self._usable_pools(job):
             if pool.accelerator in own or pool.accelerator in {c.needed for c in found}:
                 continue
             column = self._column_on(job, pool)

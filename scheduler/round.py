@@ -42,6 +42,8 @@ class Round:
         self.ranked = books.ranked
         self.disturbed: set[JobId] = set()
         """Running jobs whose place in the plan is another than they have, or none."""
+        self.orders: dict[JobId, tuple[int, bool, bool, float, float, JobId]] = {}
+        """Kept by `fill.order`: it does not change within a round."""
         self._first: dict[JobId, _Place] = {}
         """Where jobs were when the round began, of those that changed."""
         self._lost: dict[JobId, float] = {}

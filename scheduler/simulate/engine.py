@@ -142,6 +142,7 @@ class _Engine:
         progress: Callable[[int, int, float], None] | None,
     ) -> None:
         self.trace, self.cluster, self.policy, self.settings = trace, cluster, policy, settings
+        self.deciding = replace(policy, solver_seconds=None)  # no clock: the same seed gives the same bytes
         self.learner = learner or Learner(true_table(trace, cluster))
         self.progress = progress
         self.live: dict[JobId, _Live] = {}
@@ -329,7 +330,7 @@ class _Engine:
     def _plan(self, now: float) -> None:
         self.snapshot = self._snapshot(now)
         begin = time.perf_counter()
-        result, _ = plan(self.snapshot, self.policy, now)
+        result, _ = plan(self.snapshot, self.deciding, now)
         self.decisions.append(time.perf_counter() - begin)
         if self.settings.check:
             wrong = check_plan(self.snapshot, result)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
+import pytest
+from benchmarks.scheduling.generator import generate
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from busbar.scheduler import (
     Quota,
     Run,
     Snapshot,
+    SolverError,
     Tenant,
     WaitCode,
     applied,
@@ -35,7 +38,7 @@ from busbar.scheduler.plans import NEVER
 from .build import NOW
 from .strategies import KINDS, snapshots
 
-POLICY = Policy()
+POLICY = Policy(solver_seconds=None)
 T = TypeVar("T")
 quiet = settings(
     max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -88,8 +91,8 @@ def test_snapshots_and_plans_survive_json(snapshot: Snapshot) -> None:
 def test_the_hash_seed_changes_nothing() -> None:
     program = (
         "import json; from benchmarks.scheduling.generator import NOW, generate; "
-        "from busbar.scheduler import Policy, plan; "
-        "print(json.dumps(plan(generate(40, 80, 80, 4), Policy(), NOW)[0].to_json(), sort_keys=True))"
+        "from busbar.scheduler import Policy, plan; policy = Policy(solver_seconds=None); "
+        "print(json.dumps(plan(generate(40, 80, 80, 4), policy, NOW)[0].to_json(), sort_keys=True))"
     )
     out = [
         subprocess.run(
@@ -291,27 +294,36 @@ def test_slow_releases_do_not_make_the_cluster_flicker(snapshot: Snapshot) -> No
         now += 5.0
 
 
-SOLVING = replace(POLICY, solver=True, solver_seconds=None)
+PLAIN = replace(POLICY, solver=False)
 
 
 @quiet
 @given(snapshots())
 def test_the_solver_only_improves_and_settles(snapshot: Snapshot) -> None:
-    result, _ = plan(snapshot, SOLVING, NOW)
+    result, _ = plan(snapshot, POLICY, NOW)
     assert check_plan(snapshot, result) == []
-    assert result == plan(snapshot, SOLVING, NOW)[0]
+    assert result == plan(snapshot, POLICY, NOW)[0]
     assert result.solver_gain >= 0
     if not result.solver_gain:
-        assert result.actions == made(snapshot).actions
-    assert plan(applied(snapshot, result, NOW), SOLVING, NOW)[0].actions == ()
+        assert result.actions == plan(snapshot, PLAIN, NOW)[0].actions
+    assert plan(applied(snapshot, result, NOW), POLICY, NOW)[0].actions == ()
 
 
 def test_the_solver_finds_what_single_exchanges_do_not() -> None:
-    from benchmarks.scheduling.generator import generate
-
     snapshot = generate(40, 80, 80, 2)
-    plain, _ = plan(snapshot, POLICY, 10_000_000.0)
-    better, _ = plan(snapshot, SOLVING, 10_000_000.0)
+    plain, _ = plan(snapshot, PLAIN, 10_000_000.0)
+    better, _ = plan(snapshot, POLICY, 10_000_000.0)
     assert check_plan(snapshot, better) == []
     assert better.solver_gain > 0.01 * plain.value
     assert better.value > plain.value
+
+
+def test_without_the_solver_the_plan_is_still_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **more: object) -> None:
+        raise SolverError("out of order")
+
+    monkeypatch.setattr("busbar.scheduler.solver.solve", broken)
+    snapshot = generate(40, 80, 80, 2)
+    result, _ = plan(snapshot, POLICY, 10_000_000.0)
+    assert result.solver_error == "out of order"
+    assert result.actions == plan(snapshot, PLAIN, 10_000_000.0)[0].actions

@@ -32,7 +32,7 @@ from .build import NOW, cluster, job, nodes, placed, tenant
 from .strategies import jobs as any_job
 from .strategies import snapshots
 
-POLICY = Policy()
+POLICY = Policy(solver_seconds=None)
 quiet = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
