@@ -25,6 +25,7 @@ from busbar.scheduler import (
     applied,
     plan,
 )
+from busbar.scheduler.books import Books
 from busbar.scheduler.events import Event, Happened, Happening
 from busbar.scheduler.fit import BatchShape, ModelShape, prior
 from busbar.scheduler.learning import EXPLORED, STEADY, learn, quarantined
@@ -369,6 +370,22 @@ def test_progress_counts_at_most_at_the_high_quantile() -> None:
     assert high is not None
     assert overstated(table, "j") == pytest.approx((60.0 - high) * 300.0)
     assert overstated(told(KNOWN, report(30.0)), "j") == 0.0
+
+
+@quiet
+@given(snapshots(), st.lists(st.floats(0.1, 10.0), min_size=3, max_size=3))
+def test_what_a_tenant_reports_never_changes_what_it_is_entitled_to(
+    snapshot: Snapshot, factors: list[float]
+) -> None:
+    cells = tuple(replace(c, source=Source.MEASURED, samples=1) for c in snapshot.table.cells)
+    snapshot = replace(snapshot, table=learn(replace(snapshot.table, cells=cells)))
+    lies = [
+        report(c.speed * factors[i % 3], c.accelerator, c.workload_class, f"j{i}")
+        for i, c in enumerate(cells)
+    ]
+    after = replace(snapshot, table=told(snapshot.table, *lies))
+    entitled = [Books(s, Policy(), NOW).ledger.entitled for s in (snapshot, after)]
+    assert entitled[0] == entitled[1]
 
 
 # -- in the simulator ----------------------------------------------------------------------------------
