@@ -39,7 +39,7 @@ from .fill import Blocked, fill, order
 from .moves import move
 from .optimum import optimise, worth_trying
 from .plans import Plan, Policy, Price, WaitCode
-from .reasons import records
+from .records import records
 from .round import Round
 from .types import JobId, Snapshot
 

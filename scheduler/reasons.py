@@ -1,125 +1,28 @@
 """Why a job waits, and the smallest changes that would start it.
 
-One record per waiting job, made from the state at the end of the round, so it is never stale: it carries the
-round's id. `sentences.py` renders it for people.
+A record is made from the state at the end of the round, so it is never stale: it carries the round's id
+(`records.py`). `sentences.py` renders it for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 
 from .books import Seat
 from .cluster import request
 from .columns import Candidate, per_pod_on
-from .fill import order
 from .ledger import Right
-from .plans import Action, Change, Holder, WaitCode, WaitingRecord
+from .plans import Change, Holder, WaitCode, WaitingRecord
 from .round import Round
 from .sentences import amount_text
-from .types import Job, JobId, Pool, Resources
+from .types import Job, Pool, Resources
 
 _Key = tuple[object, ...]
 
 
-def records(
-    round_: Round,
-    blocked: Iterable[Seat],
-    actions: Iterable[Action],
-    identity: str,
-    kept: Mapping[JobId, WaitingRecord] | None = None,
-) -> tuple[WaitingRecord, ...]:
-    """One record for every job that does not run or start now, in order of job id.
-
-    Args:
-        blocked: jobs that were tried in vain, in this order.
-        kept: records of an earlier plan, for jobs that were not looked at again; None: a full plan.
-    """
-    made = _Records(round_, identity, kept)
-    after = {action.job for action in actions if action.after}
-    for seat in blocked:
-        if seat.placement is None:
-            made.tried(seat)
-    for seat in round_.changed:
-        if seat.waits_for_release or seat.job.id in after:
-            made.add(seat, made.book.simple(seat, WaitCode.PREEMPTING))
-        elif seat.placement is None and seat.job.run is not None and seat.job.id not in made.found:
-            made.add(seat, made.book.record(seat))
-    for seat in round_.books.releasing.values():
-        if not made.keep(seat, WaitCode.RELEASING):
-            made.add(seat, made.book.simple(seat, WaitCode.RELEASING))
-    for seat in round_.books.waiting.values():
-        if seat.job.id not in made.found and not made.keep(seat):
-            made.tried(seat)
-    return tuple(made.found[job] for job in sorted(made.found))
-
-
-class _Records:
-    """The records made so far."""
-
-    def __init__(self, round_: Round, identity: str, kept: Mapping[JobId, WaitingRecord] | None) -> None:
-        self.book = _Book(round_)
-        self.found: dict[JobId, WaitingRecord] = {}
-        self._round = round_
-        self._identity = identity
-        self._kept = {} if kept is None else kept
-        self._full = kept is None
-        self._position: dict[str, int] = {}
-        self._queues: dict[str, dict[JobId, int]] = {}
-        self._limited = {
-            (record.tenant, record.resource)
-            for record in self._kept.values()
-            if record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT)
-        }
-
-    def add(self, seat: Seat, record: WaitingRecord, position: int = 0) -> None:
-        job = seat.job
-        self.found[job.id] = replace(
-            record,
-            job=job.id,
-            offer=record.offer or self.book.offer(seat, record.resource),
-            position=position,
-            round=self._identity,
-            waited_s=max(0.0, self._round.now - job.submitted_at_s),
-        )
-
-    def keep(self, seat: Seat, code: WaitCode | None = None) -> bool:
-        """Take over the record of an earlier plan, if there is one (of this code)."""
-        known = self._kept.get(seat.job.id)
-        stale = known is None or (code is None and known.code is WaitCode.RELEASING)
-        if known is None or stale or (code is not None and known.code is not code):
-            return False
-        self.found[seat.job.id] = known
-        return True
-
-    def tried(self, seat: Seat) -> None:
-        """A job without a place."""
-        self.add(seat, self._behind(self.book.record(seat)), self._place(seat))
-
-    def _place(self, seat: Seat) -> int:
-        """The job's place in the queue of its tenant."""
-        tenant = seat.job.tenant
-        if self._full:
-            self._position[tenant] = self._position.get(tenant, 0) + 1
-            return self._position[tenant]
-        if tenant not in self._queues:
-            queue = [other for other in self._round.books.waiting.values() if other.job.tenant == tenant]
-            queue.sort(key=lambda other: order(self._round, other))
-            self._queues[tenant] = {other.job.id: number for number, other in enumerate(queue, 1)}
-        return self._queues[tenant][seat.job.id]
-
-    def _behind(self, record: WaitingRecord) -> WaitingRecord:
-        """More quota helps the first job that waits for it; to those behind it nothing is promised."""
-        if record.code not in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
-            return record
-        row = (record.tenant, record.resource)
-        if row in self._limited:
-            return replace(record, changes=tuple(c for c in record.changes if c.kind != "quota"))
-        self._limited.add(row)
-        return record
-
-
-class _Book:
+class Book:
     """Records of one round; equal requests of one tenant share one."""
 
     def __init__(self, round_: Round) -> None:
@@ -129,6 +32,7 @@ class _Book:
         self._free: dict[str, int] = {}
         self._rooms: dict[_Key, int] = {}
         self._pools: dict[str, list[Pool]] = {}
+        self._refusals: dict[tuple[str, str, int], bool] = {}
         self._priorities: dict[str, dict[str, tuple[int, int]]] = {}
         """Lowest and highest priority of the jobs that run, by tenant and accelerator."""
 
@@ -182,19 +86,28 @@ class _Book:
     def _make(self, seat: Seat) -> WaitingRecord:
         if not seat.option.columns:
             return self._impossible(seat)
-        ledger, job = self.round.ledger, seat.job
-        smallest = sorted(
-            seat.option.columns, key=lambda c: (c.accelerators_m, -self.round.profit(c), c.pool, c.mode)
-        )
-        open_ = [c for c in smallest if not ledger.refusal(job.tenant, c.accelerator, c.accelerators_m)]
+        job = seat.job
+        rows = [
+            (row.column.accelerators_m, -row.profit, row.column.pool, row.column.mode, row.column)
+            for row in self.round.ranked(seat)
+        ]
+        rows.sort(key=itemgetter(0, 1, 2, 3))
+        open_ = [row for row in rows if not self._refused(job.tenant, row[4])]
         if not open_:
-            return self._quota(seat, smallest[0])
-        fits_empty = [c for c in open_ if self._pods_if_empty(job, c) >= c.pods]
+            return self._quota(seat, rows[0][4])
+        fits_empty = [row for row in open_ if self._pods_if_empty(job, row[4]) >= row[4].pods]
         if not fits_empty:
-            return self._too_small(seat, open_[0])
-        best = max(fits_empty, key=lambda c: (self.round.profit(c), -c.accelerators_m, c.pool))
-        best = min((c for c in fits_empty if c.pool == best.pool), key=lambda c: c.accelerators_m)
-        return self._contended(seat, best)
+            return self._too_small(seat, open_[0][4])
+        _, _, pool, _, _ = max(fits_empty, key=lambda row: (-row[1], -row[0], row[2]))
+        # The rows come smallest first.
+        return self._contended(seat, next(row[4] for row in fits_empty if row[2] == pool))
+
+    def _refused(self, tenant: str, column: Candidate) -> bool:
+        """Whether quota forbids this much more."""
+        key = (tenant, column.accelerator, column.accelerators_m)
+        if key not in self._refusals:
+            self._refusals[key] = self.round.ledger.refusal(*key) is not None
+        return self._refusals[key]
 
     def _impossible(self, seat: Seat) -> WaitingRecord:
         job = seat.job
@@ -389,7 +302,7 @@ class _Book:
         return None
 
     def _would_start(self, job: Job, column: Candidate) -> bool:
-        if self.round.ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
+        if self._refused(job.tenant, column):
             return False
         found = self.round.find(job, column)
         return found is not None and not found[1]
