@@ -239,7 +239,7 @@ class _Group:
             return (math.log(cell.high / cell.low) / (2 * QUANTILE)) ** 2
         if cell.source is Source.OVERRIDE:
             return 1e-6
-        return self.books.noise.report / max(cell.samples, 1)
+        return self.books.noise.report / max(cell.samples, 1) + self.books.noise.run
 
     def _observed(self, seen: list[_Seen]) -> Observed:
         precision: Floats = np.zeros_like(self.starts)

@@ -22,10 +22,12 @@ from .table import Cell, Conduct, Exploration, Fault, PerformanceTable, Record
 
 NOISE = 0.1
 """Standard deviation of the logarithm of one report, before anything is known of it."""
-RUN_NOISE = 0.01
+RUN_NOISE = 0.02
 """The same between runs of one cell (other nodes, other neighbours)."""
 NOISE_WEIGHT = 20.0
 """The two numbers above count like so many observations."""
+MOST_NOISE = 0.1
+"""Between runs, at most this much excuses a job whose counters do not add up."""
 KEPT = 400
 """Reports that one record of ended jobs stands for at most: older ones fade."""
 SLACK = 0.02
@@ -73,14 +75,20 @@ class Noise:
         return self.report / count + self.run * max(record.squares, 1.0) / count**2
 
 
-def noise(records: Iterable[Record]) -> Noise:
-    """Both variances from all records that are believed, with a prior (analysis of variance)."""
-    found = [record for record in records if record.reports and not record.fault]
+def noise(records: Iterable[Record], doubtful: bool = False) -> Noise:
+    """Both variances from all records that are believed, with a prior (analysis of variance).
+
+    Args:
+        doubtful: also from jobs whose counters did not add up: who judges by the spread of those that passed
+            finds ever less of it.
+    """
+    faults = ("", Fault.COUNTERS) if doubtful else ("",)
+    found = [record for record in records if record.reports and record.fault in faults]
     reports, runs = sum(r.reports for r in found), sum(r.runs for r in found)
     within = math.fsum(record.within for record in found)
     report = (NOISE_WEIGHT * NOISE**2 + within) / (NOISE_WEIGHT + reports - runs)
     between = math.fsum(record.between for record in found) - (runs - len(found)) * report
-    weight = NOISE_WEIGHT * max(1.0, reports / max(runs, 1))
+    weight = NOISE_WEIGHT / 4 * max(1.0, reports / max(runs, 1))
     several = math.fsum(record.reports - record.squares / record.reports for record in found)
     run = (weight * RUN_NOISE**2 + between) / (weight + several)
     return Noise(report, max(run, 1e-8))
@@ -124,7 +132,7 @@ def settle(
     if checked and honest:
         assert total_work is not None
         claimed = math.fsum(record.work for record in mine)
-        honest = abs(claimed / total_work - 1) <= _tolerance(mine)
+        honest = abs(claimed / total_work - 1) <= _tolerance(mine, noise(table.records, doubtful=True))
     others = {_record_key(record): record for record in table.records if record.job != job}
     for record in mine:
         fault = record.fault if honest else Fault.COUNTERS.value
@@ -285,13 +293,14 @@ def _faded(record: Record) -> Record:
     )
 
 
-def _tolerance(records: list[Record]) -> float:
+def _tolerance(records: list[Record], usual: Noise) -> float:
     """How far, relatively, honest reports may add up to something else than the job's work."""
     work = math.fsum(record.work for record in records)
     if work <= 0:
         return SLACK
     variance = math.fsum(
-        (record.work / work) ** 2 * (NOISE**2 / max(record.reports, 1) + RUN_NOISE**2) for record in records
+        (record.work / work) ** 2 * (usual.report / max(record.reports, 1) + min(usual.run, MOST_NOISE**2))
+        for record in records
     )
     return SLACK + SIGMAS * math.sqrt(variance)
 
@@ -300,6 +309,7 @@ def _check_running(records: dict[_Key, Record], job: str, total_work: float) -> 
     """A job that claims to have done more than there is to do contradicts itself."""
     mine = [key for key, record in records.items() if record.job == job]
     found = [records[key] for key in mine]
-    if math.fsum(record.work for record in found) > total_work * (1 + _tolerance(found)):
+    usual = noise(records.values(), doubtful=True)
+    if math.fsum(record.work for record in found) > total_work * (1 + _tolerance(found, usual)):
         for key in mine:
             records[key] = replace(records[key], fault=records[key].fault or Fault.COUNTERS.value)

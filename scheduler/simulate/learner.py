@@ -1,7 +1,8 @@
 """A simulated cluster that does not know its speeds: jobs report them, with noise and sometimes falsely.
 
 The simulator tells the truth here and nowhere else; what reaches the policy's snapshot is what the reports say.
-Noise is drawn per (seed, job, number of the report), so that two runs that differ elsewhere hear the same.
+Noise is drawn per (seed, job, number of the report), so that two runs that differ elsewhere hear the same; or
+once per job and place (`lasting`), as if every run had a machine of its own.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ def honest(job: TraceJob, accelerator: str) -> float:
 class TableLearner(Learner):
     """Starts from the cells it is given, and learns from what jobs report."""
 
-    def __init__(self, table: PerformanceTable, noise: float, seed: int, lie: Lie = honest) -> None:
+    def __init__(
+        self, table: PerformanceTable, noise: float, seed: int, lie: Lie = honest, lasting: bool = False
+    ) -> None:
         super().__init__(learn(table))
-        self.noise, self.seed, self.lie = noise, seed, lie
+        self.noise, self.seed, self.lie, self.lasting = noise, seed, lie, lasting
         self.kinds = tuple(sorted({rate.accelerator for rate in table.rates}))
         self.measured = {
             (cell.workload_class, cell.accelerator, cell.accelerators_m)
@@ -70,7 +73,8 @@ class TableLearner(Learner):
             return
         number = self._count.get(name, 0)
         self._count[name] = number + 1
-        error = Random(f"{self.seed}/{name}/{number}").gauss(0.0, self.noise)
+        which = place.accelerator if self.lasting else number
+        error = Random(f"{self.seed}/{name}/{which}").gauss(0.0, self.noise)
         speed = work / seconds * math.exp(error) * self.lie(job, place.accelerator)
         self._claimed[name] = self._claimed.get(name, 0.0) + speed * seconds
         self.measured.add((job.workload_class, place.accelerator, place.accelerators_m))
