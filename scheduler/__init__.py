@@ -11,7 +11,8 @@ from .books import Memo
 from .check import check_plan
 from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
 from .events import Event, Happened, Happening
-from .forecast import Finished, Forecast, what_if
+from .forecast import Forecast, what_if
+from .history import Finished, History, Outcome
 from .planner import plan, react
 from .plans import (
     Action,
@@ -60,6 +61,7 @@ __all__ = [
     "Forecast",
     "Happened",
     "Happening",
+    "History",
     "Holder",
     "Job",
     "JobId",
@@ -67,6 +69,7 @@ __all__ = [
     "Memo",
     "Node",
     "Objective",
+    "Outcome",
     "PerformanceTable",
     "Placement",
     "Plan",
