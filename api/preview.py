@@ -131,7 +131,7 @@ def answer(snapshot: Snapshot, draft: Object, now: datetime, admin: bool) -> Pre
             reason=reason,
             when="With the first request" if service else "Not known",
         )
-    decided, _ = plan(snapshot, Policy(), now.timestamp(), None)
+    decided, _ = plan(snapshot, Policy(solver=False), now.timestamp(), None)
     starts = {a.job: a for a in decided.actions if a.kind is ActionKind.START}
     started = [job for job in jobs if job.id in starts]
     if started:

@@ -45,6 +45,12 @@ class Metrics:
         self.waiting = Gauge(
             "busbar_waiting_jobs", "Jobs that wait, by reason", ["reason"], registry=registry
         )
+        self.quarantined = Gauge(
+            "busbar_quarantined_speeds",
+            "Jobs (or records of ended ones) whose reported speeds are not believed, by reason",
+            ["reason"],
+            registry=registry,
+        )
         self.queue = Gauge("busbar_queue_depth", "Keys that wait for a reconcile", registry=registry)
         self.watch_age = Gauge(
             "busbar_watch_age_seconds",

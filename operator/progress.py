@@ -2,8 +2,9 @@
 
 A Reading is one answer of ``GET /status`` or the termination message of a pod that has ended: the same JSON.
 It is a tenant's word: it fills progress, checkpoint and evaluation of that tenant's own job, after validation and
-within bounds, and nothing else depends on it. A status that the API server would refuse could never be written,
-and a job whose status cannot be written never ends: so numbers are cut to what the schema holds, never passed on.
+within bounds. Of all that only the speed counts for others, as far as it can be believed (speeds.py). A status that
+the API server would refuse could never be written, and a job whose status cannot be written never ends: so numbers
+are cut to what the schema holds, never passed on.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
     events ──► wake ──(debounce)──► snapshot ──► react ──► orders ──► each object's reconcile
     clock  ──► every round_period_s while something waits: plan instead of react
 
+Between two full plans ``react`` answers what differs between the last snapshot and this one; what waits and was
+not touched by that keeps its reason until the next full plan.
+
 The round carries its orders out itself, through the same reconciles and under the same locks as everybody, and
 waits for them before it looks again: a snapshot is never older than the admissions of the round before it. An
 order names the resourceVersion it was made on; an object that changed since refuses it and waits for the next
@@ -31,6 +34,7 @@ from busbar.operator.world import World
 from busbar.scheduler import (
     Action,
     ActionKind,
+    Event,
     Job,
     JobKind,
     Memo,
@@ -44,6 +48,7 @@ from busbar.scheduler import (
     react,
     sentence,
 )
+from busbar.scheduler.learning import quarantined
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +88,7 @@ class Rounds:
         self._clock = clock
         self._wake = asyncio.Event()
         self._memo: Memo | None = None
+        self._last: tuple[Snapshot, Plan] | None = None  # the round before
         self._explained: dict[str, tuple[str, str, float]] = {}
         self._waiting = False
         self.after: Callable[[Snapshot], Awaitable[None]] | None = None  # told of each round's snapshot
@@ -120,6 +126,7 @@ class Rounds:
             except Exception:
                 # A fault of ours: what runs is still served, read and ended; planning tries again.
                 log.exception("round failed")
+                self._memo = self._last = None
                 self._waiting = True
 
     async def once(self, *, full: bool = True) -> Plan:
@@ -128,18 +135,16 @@ class Rounds:
         now = utc_now()
         snapshot = build(Seen.of(self._world), now)
         targets = self._targets(snapshot)
-        if full:
-            made, self._memo = await asyncio.to_thread(
-                plan, snapshot, self._policy, now.timestamp(), self._memo
-            )
-        else:
-            made, self._memo = react(snapshot, self._policy, now.timestamp(), self._memo)
+        made = await self._decide(snapshot, now.timestamp(), full)
         self._metrics.rounds.observe(time.perf_counter() - started)
         self._waiting = bool(made.waiting)
         reasons = Counter(str(r.code) for r in made.waiting)
         self._metrics.waiting.clear()
         for reason, count in reasons.items():
             self._metrics.waiting.labels(reason).set(count)
+        self._metrics.quarantined.clear()
+        for reason, count in Counter(r.fault for r in quarantined(snapshot.table)).items():
+            self._metrics.quarantined.labels(reason).set(count)
         orders = self._orders(snapshot, made, targets)
         await asyncio.gather(*(self._controller.process(i, tuple(o)) for i, o in orders.items()))
         if any(not isinstance(o, Wait) for each in orders.values() for o in each):
@@ -147,6 +152,18 @@ class Rounds:
             asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
         if self.after is not None:
             await self.after(snapshot)
+        return made
+
+    async def _decide(self, snapshot: Snapshot, now: float, full: bool) -> Plan:
+        """The plan for this snapshot: a full one, or an answer to what changed since the last round."""
+        if full or self._last is None:
+            made, self._memo = await asyncio.to_thread(plan, snapshot, self._policy, now, self._memo)
+        else:
+            before, last = self._last
+            made, self._memo = react(snapshot, last, Event.between(before, snapshot, now), self._memo)
+        if made.solver_error:
+            log.warning("planned without the solver: %s", made.solver_error)
+        self._last = (snapshot, made)
         return made
 
     def _targets(self, snapshot: Snapshot) -> dict[str, Target]:

@@ -102,7 +102,7 @@ def build(seen: Seen, now: datetime, draft: TrainingJob | ModelService | None = 
         tenants=tuple(_tenant(t, now) for t in sorted(seen.tenants, key=lambda t: t.metadata.name)),
         jobs=tuple(sorted(jobs, key=lambda j: j.id)),
         table=performance_table(
-            (*seen.jobs, draft) if isinstance(draft, TrainingJob) else seen.jobs, seen.pools
+            (*seen.jobs, draft) if isinstance(draft, TrainingJob) else seen.jobs, seen.pools, b.tenant_of
         ),
     )
 

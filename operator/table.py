@@ -2,20 +2,23 @@
 
 The formulas are the scheduler's (``busbar.scheduler.fit``); this module only reads the objects at hand into them:
 a job's class from its model, batch and optimizer; exchange rates from the pools' accelerator types; and prior
-cells for every class that runs or waits on every type that a pool offers.
+cells for every class that runs or waits on every type that a pool offers. What jobs measured (speeds.py) goes
+through ``busbar.scheduler.learning``: a class's own cells, and through learned ratios those where it never ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from busbar.kube.types import AcceleratorPool, TrainingJob, quantity
 from busbar.kube.types.training_engine import EngineMode, TrainingEngine
 from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.speeds import has_spoken, measured
 from busbar.scheduler import Cell, PerformanceTable, Rate
 from busbar.scheduler.fit import BatchShape, ModelShape, accelerator, memory, prior, workload_class
+from busbar.scheduler.learning import learn
 
 AUTO_MODES = (EngineMode.RESIDENT.value, EngineMode.OPTIMIZER_OFFLOAD.value)
 
@@ -89,8 +92,35 @@ def rates_of(pools: Iterable[AcceleratorPool]) -> dict[str, float]:
     return found
 
 
-def performance_table(jobs: Iterable[TrainingJob], pools: Iterable[AcceleratorPool]) -> PerformanceTable:
-    """Rates, and prior cells for the classes of these jobs."""
+def performance_table(
+    jobs: Iterable[TrainingJob],
+    pools: Iterable[AcceleratorPool],
+    tenant_of: Mapping[str, str] | None = None,
+) -> PerformanceTable:
+    """Rates, prior cells for the classes of these jobs, and what was learned from their speeds.
+
+    Args:
+        tenant_of: namespace to tenant: whose word a report is.
+    """
+    jobs = tuple(jobs)
+    table = _priors(jobs, pools)
+    loads = [(job, workload(job)) for job in jobs if job.status is not None]
+    said = [
+        (job, load.workload_class, load.remaining(0) or 0.0) for job, load in loads if load.workload_class
+    ]
+    records, conduct = measured(said, tenant_of or {})
+    if not records:
+        return table
+    return _learned(replace(table, records=records, conduct=conduct))
+
+
+@lru_cache(maxsize=4)
+def _learned(table: PerformanceTable) -> PerformanceTable:
+    """Learning is the same for the same records: most events change none."""
+    return learn(table)
+
+
+def _priors(jobs: Iterable[TrainingJob], pools: Iterable[AcceleratorPool]) -> PerformanceTable:
     units: dict[str, int] = {}
     for pool in pools:
         cpu = pool.spec.resource_name == "cpu"
@@ -101,7 +131,7 @@ def performance_table(jobs: Iterable[TrainingJob], pools: Iterable[AcceleratorPo
         rates.append(Rate(key, known.rate, known.watts) if known is not None else Rate(key))
     cells: dict[tuple[str, str, int, str], Cell] = {}
     for job in jobs:
-        if job.status is not None and job.status.phase in TERMINAL_PHASES:
+        if job.status is not None and job.status.phase in TERMINAL_PHASES and not has_spoken(job.status):
             continue
         load = workload(job)
         if load.model is None or load.batch is None:

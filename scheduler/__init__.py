@@ -7,16 +7,18 @@ for record in plan_.waiting: sentence(record, snapshot, viewer)
 """
 
 from .apply import applied, early, stale
+from .books import Memo
 from .check import check_plan
 from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
-from .forecast import Finished, Forecast, what_if
+from .events import Event, Happened, Happening
+from .forecast import Forecast, what_if
+from .history import Finished, History, Outcome
 from .planner import plan, react
 from .plans import (
     Action,
     ActionKind,
     Change,
     Holder,
-    Memo,
     Objective,
     Plan,
     Policy,
@@ -54,8 +56,12 @@ __all__ = [
     "DecodeError",
     "Delta",
     "Estimate",
+    "Event",
     "Finished",
     "Forecast",
+    "Happened",
+    "Happening",
+    "History",
     "Holder",
     "Job",
     "JobId",
@@ -63,6 +69,7 @@ __all__ = [
     "Memo",
     "Node",
     "Objective",
+    "Outcome",
     "PerformanceTable",
     "Placement",
     "Plan",

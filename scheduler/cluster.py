@@ -9,11 +9,11 @@ that whole nodes stay whole for gangs; gangs go to the domain with the least roo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterable
 
 from .types import Job, Node, Placement, Pool, Resources, Snapshot, Toleration
 
+_Selector = tuple[tuple[str, str], ...]
 _Free = list[int]
 """accelerators_m, cpu_m, memory_mib, ephemeral_mib."""
 
@@ -56,13 +56,18 @@ class PoolNodes:
         self.usable = [node.ready and tolerated(node, pool.tolerations) for node in self.nodes]
         self.key = 1 if pool.is_cpu else 0
         """Which of the four resources is the accelerator."""
-        self.releasing = False
-        """Whether anything here is held by jobs that are being stopped."""
-        self._buckets: dict[int, dict[int, list[int]]] = {0: {}, 1: {}}
+        self.releasing = 0
+        """Placements here that are held by jobs that are being stopped."""
+        self.first: dict[int, tuple[_Free, _Free]] = {}
+        """How nodes stood (now, later) when the round began, of those that changed since."""
+        self._buckets: tuple[dict[int, set[int]], dict[int, set[int]]] = ({}, {})
+        """Usable nodes by free accelerators, for each book."""
+        self._selected: dict[_Selector, frozenset[int]] = {}
+        self._empty: dict[tuple[tuple[int, int, int, int], _Selector], int] = {}
         for i in range(len(self.nodes)):
             if self.usable[i]:
-                self._file(0, i)
-                self._file(1, i)
+                for which in (0, 1):
+                    self._buckets[which].setdefault(self.now[i][self.key], set()).add(i)
 
     def _capacity(self, node: Node) -> _Free:
         free = node.capacity - self.pool.reserved
@@ -77,83 +82,83 @@ class PoolNodes:
 
     def free_m(self, later: bool = False) -> int:
         """Free accelerators of usable nodes."""
-        book, key = self._book(later), self.key
-        free = sum(max(0, book[i][key]) for i in range(len(self.nodes)) if self.usable[i])
+        buckets = self._buckets[later]
+        free = sum(max(0, size) * len(nodes) for size, nodes in buckets.items())
         return self.pool.cpu_accelerators_m(free) if self.pool.is_cpu else free
 
-    def take(self, names: Iterable[str], per_pod: Resources, now: bool = True, sign: int = -1) -> None:
+    def take(self, names: Iterable[str], per_pod: Resources, sign: int = -1) -> None:
         """Take (or with sign=1 give back) one pod's request on each node named; unknown nodes are ignored."""
-        amounts = request(per_pod, self.pool.is_cpu)
+        self._book(names, per_pod, sign, sign)
+
+    def leave(self, names: Iterable[str], per_pod: Resources, sign: int = -1) -> None:
+        """A stopping job: its resources are held now and free later (sign=1: it is gone)."""
+        self.releasing -= sign
+        self._book(names, per_pod, sign, 0)
+
+    def _book(self, names: Iterable[str], per_pod: Resources, now: int, later: int) -> None:
+        amounts, key = request(per_pod, self.pool.is_cpu), self.key
         for name in names:
             i = self.index.get(name)
             if i is None:
                 continue
-            for book, chosen in ((self.now, now), (self.later, True)):
-                if chosen:
+            if i not in self.first:
+                self.first[i] = (list(self.now[i]), list(self.later[i]))
+            for which, book, sign in ((0, self.now, now), (1, self.later, later)):
+                if sign:
                     free = book[i]
+                    before = free[key]
                     for k in range(4):
                         free[k] += sign * amounts[k]
-            if self.usable[i]:
-                self._file(1, i)
-                if now:
-                    self._file(0, i)
+                    if free[key] != before and self.usable[i]:
+                        self._refile(which, i, before, free[key])
 
-    def give_later(self, names: Iterable[str], per_pod: Resources) -> None:
-        """A stopping job: its resources are held now and free later."""
-        self.releasing = True
-        amounts = request(per_pod, self.pool.is_cpu)
-        for name in names:
-            i = self.index.get(name)
-            if i is not None:
-                for k in range(4):
-                    self.later[i][k] += amounts[k]
-                if self.usable[i]:
-                    self._file(1, i)
+    def _refile(self, which: int, i: int, before: int, after: int) -> None:
+        buckets = self._buckets[which]
+        own = buckets[before]
+        own.discard(i)
+        if not own:
+            del buckets[before]
+        if after in buckets:
+            buckets[after].add(i)
+        else:
+            buckets[after] = {i}
 
-    def _file(self, book: int, i: int) -> None:
-        free = (self.later if book else self.now)[i][self.key]
-        heappush(self._buckets[book].setdefault(free, []), i)
+    def begin(self) -> None:
+        """The round begins: nothing has changed yet."""
+        self.first.clear()
 
-    def _book(self, later: bool) -> list[_Free]:
-        return self.later if later else self.now
+    def rewind(self) -> None:
+        """As it was when the round began."""
+        for i, (now, later) in self.first.items():
+            for which, book, free in ((0, self.now, now), (1, self.later, later)):
+                before = book[i][self.key]
+                book[i] = free
+                if free[self.key] != before and self.usable[i]:
+                    self._refile(which, i, before, free[self.key])
+        self.first.clear()
 
     def one(self, per_pod: Resources, later: bool, allowed: frozenset[int] | None) -> tuple[str, ...] | None:
         """The node that one pod should go to."""
         ask = request(per_pod, self.pool.is_cpu)
-        book, which = self._book(later), 1 if later else 0
-        buckets = self._buckets[which]
+        book, buckets = (self.later if later else self.now), self._buckets[later]
+        plain = allowed is None and not (ask[1] or ask[2] or ask[3])
         for size in sorted(size for size in buckets if size >= ask[self.key]):
-            best = None
-            for i in self._in_bucket(buckets[size], book, size):
-                if allowed is not None and i not in allowed:
-                    continue
+            if plain:
+                # Nothing else is asked for: but a node may be over-committed in what is not asked for.
+                best = min(buckets[size])
+                if min(book[best][1:]) >= 0:
+                    return (self.nodes[best].name,)
+            for i in sorted(buckets[size]):
                 free = book[i]
-                if ask[1] <= free[1] and ask[2] <= free[2] and ask[3] <= free[3]:
-                    best = i
-                    break
-            if best is not None:
-                return (self.nodes[best].name,)
+                if (allowed is None or i in allowed) and (
+                    ask[1] <= free[1] and ask[2] <= free[2] and ask[3] <= free[3]
+                ):
+                    return (self.nodes[i].name,)
         return None
-
-    def _in_bucket(self, bucket: list[int], book: list[_Free], size: int) -> Iterator[int]:
-        """Nodes whose free amount is still `size`, lowest index first; outdated entries are dropped."""
-        kept: list[int] = []
-        last = -1
-        try:
-            while bucket:
-                i = heappop(bucket)
-                if i == last or book[i][self.key] != size:
-                    continue
-                last = i
-                kept.append(i)
-                yield i
-        finally:
-            for i in kept:
-                heappush(bucket, i)
 
     def room(self, i: int, ask: tuple[int, int, int, int], later: bool) -> int:
         """How many pods with this request node i can take."""
-        free = self._book(later)[i]
+        free = (self.later if later else self.now)[i]
         most = 1 << 30
         for k in range(4):
             if ask[k] > 0:
@@ -162,23 +167,41 @@ class PoolNodes:
                 return 0
         return max(0, most)
 
+    def rooms(
+        self, ask: tuple[int, int, int, int], later: bool, allowed: frozenset[int] | None
+    ) -> list[tuple[int, int]]:
+        """Usable nodes with room for at least one such pod, and for how many."""
+        least = ask[self.key]
+        some = [i for size, nodes in self._buckets[later].items() if size >= least for i in nodes]
+        some.sort()
+        found = []
+        for i in some:
+            if allowed is None or i in allowed:
+                room = self.room(i, ask, later)
+                if room:
+                    found.append((i, room))
+        return found
+
     def room_if_empty(self, i: int, ask: tuple[int, int, int, int]) -> int:
         """How many such pods node i would take if nothing of ours ran on it; 0 for unusable nodes."""
         if not self.usable[i]:
             return 0
         return max(0, min((self.total[i][k] // ask[k] for k in range(4) if ask[k] > 0), default=1 << 30))
 
+    def places_if_empty(self, ask: tuple[int, int, int, int], selector: _Selector) -> int:
+        """How many such pods the pool would take if nothing of ours ran on it."""
+        key = (ask, selector)
+        if key not in self._empty:
+            allowed = self._with(selector)
+            some = range(len(self.nodes)) if allowed is None else allowed
+            self._empty[key] = sum(self.room_if_empty(i, ask) for i in some)
+        return self._empty[key]
+
     def gang(
         self, pods: int, per_pod: Resources, later: bool, allowed: frozenset[int] | None, depth: int | None
     ) -> tuple[str, ...] | None:
         """Nodes for all pods or None: inside one topology domain where possible (`depth`: where required)."""
-        ask = request(per_pod, self.pool.is_cpu)
-        rooms = []
-        for i in range(len(self.nodes)):
-            if self.usable[i] and (allowed is None or i in allowed):
-                room = self.room(i, ask, later)
-                if room:
-                    rooms.append((i, room))
+        rooms = self.rooms(request(per_pod, self.pool.is_cpu), later, allowed)
         if sum(room for _, room in rooms) < pods:
             return None
         deepest = max((len(self.nodes[i].topology) for i, _ in rooms), default=0)
@@ -215,10 +238,18 @@ class PoolNodes:
 
     def selected(self, job: Job) -> frozenset[int] | None:
         """Nodes that the job's own selector and tolerations allow; None: all usable nodes of the pool."""
-        if not job.node_selector:
+        return self._with(job.node_selector)
+
+    def _with(self, selector: _Selector) -> frozenset[int] | None:
+        """Nodes with these labels; None: any."""
+        if not selector:
             return None
-        wanted = set(job.node_selector)
-        return frozenset(i for i, node in enumerate(self.nodes) if wanted <= set(node.labels))
+        known = self._selected.get(selector)
+        if known is None:
+            wanted = set(selector)
+            known = frozenset(i for i, node in enumerate(self.nodes) if wanted <= set(node.labels))
+            self._selected[selector] = known
+        return known
 
 
 class Cluster:
@@ -230,11 +261,27 @@ class Cluster:
             by_pool.setdefault(node.pool, []).append(node)
         self.pools = {pool.name: PoolNodes(pool, by_pool.get(pool.name, [])) for pool in snapshot.pools}
 
-    def take(self, placement: Placement, now: bool = True, sign: int = -1) -> None:
+    def take(self, placement: Placement, sign: int = -1) -> None:
         """Book a placement (sign=1: give it back)."""
         pool = self.pools.get(placement.pool)
         if pool is not None:
-            pool.take(placement.nodes, placement.per_pod, now, sign)
+            pool.take(placement.nodes, placement.per_pod, sign)
+
+    def leave(self, placement: Placement, sign: int = -1) -> None:
+        """Book the placement of a job that is being stopped (sign=1: it is gone)."""
+        pool = self.pools.get(placement.pool)
+        if pool is not None:
+            pool.leave(placement.nodes, placement.per_pod, sign)
+
+    def begin(self) -> None:
+        """The round begins."""
+        for pool in self.pools.values():
+            pool.begin()
+
+    def rewind(self) -> None:
+        """As it was when the round began."""
+        for pool in self.pools.values():
+            pool.rewind()
 
     def find(self, job: Job, pool: str, pods: int, per_pod: Resources, later: bool) -> tuple[str, ...] | None:
         """Nodes for a gang of the job in this pool, or None."""

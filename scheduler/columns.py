@@ -2,17 +2,21 @@
 
 One column per pool, engine mode and number of pods. Elastic goodput, serving replicas, power caps and
 deadlines only ever add columns or change a value; nothing else in the planner needs to know.
+
+Jobs that ask for the same thing share what does not depend on their age: where they may run and how fast
+(`Row`). What is left per job is one factor, its weight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
-from .plans import Policy
+from .plans import Objective, Policy
 from .table import Estimate, TableView
 from .types import Job, Placement, Pool, Resources, Snapshot
-from .value import weight
+from .value import remaining_s, weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,21 @@ class Candidate:
         return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod)
 
 
-@dataclass(frozen=True)
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What jobs that ask for the same thing have in common: columns worth `value` per unit of weight."""
+
+    columns: tuple[Candidate, ...]
+    best_speed: float
+    excluded: tuple[str, ...]
+    sizes: Sizes
+    """The different (accelerator, amount) of the columns."""
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """All columns of a job, best value first, and the scale of their values."""
 
@@ -46,13 +64,17 @@ class Options:
     columns: tuple[Candidate, ...]
     weight: float
     best_speed: float
-    excluded: tuple[str, ...] = ()
-    """Why nothing fits: "accelerator", "tenant", "memory" (in the order of the checks); empty if columns."""
+    row: Row
 
-    @cached_property
-    def sizes(self) -> tuple[tuple[str, int], ...]:
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Why nothing fits: "accelerator", "tenant", "memory" (in the order of the checks)."""
+        return self.row.excluded
+
+    @property
+    def sizes(self) -> Sizes:
         """The different (accelerator, amount) of the columns."""
-        return tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in self.columns))
+        return self.row.sizes
 
     def column_of(self, placement: Placement) -> Candidate | None:
         """The column that a placement is an instance of; None if the job could not be started so today."""
@@ -96,44 +118,84 @@ def ladder(job: Job) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def options(snapshot: Snapshot, table: TableView, policy: Policy, now: float) -> dict[str, Options]:
-    """The columns of every job, by job id.
+class Columns:
+    """The columns of jobs, at one moment (`at_s`, from which their ages count)."""
 
-    A running job's own placement is always among its columns, even if today's table would not offer it.
-    """
-    pools = sorted(snapshot.pools, key=lambda pool: pool.name)
-    longest = _longest_remaining(snapshot, table, pools) if policy.objective == "makespan" else 0.0
-    return {job.id: _options(job, pools, table, policy, now, longest) for job in snapshot.jobs}
-
-
-def _options(
-    job: Job, pools: list[Pool], table: TableView, policy: Policy, now: float, longest_s: float
-) -> Options:
-    found, excluded = _speeds(job, pools, table)
-    best = max((speed for _, _, _, _, speed, _ in found), default=0.0)
-    scale = weight(job, best, policy, now, longest_s)
-    columns = [
-        Candidate(
-            pool.name,
-            pool.accelerator,
-            mode,
-            pods,
-            per_pod,
-            speed,
-            _value(pool, pods * per_pod.accelerators_m, speed, scale, best, policy),
-            estimate.watts,
+    def __init__(self, snapshot: Snapshot, table: TableView, policy: Policy, at_s: float) -> None:
+        self._pools = sorted(snapshot.pools, key=lambda pool: pool.name)
+        self._table = table
+        self._policy = policy
+        self._at_s = at_s
+        self._rows: dict[tuple[object, ...], Row] = {}
+        self._by_tenant = any(cell.tenant for cell in snapshot.table.cells) or any(
+            pool.tenants is not None for pool in snapshot.pools
         )
-        for pool, mode, pods, per_pod, speed, estimate in found
-    ]
-    columns.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode)))
-    return Options(job, tuple(columns), scale, best, excluded)
+        self._longest_s = 0.0
+        if policy.objective is Objective.MAKESPAN:
+            self._longest_s = self._longest(snapshot.jobs)
+
+    def of(self, job: Job) -> Options:
+        """All columns of the job."""
+        row = self.row(job)
+        scale = weight(job, row.best_speed, self._policy, self._at_s, self._longest_s)
+        columns = tuple(
+            Candidate(c.pool, c.accelerator, c.mode, c.pods, c.per_pod, c.speed, scale * c.value, c.watts)
+            for c in row.columns
+        )
+        return Options(job, columns, scale, row.best_speed, row)
+
+    def row(self, job: Job) -> Row:
+        """What the job has in common with others like it."""
+        key = (
+            job.workload_class,
+            job.min_pods,
+            job.max_pods,
+            job.per_pod,
+            job.accelerators,
+            job.pools,
+            job.modes,
+            job.tenant if self._by_tenant else "",
+        )
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = self._row(job)
+        return row
+
+    def _row(self, job: Job) -> Row:
+        found, excluded = _speeds(job, self._pools, self._table)
+        best = max((speed for *_, speed, _ in found), default=0.0)
+        columns = [
+            Candidate(
+                pool.name,
+                pool.accelerator,
+                mode,
+                pods,
+                per_pod,
+                speed,
+                _value(pool, pods * per_pod.accelerators_m, speed, best, self._policy),
+                estimate.watts,
+            )
+            for pool, mode, pods, per_pod, speed, estimate in found
+        ]
+        columns.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode)))
+        sizes = tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in columns))
+        return Row(tuple(columns), best, excluded, sizes)
+
+    def _longest(self, jobs: Iterable[Job]) -> float:
+        """Seconds the longest job still needs at its best speed (makespan objective)."""
+        longest = 0.0
+        for job in jobs:
+            best = self.row(job).best_speed
+            if job.remaining_work is not None and best > 0:
+                longest = max(longest, remaining_s(job, best))
+        return longest
 
 
-def _value(pool: Pool, accelerators_m: int, speed: float, scale: float, best: float, policy: Policy) -> float:
+def _value(pool: Pool, accelerators_m: int, speed: float, best: float, policy: Policy) -> float:
     relative = speed / best if best > 0 else 0.0
-    if policy.objective == "cost" and pool.price_per_hour > 0:
+    if policy.objective is Objective.COST and pool.price_per_hour > 0:
         relative /= max(pool.price_per_hour * accelerators_m / 1000, 1e-9)
-    return scale * relative
+    return relative
 
 
 _Found = tuple[Pool, str, int, Resources, float, Estimate]
@@ -167,14 +229,3 @@ def _type_allowed(job: Job, pool: Pool) -> bool:
     if job.accelerators and pool.accelerator not in job.accelerators:
         return False
     return job.per_pod.accelerators_m > 0 or pool.is_cpu
-
-
-def _longest_remaining(snapshot: Snapshot, table: TableView, pools: list[Pool]) -> float:
-    """Seconds the longest job still needs at its best speed (makespan objective)."""
-    longest = 0.0
-    for job in snapshot.jobs:
-        if job.remaining_work is not None:
-            best = max((speed for _, _, _, _, speed, _ in _speeds(job, pools, table)[0]), default=0.0)
-            if best > 0:
-                longest = max(longest, job.remaining_work / best)
-    return longest

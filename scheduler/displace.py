@@ -10,18 +10,22 @@ Who may be stopped for whom (both in the same pool; the victim must be preemptib
     any               settled training jobs of the same tenant and priority, where the value gained over the
                       job's remaining time is `move_gain_factor` times the work lost
 
-Each of these is a strict order, so no job is stopped for one that it could stop in turn.
+The first three may also take a place that was given to such a job only in this round. Each of these is a
+strict order, so no job is stopped for one that it could stop in turn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from .books import Seat
 from .columns import Candidate
 from .ledger import EPS, Right
 from .plans import Policy
-from .round import Round, Seat
-from .types import JobId, JobKind
+from .round import Round
+from .types import JobKind
 from .value import SHORTEST_H, remaining_s
-from .victims import Victim, choose
+from .victims import Group, Victim, choose
 
 MARGIN = 1.1
 """Value must be better by this factor: noise in the speeds moves nothing."""
@@ -33,23 +37,17 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
     """Start blocked jobs on the strength of their rights; whether anything changed."""
     changed = False
     hopeless: set[tuple[object, ...]] = set()
+    ledger = round_.ledger
     for seat in blocked:
-        for column in _by_profit(round_, seat):
-            ledger, job = round_.ledger, seat.job
+        job = seat.job
+        for ranked in round_.ranked(seat):
+            column = ranked.column
             if ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
                 continue
             right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
             if right is not Right.GUARANTEED and not round_.calm():
                 continue
-            key = (
-                job.tenant,
-                round_.priority(job),
-                right,
-                column.pool,
-                column.pods,
-                column.per_pod,
-                job.node_selector,
-            )
+            key = (job.tenant, round_.priority(job), right, ranked.shape, column.pods)
             if key in hopeless:
                 continue
             if displace(round_, seat, column, _by_right(round_, seat, column, right)):
@@ -66,17 +64,18 @@ def improve(round_: Round, blocked: list[Seat]) -> bool:
     for seat in blocked:
         if attempts >= ATTEMPTS or not round_.calm():
             break
-        for column in _by_profit(round_, seat)[:2]:
+        for ranked in round_.ranked(seat)[:2]:
+            column = ranked.column
             if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
                 continue
-            if round_.profit(column) <= 0:
+            if ranked.profit <= 0:
                 break
             worth = claim(round_, seat, column)
             eligible = by_value(round_, seat, column, worth)
-            if not eligible:
+            if not eligible.count:
                 continue
             attempts += 1
-            if displace(round_, seat, column, eligible, worth / MARGIN):
+            if displace(round_, seat, column, [eligible], worth / MARGIN):
                 changed = True
                 break
     return changed
@@ -107,56 +106,77 @@ def hours_left(seat: Seat, column: Candidate) -> float:
     return max(left / 3600, SHORTEST_H)
 
 
-def _by_profit(round_: Round, seat: Seat) -> list[Candidate]:
-    return sorted(seat.option.columns, key=lambda column: -round_.profit(column))
-
-
-def _by_right(round_: Round, seat: Seat, column: Candidate, right: Right) -> dict[JobId, Victim]:
+def _by_right(round_: Round, seat: Seat, column: Candidate, right: Right) -> list[Group]:
     """Victims by rights, each costing the work it would lose."""
     ledger, job = round_.ledger, seat.job
-    found: dict[JobId, Victim] = {}
+    found: list[Group] = []
     for tenant in sorted(ledger.tenants):
         if tenant == job.tenant:
-            for other in round_.disturbable(column.pool, tenant):
-                if round_.priority(other.job) < round_.priority(job):
-                    found[other.job.id] = Victim(other, round_.lost_units(other))
+            found.append(_outranked(round_, column, tenant, round_.priority(job)))
         elif right is not Right.BORROWING and not ledger.covered(tenant, column.accelerator):
-            found |= _borrowed(round_, column, tenant, right)
-    return found
+            found.append(_borrowed(round_, column, tenant, right))
+    return [group for group in found if group.count]
 
 
-def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right) -> dict[JobId, Victim]:
+def _outranked(round_: Round, column: Candidate, tenant: str, priority: int) -> Group:
+    """Jobs of the tenant with a lower priority."""
+    nodes = round_.cluster.pools[column.pool]
+
+    def find() -> Group:
+        return Group(
+            (
+                Victim(other, round_.lost_units(other), nodes)
+                for other in _in_the_way(round_, column.pool, tenant)
+                if round_.priority(other.job) < priority
+            ),
+            nodes,
+        )
+
+    return round_.remembered(("outranked", column.pool, tenant, priority), tenant, find)
+
+
+def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right) -> Group:
     """Jobs of another tenant on what it holds above its guarantee or its share, cheapest first."""
-    ledger = round_.ledger
+    ledger, nodes = round_.ledger, round_.cluster.pools[column.pool]
     fair = right is Right.ENTITLED
-    if fair and not ledger.above_share(tenant, column.accelerator, 0):
-        return {}
-    found: dict[JobId, Victim] = {}
-    taken = 0
-    for other in round_.disturbable(column.pool, tenant):
-        assert other.placement is not None
-        if fair and not _exposed(round_, other):
-            continue
-        amount_m = other.placement.accelerators_m
-        if fair and not ledger.above_share(tenant, column.accelerator, taken + amount_m):
-            continue
-        if ledger.covered(tenant, column.accelerator, -taken):
-            break
-        found[other.job.id] = Victim(other, round_.lost_units(other))
-        taken += amount_m
-    return found
+
+    def find() -> Group:
+        found: list[Victim] = []
+        if fair and not ledger.above_share(tenant, column.accelerator, 0):
+            return Group(found, nodes)
+        taken = 0
+        for other in _in_the_way(round_, column.pool, tenant):
+            assert other.placement is not None
+            if fair and not _exposed(round_, other):
+                continue
+            amount_m = other.placement.accelerators_m
+            if fair and not ledger.above_share(tenant, column.accelerator, taken + amount_m):
+                continue
+            if ledger.covered(tenant, column.accelerator, -taken):
+                break
+            found.append(Victim(other, round_.lost_units(other), nodes))
+            taken += amount_m
+        return Group(found, nodes)
+
+    return round_.remembered(("borrowed", column.pool, tenant, right), tenant, find)
+
+
+def _in_the_way(round_: Round, pool: str, tenant: str) -> list[Seat]:
+    """Who may be stopped on the strength of a right: first those that have not even started."""
+    return round_.planned(pool, tenant) + round_.disturbable(pool, tenant)
 
 
 def _exposed(round_: Round, seat: Seat) -> bool:
     return seat.job.preemptions < round_.policy.max_preemptions
 
 
-def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> dict[JobId, Victim]:
+def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> Group:
     """Victims inside the tenant, each costing its own regret and its lost work over the job's time."""
+    nodes = round_.cluster.pools[column.pool]
+    found: list[Victim] = []
     if seat.job.kind is JobKind.OPAQUE:
-        return {}
+        return Group(found, nodes)
     policy, hours = round_.policy, hours_left(seat, column)
-    found: dict[JobId, Victim] = {}
     for other in round_.disturbable(column.pool, seat.job.tenant):
         if (
             other is seat
@@ -168,8 +188,8 @@ def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> dict
             continue
         cost = regret(round_, other, other.column) + _charge(policy, other, round_, hours)
         if cost <= worth:
-            found[other.job.id] = Victim(other, cost)
-    return found
+            found.append(Victim(other, cost, nodes))
+    return Group(found, nodes)
 
 
 def _charge(policy: Policy, seat: Seat, round_: Round, hours: float) -> float:
@@ -186,7 +206,7 @@ def displace(
     round_: Round,
     seat: Seat,
     column: Candidate,
-    eligible: dict[JobId, Victim],
+    eligible: Sequence[Group],
     most: float | None = None,
 ) -> bool:
     """Stop the cheapest eligible jobs and put the job in their place; False (and no change) if it cannot be."""

@@ -16,50 +16,47 @@ does not take back the place it was stopped for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from .columns import Candidate
+from .books import Seat
 from .ledger import Right
-from .round import Round, Seat
-from .types import JobId, JobKind, Resources
-
-_Shape = tuple[str, Resources, tuple[tuple[str, str], ...], int | None]
+from .round import Round
+from .types import JobId, JobKind
 
 
 class Blocked:
     """Requests that did not fit. While room only shrinks, what is at least as large does not fit either."""
 
     def __init__(self) -> None:
-        self._least: dict[_Shape, int] = {}
+        self.least: dict[int, int] = {}
+        """The fewest pods that did not fit, by number of shape."""
 
-    def hopeless(self, seat: Seat, column: Candidate) -> bool:
-        return column.pods >= self._least.get(_shape(seat, column), 1 << 30)
+    def hopeless(self, shape: int, pods: int) -> bool:
+        return pods >= self.least.get(shape, 1 << 30)
 
-    def note(self, seat: Seat, column: Candidate) -> None:
-        shape = _shape(seat, column)
-        self._least[shape] = min(column.pods, self._least.get(shape, 1 << 30))
-
-
-def _shape(seat: Seat, column: Candidate) -> _Shape:
-    return column.pool, column.per_pod, seat.job.node_selector, seat.job.required_domain
+    def note(self, shape: int, pods: int) -> None:
+        self.least[shape] = min(pods, self.least.get(shape, 1 << 30))
 
 
-def density(seat: Seat) -> float:
-    """Most value per accelerator that any column of the job brings."""
-    return max((c.value / max(c.accelerators_m, 1) * 1000 for c in seat.option.columns), default=0.0)
+Order = tuple[int, bool, bool, float, float, JobId]
 
 
-def order(round_: Round, seat: Seat) -> tuple[int, bool, bool, float, float, JobId]:
+def order(round_: Round, seat: Seat) -> Order:
     """The order of one tenant's jobs."""
     job = seat.job
-    return (
-        -round_.priority(job),
-        job.kind is not JobKind.SERVING,
-        round_.stopped_lately(job),
-        -density(seat),
-        job.submitted_at_s,
-        job.id,
-    )
+    key = round_.orders.get(job.id)
+    if key is None:
+        round_.ranked(seat)
+        key = round_.orders[job.id] = (
+            -round_.priority(job),
+            job.kind is not JobKind.SERVING,
+            round_.stopped_lately(job),
+            -seat.density,
+            job.submitted_at_s,
+            job.id,
+        )
+    return key
 
 
 PASSES = (
@@ -72,18 +69,41 @@ PASSES = (
 """Weakest right served, and whether only columns worth their price count."""
 
 
-def fill(round_: Round) -> list[Seat]:
-    """Start what fits; returns the jobs that could not start, in the order in which they were tried."""
-    blocked = Blocked()
-    left = round_.waiting()
-    keys = {seat.job.id: order(round_, seat) for seat in left}
+def fill(
+    round_: Round,
+    seats: Iterable[Seat] | None = None,
+    blocked: Blocked | None = None,
+    others: Iterable[Seat] = (),
+) -> list[Seat]:
+    """Start what fits; returns the jobs that could not start, in the order in which they were tried.
+
+    Args:
+        seats: jobs to try; None: all that wait.
+        blocked: what is known not to fit.
+        others: jobs to try as long as there is room for them; they are not returned.
+    """
+    blocked = Blocked() if blocked is None else blocked
+    wanted = round_.waiting() if seats is None else list(seats)
+    keep = {seat.job.id for seat in wanted}
+    left = [*wanted, *others]
+    left.sort(key=lambda seat: order(round_, seat), reverse=True)
+    tried = left
     for right, worthwhile in PASSES:
-        left.sort(key=lambda seat: keys[seat.job.id], reverse=True)
-        left = _pass(round_, left, blocked, right, worthwhile)
-    return left
+        tried = _pass(round_, left, blocked, right, worthwhile)
+        left = [
+            seat
+            for seat in left
+            if seat.placement is None and (seat.job.id in keep or not _hopeless(round_, seat, blocked))
+        ]
+    return [seat for seat in tried if seat.job.id in keep]
+
+
+def _hopeless(round_: Round, seat: Seat, blocked: Blocked) -> bool:
+    return all(blocked.hopeless(row.shape, row.column.pods) for row in round_.ranked(seat))
 
 
 def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, worthwhile: bool) -> list[Seat]:
+    """One pass over the jobs, which come last first; returns those left, in the order tried."""
     queues: dict[str, list[Seat]] = {}
     for seat in seats:
         queues.setdefault(seat.job.tenant, []).append(seat)
@@ -91,38 +111,35 @@ def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, wo
     heapify(heap)
     left: list[Seat] = []
     while heap:
-        right, standing, name = heappop(heap)
+        right, _, name = heappop(heap)
         queue = queues[name]
-        fresh = _turn(round_, queue[-1])
-        if fresh != (right, standing):
-            heappush(heap, (*fresh, name))
-            continue
-        seat = queue.pop()
-        if right > weakest or not start(round_, seat, blocked, weakest, worthwhile):
-            left.append(seat)
-        if queue:
-            heappush(heap, (*_turn(round_, queue[-1]), name))
+        while True:
+            seat = queue.pop()
+            if right > weakest or not start(round_, seat, blocked, weakest, worthwhile):
+                left.append(seat)
+            if not queue:
+                break
+            fresh = _turn(round_, queue[-1])
+            if heap and (*fresh, name) > heap[0]:
+                heappush(heap, (*fresh, name))
+                break
+            right = fresh[0]
     return left
 
 
 def _turn(round_: Round, seat: Seat) -> tuple[Right, float]:
     ledger, tenant = round_.ledger, seat.job.tenant
-    right = Right.BORROWING
-    for accelerator, amount_m in seat.option.sizes:
-        right = min(right, ledger.right(tenant, accelerator, amount_m))
-    return right, ledger.standing(tenant)
+    return ledger.best_right(tenant, seat.option.row.sizes), ledger.standing(tenant)
 
 
 def start(round_: Round, seat: Seat, blocked: Blocked, weakest: Right, worthwhile: bool) -> bool:
     """Start one job on its best column that fits and to which it has a right at least so strong."""
-    ranked = sorted(
-        ((round_.profit(column), -number, column) for number, column in enumerate(seat.option.columns)),
-        key=lambda item: (-item[0], -item[1]),
-    )
-    for profit, _, column in ranked:
-        if worthwhile and profit < -1e-9:
+    least = blocked.least
+    for row in seat.ranked or round_.ranked(seat):
+        if worthwhile and row.profit < -1e-9:
             return False
-        if blocked.hopeless(seat, column):
+        column, shape = row.column, row.shape
+        if column.pods >= least.get(shape, 1 << 30):
             continue
         tenant, accelerator, amount_m = seat.job.tenant, column.accelerator, column.accelerators_m
         if weakest < Right.BORROWING and round_.ledger.right(tenant, accelerator, amount_m) > weakest:
@@ -131,7 +148,7 @@ def start(round_: Round, seat: Seat, blocked: Blocked, weakest: Right, worthwhil
             continue
         found = round_.find(seat.job, column)
         if found is None:
-            blocked.note(seat, column)
+            blocked.note(shape, column.pods)
             continue
         round_.put(seat, column, *found)
         return True

@@ -7,9 +7,10 @@ value at the prices: a fast type that others need more is left to them.
 
 from __future__ import annotations
 
+from .books import Seat
 from .columns import Candidate
 from .displace import MARGIN, by_value, claim, displace, hours_left, own_charge
-from .round import Round, Seat
+from .round import Round
 
 
 def move(round_: Round) -> bool:
@@ -34,19 +35,23 @@ def better(round_: Round, seat: Seat) -> list[tuple[float, Candidate]]:
     if current is None:
         return []
     found = []
-    saved_from = hours_left(seat, current)
-    lost_h = round_.lost_s(seat) / 3600
     for column in seat.option.columns:
-        if column is current or column.speed <= current.speed * (2 - 1 / MARGIN):
-            continue
-        same = column.pool == current.pool and column.mode == current.mode
-        if same and column.pods > current.pods * round_.policy.growth_factor:
-            continue
         gain = round_.profit(column) - round_.profit(current)
-        saved_h = saved_from - hours_left(seat, column)
-        if gain > 0 and saved_h >= round_.policy.move_gain_factor * lost_h:
+        if gain > 0 and pays(round_, seat, current, column):
             found.append((gain, column))
     return found
+
+
+def pays(round_: Round, seat: Seat, current: Candidate, column: Candidate) -> bool:
+    """Whether the column is clearly faster, no more than a round's growth, and saves over the rest of the job's
+    life enough times what the move costs."""
+    if column is current or column.speed <= current.speed * (2 - 1 / MARGIN):
+        return False
+    same = column.pool == current.pool and column.mode == current.mode
+    if same and column.pods > current.pods * round_.policy.growth_factor:
+        return False
+    saved_h = hours_left(seat, current) - hours_left(seat, column)
+    return saved_h >= round_.policy.move_gain_factor * round_.lost_s(seat) / 3600
 
 
 def _try(round_: Round, seat: Seat, column: Candidate) -> bool:
@@ -70,11 +75,11 @@ def _exchange(round_: Round, seat: Seat, column: Candidate) -> bool:
     worth = claim(round_, seat, column) - own_charge(round_, seat, column)
     eligible = by_value(round_, seat, column, worth / MARGIN)
     placement, old, started = seat.placement, seat.column, seat.started_at_s
-    if not eligible or placement is None:
+    if not eligible.count or placement is None:
         return False
     round_.clear(seat)
     refused = round_.ledger.refusal(seat.job.tenant, column.accelerator, 0)
-    if not refused and displace(round_, seat, column, eligible, worth / MARGIN):
+    if not refused and displace(round_, seat, column, [eligible], worth / MARGIN):
         return True
     round_.restore(seat, placement, old, started)
     return False

@@ -1,29 +1,47 @@
 """The decision: a snapshot in, a plan out.
 
+`plan` makes the full plan:
+
     1. Price the accelerators (prices.py) and work out who is entitled to what (entitlement.py).
     2. Start waiting jobs in free room, by rights (fill.py).
     3. Make room for those whose rights or value demand it (displace.py).
     4. Move and resize running jobs where that clearly pays (moves.py).
-    5. Again from 2 until nothing changes; then say why everybody else waits (reasons.py).
+    5. Again from 2 until nothing changes.
+    6. Where the certified gap is large, have the solver try (optimum.py), unless the policy forbids it.
+    7. Say why everybody else waits (reasons.py).
 
-`plan` does all of it; `react` answers one event: the same steps without moves and value, which is always
-feasible and fast.
+`react` answers an event between two full plans. It takes over the last plan's policy, prices and values, and
+does steps 2 and 3 (by rights, not by value) for the jobs that the event touches:
+
+    - those that it names as new or changed, and those of a tenant that changed or a class whose speed was
+      reported;
+    - those that wait for room where something became free, as far as they fit;
+    - those that the last plan has started or promised a place to and that still wait;
+    - those that are stopped for one of these.
+
+All other waiting jobs keep the record they have, with the stamp of the plan that made it. What `react` answers
+depends on the snapshot, the plan and the event alone: the memo holds the books of the last snapshot
+(books.py), which follow the difference instead of being opened again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from dataclasses import replace
 
+from .actions import actions
+from .books import Books, Memo, Ranked, Seat, prices_of
 from .displace import improve, reclaim
-from .errors import SnapshotError
-from .fill import fill
+from .errors import SolverError
+from .events import Event, Happened
+from .fill import Blocked, fill, order
 from .moves import move
-from .plans import Action, ActionKind, Memo, Plan, Policy, Price
-from .reasons import records
-from .round import Round, Seat
-from .types import JobId, Placement, Snapshot
+from .optimum import optimise, worth_trying
+from .plans import Plan, Policy, Price, WaitCode
+from .records import records
+from .round import Round
+from .types import JobId, Snapshot
 
 PASSES = 6
 """Steps 2 to 4 settle after two or three passes; this only bounds them."""
@@ -39,70 +57,169 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     Raises:
         SnapshotError: a name stands twice, or a node names a pool that is not there.
     """
-    return _decide(snapshot, policy, now, full=True)
-
-
-def react(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = None) -> tuple[Plan, Memo]:
-    """The quick answer to an event, on the snapshot after it: starts and reclaims only."""
-    return _decide(snapshot, policy, now, full=False)
-
-
-def _decide(snapshot: Snapshot, policy: Policy, now: float, full: bool) -> tuple[Plan, Memo]:
-    validate(snapshot)
-    round_ = Round(snapshot, policy, now)
+    books = Books(snapshot, policy, now)
+    round_ = Round(books, now)
     blocked = fill(round_)
     for _ in range(PASSES):
         changed = reclaim(round_, blocked)
-        if full:
-            blocked = [seat for seat in blocked if seat.placement is None]
-            changed = improve(round_, blocked) or changed
-            changed = move(round_) or changed
+        blocked = [seat for seat in blocked if seat.placement is None]
+        changed = improve(round_, blocked) or changed
+        changed = move(round_) or changed
         if not changed:
             break
         blocked = fill(round_)
+    gained, trouble = 0.0, ""
+    if policy.solver and worth_trying(books.value(), books.market.bound):
+        try:
+            gained = optimise(round_)
+        except SolverError as error:
+            trouble = str(error)
+        blocked = fill(round_) if gained else blocked
+    prices = tuple(Price(kind, price) for kind, price in sorted(books.market.prices.items()))
+    value = books.value()
     identity = _identity(snapshot, policy, now)
-    actions = _actions(round_)
-    prices = tuple(Price(kind, price) for kind, price in sorted(round_.market.prices.items()))
-    value = sum(seat.column.value for seat in round_.seats.values() if seat.column is not None)
+    made = actions(round_)
     result = Plan(
         id=identity,
         version=snapshot.version,
         at_s=now,
-        actions=actions,
-        waiting=records(round_, blocked, actions, identity),
+        actions=made,
+        waiting=records(round_, blocked, made, identity),
         prices=prices,
         value=value,
-        bound=max(round_.market.bound, value),
-        policy=policy.hash,
+        bound=max(books.market.bound, value),
+        policy=policy,
+        priced_at_s=now,
+        solver_gain=gained,
+        solver_error=trouble,
     )
-    return result, Memo(prices, snapshot.version)
+    round_.rewind()
+    books.rank()
+    return result, Memo(prices, snapshot.version, books)
 
 
-def validate(snapshot: Snapshot) -> None:
-    """Refuse a snapshot that contradicts itself."""
-    pools = {pool.name for pool in snapshot.pools}
-    _unique("pool", (pool.name for pool in snapshot.pools))
-    _unique("node", (node.name for node in snapshot.nodes))
-    _unique("tenant", (tenant.name for tenant in snapshot.tenants))
-    _unique("job", (job.id for job in snapshot.jobs))
-    for node in snapshot.nodes:
-        if node.pool not in pools:
-            raise SnapshotError(
-                f"node {node.name!r} names the pool {node.pool!r}, which is not in the snapshot"
-            )
-    for job in snapshot.jobs:
-        if not 1 <= job.min_pods <= job.max_pods:
-            raise SnapshotError(
-                f"job {job.key}: pods {job.min_pods}..{job.max_pods} is not a range from 1 up"
-            )
+def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None) -> tuple[Plan, Memo]:
+    """The quick answer to an event: starts and reclaims for what it touches.
+
+    Args:
+        snapshot: after the event.
+        last: the plan so far, from `plan` or `react`. Its actions need not have been carried out.
+        event: what happened, and the time (`at_s`).
+        memo: what the call that made `last` left. Without it the answer is the same and takes longer.
+
+    Raises:
+        SnapshotError: as for `plan`.
+    """
+    books = _books(snapshot, last, memo)
+    round_ = Round(books, event.at_s)
+    blocked = Blocked()
+    touched = _touched(books, last, event)
+    left = fill(round_, touched.values(), blocked, _fitting(round_, event, blocked, touched))
+    for _ in range(PASSES):
+        if not reclaim(round_, left):
+            break
+        stopped = [seat for seat in round_.changed if seat.placement is None and seat.job.run is not None]
+        touched |= {seat.job.id: seat for seat in stopped}
+        left = fill(round_, [seat for seat in touched.values() if seat.placement is None])
+    identity = _next_identity(last, snapshot, event)
+    made = actions(round_)
+    kept = {record.job: record for record in last.waiting if record.job not in touched}
+    value = books.value()
+    result = replace(
+        last,
+        id=identity,
+        version=snapshot.version,
+        at_s=event.at_s,
+        actions=made,
+        waiting=records(round_, left, made, identity, kept),
+        value=value,
+        bound=max(books.bound(), value),
+        solver_gain=0.0,
+        solver_error="",
+    )
+    round_.rewind()
+    return result, Memo(last.prices, snapshot.version, books)
 
 
-def _unique(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise SnapshotError(f"two {what}s are called {name!r}")
-        seen.add(name)
+def _books(snapshot: Snapshot, last: Plan, memo: Memo | None) -> Books:
+    """The books of this snapshot at the last plan's values and prices."""
+    books = None if memo is None else memo.books
+    basis = (last.policy, last.priced_at_s, prices_of(last.prices))
+    if books is not None and books.basis == basis and books.follow(snapshot):
+        return books
+    return Books(snapshot, *basis)
+
+
+def _touched(books: Books, last: Plan, event: Event) -> dict[JobId, Seat]:
+    """Waiting jobs to look at whether they fit or not."""
+    names = {action.job for action in last.actions if action.to is not None}
+    known: set[JobId] = set()
+    freed = {one.tenant for one in event.happened if one.frees}
+    tenants = {one.name for one in event.happened if one.kind is Happened.TENANT}
+    for record in last.waiting:
+        known.add(record.job)
+        if record.code is WaitCode.PREEMPTING or (
+            record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT) and record.tenant in freed
+        ):
+            names.add(record.job)
+    names |= {JobId(one.name) for one in event.happened if one.kind in (Happened.ARRIVED, Happened.CHANGED)}
+    classes = {one.name for one in event.happened if one.kind is Happened.SPEED}
+    return {
+        name: seat
+        for name, seat in books.waiting.items()
+        if name in names
+        or name not in known
+        or seat.job.tenant in tenants
+        or seat.job.workload_class in classes
+    }
+
+
+def _fitting(round_: Round, event: Event, blocked: Blocked, touched: dict[JobId, Seat]) -> list[Seat]:
+    """Other waiting jobs that fit where something became free."""
+    pools = {one.pool for one in event.happened if one.frees}
+    if not pools:
+        return []
+    fits: dict[int, int] = {}
+    """Pods of each shape that there is room for."""
+    found: list[tuple[Seat, list[Ranked]]] = []
+    for name, seat in round_.books.waiting.items():
+        if name not in touched:
+            rows = [row for row in round_.ranked(seat) if row.column.pool in pools]
+            rows = [row for row in rows if _fits(round_, seat, row, fits, blocked)]
+            if rows:
+                found.append((seat, rows))
+    found.sort(key=lambda item: order(round_, item[0]))
+    return _foremost(found, fits)
+
+
+def _fits(round_: Round, seat: Seat, row: Ranked, fits: dict[int, int], blocked: Blocked) -> bool:
+    """Whether the job fits in this column now."""
+    column, shape = row.column, row.shape
+    if column.pods >= blocked.least.get(shape, 1 << 30):
+        return False
+    if shape not in fits:
+        fits[shape] = round_.places(seat.job, column)
+    if fits[shape] >= column.pods:
+        return True
+    blocked.note(shape, column.pods)
+    return False
+
+
+def _foremost(found: list[tuple[Seat, list[Ranked]]], fits: dict[int, int]) -> list[Seat]:
+    """Those of each tenant that there could be room for: of as many as fit, and as many that are worth it."""
+    counts: dict[tuple[str, int, bool], int] = {}
+    chosen: list[Seat] = []
+    for seat, rows in found:
+        needed = False
+        for row in rows:
+            key = (seat.job.tenant, row.shape, row.profit >= 0)
+            count = counts.get(key, 0)
+            if count < fits[row.shape]:
+                counts[key] = count + row.column.pods
+                needed = True
+        if needed:
+            chosen.append(seat)
+    return chosen
 
 
 def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:
@@ -112,99 +229,8 @@ def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _actions(round_: Round) -> tuple[Action, ...]:
-    """What differs between where jobs were and where they are in the plan: releases first."""
-    releases: list[Action] = []
-    starts: list[Action] = []
-    leaving = _leaving(round_)
-    taken: dict[str, list[int]] = {}
-    for seat in sorted(round_.seats.values(), key=lambda seat: seat.job.id):
-        run = seat.job.run
-        before = None if run is None or run.releasing else run.placement
-        if before == seat.placement or (run is not None and run.releasing):
-            continue
-        if seat.placement is None:
-            releases.append(_action(round_, seat, ActionKind.PREEMPT, before, ()))
-        elif seat.waits_for_release:
-            # Its next place is not free yet: a running job stops all the same, a waiting one goes on waiting.
-            if before is not None:
-                releases.append(_action(round_, seat, ActionKind.PREEMPT, before, ()))
-        else:
-            kind = _kind(before, seat.placement)
-            after = _after(seat, leaving) if round_.must_wait(seat.placement, taken) else ()
-            starts.append(_action(round_, seat, kind, before, after))
-    starts.sort(key=lambda action: (len(action.after) > 0, action.job))
-    return tuple(releases + starts)
-
-
-def _kind(before: Placement | None, after: Placement) -> ActionKind:
-    if before is None:
-        return ActionKind.START
-    if (before.pool, before.mode, before.per_pod) == (after.pool, after.mode, after.per_pod):
-        if after.pods > before.pods:
-            return ActionKind.GROW
-        if after.pods < before.pods:
-            return ActionKind.SHRINK
-    return ActionKind.MOVE
-
-
-def _leaving(round_: Round) -> dict[str, set[JobId]]:
-    """Jobs that leave each node in this plan."""
-    leaving: dict[str, set[JobId]] = {}
-    for seat in round_.seats.values():
-        run = seat.job.run
-        if run is not None and not run.releasing and run.placement != seat.placement:
-            for name in run.placement.nodes:
-                leaving.setdefault(name, set()).add(seat.job.id)
-    return leaving
-
-
-def _after(seat: Seat, leaving: dict[str, set[JobId]]) -> tuple[JobId, ...]:
-    assert seat.placement is not None
-    jobs = {job for name in seat.placement.nodes for job in leaving.get(name, ())}
-    return tuple(sorted(jobs - {seat.job.id}))
-
-
-def _action(
-    round_: Round, seat: Seat, kind: ActionKind, before: Placement | None, after: tuple[JobId, ...]
-) -> Action:
-    old = None if before is None else seat.option.column_of(before)
-    gain = (0.0 if seat.column is None else seat.column.value) - (0.0 if old is None else old.value)
-    lost_s, units = 0.0, 0.0
-    if before is not None and seat.job.run is not None:
-        run = seat.job.run
-        saved = run.started_at_s if run.saved_at_s is None else run.saved_at_s
-        lost_s = seat.job.restart_s + max(0.0, round_.now - saved)
-        units = round_.ledger.units_of(before.accelerator, before.accelerators_m)
-    text = json.dumps([seat.job.id, kind.value, repr(seat.placement), repr(before), seat.job.preemptions])
-    identity = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Action(
-        id=identity,
-        kind=kind,
-        job=seat.job.id,
-        to=None if kind is ActionKind.PREEMPT else seat.placement,
-        assumed=before,
-        after=after,
-        gain=gain,
-        cost=lost_s * units,
-        reason=_reason(round_, seat, kind, lost_s),
-    )
-
-
-def _reason(round_: Round, seat: Seat, kind: ActionKind, lost_s: float) -> str:
-    column = seat.column
-    if column is None or kind is ActionKind.PREEMPT:
-        return f"makes room for a job with a stronger claim; {lost_s:.0f} s of work are repeated"
-    best = seat.option.best_speed
-    share = column.speed / best if best > 0 else 1.0
-    where = (
-        f"{column.pods} x {_count(column.per_pod.accelerators_m)} {column.accelerator} in pool {column.pool}"
-    )
-    mode = "" if column.mode == "resident" else f", mode {column.mode}"
-    if kind is ActionKind.START:
-        return f"starts on {where}{mode}: {share:.0%} of its best speed"
-    return f"continues on {where}{mode}: {share:.0%} of its best speed; costs {lost_s:.0f} s of work"
-
-
-def _count(amount_m: int) -> str:
-    return f"{amount_m / 1000:g}"
+def _next_identity(last: Plan, snapshot: Snapshot, event: Event) -> str:
+    """The same for an answer to an event: it follows from the plan before."""
+    happened = sorted(repr(one) for one in event.happened)
+    text = json.dumps([last.id, snapshot.version, event.at_s, happened])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

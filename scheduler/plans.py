@@ -170,11 +170,13 @@ class Policy:
     """The same with the time already received, where it is not known (a much weaker sign)."""
     aging_s: float = 72000.0
     """After waiting and running for so long in all, a job's value has doubled."""
-    solver: bool = False
-    """Improve the plan with the mixed-integer solver where the certified gap is above 1 %."""
+    solver: bool = True
+    """Improve the plan with the mixed-integer solver where the certified gap is above 1 % and there are at most
+    20,000 variables (`optimum.py`)."""
     solver_seconds: float | None = 2.0
-    """Time limit of the solver; None: stop by gap and nodes only (simulator)."""
+    """Time limit of the solver; None: it stops by gap and nodes only, so that a seed gives the same bytes."""
     solver_nodes: int = 2000
+    """Limit on its branch-and-bound nodes."""
 
     @property
     def hash(self) -> str:
@@ -206,7 +208,7 @@ class Plan:
     """A round's decision."""
 
     id: str
-    """Digest of the snapshot, the policy and `now`."""
+    """Digest of the snapshot, the policy and `now`; of an answer to an event: of the plan before and the event."""
     version: int
     """The snapshot's version."""
     at_s: float
@@ -216,8 +218,14 @@ class Plan:
     value: float = 0.0
     bound: float = 0.0
     """No plan is worth more than this (relaxed problem); 1 - value / bound is the certified gap."""
-    policy: str = ""
-    """`Policy.hash`."""
+    policy: Policy = field(default_factory=Policy)
+    """Under which it was made; answers to events (`react`) go on under it."""
+    priced_at_s: float = 0.0
+    """When the last full plan was made: values and prices are of this moment, and so is the bound."""
+    solver_gain: float = 0.0
+    """Value per hour that the mixed-integer solver added, less what its moves cost."""
+    solver_error: str = ""
+    """Why the solver could not be used; empty otherwise. The plan is valid without it."""
 
     @property
     def gap(self) -> float:
@@ -233,11 +241,3 @@ class Plan:
     @classmethod
     def from_json(cls, data: Json) -> Plan:
         return decode(cls, data)
-
-
-@dataclass(frozen=True, slots=True)
-class Memo:
-    """Carried from one round to the next to save time only; dropping it changes nothing but speed."""
-
-    prices: tuple[Price, ...] = ()
-    version: int = field(default=-1)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import Options
+from .types import JobId
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -41,7 +42,7 @@ class Market:
 
 
 def solve(
-    jobs: Mapping[str, Options], capacity_m: Mapping[str, int], start: Mapping[str, float] | None = None
+    jobs: Mapping[JobId, Options], capacity_m: Mapping[str, int], start: Mapping[str, float] | None = None
 ) -> Market:
     """Prices that clear the market for these jobs on so many thousandths of accelerators per type.
 
@@ -73,7 +74,7 @@ def solve(
     return Market({accelerator: float(prices[i]) for accelerator, i in index.items()}, bound)
 
 
-def _columns(jobs: Mapping[str, Options], index: Mapping[str, int]) -> tuple[Ints, Ints, Floats, Floats]:
+def _columns(jobs: Mapping[JobId, Options], index: Mapping[str, int]) -> tuple[Ints, Ints, Floats, Floats]:
     rows: list[int] = []
     kinds: list[int] = []
     sizes: list[float] = []

@@ -1,70 +1,28 @@
 """Why a job waits, and the smallest changes that would start it.
 
-One record per waiting job, made from the state at the end of the round, so it is never stale: it carries the
-round's id. `sentences.py` renders it for people.
+A record is made from the state at the end of the round, so it is never stale: it carries the round's id
+(`records.py`). `sentences.py` renders it for people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 
+from .books import Seat
 from .cluster import request
 from .columns import Candidate, per_pod_on
 from .ledger import Right
-from .plans import Action, Change, Holder, WaitCode, WaitingRecord
-from .round import Round, Seat
+from .plans import Change, Holder, WaitCode, WaitingRecord
+from .round import Round
 from .sentences import amount_text
-from .types import Job, JobId, Pool, Resources
+from .types import Job, Pool, Resources
 
 _Key = tuple[object, ...]
 
 
-def records(
-    round_: Round, blocked: Iterable[Seat], actions: Iterable[Action], identity: str
-) -> tuple[WaitingRecord, ...]:
-    """One record for every job that does not run or start now, in order of job id."""
-    book = _Book(round_)
-    after = {action.job: action for action in actions if action.after}
-    position: dict[str, int] = {}
-    found: dict[JobId, WaitingRecord] = {}
-    limited: set[tuple[str, str]] = set()
-    for seat in blocked:
-        if seat.placement is None:
-            position[seat.job.tenant] = position.get(seat.job.tenant, 0) + 1
-            found[seat.job.id] = _behind(
-                replace(book.record(seat), position=position[seat.job.tenant]), limited
-            )
-    for seat in round_.seats.values():
-        if seat.job.id in found:
-            continue
-        run = seat.job.run
-        if run is not None and run.releasing:
-            found[seat.job.id] = book.simple(seat, WaitCode.RELEASING)
-        elif seat.waits_for_release or seat.job.id in after:
-            found[seat.job.id] = book.simple(seat, WaitCode.PREEMPTING)
-        elif seat.placement is None and run is not None:
-            found[seat.job.id] = book.record(seat)
-    return tuple(
-        replace(
-            found[job], round=identity, waited_s=max(0.0, round_.now - round_.seats[job].job.submitted_at_s)
-        )
-        for job in sorted(found)
-    )
-
-
-def _behind(record: WaitingRecord, limited: set[tuple[str, str]]) -> WaitingRecord:
-    """More quota helps the first job that waits for it; to those behind it nothing is promised."""
-    if record.code not in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
-        return record
-    row = (record.tenant, record.resource)
-    if row in limited:
-        return replace(record, changes=tuple(c for c in record.changes if c.kind != "quota"))
-    limited.add(row)
-    return record
-
-
-class _Book:
+class Book:
     """Records of one round; equal requests of one tenant share one."""
 
     def __init__(self, round_: Round) -> None:
@@ -73,13 +31,10 @@ class _Book:
         self._holders: dict[str, tuple[Holder, ...]] = {}
         self._free: dict[str, int] = {}
         self._rooms: dict[_Key, int] = {}
-        self._highest: dict[tuple[str, str], int] = {}
-        self._lowest: dict[str, int] = {}
-        for seat in round_.seats.values():
-            if seat.placement is not None:
-                key, own = (seat.job.tenant, seat.placement.accelerator), round_.priority(seat.job)
-                self._highest[key] = max(own, self._highest.get(key, own))
-                self._lowest[seat.job.tenant] = min(own, self._lowest.get(seat.job.tenant, own))
+        self._pools: dict[str, list[Pool]] = {}
+        self._refusals: dict[tuple[str, str, int], bool] = {}
+        self._priorities: dict[str, dict[str, tuple[int, int]]] = {}
+        """Lowest and highest priority of the jobs that run, by tenant and accelerator."""
 
     def simple(self, seat: Seat, code: WaitCode) -> WaitingRecord:
         """A job whose place is decided and not yet free."""
@@ -115,10 +70,10 @@ class _Book:
         )
         if key not in self._cache:
             self._cache[key] = self._make(seat)
-        offer = self._offer(seat, self._cache[key].resource)
-        return replace(self._cache[key], job=job.id, offer=offer)
+        return self._cache[key]
 
-    def _offer(self, seat: Seat, accelerator: str) -> float:
+    def offer(self, seat: Seat, accelerator: str) -> float:
+        """The most that the job offers for an accelerator-hour."""
         return max(
             (
                 column.value * 1000 / max(column.accelerators_m, 1)
@@ -131,19 +86,28 @@ class _Book:
     def _make(self, seat: Seat) -> WaitingRecord:
         if not seat.option.columns:
             return self._impossible(seat)
-        ledger, job = self.round.ledger, seat.job
-        smallest = sorted(
-            seat.option.columns, key=lambda c: (c.accelerators_m, -self.round.profit(c), c.pool, c.mode)
-        )
-        open_ = [c for c in smallest if not ledger.refusal(job.tenant, c.accelerator, c.accelerators_m)]
+        job = seat.job
+        rows = [
+            (row.column.accelerators_m, -row.profit, row.column.pool, row.column.mode, row.column)
+            for row in self.round.ranked(seat)
+        ]
+        rows.sort(key=itemgetter(0, 1, 2, 3))
+        open_ = [row for row in rows if not self._refused(job.tenant, row[4])]
         if not open_:
-            return self._quota(seat, smallest[0])
-        fits_empty = [c for c in open_ if self._pods_if_empty(job, c) >= c.pods]
+            return self._quota(seat, rows[0][4])
+        fits_empty = [row for row in open_ if self._pods_if_empty(job, row[4]) >= row[4].pods]
         if not fits_empty:
-            return self._too_small(seat, open_[0])
-        best = max(fits_empty, key=lambda c: (self.round.profit(c), -c.accelerators_m, c.pool))
-        best = min((c for c in fits_empty if c.pool == best.pool), key=lambda c: c.accelerators_m)
-        return self._contended(seat, best)
+            return self._too_small(seat, open_[0][4])
+        _, _, pool, _, _ = max(fits_empty, key=lambda row: (-row[1], -row[0], row[2]))
+        # The rows come smallest first.
+        return self._contended(seat, next(row[4] for row in fits_empty if row[2] == pool))
+
+    def _refused(self, tenant: str, column: Candidate) -> bool:
+        """Whether quota forbids this much more."""
+        key = (tenant, column.accelerator, column.accelerators_m)
+        if key not in self._refusals:
+            self._refusals[key] = self.round.ledger.refusal(*key) is not None
+        return self._refusals[key]
 
     def _impossible(self, seat: Seat) -> WaitingRecord:
         job = seat.job
@@ -161,7 +125,10 @@ class _Book:
         return WaitingRecord(job.id, code, resource, job.tenant, requested=requested, changes=changes)
 
     def _usable_pools(self, job: Job) -> list[Pool]:
-        return [p for p in self.round.snapshot.pools if p.tenants is None or job.tenant in p.tenants]
+        if job.tenant not in self._pools:
+            pools = sorted(self.round.snapshot.pools, key=lambda pool: pool.name)
+            self._pools[job.tenant] = [p for p in pools if p.tenants is None or job.tenant in p.tenants]
+        return self._pools[job.tenant]
 
     def _quota(self, seat: Seat, column: Candidate) -> WaitingRecord:
         ledger, job = self.round.ledger, seat.job
@@ -172,7 +139,7 @@ class _Book:
         if code is WaitCode.UNKNOWN_TENANT:
             return base
         if row == "*":
-            held = round(1000 * ledger.units[job.tenant])
+            held = round(1000 * ledger.units(job.tenant))
             need = round(1000 * ledger.units_of(column.accelerator, column.accelerators_m))
         else:
             held, need = ledger.held(job.tenant, row), column.accelerators_m
@@ -219,14 +186,27 @@ class _Book:
         base = self._base(seat, column, code)
         changes = [*self._fewer(seat, column), *self._elsewhere(seat)]
         if code is WaitCode.PRIORITY:
-            lowest = self._lowest[job.tenant]
+            lowest = min(low for low, _ in self._running(job.tenant).values())
             if round_.priority(job) <= lowest and lowest + 1 <= ledger.tenants[job.tenant].priority_ceiling:
                 changes.append(Change("priority", str(job.priority), str(lowest + 1)))
         return replace(base, changes=tuple(changes))
 
     def _outranked(self, job: Job, accelerator: str) -> bool:
         """Whether jobs of higher priority of its own tenant hold the resource."""
-        return self._highest.get((job.tenant, accelerator), -1) > self.round.priority(job)
+        known = self._running(job.tenant).get(accelerator)
+        return known is not None and known[1] > self.round.priority(job)
+
+    def _running(self, tenant: str) -> dict[str, tuple[int, int]]:
+        if tenant not in self._priorities:
+            rows: dict[str, tuple[int, int]] = {}
+            for pool in self.round.cluster.pools:
+                for seat in self.round.held.get((pool, tenant), {}).values():
+                    assert seat.placement is not None
+                    own = self.round.priority(seat.job)
+                    low, high = rows.get(seat.placement.accelerator, (own, own))
+                    rows[seat.placement.accelerator] = (min(low, own), max(high, own))
+            self._priorities[tenant] = rows
+        return self._priorities[tenant]
 
     def _base(self, seat: Seat, column: Candidate, code: WaitCode) -> WaitingRecord:
         ledger, job = self.round.ledger, seat.job
@@ -253,32 +233,22 @@ class _Book:
     def holders(self, accelerator: str) -> tuple[Holder, ...]:
         """Tenants holding the accelerator in the plan, most first."""
         if accelerator not in self._holders:
-            amounts: dict[str, int] = {}
+            ledger = self.round.ledger
             jobs: dict[str, int] = {}
-            for seat in self.round.seats.values():
-                if seat.placement is not None and seat.placement.accelerator == accelerator:
-                    tenant = seat.job.tenant
-                    amounts[tenant] = amounts.get(tenant, 0) + seat.placement.accelerators_m
-                    jobs[tenant] = jobs.get(tenant, 0) + 1
+            for (pool, tenant), seats in self.round.held.items():
+                nodes = self.round.cluster.pools.get(pool)
+                if seats and nodes is not None and nodes.pool.accelerator == accelerator:
+                    jobs[tenant] = jobs.get(tenant, 0) + len(seats)
             rows = [
-                Holder(tenant, amount, self.round.ledger.covered(tenant, accelerator), jobs[tenant])
-                for tenant, amount in amounts.items()
+                Holder(tenant, ledger.held(tenant, accelerator), ledger.covered(tenant, accelerator), count)
+                for tenant, count in jobs.items()
             ]
             self._holders[accelerator] = tuple(sorted(rows, key=lambda h: (-h.amount_m, h.tenant)))
         return self._holders[accelerator]
 
     def _pods_if_empty(self, job: Job, column: Candidate) -> int:
         nodes = self.round.cluster.pools[column.pool]
-        key = (column.pool, column.per_pod, job.node_selector)
-        if key not in self._rooms:
-            ask = request(column.per_pod, nodes.pool.is_cpu)
-            allowed = nodes.selected(job)
-            self._rooms[key] = sum(
-                nodes.room_if_empty(i, ask)
-                for i in range(len(nodes.nodes))
-                if allowed is None or i in allowed
-            )
-        return self._rooms[key]
+        return nodes.places_if_empty(request(column.per_pod, nodes.pool.is_cpu), job.node_selector)
 
     def _fewer(self, seat: Seat, column: Candidate) -> list[Change]:
         """The most pods, below the least it asks for, that would start now."""
@@ -299,11 +269,7 @@ class _Book:
             nodes = self.round.cluster.pools[column.pool]
             ask = request(column.per_pod, nodes.pool.is_cpu)
             allowed = nodes.selected(job)
-            self._rooms[key] = sum(
-                nodes.room(i, ask, later=False)
-                for i in range(len(nodes.nodes))
-                if nodes.usable[i] and (allowed is None or i in allowed)
-            )
+            self._rooms[key] = sum(room for _, room in nodes.rooms(ask, False, allowed))
         return self._rooms[key]
 
     def _elsewhere(self, seat: Seat) -> list[Change]:
@@ -311,7 +277,7 @@ class _Book:
         job = seat.job
         own = {column.accelerator for column in seat.option.columns}
         found: list[Change] = []
-        for pool in sorted(self._usable_pools(job), key=lambda pool: pool.name):
+        for pool in self._usable_pools(job):
             if pool.accelerator in own or pool.accelerator in {c.needed for c in found}:
                 continue
             column = self._column_on(job, pool)
@@ -336,7 +302,7 @@ class _Book:
         return None
 
     def _would_start(self, job: Job, column: Candidate) -> bool:
-        if self.round.ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
+        if self._refused(job.tenant, column):
             return False
         found = self.round.find(job, column)
         return found is not None and not found[1]

@@ -1,73 +1,56 @@
-"""The state of one planning round: jobs with their columns, the nodes' books, the ledger, the prices.
+"""The state of one planning round: the books, and where every job is in the plan so far.
 
-A round only knows *where every job is in the plan so far*; `planner` turns the difference to where they
-were into actions. Decisions look at this state alone, never at how it came about, so that planning again
-from the result finds nothing to do.
+A round only knows *where every job is*; `planner` turns the difference to where they were into actions.
+Decisions look at this state alone, never at how it came about, so that planning again from the result finds
+nothing to do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TypeVar, cast
 
-from .cluster import Cluster, request
-from .columns import Candidate, Options, options
-from .ledger import Ledger
-from .plans import Policy
-from .prices import Market, solve
-from .table import TableView
+from .books import Books, Seat
+from .cluster import request
+from .columns import Candidate
 from .types import Job, JobId, JobKind, Placement, Snapshot
 
+T = TypeVar("T")
 FEW = 8
 """So many jobs may be disturbed on the smallest cluster."""
 
-
-@dataclass
-class Seat:
-    """A job's place in the plan so far."""
-
-    option: Options
-    placement: Placement | None
-    column: Candidate | None
-    started_at_s: float
-    waits_for_release: bool = False
-    """Planned into resources that a stopping job still holds."""
-
-    @property
-    def job(self) -> Job:
-        return self.option.job
+_Place = tuple[Placement | None, Candidate | None, float, bool]
 
 
 class Round:
-    """One planning round on a snapshot."""
+    """One planning round on the books; `rewind` turns them back to what the snapshot says."""
 
-    def __init__(
-        self, snapshot: Snapshot, policy: Policy, now: float, start: Mapping[str, float] | None = None
-    ) -> None:
-        self.snapshot = snapshot
-        self.policy = policy
+    def __init__(self, books: Books, now: float) -> None:
+        self.books = books
+        self.snapshot = books.snapshot
+        self.policy = books.policy
         self.now = now
-        self.table = TableView(snapshot.table)
-        self.options = options(snapshot, self.table, policy, now)
-        self.cluster = Cluster(snapshot)
-        capacity_m = self.cluster.capacity_m()
-        self.ledger = Ledger(snapshot, self.table, self.options, capacity_m)
-        self.market: Market = solve(self.options, capacity_m)
-        self.seats: dict[JobId, Seat] = {}
-        self.held: dict[tuple[str, str], dict[JobId, Seat]] = {}
-        """Jobs with a place, by pool and tenant."""
-        self._lost: dict[JobId, float] = {}
-        self._disturbable: dict[tuple[str, str], list[Seat]] = {}
+        self.table = books.table
+        self.cluster = books.cluster
+        self.ledger = books.ledger
+        self.market = books.market
+        self.seats = books.seats
+        self.held = books.held
+        self.ranked = books.ranked
         self.disturbed: set[JobId] = set()
         """Running jobs whose place in the plan is another than they have, or none."""
-        for job in sorted(snapshot.jobs, key=lambda job: job.id):
-            self._seat(job)
-        self._quiet_budget = self._budget(snapshot)
-        self._first_free = {
-            name: {node.name: tuple(free) for node, free in zip(pool.nodes, pool.now, strict=True)}
-            for name, pool in self.cluster.pools.items()
-        }
+        self.orders: dict[JobId, tuple[int, bool, bool, float, float, JobId]] = {}
+        """Kept by `fill.order`: it does not change within a round."""
+        self._first: dict[JobId, _Place] = {}
+        """Where jobs were when the round began, of those that changed."""
+        self._lost: dict[JobId, float] = {}
+        self._disturbable: dict[tuple[str, str], list[Seat]] = {}
+        self._remembered: dict[tuple[object, ...], tuple[int, object]] = {}
+        self._quiet_budget = self._budget(books.snapshot)
+        self.cluster.begin()
 
     def _budget(self, snapshot: Snapshot) -> int:
         """How many running jobs may still be disturbed: what happened lately counts."""
@@ -75,32 +58,42 @@ class Round:
         recent = sum(job.last_move_at_s is not None and job.last_move_at_s > since for job in snapshot.jobs)
         return max(FEW, math.ceil(self.policy.churn * len(snapshot.jobs))) - recent
 
-    def _seat(self, job: Job) -> None:
-        option = self.options[job.id]
-        if job.run is None:
-            self.seats[job.id] = Seat(option, None, None, 0.0)
-            return
-        placement = job.run.placement
-        if job.run.releasing:
-            self.cluster.take(placement, now=True)
-            for_later = self.cluster.pools.get(placement.pool)
-            if for_later is not None:
-                for_later.give_later(placement.nodes, placement.per_pod)
-            leaving = (job.tenant, placement.accelerator)
-            self.ledger.leaving_m[leaving] = self.ledger.leaving_m.get(leaving, 0) + placement.accelerators_m
-            self.seats[job.id] = Seat(option, None, None, 0.0)
-            return
-        self.cluster.take(placement)
-        self.ledger.book(job.tenant, placement.accelerator, placement.accelerators_m)
-        column = option.column_of(placement)
-        seat = self.seats[job.id] = Seat(option, placement, column, job.run.started_at_s)
-        self._hold(seat)
+    @property
+    def changed(self) -> list[Seat]:
+        """Jobs that were touched in this round, in order of id."""
+        return [self.seats[job] for job in sorted(self._first)]
 
-    def _hold(self, seat: Seat) -> None:
-        assert seat.placement is not None
-        key = (seat.placement.pool, seat.job.tenant)
-        self.held.setdefault(key, {})[seat.job.id] = seat
+    def rewind(self) -> None:
+        """Leave the books as they were when the round began."""
+        self.cluster.rewind()
+        for job, (placement, column, started_at_s, waits) in self._first.items():
+            seat = self.seats[job]
+            if seat.placement is not None:
+                self._count(seat, sign=-1)
+            seat.placement, seat.column, seat.started_at_s = placement, column, started_at_s
+            seat.waits_for_release = waits
+            if placement is not None:
+                self._count(seat)
+        self._first.clear()
+
+    def _count(self, seat: Seat, sign: int = 1) -> None:
+        """Write a job's place into all books but those of the nodes (sign=-1: strike it out)."""
+        placement, job = seat.placement, seat.job
+        assert placement is not None
+        key = (placement.pool, job.tenant)
+        if sign > 0:
+            self.held.setdefault(key, {})[job.id] = seat
+            self.books.waiting.pop(job.id, None)
+        else:
+            del self.held[key][job.id]
+            self.books.waiting[job.id] = seat
         self._disturbable.pop(key, None)
+        self.ledger.book(job.tenant, placement.accelerator, sign * placement.accelerators_m)
+
+    def _touch(self, seat: Seat) -> None:
+        if seat.job.id not in self._first:
+            place = (seat.placement, seat.column, seat.started_at_s, seat.waits_for_release)
+            self._first[seat.job.id] = place
 
     def _note(self, seat: Seat) -> None:
         run = seat.job.run
@@ -111,28 +104,43 @@ class Round:
 
     def calm(self) -> bool:
         """Whether more running jobs may be disturbed in this round (`Policy.churn`)."""
-        return len(self.disturbed) < self._quiet_budget
+        return self.budget_left > 0
+
+    @property
+    def budget_left(self) -> int:
+        """How many more running jobs may be disturbed."""
+        return self._quiet_budget - len(self.disturbed)
 
     def disturbable(self, pool: str, tenant: str) -> list[Seat]:
         """Jobs of the tenant in this pool that may be stopped for others, least work lost first."""
         key = (pool, tenant)
         if key not in self._disturbable:
             found = [
-                seat
+                (self.lost_units(seat), seat.job.id, seat)
                 for seat in self.held.get(key, {}).values()
                 if seat.job.preemptible and self.settled(seat)
             ]
-            found.sort(key=lambda seat: (self.lost_units(seat), seat.job.id))
-            self._disturbable[key] = found
+            found.sort(key=itemgetter(0, 1))
+            self._disturbable[key] = [seat for _, _, seat in found]
         return self._disturbable[key]
+
+    def planned(self, pool: str, tenant: str) -> list[Seat]:
+        """Jobs of the tenant that were given a place in this pool only in this round: nothing is lost if they
+        do not get it."""
+        found = [seat for seat in self.held.get((pool, tenant), {}).values() if seat.job.run is None]
+        return sorted(found, key=lambda seat: seat.job.id)
+
+    def remembered(self, key: tuple[object, ...], tenant: str, find: Callable[[], T]) -> T:
+        """What `find` answers, kept until what the tenant holds changes."""
+        version = self.ledger.version.get(tenant, 0)
+        known = self._remembered.get(key)
+        if known is None or known[0] != version:
+            known = self._remembered[key] = (version, find())
+        return cast(T, known[1])
 
     def waiting(self) -> list[Seat]:
         """Jobs without a place that may get one."""
-        return [
-            seat
-            for seat in self.seats.values()
-            if seat.placement is None and not (seat.job.run is not None and seat.job.run.releasing)
-        ]
+        return list(self.books.waiting.values())
 
     def profit(self, column: Candidate) -> float:
         """Value per hour above the price of the accelerators."""
@@ -140,38 +148,37 @@ class Round:
 
     def put(self, seat: Seat, column: Candidate, nodes: tuple[str, ...], release: bool = False) -> None:
         """Give a job without a place this place."""
-        seat.placement = column.placed(nodes)
-        seat.column = column
         run = seat.job.run
-        unchanged = run is not None and run.placement == seat.placement
-        seat.started_at_s = run.started_at_s if run is not None and unchanged else self.now
-        seat.waits_for_release = release
-        self._hold(seat)
-        self._note(seat)
-        self.cluster.take(seat.placement)
-        self.ledger.book(seat.job.tenant, column.accelerator, column.accelerators_m)
+        placement = column.placed(nodes)
+        unchanged = run is not None and run.placement == placement
+        started_at_s = run.started_at_s if run is not None and unchanged else self.now
+        self.restore(seat, placement, column, started_at_s, release)
 
     def clear(self, seat: Seat) -> None:
         """Take a job's place away."""
         if seat.placement is None:
             return
-        key = (seat.placement.pool, seat.job.tenant)
-        del self.held[key][seat.job.id]
-        self._disturbable.pop(key, None)
+        self._touch(seat)
         self.cluster.take(seat.placement, sign=1)
-        self.ledger.book(seat.job.tenant, seat.placement.accelerator, -seat.placement.accelerators_m)
+        self._count(seat, sign=-1)
         seat.placement, seat.column, seat.waits_for_release = None, None, False
         self._note(seat)
 
     def restore(
-        self, seat: Seat, placement: Placement, column: Candidate | None, started_at_s: float
+        self,
+        seat: Seat,
+        placement: Placement,
+        column: Candidate | None,
+        started_at_s: float,
+        release: bool = False,
     ) -> None:
         """Undo `clear`."""
+        self._touch(seat)
         seat.placement, seat.column, seat.started_at_s = placement, column, started_at_s
-        self._hold(seat)
-        self._note(seat)
+        seat.waits_for_release = release
         self.cluster.take(placement)
-        self.ledger.book(seat.job.tenant, placement.accelerator, placement.accelerators_m)
+        self._count(seat)
+        self._note(seat)
 
     def find(self, job: Job, column: Candidate) -> tuple[tuple[str, ...], bool] | None:
         """Nodes for a column that are free now, or else (True) once stopping jobs have gone."""
@@ -183,6 +190,24 @@ class Round:
         nodes = self.cluster.find(job, column.pool, column.pods, column.per_pod, later=True)
         return None if nodes is None else (nodes, True)
 
+    def fits(self, placement: Placement) -> bool:
+        """Whether exactly this placement is free now."""
+        pool = self.cluster.pools.get(placement.pool)
+        if pool is None:
+            return False
+        ask = request(placement.per_pod, pool.pool.is_cpu)
+        counts = Counter(placement.nodes)
+        return all(
+            name in pool.index and pool.room(pool.index[name], ask, later=False) >= count
+            for name, count in counts.items()
+        )
+
+    def places(self, job: Job, column: Candidate) -> int:
+        """Pods of this column that there is room for, now or once stopping jobs have gone."""
+        nodes = self.cluster.pools[column.pool]
+        ask, allowed = request(column.per_pod, nodes.pool.is_cpu), nodes.selected(job)
+        return sum(room for _, room in nodes.rooms(ask, nodes.releasing > 0, allowed))
+
     def lost_s(self, seat: Seat) -> float:
         """Seconds of progress that stopping the job now would cost."""
         run = seat.job.run
@@ -193,7 +218,7 @@ class Round:
 
     def lost_units(self, seat: Seat) -> float:
         """The same for all accelerators of its running attempt, in exchange-rate units."""
-        if seat.placement is None:
+        if seat.placement is None or seat.job.run is None:
             return 0.0
         known = self._lost.get(seat.job.id)
         if known is None:
@@ -237,7 +262,8 @@ class Round:
         short = False
         for name in placement.nodes:
             taken = already.setdefault(name, [0, 0, 0, 0])
-            free = self._first_free[placement.pool][name]
+            i = pool.index[name]
+            free = pool.first[i][0] if i in pool.first else pool.now[i]
             for k in range(4):
                 taken[k] += ask[k]
                 short = short or (ask[k] > 0 and taken[k] > free[k])

@@ -66,12 +66,14 @@ def solve(
     nodes: int | None = None,
     gap: float = 0.01,
     interior: bool = False,
+    start: Sequence[float] | None = None,
 ) -> Solution | None:
     """Solve; None if infeasible, or if a limit struck before any solution was found.
 
     Args:
         seconds: time limit; leave None where the same input must give the same bytes.
         nodes: limit on branch-and-bound nodes.
+        start: a feasible solution to begin with, so that a limit never leaves less than this.
         interior: LP by interior point without crossover: a central solution instead of a vertex.
 
     Raises:
@@ -86,6 +88,10 @@ def solve(
     for name, value in _options(program, seconds, nodes, gap, interior).items():
         highs.setOptionValue(name, value)
     highs.passModel(_model(library, program))
+    if start is not None:
+        known_solution = library.HighsSolution()
+        known_solution.col_value = list(start)
+        highs.setSolution(known_solution)
     highs.run()
     status = highs.getModelStatus()
     known = library.HighsModelStatus

@@ -3,11 +3,15 @@
 A cell says where it comes from and how wrong it may be. `TableView` answers questions for which there is
 no cell, in this order, and says which step answered:
 
-    override / measured    somebody ran it, or a person set it
-    formula                `busbar.scheduler.fit` predicted it
+    override               a person set it
+    learned                `learning.py`: what the reports say of this cell and of its neighbours
+    measured / formula     a given cell: somebody ran it, or `busbar.scheduler.fit` predicted it
     shape                  same class, accelerator and mode at another size, scaled sublinearly
     ratio                  same class on another accelerator, times the ratio seen in other classes
     rate                   nothing known of the class: the accelerator's exchange rate
+
+Plans use the mean of an answer, promises its low quantile. The table also carries what it learned from
+(`records`, `conduct`), so that a snapshot is enough to go on learning.
 """
 
 from __future__ import annotations
@@ -74,6 +78,10 @@ class Cell:
     samples: int = 0
     tenant: str = ""
     """"" : shared. Otherwise only this tenant's jobs see the cell."""
+    limit: float = 0.0
+    """No speed above this is possible on this hardware; 0: not known."""
+    trial: bool = False
+    """`speed` is a hopeful one, so that somebody tries the cell; `low` and `high` are as always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +97,87 @@ class Estimate:
     source: Source
 
 
+class Fault(StrEnum):
+    """Why reports are not believed. Values never change."""
+
+    IMPOSSIBLE = "AboveHardwareLimit"
+    COUNTERS = "ContradictsProgress"
+    OUTSIDE = "FarOutsideInterval"
+    DISTRUSTED = "TenantReportedFalsely"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Reported speeds of one cell by one tenant: of one job while it lives, of all its ended jobs after.
+
+    Speeds are kept as logarithms. `within` and `between` are sums of squared differences over all reports: from
+    their run's mean, and of that from the mean of all.
+    """
+
+    workload_class: str
+    accelerator: str
+    accelerators_m: int
+    mode: str = "resident"
+    power_cap: float = 1.0
+    tenant: str = ""
+    job: str = ""
+    """The running job that reports; "": jobs that have ended."""
+    reports: int = 0
+    runs: int = 1
+    log_mean: float = 0.0
+    within: float = 0.0
+    between: float = 0.0
+    squares: float = 0.0
+    """Sum over the runs of the square of their number of reports."""
+    work: float = 0.0
+    """Work that the reports claim: speed x seconds."""
+    seconds: float = 0.0
+    verified: bool = False
+    """What they say was checked against something the tenant cannot forge."""
+    fault: str = ""
+    """Not believed, and why (`Fault`)."""
+    memory_mib: int = 0
+    watts: float = 0.0
+
+    @property
+    def place(self) -> tuple[str, str, int, str, float]:
+        """The cell."""
+        return (self.workload_class, self.accelerator, self.accelerators_m, self.mode, self.power_cap)
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """How a tenant's reports fared when its jobs ended and could be checked."""
+
+    tenant: str
+    passed: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """Accelerator-seconds held where nothing had been measured yet, and all that were held."""
+
+    unmeasured_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.unmeasured_s / self.total_s if self.total_s > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PerformanceTable:
-    """The cells and the exchange rates, as they stand in a snapshot."""
+    """The cells and the exchange rates, as they stand in a snapshot, and what was learned from reports."""
 
     cells: tuple[Cell, ...] = ()
+    """Given: formulas, measurements that people brought, overrides."""
     rates: tuple[Rate, ...] = field(default_factory=tuple)
+    learned: tuple[Cell, ...] = ()
+    """Made by `learning.learn` from `cells` and `records`; before any given cell but an override."""
+    records: tuple[Record, ...] = ()
+    conduct: tuple[Conduct, ...] = ()
+    explored: Exploration = field(default_factory=Exploration)
 
 
 class TableView:
@@ -102,15 +185,15 @@ class TableView:
 
     def __init__(self, table: PerformanceTable) -> None:
         self._rates = {rate.accelerator: rate for rate in table.rates}
-        self._cells: dict[tuple[str, str, str], dict[int, Cell]] = {}
+        self._cells: dict[tuple[str, str, str, float], dict[int, Cell]] = {}
         self._classes: dict[tuple[str, str], set[str]] = {}
-        for cell in sorted(table.cells, key=_order):
+        for cell in (*sorted(table.cells, key=_order), *table.learned):
             tenant = (cell.workload_class, cell.tenant)
             self._classes.setdefault(tenant, set()).add(cell.accelerator)
-            key = (cell.workload_class + "\0" + cell.tenant, cell.accelerator, cell.mode)
+            key = (cell.workload_class + "\0" + cell.tenant, cell.accelerator, cell.mode, cell.power_cap)
             self._cells.setdefault(key, {})[cell.accelerators_m] = cell
         self._ratios = _ratios(table.cells)
-        self._cache: dict[tuple[str, str, str, int, str], Estimate | None] = {}
+        self._cache: dict[tuple[str, str, str, int, str, float], Estimate | None] = {}
 
     def rate(self, accelerator: str) -> float:
         """Exchange rate; 1 for a type nobody described."""
@@ -122,19 +205,31 @@ class TableView:
         return (workload_class, "") in self._classes or (workload_class, tenant) in self._classes
 
     def estimate(
-        self, workload_class: str, accelerator: str, mode: str, accelerators_m: int, tenant: str = ""
+        self,
+        workload_class: str,
+        accelerator: str,
+        mode: str,
+        accelerators_m: int,
+        tenant: str = "",
+        power_cap: float = 1.0,
     ) -> Estimate | None:
         """Speed, memory and watts of a class on so many accelerators; None where a cell says impossible,
         or where the class is known but says nothing about this mode."""
-        key = (workload_class, accelerator, mode, accelerators_m, tenant)
+        key = (workload_class, accelerator, mode, accelerators_m, tenant, power_cap)
         if key not in self._cache:
             self._cache[key] = self._answer(*key)
         return self._cache[key]
 
     def _answer(
-        self, workload_class: str, accelerator: str, mode: str, accelerators_m: int, tenant: str
+        self,
+        workload_class: str,
+        accelerator: str,
+        mode: str,
+        accelerators_m: int,
+        tenant: str,
+        power_cap: float,
     ) -> Estimate | None:
-        own = self._shapes(workload_class, accelerator, mode, tenant)
+        own = self._shapes(workload_class, accelerator, mode, tenant, power_cap)
         if own:
             exact = own.get(accelerators_m)
             if exact is not None:
@@ -149,7 +244,7 @@ class TableView:
         for other in sorted(self._accelerators(workload_class, tenant)):
             if other == accelerator:
                 continue
-            base = self.estimate(workload_class, other, mode, accelerators_m, tenant)
+            base = self.estimate(workload_class, other, mode, accelerators_m, tenant, power_cap)
             if base is not None and base.source not in (Source.RATIO, Source.RATE):
                 speed = base.speed * self._ratio(other, accelerator)
                 return self._unsupported(speed, accelerator, Source.RATIO)
@@ -159,11 +254,14 @@ class TableView:
         shared = self._classes.get((workload_class, ""), set())
         return shared | self._classes.get((workload_class, tenant), set())
 
-    def _shapes(self, workload_class: str, accelerator: str, mode: str, tenant: str) -> dict[int, Cell]:
-        shared = self._cells.get((workload_class + "\0", accelerator, mode), {})
+    def _shapes(
+        self, workload_class: str, accelerator: str, mode: str, tenant: str, power_cap: float
+    ) -> dict[int, Cell]:
+        shared = self._cells.get((workload_class + "\0", accelerator, mode, power_cap), {})
         if not tenant:
             return shared
-        return shared | self._cells.get((workload_class + "\0" + tenant, accelerator, mode), {})
+        own = self._cells.get((workload_class + "\0" + tenant, accelerator, mode, power_cap), {})
+        return shared | own
 
     def _of_cell(self, cell: Cell, accelerators_m: int, source: Source) -> Estimate:
         scale = (accelerators_m / cell.accelerators_m) ** SCALING_EXPONENT if cell.accelerators_m else 1.0

@@ -4,40 +4,93 @@ The cost of a victim is given by the caller (work lost since its last checkpoint
 node is looked at, and the cheapest set on one node wins. For a gang, places are bought one node at a time
 where a place is cheapest; a victim that spans several nodes makes its other nodes cheaper. At the end victims
 that turned out not to be needed are spared, dearest first.
+
+Victims come in groups (those of one tenant, say) that know what each of them frees on which node, so that a
+group can serve many searches; and a node whose cheapest unit is too dear is not looked at more closely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
+from .books import Seat
 from .cluster import PoolNodes, request
 from .columns import Candidate
-from .round import Seat
 from .types import JobId
+
+_Amounts = tuple[int, int, int, int]
+_NONE: _Amounts = (0, 0, 0, 0)
+
+
+class Victim:
+    """A job that may be stopped, what that costs, and what it frees on which node."""
+
+    __slots__ = ("cost", "frees", "id", "seat")
+
+    def __init__(self, seat: Seat, cost: float, nodes: PoolNodes) -> None:
+        self.seat = seat
+        self.cost = cost
+        self.id: JobId = seat.job.id
+        self.frees: dict[int, _Amounts] = {}
+        """By index of the node."""
+        placement = seat.placement
+        if placement is None or placement.pool != nodes.pool.name:
+            return
+        a, b, c, d = request(placement.per_pod, nodes.pool.is_cpu)
+        index, frees = nodes.index, self.frees
+        for name in placement.nodes:
+            i = index.get(name)
+            if i is not None:
+                w, x, y, z = frees.get(i, _NONE)
+                frees[i] = (w + a, x + b, y + c, z + d)
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
-    """A job that may be stopped, and what that costs."""
+class Offer:
+    """One victim as one node sees it: what a unit costs if it goes."""
 
-    seat: Seat
-    cost: float
+    unit_cost: float
+    id: JobId
+    victim: Victim
+    frees: _Amounts
 
-    @property
-    def id(self) -> JobId:
-        return self.seat.job.id
+
+class Group:
+    """Victims by the nodes they stand on, cheapest per unit first."""
+
+    def __init__(self, victims: Iterable[Victim], nodes: PoolNodes) -> None:
+        key = nodes.key
+        self.on_node: dict[int, list[Offer]] = {}
+        self.count = 0
+        for victim in victims:
+            self.count += 1
+            for i, frees in victim.frees.items():
+                offer = Offer(victim.cost / max(frees[key], 1), victim.id, victim, frees)
+                self.on_node.setdefault(i, []).append(offer)
+        for offers in self.on_node.values():
+            if len(offers) > 1:
+                offers.sort(key=_by_cost)
+
+
+def _by_cost(offer: Offer) -> tuple[float, JobId]:
+    return offer.unit_cost, offer.id
 
 
 def choose(
-    nodes: PoolNodes, column: Candidate, eligible: Mapping[JobId, Victim], allowed: frozenset[int] | None
+    nodes: PoolNodes, column: Candidate, groups: Sequence[Group], allowed: frozenset[int] | None
 ) -> list[Victim] | None:
     """The cheapest victims found whose end makes room for the column; None if there are none.
 
     The result ignores topology domains: the caller tries the placement and gives up if it does not hold.
     """
-    search = _Search(nodes, column, eligible, allowed)
+    search = _Search(nodes, column, groups, allowed)
     return search.one() if column.pods == 1 else search.many()
+
+
+_Bought = tuple[float, int, list[Victim]]
+"""Cost per place, places gained, and who goes."""
 
 
 class _Search:
@@ -45,120 +98,159 @@ class _Search:
         self,
         nodes: PoolNodes,
         column: Candidate,
-        eligible: Mapping[JobId, Victim],
+        groups: Sequence[Group],
         allowed: frozenset[int] | None,
     ) -> None:
         self.nodes = nodes
         self.pods = column.pods
         self.ask = request(column.per_pod, nodes.pool.is_cpu)
-        self.on_node: dict[int, list[tuple[Victim, tuple[int, ...]]]] = {}
-        self.at: dict[JobId, list[int]] = {}
-        for job in sorted(eligible):
-            self._add(eligible[job])
-        self.candidates = [
-            i for i in range(len(nodes.nodes)) if nodes.usable[i] and (allowed is None or i in allowed)
-        ]
+        self.asked = [k for k in range(4) if self.ask[k] > 0]
+        self.maps = [group.on_node for group in groups if group.on_node]
+        self.allowed = allowed
         self.extra: dict[int, list[int]] = {}
         """What the chosen victims free, by node."""
 
-    def _add(self, victim: Victim) -> None:
-        placement = victim.seat.placement
-        if placement is None or placement.pool != self.nodes.pool.name:
-            return
-        amounts = request(placement.per_pod, self.nodes.pool.is_cpu)
-        counts: dict[int, int] = {}
-        for name in placement.nodes:
-            i = self.nodes.index.get(name)
-            if i is not None:
-                counts[i] = counts.get(i, 0) + 1
-        for i, count in counts.items():
-            self.on_node.setdefault(i, []).append((victim, tuple(count * amount for amount in amounts)))
-        self.at[victim.id] = sorted(counts)
+    def _open(self, i: int) -> bool:
+        return self.nodes.usable[i] and (self.allowed is None or i in self.allowed)
 
-    def _room(self, i: int, more: tuple[int, ...] | list[int] = (0, 0, 0, 0)) -> int:
-        free, extra = self.nodes.later[i], self.extra.get(i, (0, 0, 0, 0))
+    def _touched(self) -> list[int]:
+        """Usable nodes with victims, in order."""
+        found: set[int] = set()
+        for on_node in self.maps:
+            found.update(on_node)
+        return sorted(i for i in found if self._open(i))
+
+    def _room(self, i: int, more: Sequence[int] = _NONE) -> int:
+        free, extra = self.nodes.later[i], self.extra.get(i, _NONE)
         most = 1 << 30
-        for k in range(4):
-            if self.ask[k] > 0:
-                most = min(most, (free[k] + extra[k] + more[k]) // self.ask[k])
+        for k in self.asked:
+            most = min(most, (free[k] + extra[k] + more[k]) // self.ask[k])
         return max(0, most)
 
-    def _cheapest(self, i: int, need: int, gone: set[JobId]) -> tuple[float, int, list[Victim]] | None:
-        """Cost per place, places gained and victims on node i, by the best prefix in order of cost per unit."""
-        here = [(v, freed) for v, freed in self.on_node.get(i, []) if v.id not in gone]
-        here.sort(key=lambda item: (item[0].cost / max(item[1][self.nodes.key], 1), item[0].id))
+    def _offers(self, i: int) -> list[Offer]:
+        rows = [offers for on_node in self.maps if (offers := on_node.get(i)) is not None]
+        if len(rows) == 1:
+            return rows[0]
+        here = [offer for row in rows for offer in row]
+        here.sort(key=_by_cost)
+        return here
+
+    def _cheapest(self, i: int, need: int, gone: set[JobId]) -> _Bought | None:
+        """What node i sells for, by the best prefix of its victims in order of cost per unit."""
         base = self._room(i)
         more, cost, taken = [0, 0, 0, 0], 0.0, []
-        best: tuple[float, int, list[Victim]] | None = None
-        for victim, freed in here:
-            more = [a + b for a, b in zip(more, freed, strict=True)]
-            cost += victim.cost
-            taken.append(victim)
+        best: _Bought | None = None
+        for offer in self._offers(i):
+            if offer.id in gone:
+                continue
+            frees = offer.frees
+            for k in range(4):
+                more[k] += frees[k]
+            cost += offer.victim.cost
+            taken.append(offer.victim)
             gained = min(self._room(i, more) - base, need)
             if gained > 0 and (best is None or cost / gained < best[0] - 1e-12):
                 best = (cost / gained, gained, list(taken))
+            if gained == need:
+                break
         return best
 
     def one(self) -> list[Victim] | None:
-        best: tuple[float, int, list[Victim]] | None = None
-        for i in self.candidates:
-            if i not in self.on_node:
-                continue
+        """The cheapest on one node. A node cannot be had for less than what is missing on it times its
+        cheapest unit, so nodes are looked at in this order until none can be cheaper."""
+        key = self.nodes.key
+        ask = self.ask[key]
+        bounds: list[tuple[float, int]] = []
+        for i in self._touched():
+            missing = max(0, ask - self.nodes.later[i][key])
+            least = min(offers[0].unit_cost for on_node in self.maps if (offers := on_node.get(i)))
+            bounds.append((missing * least, i))
+        heapify(bounds)
+        best: _Bought | None = None
+        where = -1
+        while bounds and (best is None or bounds[0][0] <= best[0]):
+            _, i = heappop(bounds)
             found = self._cheapest(i, 1, set())
-            if found is not None and (best is None or found[0] < best[0] - 1e-12):
-                best = found
-        return None if best is None else self._spared(best[2], {i for v in best[2] for i in self.at[v.id]})
+            if found is not None and (best is None or (found[0], i) < (best[0], where)):
+                best, where = found, i
+        return None if best is None else self._spared(best[2])
 
     def many(self) -> list[Victim] | None:
+        """A gang's places, one node at a time."""
         chosen: list[Victim] = []
         gone: set[JobId] = set()
-        total = sum(self._room(i) for i in self.candidates)
-        known = set(self.candidates)
-        offers = {
-            i: offer
-            for i in sorted(self.on_node)
-            if i in known and (offer := self._cheapest(i, self.pods, gone))
-        }
+        total = sum(room for _, room in self.nodes.rooms(self.ask, True, self.allowed))
+        touched = self._touched()
+        if not self._enough(total, touched):
+            return None
+        offers: dict[int, _Bought] = {}
+        heap: list[tuple[float, int]] = []
+        for i in touched:
+            offer = self._cheapest(i, self.pods, gone)
+            if offer is not None:
+                offers[i] = offer
+                heap.append((offer[0], i))
+        heapify(heap)
         while total < self.pods:
-            if not offers:
+            while heap and (heap[0][1] not in offers or offers[heap[0][1]][0] != heap[0][0]):
+                heappop(heap)
+            if not heap:
                 return None
-            i = min(offers, key=lambda i: (offers[i][0], i))
-            touched: set[int] = set()
+            i = heap[0][1]
+            changed = {i}
             for victim in offers[i][2]:
                 chosen.append(victim)
                 gone.add(victim.id)
-                touched |= set(self._free(victim))
-            total = sum(self._room(i) for i in self.candidates)
-            for j in sorted(touched | {i}):
-                offer = self._cheapest(j, self.pods, gone)
+                changed.update(victim.frees)
+            total -= sum(self._room(j) for j in changed if self._open(j))
+            for victim in offers[i][2]:
+                self._free(victim)
+            total += sum(self._room(j) for j in changed if self._open(j))
+            for j in sorted(changed):
                 offers.pop(j, None)
+                offer = self._cheapest(j, self.pods, gone) if self._open(j) else None
                 if offer is not None:
                     offers[j] = offer
-        return self._spared(chosen, set(self.candidates))
+                    heappush(heap, (offer[0], j))
+        return self._spared(chosen)
 
-    def _free(self, victim: Victim, sign: int = 1) -> list[int]:
-        for i in self.at[victim.id]:
-            freed = next(freed for v, freed in self.on_node[i] if v.id == victim.id)
+    def _enough(self, total: int, touched: Iterable[int]) -> bool:
+        """Whether the gang would fit if all victims went."""
+        for i in touched:
+            if total >= self.pods:
+                break
+            more = [0, 0, 0, 0]
+            for offer in self._offers(i):
+                for k in range(4):
+                    more[k] += offer.frees[k]
+            total += self._room(i, more) - self._room(i)
+        return total >= self.pods
+
+    def _free(self, victim: Victim, sign: int = 1) -> None:
+        for i, frees in victim.frees.items():
             extra = self.extra.setdefault(i, [0, 0, 0, 0])
             for k in range(4):
-                extra[k] += sign * freed[k]
-        return self.at[victim.id]
+                extra[k] += sign * frees[k]
 
-    def _spared(self, chosen: list[Victim], where: set[int]) -> list[Victim]:
+    def _spared(self, chosen: list[Victim]) -> list[Victim]:
         """The chosen without those that are not needed."""
-        where &= set(self.candidates)
+        where = [i for i in sorted({i for victim in chosen for i in victim.frees}) if self._open(i)]
         self.extra = {}
         for victim in chosen:
             self._free(victim)
-        kept = list(chosen)
+        kept = {victim.id: victim for victim in chosen}
         total = sum(self._room(i) for i in where)
+        if self.pods > 1:
+            own = set(where)
+            total += sum(r for i, r in self.nodes.rooms(self.ask, True, self.allowed) if i not in own)
         for victim in sorted(chosen, key=lambda v: (-v.cost, v.id)):
-            before = sum(self._room(i) for i in self.at[victim.id] if i in where)
+            there = [i for i in victim.frees if self._open(i)]
+            before = sum(self._room(i) for i in there)
             self._free(victim, sign=-1)
-            after = sum(self._room(i) for i in self.at[victim.id] if i in where)
+            after = sum(self._room(i) for i in there)
             if total - before + after >= self.pods:
                 total += after - before
-                kept.remove(victim)
+                del kept[victim.id]
             else:
                 self._free(victim)
-        return kept
+        return list(kept.values())

@@ -33,14 +33,10 @@ def generate(
     """Four types in equal parts, 8 accelerators per node, gangs of 1 to 64 accelerators (half of them one)."""
     random = Random(seed)
     names = [f"{kind}-{i:05d}" for kind in TYPES for i in range(nodes // len(TYPES))]
-    free = dict.fromkeys(names, PER_NODE)
+    free = {kind: {name: PER_NODE for name in names if name.startswith(kind + "-")} for kind in TYPES}
     jobs: list[Job] = []
-    number = 0
-    while sum(job.run is not None for job in jobs[-1:]) or number < running:
-        if number >= running:
-            break
+    for number in range(running):
         jobs.append(_job(number, random, tenants, _place(random, free)))
-        number += 1
     for number in range(running, running + waiting):
         jobs.append(_job(number, random, tenants, None))
     guaranteed = 1000 * nodes * PER_NODE // len(TYPES) // tenants // 2
@@ -61,21 +57,21 @@ def _size(random: Random) -> int:
     return 1 if random.random() < 0.5 else random.choice((2, 4, 8, 8, 16, 32, 64))
 
 
-def _place(random: Random, free: dict[str, int]) -> Placement | None:
+def _place(random: Random, free: dict[str, dict[str, int]]) -> Placement | None:
     size = _size(random)
     pods, per_pod = (1, size) if size <= PER_NODE else (size // PER_NODE, PER_NODE)
     kind = random.choice(list(TYPES))
-    fitting = [name for name, left in free.items() if left >= per_pod and name.startswith(kind + "-")]
+    fitting = [name for name, left in free[kind].items() if left >= per_pod]
     if len(fitting) < pods:
         size, pods, per_pod = 1, 1, 1
-        fitting = [name for name, left in free.items() if left >= 1]
-        if not fitting:
+        kinds = [other for other, nodes in free.items() if any(nodes.values())]
+        if not kinds:
             return None
-        kind = fitting[0].split("-")[0]
-        fitting = [name for name in fitting if name.startswith(kind + "-")]
+        kind = kinds[0]
+        fitting = [name for name, left in free[kind].items() if left >= 1]
     chosen = random.sample(fitting, pods)
     for name in chosen:
-        free[name] -= per_pod
+        free[kind][name] -= per_pod
     return Placement(kind, kind, "resident", tuple(sorted(chosen)), Resources(1000 * per_pod))
 
 

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduling import decision, entitled, openb, reclaim
+from benchmarks.scheduling import decision, entitled, forecasts, learning, openb, reclaim
 from benchmarks.scheduling.gavel_generator import generate
 from benchmarks.scheduling.peers import finish_time, max_min
 
@@ -137,6 +137,8 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "openb": openb.rows,
     "reclaim": lambda data: reclaim.rows(),
     "entitlements": lambda data: entitled.rows(),
+    "forecasts": forecasts.rows,
+    "learning": lambda data: learning.rows(_t1(data), PHYSICAL),
 }
 
 

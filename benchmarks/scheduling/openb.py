@@ -2,31 +2,53 @@
 
 The list once, shuffled, then draws with replacement until 130 % of the accelerators have been asked for; what
 does not fit is dropped; nothing leaves, nothing moves.
+
+The published simulator fills equal nodes in a random order, another one for every seed; so here, the same for
+both. (In the order of the list our FGD loses 0.2 and 0.5 point; with a new draw at every tie it loses five on the
+default list.) Both know how often each kind of request comes, from the list, and nothing else of what follows.
+
+The packer was made on the first five seeds of `default` and `gpuspec33`; the other lists have no published
+number and were looked at afterwards.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
-from busbar.scheduler.packing import Machine, Packer, Request, typical
+import numpy as np
 
-LISTS = {"default": 95.39, "gpuspec33": 94.55}
+from busbar.scheduler.packing import Floats, Machine, Packer, Request, Rows, typical
+
+LISTS = {"default": 95.39, "gpuspec33": 94.55, "cpu050": None, "gpushare40": None, "multigpu20": None}
 """Lists and the published FGD result, % allocated at 130 % arrived."""
+SLIVER_M = 190
+"""What a request for 0.81 leaves of a device; one request in a hundred is as small."""
 SEEDS = 20
 
 
 class Fgd(Packer):
-    """FGD as published: the score is truncated to whole per cent; the first of equals is taken."""
+    """FGD as published: the node is best whose expected amount unusable by the next request grows least, by a
+    sigmoid truncated to whole per cent. (What the request itself takes was usable, so that its fragmentation
+    grows by the loss of what is usable, less what was asked for.)"""
 
-    def _score(self, i: int, cpu_m: int, free: Sequence[int]) -> float:
-        gain_m = self._now[i] - self.fragmentation(i, cpu_m, free)
-        return float(int(100 / (1 + math.exp(-gain_m / 1000))))
+    def worth(self, rows: Rows) -> Floats:
+        served = (
+            (self._need_cpu <= rows.cpu_m[:, None])
+            & self._access[rows.model]
+            & (rows.count[:, self._column] >= self._need_devices)
+        )
+        usable: Floats = np.where(served, self._weight * rows.amount[:, self._column], 0.0).sum(axis=1)
+        return usable
+
+    def steps(self, loss: Floats, request: Request) -> Floats:
+        gain = request.devices * request.each_m - loss
+        return -np.floor(100 / (1 + np.exp(-gain / 1000)) + 1e-9)
 
 
 def machines(path: Path) -> list[Machine]:
@@ -61,14 +83,23 @@ def sequence(requests: list[Request], capacity_m: int, seed: int) -> list[Reques
     return out
 
 
-def allocated(packer: Packer, order: list[Request], capacity_m: int) -> tuple[float, float]:
-    """Per cent of the accelerators allocated, and pods per CPU second."""
+@dataclass(frozen=True)
+class Outcome:
+    """Per cent of the accelerators allocated and left in slivers; pods per CPU second."""
+
+    allocated: float
+    slivers: float
+    pods_per_s: float
+
+
+def run(packer: Packer, order: list[Request], capacity_m: int) -> Outcome:
     begin = time.process_time()
     for request in order:
         packer.place(request)
     spent = time.process_time() - begin
-    left = sum(sum(free) for free in packer.free)
-    return 100 * (1 - left / capacity_m), len(order) / spent
+    left = packer.free
+    slivers = int(left[left <= SLIVER_M].sum())
+    return Outcome(100 * (1 - int(left.sum()) / capacity_m), 100 * slivers / capacity_m, len(order) / spent)
 
 
 def rows(data: Path, seeds: int = SEEDS) -> list[dict[str, Any]]:
@@ -79,28 +110,36 @@ def rows(data: Path, seeds: int = SEEDS) -> list[dict[str, Any]]:
     for name, published in LISTS.items():
         requests = pods(root / f"openb_pod_list_{name}.csv")
         workload = typical(requests)
-        ours, theirs, speed = [], [], []
+        ours, theirs = [], []
         for seed in range(seeds):
             order = sequence(requests, capacity_m, seed)
-            share, rate = allocated(Packer(nodes, workload), order, capacity_m)
-            ours.append(share)
-            speed.append(rate)
-            theirs.append(allocated(Fgd(nodes, workload), order, capacity_m)[0])
-        mean, fgd = sum(ours) / seeds, sum(theirs) / seeds
-        out.append(
-            {
-                "list": name,
-                "seeds": seeds,
-                "ours_percent": round(mean, 3),
-                "own_fgd_percent": round(fgd, 3),
-                "published_fgd_percent": published,
-                "pods_per_s": round(min(speed)),
-                "per_seed": [[round(a, 2), round(b, 2)] for a, b in zip(ours, theirs, strict=True)],
-                "bars": {
-                    "above_fgd": {"at_least": 0.3, "met": mean - fgd >= 0.3},
-                    "fgd_reproduced": {"within": 0.15, "met": abs(fgd - published) <= 0.15},
-                    "pods_per_s": {"at_least": 900, "met": min(speed) >= 900},
-                },
-            }
-        )
+            shuffled = Random(seed).sample(nodes, len(nodes))
+            ours.append(run(Packer(shuffled, workload), order, capacity_m))
+            theirs.append(run(Fgd(shuffled, workload), order, capacity_m))
+        out.append(_row(name, published, ours, theirs))
     return out
+
+
+def _row(name: str, published: float | None, ours: list[Outcome], theirs: list[Outcome]) -> dict[str, Any]:
+    share, fgd = (fmean(outcome.allocated for outcome in outcomes) for outcomes in (ours, theirs))
+    slowest = min(outcome.pods_per_s for outcome in ours)
+    bars: dict[str, Any] = {
+        "above_fgd": {"at_least": 0.3, "met": share - fgd >= 0.3},
+        "pods_per_s": {"at_least": 900, "met": slowest >= 900},
+    }
+    if published is not None:
+        bars["fgd_reproduced"] = {"within": 0.15, "met": abs(fgd - published) <= 0.15}
+    return {
+        "list": name,
+        "seeds": len(ours),
+        "ours_percent": round(share, 3),
+        "own_fgd_percent": round(fgd, 3),
+        "published_fgd_percent": published,
+        "left_in_slivers_percent": round(fmean(outcome.slivers for outcome in ours), 3),
+        "pods_per_s": round(slowest),
+        "fgd_pods_per_s": round(min(outcome.pods_per_s for outcome in theirs)),
+        "per_seed": [
+            [round(a.allocated, 2), round(b.allocated, 2)] for a, b in zip(ours, theirs, strict=True)
+        ],
+        "bars": bars,
+    }

@@ -11,7 +11,7 @@ from ..table import Cell, Source
 from .accelerators import Accelerator, accelerator
 from .memory import memory
 from .model import BatchShape, ModelShape
-from .speed import tokens_per_s
+from .speed import speed_limit, tokens_per_s
 
 PRIOR_ERROR = 0.5
 """Half-width of a prior's interval, relative: data sheets are no better than that."""
@@ -61,6 +61,7 @@ def prior(
         host_memory_mib=0 if known.name == "cpu" else need.host_mib,
         watts=known.watts,
         source=Source.FORMULA,
+        limit=0.0 if device is None else speed_limit(model, known, count),
     )
 
 

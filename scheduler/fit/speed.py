@@ -35,6 +35,14 @@ def tokens_per_s(
     return batch.tokens / seconds * float(EFFICIENCY_PER_DOUBLING**doublings)
 
 
+def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.0) -> float:
+    """Tokens per second that no training method exceeds: the blocks' forward pass alone, at the data sheet's
+    throughput; 0 (not known) for CPUs, whose instruction sets differ too much."""
+    if device.name == "cpu":
+        return 0.0
+    return device.tflops * 1e12 * accelerators / (2 * model.layers * model.layer_parameters)
+
+
 def _update_s(
     model: ModelShape,
     batch: BatchShape,

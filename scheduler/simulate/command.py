@@ -20,6 +20,7 @@ Examples:
   busbar simulate jobs.trace --format gavel --throughputs simulation_throughputs.json \\
       --cluster v100=8,p100=16,k80=24
   busbar simulate philly_jobs.csv --format philly --cluster gpu=80x8 --limit 5000 --unknown-lengths
+  busbar simulate openb_pod_list_default.csv --format openb --cluster g2=20x8,t4=30x2 --limit 500
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --policy makespan --output out/ --plots
 """
 
@@ -34,7 +35,9 @@ Examples:
     type=click.Choice([o.value for o in Objective]),
     help="Objective; repeat to compare. Default: fairness.",
 )
-@click.option("--format", "kind", type=click.Choice(["gavel", "philly"]), default="gavel", show_default=True)
+@click.option(
+    "--format", "kind", type=click.Choice(["gavel", "philly", "openb"]), default="gavel", show_default=True
+)
 @click.option(
     "--throughputs",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -100,13 +103,15 @@ def parse_cluster(text: str) -> TraceCluster:
 def _read(path: Path, kind: str, throughputs: Path | None, cluster: TraceCluster, limit: int | None) -> Trace:
     from dataclasses import replace
 
-    from .readers import gavel, gavel_throughputs, philly
+    from .readers import gavel, gavel_throughputs, openb, philly
 
     if kind == "philly":
         if len(cluster.nodes) != 1:
             raise ValueError("--cluster: Philly's trace knows one accelerator type; name exactly one")
         (accelerator,) = cluster.nodes
         found = philly(path, accelerator, cluster.per_node(accelerator))
+    elif kind == "openb":
+        found = openb(path, cluster.nodes)
     else:
         name = "simulation_throughputs.json"
         table = throughputs or next(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ..apply import applied
@@ -21,7 +21,7 @@ from ..check import check_plan
 from ..planner import plan
 from ..plans import Plan, Policy
 from ..table import Cell, PerformanceTable, Rate, Source
-from ..types import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
+from ..types import Job, JobId, Node, Placement, Pool, Resources, Run, Snapshot, Tenant
 from .metrics import JobResult, Result, percentile, summarise
 from .trace import Trace, TraceCluster, TraceJob
 
@@ -66,26 +66,40 @@ class _Live:
 
 @dataclass
 class Learner:
-    """Keeps the table that the policy sees. The default knows the truth from the start."""
+    """Keeps the table that the policy sees. The default knows the truth from the start; `learner.py` has one
+    that learns."""
 
     table: PerformanceTable = field(default_factory=PerformanceTable)
 
-    def observe(self, job: TraceJob, accelerator: str, accelerators_m: int, seconds: float) -> None:
-        """A job ran there for so long since the last call."""
+    def observe(
+        self, job: TraceJob, place: Placement, held_s: float, progress_s: float, speed: float
+    ) -> None:
+        """A job held this place for so long since the last call, and worked at this true speed for a part
+        of it."""
 
-    def current(self, now: float) -> PerformanceTable:
-        """The table as the policy should see it now."""
+    def repeats(self, job: TraceJob, work: float) -> None:
+        """A job lost so much work and must do it again."""
+
+    def ended(self, job: TraceJob) -> None:
+        """A job has done all its work."""
+
+    def remaining(self, job: TraceJob, left: float) -> float:
+        """What the policy is told of the work that is left."""
+        return left
+
+    def current(self, jobs: Iterable[TraceJob]) -> PerformanceTable:
+        """The table as the policy should see it now, with these jobs in the system."""
         return self.table
 
 
 def true_table(trace: Trace, cluster: TraceCluster) -> PerformanceTable:
     """Every class on every type, exactly."""
-    cells: dict[tuple[str, str], Cell] = {}
+    cells: dict[tuple[str, str, int], Cell] = {}
     for job in trace.jobs:
         for kind in cluster.nodes:
             size = job.pods * job.per_pod_m
             speed = job.speeds.get(kind, 0.0)
-            cells[job.workload_class, kind] = Cell(
+            cells[job.workload_class, kind, size] = Cell(
                 job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE
             )
     rates = tuple(Rate(kind, cluster.rates.get(kind, 1.0)) for kind in sorted(cluster.nodes))
@@ -128,6 +142,7 @@ class _Engine:
         progress: Callable[[int, int, float], None] | None,
     ) -> None:
         self.trace, self.cluster, self.policy, self.settings = trace, cluster, policy, settings
+        self.deciding = replace(policy, solver_seconds=None)  # no clock: the same seed gives the same bytes
         self.learner = learner or Learner(true_table(trace, cluster))
         self.progress = progress
         self.live: dict[JobId, _Live] = {}
@@ -143,8 +158,9 @@ class _Engine:
         self.plan_at: float | None = None
 
     def _empty(self) -> Snapshot:
+        shares = any(job.per_pod_m < 1000 for job in self.trace.jobs)
         pools = tuple(
-            Pool(kind, kind, price_per_hour=self.cluster.prices.get(kind, 0.0))
+            Pool(kind, kind, price_per_hour=self.cluster.prices.get(kind, 0.0), shareable=shares)
             for kind in sorted(self.cluster.nodes)
         )
         nodes = tuple(
@@ -154,7 +170,7 @@ class _Engine:
         )
         names = sorted({job.tenant for job in self.trace.jobs})
         tenants = tuple(Tenant(name, weight=self.cluster.weights.get(name, 1.0)) for name in names)
-        return Snapshot(pools, nodes, tenants, (), self.learner.current(0.0))
+        return Snapshot(pools, nodes, tenants, (), self.learner.current(()))
 
     def _push(self, at: float, kind: int, what: str) -> int:
         self.counter += 1
@@ -252,6 +268,7 @@ class _Engine:
             entry.lost_s,
             entry.first_start_s,
         )
+        self.learner.ended(entry.job)
         del self.live[entry.seen.id]
 
     def _advance(self, entry: _Live, now: float) -> None:
@@ -268,8 +285,7 @@ class _Engine:
             rate = self.cluster.rates.get(place.accelerator, 1.0)
             attained = entry.seen.attained_s + held * rate * place.accelerators_m / 1000
             entry.seen = replace(entry.seen, attained_s=attained)
-            if now > begin:
-                self.learner.observe(entry.job, place.accelerator, place.accelerators_m, now - begin)
+            self.learner.observe(entry.job, place, held, max(0.0, now - begin), entry.speed)
         if now - run.started_at_s >= self.settings.checkpoint_s:
             entry.saved_left = entry.left
         entry.updated_s = now
@@ -290,6 +306,7 @@ class _Engine:
             if run is not None and name in run.placement.nodes:
                 self._advance(entry, now)
                 entry.lost_s += (entry.saved_left - entry.left) / max(entry.speed, 1e-12)
+                self.learner.repeats(entry.job, entry.saved_left - entry.left)
                 entry.left = entry.saved_left
                 entry.end_key = 0
                 self.busy_m -= run.placement.accelerators_m
@@ -301,18 +318,19 @@ class _Engine:
             self._advance(entry, now)
             seen = entry.seen
             if self.settings.steps_known:
-                seen = replace(seen, remaining_work=entry.left)
+                seen = replace(seen, remaining_work=self.learner.remaining(entry.job, entry.left))
             if seen.run is not None:
                 seen = replace(seen, run=replace(seen.run, saved_at_s=now))
             entry.seen = seen
             jobs.append(seen)
         version = self.snapshot.version + 1
-        return replace(self.snapshot, jobs=tuple(jobs), table=self.learner.current(now), version=version)
+        table = self.learner.current(entry.job for entry in self.live.values())
+        return replace(self.snapshot, jobs=tuple(jobs), table=table, version=version)
 
     def _plan(self, now: float) -> None:
         self.snapshot = self._snapshot(now)
         begin = time.perf_counter()
-        result, _ = plan(self.snapshot, self.policy, now)
+        result, _ = plan(self.snapshot, self.deciding, now)
         self.decisions.append(time.perf_counter() - begin)
         if self.settings.check:
             wrong = check_plan(self.snapshot, result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -79,6 +79,47 @@ def philly(path: Path, accelerator: str = "gpu", per_node: int = 8) -> Trace:
                 pods=pods,
                 per_pod_m=1000 * per_pod,
                 tenant=row["cluster"],
+            )
+            rows.append((at, number, job))
+    rows.sort(key=lambda item: item[:2])
+    return Trace(path.stem, tuple(job for _, _, job in rows))
+
+
+def openb(path: Path, accelerators: Iterable[str]) -> Trace:
+    """Alibaba's pods (openb): those that ran on accelerators, as far as the trace goes.
+
+    A pod's work is its time from being scheduled to its end, at speed 1 on each of `accelerators` (of the
+    cluster, in any case of letters) that its `gpu_spec` allows; empty: all. Left out are pods without
+    accelerators, as a simulated node counts nothing else, and pods that were never scheduled, as nobody knows
+    how long they are. Pods that outlived the trace end with it."""
+    known = {name.lower(): name for name in accelerators}
+    rows: list[tuple[float, int, TraceJob]] = []
+    with path.open() as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            try:
+                at, scheduled, end = float(row["creation_time"]), row["scheduled_time"], row["deletion_time"]
+                size_m = int(row["num_gpu"]) * int(row["gpu_milli"])
+                named = sorted(set(filter(None, (row.get("gpu_spec") or "").split("|"))))
+                seconds = float(end) - float(scheduled) if scheduled and end else 0.0
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"{path}:{number + 2}: not an openb pod: {error!r}") from error
+            if size_m <= 0 or seconds <= 0:
+                continue
+            allowed = (
+                [known[name.lower()] for name in named if name.lower() in known] if named else known.values()
+            )
+            if not allowed:
+                raise TraceError(
+                    f"{path}:{number + 2}: pod {row['name']} runs on {' or '.join(named)} only, and the cluster has"
+                    f" {', '.join(known.values())}; add one of those types to it"
+                )
+            job = TraceJob(
+                id=f"{number:05d}",
+                arrival_s=at,
+                work=seconds,
+                speeds=dict.fromkeys(allowed, 1.0),
+                workload_class=f"{'|'.join(named) or 'any'} {size_m}m",
+                per_pod_m=size_m,
             )
             rows.append((at, number, job))
     rows.sort(key=lambda item: item[:2])

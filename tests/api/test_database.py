@@ -71,7 +71,7 @@ async def test_jobs_and_samples_survive_the_second_migration_and_back(empty_url:
     await migrate(empty_url, "0001")
     engine = make_engine(empty_url)
     at = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
-    job = {c.name: at if isinstance(c.type, Utc) else 7 for c in tables.jobs.columns}
+    job: dict[str, object] = {c.name: at if isinstance(c.type, Utc) else 7 for c in tables.jobs.columns}
     job |= {c.name: "x" for c in tables.jobs.columns if isinstance(c.type, String)}
     async with engine.begin() as tx:
         await tx.execute(tables.jobs.insert().values(**job))

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from busbar.scheduler import Finished, JobId, Policy, WaitCode, what_if
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from .build import NOW, cluster, job, placed
+from busbar.scheduler import Finished, History, Job, JobId, Outcome, Policy, Snapshot, WaitCode, what_if
 
-HISTORY = tuple(Finished("a", 8000, seconds) for seconds in (7300.0, 7400.0, 7500.0, 9000.0, 11000.0))
+from .build import NOW, cluster, job, placed, tenant
+from .strategies import snapshots
+
+HISTORY = tuple(Finished("a", 8000, 7250.0 + 50 * i) for i in range(70))
+FEW = 6
+
+
+def full(size: int = 8, remaining: float | None = None) -> Job:
+    return job(
+        "old",
+        size=size,
+        on=placed("H100", "H100-0000", size=size),
+        preemptible=False,
+        remaining=remaining,
+    )
 
 
 def test_a_job_that_fits_starts_now_and_nothing_is_changed() -> None:
@@ -20,13 +36,13 @@ def test_a_job_that_fits_starts_now_and_nothing_is_changed() -> None:
 
 
 def test_a_job_behind_another_waits_as_long_as_history_says() -> None:
-    running = job("old", size=8, on=placed("H100", "H100-0000", size=8), preemptible=False)
-    forecast = what_if(cluster(running, H100=1), Policy(), job("x", size=8), NOW, HISTORY)
+    forecast = what_if(cluster(full(), H100=1), Policy(), job("x", size=8), NOW, HISTORY)
     assert not forecast.starts_now
     assert forecast.p50_s is not None
     assert forecast.p90_s is not None
-    # It has run 7,200 s; those that did ran 100 to 3,800 s more.
-    assert 100 <= forecast.p50_s <= forecast.p90_s <= 3800
+    # It has run 7,200 s; those that did ran 50 to 3,500 s more.
+    assert 1000 <= forecast.p50_s <= 2500
+    assert forecast.p50_s <= forecast.p90_s <= 3500
 
 
 def test_the_seed_decides_and_the_order_does_not() -> None:
@@ -36,7 +52,9 @@ def test_the_seed_decides_and_the_order_does_not() -> None:
     one = cluster(*running, H100=1)
     other = replace(one, jobs=one.jobs[::-1])
     new = job("x", size=8)
-    assert what_if(one, Policy(), new, NOW, HISTORY, 3) == what_if(other, Policy(), new, NOW, HISTORY, 3)
+    same = what_if(one, Policy(), new, NOW, HISTORY, 3)
+    assert same == what_if(other, Policy(), new, NOW, HISTORY, 3)
+    assert same.raw != what_if(one, Policy(), new, NOW, HISTORY, 4).raw
 
 
 def test_what_can_never_start_gets_a_reason_and_no_date() -> None:
@@ -45,3 +63,79 @@ def test_what_can_never_start_gets_a_reason_and_no_date() -> None:
     assert forecast.record is not None
     assert forecast.record.code in (WaitCode.NODE_TOO_SMALL, WaitCode.UNKNOWN_TENANT)
     assert forecast.record.job == JobId("uid-x")
+
+
+def test_the_true_length_is_not_looked_at() -> None:
+    new = job("x", size=8)
+    forecasts = [
+        what_if(cluster(full(remaining=left), H100=1), Policy(), new, NOW, HISTORY).raw
+        for left in (1.0, 1e3, 1e9, None)
+    ]
+    assert len(set(forecasts)) == 1
+
+
+def test_submissions_that_will_overtake_are_in_the_forecast() -> None:
+    """Another tenant with an equal share sends small jobs all day: the gang waits longer than without them."""
+    submitted = tuple(
+        Finished("b", 1000, 3600.0, NOW - 86400 + 120 * i, NOW - 86400 + 120 * i + 3600) for i in range(690)
+    )
+    snapshot = cluster(full(), tenants=(tenant("a"), tenant("b")), H100=1)
+    new = job("x", size=8)
+    quiet = what_if(snapshot, Policy(), new, NOW, HISTORY)
+    busy = what_if(snapshot, Policy(), new, NOW, (*HISTORY, *submitted))
+    assert quiet.p50_s is not None
+    assert busy.p50_s is not None
+    assert busy.p50_s > quiet.p50_s + 600
+
+
+@pytest.mark.parametrize(("factor", "least", "most"), [(3.0, 2.0, 3.2), (1.0, 0.9, 1.1)])
+def test_past_outcomes_correct_the_forecast(factor: float, least: float, most: float) -> None:
+    history = History(HISTORY)
+    new = job("x", size=8)
+    before = what_if(cluster(full(), H100=1), Policy(), new, NOW, history)
+    assert before.raw is not None
+    assert before.p90_s is not None
+    for i in range(200):
+        made = NOW - 86400 + i
+        history.promised(f"past-{i}", Outcome(made, "a", 8000, before.raw))
+        history.started(f"past-{i}", made + factor * (before.raw[0] if i % 10 < 5 else before.raw[1]))
+    after = what_if(cluster(full(), H100=1), Policy(), new, NOW, history)
+    assert after.raw == before.raw
+    assert after.p90_s is not None
+    assert least <= after.p90_s / before.p90_s <= most
+
+
+def test_a_job_that_still_waits_pulls_the_forecast_up() -> None:
+    def p90_s(waiting: int) -> float:
+        history = History()
+        for i in range(100):
+            history.promised(f"past-{i}", Outcome(NOW - 40_000, "a", 8000, (2000.0, 3000.0)))
+            if i >= waiting:
+                history.started(f"past-{i}", NOW - 38_000)
+        snapshot = cluster(full(), H100=1)
+        history_of_lengths = History(HISTORY)
+        history_of_lengths.outcomes = history.outcomes
+        found = what_if(snapshot, Policy(), job("x", size=8), NOW, history_of_lengths).p90_s
+        assert found is not None
+        return found
+
+    assert p90_s(50) > 2 * p90_s(0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(snapshots(), st.integers(0, 5), st.floats(1.0, 1e7))
+def test_forecasts_are_ordered_repeatable_and_blind(snapshot: Snapshot, seed: int, length: float) -> None:
+    """For any cluster: p50 <= p90, the same seed gives the same answer, true lengths of what runs change
+    nothing about the draws, and the snapshot stays as it was."""
+    new = job("x", size=2)
+    before = snapshot.to_json()
+    one = what_if(snapshot, Policy(), new, NOW, HISTORY, seed, FEW)
+    assert what_if(snapshot, Policy(), new, NOW, HISTORY, seed, FEW) == one
+    assert snapshot.to_json() == before
+    if one.p50_s is not None:
+        assert one.p90_s is not None
+        assert 0 <= one.p50_s <= one.p90_s
+    told = replace(snapshot, jobs=tuple(replace(j, remaining_work=length) for j in snapshot.jobs))
+    other = what_if(told, Policy(), new, NOW, HISTORY, seed, FEW)
+    if one.raw is not None and other.raw is not None:
+        assert one.raw == other.raw

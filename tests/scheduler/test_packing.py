@@ -1,23 +1,46 @@
-"""Small requests go where they leave the rest most useful."""
+"""Requests go where they leave the rest most useful."""
 
 from __future__ import annotations
 
-import pytest
+from random import Random
 
+import numpy as np
+import pytest
+from benchmarks.scheduling.openb import Fgd
+
+from busbar.scheduler.holes import WHOLE, HoleMarket
 from busbar.scheduler.packing import Machine, Packer, Request, typical
 
-WHOLE = Request(4000, 1024, 8, 1000)
+WHOLE_NODE = Request(4000, 1024, 8, 1000)
 ONE = Request(4000, 1024, 1, 1000)
 HALF = Request(2000, 1024, 1, 500)
 
 
-def test_fragmentation_is_what_the_typical_request_cannot_use() -> None:
-    packer = Packer([Machine("n", 64_000, 10**6, 8, "G")], [(WHOLE, 0.25), (ONE, 0.75)])
-    assert packer.fragmentation(0, 64_000, [1000] * 8) == pytest.approx(0)
-    # One device gone: requests for eight can use nothing of the other seven.
-    assert packer.fragmentation(0, 64_000, [0] + [1000] * 7) == pytest.approx(0.25 * 7000)
-    # No CPU left: nobody can use anything.
-    assert packer.fragmentation(0, 0, [1000] * 8) == pytest.approx(8000)
+def worth(packer: Packer) -> list[float]:
+    return [float(value) for value in packer._now]
+
+
+def test_a_node_counts_by_how_much_of_it_could_be_filled() -> None:
+    machines = [Machine("rich", 32_000, 10**6, 8, "G"), Machine("poor", 12_000, 10**6, 8, "G")]
+    packer = Packer(machines, [(ONE, 1.0)])
+    # CPU for three of eight requests: the next one fits both nodes, and five accelerators of one are lost.
+    assert worth(packer) == pytest.approx([8000, 3000])
+    packer.place(Request(31_000, 0, 0, 0))
+    assert worth(packer) == pytest.approx([0, 3000])
+
+
+def test_half_the_workload_needs_all_devices_of_a_node() -> None:
+    packer = Packer([Machine("n", 64_000, 10**6, 8, "G")], [(WHOLE_NODE, 0.25), (ONE, 0.75)])
+    assert worth(packer) == pytest.approx([8000])
+    packer.place(ONE)
+    assert worth(packer) == pytest.approx([0.75 * 7000])
+
+
+def test_requests_without_devices_go_where_cpu_is_left_over() -> None:
+    machines = [Machine("tight", 32_000, 10**6, 8, "G"), Machine("rich", 64_000, 10**6, 2, "G")]
+    packer = Packer(machines, [(ONE, 1.0)])
+    assert [packer.place(Request(8000, 0, 0, 0)) for _ in range(7)] == [1] * 7
+    assert worth(packer) == pytest.approx([8000, 2000])
 
 
 def test_a_share_goes_onto_the_device_that_is_broken_already() -> None:
@@ -29,9 +52,9 @@ def test_a_share_goes_onto_the_device_that_is_broken_already() -> None:
 
 def test_a_whole_machine_is_kept_for_those_who_need_it() -> None:
     machines = [Machine("a", 64_000, 10**6, 8, "G"), Machine("b", 64_000, 10**6, 2, "G")]
-    packer = Packer(machines, [(WHOLE, 0.5), (ONE, 0.5)])
+    packer = Packer(machines, [(WHOLE_NODE, 0.5), (ONE, 0.5)])
     assert packer.place(ONE) == 1
-    assert packer.place(WHOLE) == 0
+    assert packer.place(WHOLE_NODE) == 0
 
 
 def test_models_memory_and_devices_are_respected() -> None:
@@ -41,3 +64,69 @@ def test_models_memory_and_devices_are_respected() -> None:
     assert packer.place(Request(1000, 10, 2, 1000)) is None
     assert packer.place(Request(1000, 10, 1, 1000, frozenset({"G"}))) == 0
     assert packer.place(HALF) is None
+
+
+def test_without_machines_or_devices_nothing_breaks() -> None:
+    assert Packer([], typical([ONE])).place(ONE) is None
+    cpu = Packer([Machine("a", 4000, 1000, 0, "")], [])
+    assert cpu.place(HALF) is None
+    assert [cpu.place(Request(3000, 1, 0, 0)) for _ in range(2)] == [0, None]
+
+
+def test_shares_are_exact_though_their_worth_is_counted_in_grains() -> None:
+    packer = Packer([Machine("a", 64_000, 1000, 1, "G")], typical([ONE]))
+    assert packer.place(Request(0, 0, 1, 525)) == 0
+    assert packer.place(Request(0, 0, 1, 476)) is None
+    assert packer.place(Request(0, 0, 1, 475)) == 0
+    assert packer.free[0].sum() == 0
+
+
+def test_a_hole_is_worth_what_will_fill_it() -> None:
+    holes = np.zeros(WHOLE + 1, dtype=np.int64)
+    holes[53] = 20
+    value = HoleMarket({500: 10.0, 470: 100.0}).worth(holes)
+    assert value[WHOLE] == 1000
+    assert value[46] == 0
+    assert value[47] == pytest.approx(470)
+    assert 470 <= value[53] <= 500
+    assert (np.diff(value) >= 0).all()
+
+
+def test_many_holes_that_only_a_rare_request_fits_are_worth_nothing() -> None:
+    holes = np.zeros(WHOLE + 1, dtype=np.int64)
+    few, many = holes.copy(), holes.copy()
+    few[19], many[19] = 5, 900
+    assert HoleMarket({160: 50.0, 810: 500.0}).worth(few)[19] == pytest.approx(160)
+    assert HoleMarket({160: 50.0, 810: 500.0}).worth(many)[19] == pytest.approx(0)
+
+
+def test_scores_that_are_kept_are_those_that_would_be_computed_now() -> None:
+    random = Random(3)
+    shares = (160, 320, 470, 810, 1000)
+    kinds = [Request(c, 0, 1, s) for c in (2000, 6000, 11_000) for s in shares]
+    kinds += [Request(9000, 0, 0, 0), Request(8000, 0, 4, 1000), Request(8000, 0, 1, 1000, frozenset({"T"}))]
+    machines = [Machine(f"g{i}", 96_000, 10**6, 8, "G") for i in range(6)]
+    machines += [Machine(f"t{i}", 52_000, 10**6, 2, "T") for i in range(9)]
+    order = [random.choice(kinds) for _ in range(150)]
+    kept, fresh = Packer(machines, typical(order)), Packer(machines, typical(order))
+    for request in order:
+        fresh._scores.clear()
+        assert kept.place(request) == fresh.place(request)
+    assert (kept.free == fresh.free).all()
+    assert min(kept.free.min(), kept.cpu.min(), kept.memory.min()) >= 0
+
+
+def test_more_is_placed_than_by_looking_at_the_next_request_only() -> None:
+    """Eight accelerators and CPU for eight ordinary requests; CPU-only requests belong on the other nodes."""
+    random = Random(0)
+    machines = [Machine(f"g{i}", 96_000, 10**6, 8, "G") for i in range(12)]
+    machines += [Machine(f"t{i}", 96_000, 10**6, 2, "T") for i in range(12)]
+    kinds = [ONE, Request(12_000, 0, 1, 1000), Request(12_000, 0, 1, 470), Request(16_000, 0, 0, 0)]
+    order = [random.choice(kinds) for _ in range(400)]
+    left = []
+    for packer in (Packer(machines, typical(order)), Fgd(machines, typical(order))):
+        for request in order:
+            packer.place(request)
+        left.append(int(packer.free.sum()))
+    assert left[0] <= 0.03 * 1000 * (12 * 8 + 12 * 2)
+    assert left[0] < left[1]

@@ -26,7 +26,7 @@ from busbar.scheduler import (
 
 from .build import NOW, cluster, job, nodes, placed, pool, speeds, tenant
 
-POLICY = Policy()
+POLICY = Policy(solver_seconds=None)
 
 
 def decide(snapshot: Snapshot) -> Plan:

@@ -10,17 +10,21 @@ from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
+import pytest
+from benchmarks.scheduling.generator import generate
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from busbar.scheduler import (
     ActionKind,
     Cell,
+    Event,
     Plan,
     Policy,
     Quota,
     Run,
     Snapshot,
+    SolverError,
     Tenant,
     WaitCode,
     applied,
@@ -34,7 +38,7 @@ from busbar.scheduler.plans import NEVER
 from .build import NOW
 from .strategies import KINDS, snapshots
 
-POLICY = Policy()
+POLICY = Policy(solver_seconds=None)
 T = TypeVar("T")
 quiet = settings(
     max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -49,7 +53,6 @@ def made(snapshot: Snapshot, now: float = NOW) -> Plan:
 @given(snapshots())
 def test_every_plan_is_allowed(snapshot: Snapshot) -> None:
     assert check_plan(snapshot, made(snapshot)) == []
-    assert check_plan(snapshot, react(snapshot, POLICY, NOW)[0]) == []
 
 
 @quiet
@@ -88,8 +91,8 @@ def test_snapshots_and_plans_survive_json(snapshot: Snapshot) -> None:
 def test_the_hash_seed_changes_nothing() -> None:
     program = (
         "import json; from benchmarks.scheduling.generator import NOW, generate; "
-        "from busbar.scheduler import Policy, plan; "
-        "print(json.dumps(plan(generate(40, 80, 80, 4), Policy(), NOW)[0].to_json(), sort_keys=True))"
+        "from busbar.scheduler import Policy, plan; policy = Policy(solver_seconds=None); "
+        "print(json.dumps(plan(generate(40, 80, 80, 4), policy, NOW)[0].to_json(), sort_keys=True))"
     )
     out = [
         subprocess.run(
@@ -275,11 +278,52 @@ def test_slow_releases_do_not_make_the_cluster_flicker(snapshot: Snapshot) -> No
     """Events every five seconds, a full plan every other: nothing is stopped twice within `min_run_s`."""
     now = NOW
     stopped_at: dict[str, float] = {}
+    result, memo = plan(snapshot, POLICY, now)
+    before = snapshot
     for step in range(80):
-        result = (plan if step % 2 else react)(snapshot, POLICY, now)[0]
+        if step % 2:
+            result, memo = plan(snapshot, POLICY, now, memo)
+        else:
+            result, memo = react(snapshot, result, Event.between(before, snapshot, now), memo)
         assert check_plan(snapshot, result) == []
+        before = snapshot
         snapshot, disturbed = _carried_out(snapshot, result, now)
         for name in disturbed:
             assert now - stopped_at.get(name, 0.0) >= POLICY.min_run_s
             stopped_at[name] = now
         now += 5.0
+
+
+PLAIN = replace(POLICY, solver=False)
+
+
+@quiet
+@given(snapshots())
+def test_the_solver_only_improves_and_settles(snapshot: Snapshot) -> None:
+    result, _ = plan(snapshot, POLICY, NOW)
+    assert check_plan(snapshot, result) == []
+    assert result == plan(snapshot, POLICY, NOW)[0]
+    assert result.solver_gain >= 0
+    if not result.solver_gain:
+        assert result.actions == plan(snapshot, PLAIN, NOW)[0].actions
+    assert plan(applied(snapshot, result, NOW), POLICY, NOW)[0].actions == ()
+
+
+def test_the_solver_finds_what_single_exchanges_do_not() -> None:
+    snapshot = generate(40, 80, 80, 2)
+    plain, _ = plan(snapshot, PLAIN, 10_000_000.0)
+    better, _ = plan(snapshot, POLICY, 10_000_000.0)
+    assert check_plan(snapshot, better) == []
+    assert better.solver_gain > 0.01 * plain.value
+    assert better.value > plain.value
+
+
+def test_without_the_solver_the_plan_is_still_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **more: object) -> None:
+        raise SolverError("out of order")
+
+    monkeypatch.setattr("busbar.scheduler.solver.solve", broken)
+    snapshot = generate(40, 80, 80, 2)
+    result, _ = plan(snapshot, POLICY, 10_000_000.0)
+    assert result.solver_error == "out of order"
+    assert result.actions == plan(snapshot, PLAIN, 10_000_000.0)[0].actions

@@ -1,0 +1,187 @@
+"""The forecasts row: what `what_if` promised to jobs that waited, against when they started.
+
+Every `EVERY`-th job that has to wait is asked for at its submission, with what is known then: the snapshot
+(no lengths), the jobs that have finished, and the outcomes so far. The yardstick forecasts with the quantiles
+of the waits that ended in the trailing week, by (virtual cluster, GPUs), then by virtual cluster, then of all,
+with at least `LEAST` waits; once over all jobs and once over those that waited more than 60 s, and the
+better of the two counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.scheduling.philly import (
+    EXACT_FROM,
+    FIRST,
+    LAST,
+    Board,
+    Load,
+    Row,
+    agreement,
+    exact,
+    first_starts,
+    light,
+    load,
+    size_m,
+)
+from numpy.typing import NDArray
+
+from busbar.scheduler import Finished, History, Job, Outcome, Policy, what_if
+
+EVERY = 7
+"""One waiting job in so many is asked for."""
+WAITS_S = 60.0
+WEEK_S = 7 * 86400.0
+LEAST = 5
+LATEST = LAST + 30 * 86400.0
+"""Arrivals after the window compete with what still waits."""
+
+
+class Trailing:
+    """Quantiles of the waits that ended in the trailing week."""
+
+    def __init__(self, least_s: float) -> None:
+        self.least_s = least_s
+        self.rows: deque[tuple[float, str, int, float]] = deque()
+
+    def add(self, now: float, job: Job) -> None:
+        waited = now - job.submitted_at_s
+        if waited > self.least_s:
+            self.rows.append((now, job.tenant, size_m(job), waited))
+
+    def quantiles(self, now: float, job: Job) -> tuple[float, float]:
+        while self.rows and self.rows[0][0] < now - WEEK_S:
+            self.rows.popleft()
+        same = [(m, waited) for _, tenant, m, waited in self.rows if tenant == job.tenant]
+        waits = [waited for m, waited in same if m == size_m(job)]
+        if len(waits) < LEAST:
+            waits = [waited for _, waited in same]
+        if len(waits) < LEAST:
+            waits = [row[3] for row in self.rows]
+        return (float(np.quantile(waits, 0.5)), float(np.quantile(waits, 0.9))) if waits else (0.0, 0.0)
+
+
+Asked = dict[str, Any]
+
+
+def ask(trace: Load, rows: Iterable[Row], policy: Policy, every: int = EVERY) -> Iterator[Asked]:
+    """Forecasts for every n-th job that waits, with what became of it."""
+    board, history = Board(trace), History()
+    yardsticks = Trailing(-1.0), Trailing(WAITS_S)
+    coming, open_, count = deque(trace.jobs), dict[str, Asked](), 0
+    pending = deque(sorted(rows, key=lambda row: row.at))
+    while pending and (coming or open_):
+        now = min(pending[0].at, coming[0].arrival_s if coming else pending[0].at)
+        arrived = []
+        while coming and coming[0].arrival_s <= now:
+            board.submit(coming[0])
+            arrived.append(coming.popleft().id)
+        while pending and pending[0].at <= now:
+            row = pending.popleft()
+            before = board.apply(row)
+            if row.kind == "end":
+                history.add(_finished(before, now))
+            elif row.kind == "start" and before.run is None and before.attained_s == 0:
+                history.started(row.job, now)
+                for yardstick in yardsticks:
+                    yardstick.add(now, before)
+                if row.job in open_:
+                    yield open_.pop(row.job) | {"waited_s": now - before.submitted_at_s}
+        for name in arrived:
+            job = board.live.get(name)
+            if job is None or job.run is not None or not EXACT_FROM <= now < LAST:
+                continue
+            count += 1
+            if count % every:
+                continue
+            made = what_if(board.snapshot(now), policy, job, now, history, seed=count)
+            if made.raw is None or made.p50_s is None:
+                continue
+            history.promised(name, Outcome(now, job.tenant, size_m(job), made.raw))
+            open_[name] = {
+                "job": name,
+                "at_s": now,
+                "tenant": job.tenant,
+                "gpus": size_m(job) // 1000,
+                "ours": (made.p50_s, made.p90_s),
+                "raw": made.raw,
+                "week": yardsticks[0].quantiles(now, job),
+                "week_waiting": yardsticks[1].quantiles(now, job),
+            }
+
+
+def _finished(job: Job, now: float) -> Finished:
+    seconds = job.attained_s / (size_m(job) / 1000)
+    return Finished(job.tenant, size_m(job), seconds, job.submitted_at_s, now, job.min_pods)
+
+
+def pinball(waited: NDArray[np.float64], forecast: NDArray[np.float64]) -> float:
+    """Mean of the losses at p50 and p90, in hours."""
+    total = 0.0
+    for column, level in enumerate((0.5, 0.9)):
+        off = (waited - forecast[:, column]) / 3600
+        total += float(np.maximum(level * off, (level - 1) * off).mean()) / 2
+    return total
+
+
+def score(asked: list[Asked]) -> dict[str, Any]:
+    """Coverage and loss of jobs that were measured: submitted in the window, waited more than 60 s."""
+    asked = [a for a in asked if FIRST <= a["at_s"] < LAST and a["waited_s"] > WAITS_S]
+    waited = np.array([a["waited_s"] for a in asked])
+    row: dict[str, Any] = {
+        "forecasts": len(asked),
+        "median_wait_h": float(np.median(waited)) / 3600,
+        "p99_wait_h": float(np.quantile(waited, 0.99)) / 3600,
+    }
+    for who in ("ours", "raw", "week", "week_waiting"):
+        forecast = np.array([a[who] for a in asked])
+        row[who] = {
+            "before_p50": float((waited <= forecast[:, 0]).mean()),
+            "before_p90": float((waited <= forecast[:, 1]).mean()),
+            "pinball_h": pinball(waited, forecast),
+        }
+    best = min(row["week"]["pinball_h"], row["week_waiting"]["pinball_h"])
+    row["pinball_below_best_week"] = 1 - row["ours"]["pinball_h"] / best
+    row["bars"] = {
+        "before_p50": {"between": [0.45, 0.55], "met": 0.45 <= row["ours"]["before_p50"] <= 0.55},
+        "before_p90": {"between": [0.85, 0.95], "met": 0.85 <= row["ours"]["before_p90"] <= 0.95},
+        "pinball_below_best_week": {"at_least": 0.2, "met": row["pinball_below_best_week"] >= 0.2},
+    }
+    return row
+
+
+def truth(trace: Load, policy: Policy) -> tuple[list[Row], list[Row]]:
+    """Everything that happened until the last measured job had started, and the light replay of the same."""
+    model = light(trace, policy, LATEST)
+    rows = [row for row in model if row.at < EXACT_FROM]
+    missing = {job.id for job in trace.jobs if FIRST <= job.arrival_s < LAST}
+    for row in exact(trace, policy, rows, EXACT_FROM):
+        rows.append(row)
+        if row.kind == "start":
+            missing.discard(row.job)
+        if not missing:
+            break
+    return rows, model
+
+
+def rows(data: Path, every: int = EVERY) -> list[dict[str, Any]]:
+    """The row, and how well the light model, given the true durations, agrees with the planner."""
+    trace, policy = load(data), Policy()
+    happened, model = truth(trace, policy)
+    first = first_starts(happened)
+    waits = np.array([first[job.id] - job.arrival_s for job in trace.jobs if FIRST <= job.arrival_s < LAST])
+    forecast = score(list(ask(trace, happened, policy, every)))
+    forecast |= {
+        "name": "what_if, one waiting job in so many",
+        "every": every,
+        "jobs": len(waits),
+        "waiting": float((waits > WAITS_S).mean()),
+        "median_wait_h": float(np.median(waits[waits > WAITS_S])) / 3600,
+    }
+    alike = agreement(trace, happened, model, FIRST, FIRST + WEEK_S)
+    return [forecast, {"name": "light model with true durations, first week, against the planner"} | alike]

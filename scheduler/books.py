@@ -1,0 +1,353 @@
+"""The books: where every job is, who holds what, and what is free, as a snapshot says.
+
+Opening the books costs a pass over the whole snapshot; following a snapshot that differs in a few objects costs
+as much as the difference. Nothing in them depends on how they came to be: whole numbers are added and taken
+away, and everything that is ordered is ordered by name. So books that followed a hundred events answer exactly
+as books that were opened now, and a `Memo` that carries them saves time and nothing else.
+
+What a job is worth depends on its age, so it is worth something else at every moment. The books take all
+values at one moment, that of the last full plan (`valued_at_s`), and with them the prices of that plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from .cluster import Cluster, PoolNodes
+from .columns import Candidate, Columns, Options
+from .errors import SnapshotError
+from .ledger import Ledger
+from .plans import Objective, Policy, Price
+from .prices import Market, solve
+from .table import TableView
+from .types import Job, JobId, Node, Placement, Snapshot
+
+_VALUED = attrgetter(
+    "workload_class",
+    "tenant",
+    "kind",
+    "min_pods",
+    "max_pods",
+    "per_pod",
+    "accelerators",
+    "pools",
+    "modes",
+    "submitted_at_s",
+    "remaining_work",
+    "attained_s",
+)
+"""What the columns of a job and their values depend on."""
+
+Shape = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Ranked:
+    """A column of a job with what it brings above its price, and the number of its shape: what has the same
+    number asks nodes for the same thing, but for the number of pods."""
+
+    profit: float
+    column: Candidate
+    shape: int
+
+
+@dataclass(slots=True)
+class Seat:
+    """A job's place."""
+
+    job: Job
+    option: Options
+    placement: Placement | None = None
+    column: Candidate | None = None
+    started_at_s: float = 0.0
+    waits_for_release: bool = False
+    """Planned into resources that a stopping job still holds."""
+    ranked: list[Ranked] | None = None
+    """Filled by `Books.ranked`; `rent` with it."""
+    rent: float = 0.0
+    """What the job would gain at these prices if it had its best column."""
+    density: float = 0.0
+    """Most value per accelerator that any column of the job brings."""
+
+
+class Books:
+    """The books of one snapshot, under one policy, at one moment's values and prices."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        valued_at_s: float,
+        prices: Mapping[str, float] | None = None,
+    ) -> None:
+        """Open the books.
+
+        Args:
+            prices: of an earlier plan; None: they are worked out.
+
+        Raises:
+            SnapshotError: the snapshot contradicts itself.
+        """
+        validate(snapshot)
+        self.snapshot = snapshot
+        self.policy = policy
+        self.valued_at_s = valued_at_s
+        self.whole = False
+        """False while a change is being written: whoever finds it so opens new books."""
+        self.table = TableView(snapshot.table)
+        self.columns = Columns(snapshot, self.table, policy, valued_at_s)
+        self.cluster = Cluster(snapshot)
+        self.ledger = Ledger(snapshot, self.table, self.cluster.capacity_m())
+        self.seats: dict[JobId, Seat] = {}
+        self.held: dict[tuple[str, str], dict[JobId, Seat]] = {}
+        """Jobs with a place, by pool and tenant."""
+        self.waiting: dict[JobId, Seat] = {}
+        """Jobs without a place that may get one."""
+        self.releasing: dict[JobId, Seat] = {}
+        """Jobs whose running attempt is being stopped."""
+        self._shapes: dict[Shape, int] = {}
+        for job in sorted(snapshot.jobs, key=lambda job: job.id):
+            option = self.columns.of(job)
+            self._add(job, option)
+            self.ledger.want(option)
+        self.ledger.settle()
+        if prices is None:
+            options = {job: seat.option for job, seat in self.seats.items()}
+            self.market = solve(options, self.ledger.capacity_m)
+        else:
+            self.market = Market(dict(prices), 0.0)
+        self.whole = True
+
+    @property
+    def basis(self) -> tuple[Policy, float, dict[str, float]]:
+        """What the books go by besides the snapshot: policy, moment of the values, prices."""
+        return self.policy, self.valued_at_s, self.market.prices
+
+    def ranked(self, seat: Seat) -> list[Ranked]:
+        """The job's columns, most profit first."""
+        if seat.ranked is None:
+            job, prices, shapes = seat.job, self.market.prices, self._shapes
+            rows = []
+            for column in seat.option.columns:
+                key = (column.pool, column.per_pod, job.node_selector, job.required_domain)
+                profit = column.value - prices.get(column.accelerator, 0.0) * column.accelerators_m / 1000
+                rows.append(Ranked(profit, column, shapes.setdefault(key, len(shapes))))
+            rows.sort(key=lambda row: -row.profit)
+            seat.ranked = rows
+            if rows:
+                seat.rent = max(0.0, rows[0].profit)
+                seat.density = max(r.column.value / max(r.column.accelerators_m, 1) * 1000 for r in rows)
+        return seat.ranked
+
+    def rank(self) -> None:
+        """Rank the columns of all jobs now, so that the first event need not."""
+        for seat in self.seats.values():
+            if seat.ranked is None:
+                self.ranked(seat)
+
+    def bound(self) -> float:
+        """What no plan can exceed at these prices."""
+        self.rank()
+        capacity_m, market = self.ledger.capacity_m, self.market
+        income = [market.price(kind) * amount / 1000 for kind, amount in capacity_m.items()]
+        return math.fsum(income) + math.fsum([seat.rent for seat in self.seats.values()])
+
+    def value(self) -> float:
+        """What the jobs are worth where they are."""
+        return math.fsum([seat.column.value for seat in self.seats.values() if seat.column is not None])
+
+    # -- what the snapshot says ---------------------------------------------------------------------------
+
+    def _add(self, job: Job, option: Options, was: Seat | None = None) -> None:
+        """Enter a job (`was`: its seat before, if it asks for the same and is worth the same)."""
+        seat = self.seats[job.id] = Seat(job, option)
+        if was is not None and _asked(was.job) == _asked(job):
+            seat.ranked, seat.rent, seat.density = was.ranked, was.rent, was.density
+        run = job.run
+        if run is None:
+            self.waiting[job.id] = seat
+        elif run.releasing:
+            self.releasing[job.id] = seat
+            self.cluster.leave(run.placement)
+            self.ledger.book_leaving(job.tenant, run.placement.accelerator, run.placement.accelerators_m)
+        else:
+            self.cluster.take(run.placement)
+            self.ledger.book(job.tenant, run.placement.accelerator, run.placement.accelerators_m)
+            seat.placement, seat.started_at_s = run.placement, run.started_at_s
+            seat.column = option.column_of(run.placement)
+            self.held.setdefault((run.placement.pool, job.tenant), {})[job.id] = seat
+
+    def _drop(self, seat: Seat) -> None:
+        job = seat.job
+        del self.seats[job.id]
+        run = job.run
+        if run is None:
+            del self.waiting[job.id]
+        elif run.releasing:
+            del self.releasing[job.id]
+            self.cluster.leave(run.placement, sign=1)
+            self.ledger.book_leaving(job.tenant, run.placement.accelerator, -run.placement.accelerators_m)
+        else:
+            self.cluster.take(run.placement, sign=1)
+            self.ledger.book(job.tenant, run.placement.accelerator, -run.placement.accelerators_m)
+            del self.held[run.placement.pool, job.tenant][job.id]
+
+    # -- following ----------------------------------------------------------------------------------------
+
+    def follow(self, snapshot: Snapshot) -> bool:
+        """Turn these into the books of another snapshot; False: open new ones (nothing was done).
+
+        Raises:
+            SnapshotError: the snapshot contradicts itself.
+        """
+        old = self.snapshot
+        if snapshot is old:
+            return self.whole
+        if not self.whole or self.policy.objective is Objective.MAKESPAN or _differ(old, snapshot):
+            return False
+        validate(snapshot, old)
+        table = None
+        if snapshot.table is not old.table and snapshot.table != old.table:
+            table = TableView(snapshot.table)
+            if any(table.rate(pool.accelerator) != self.table.rate(pool.accelerator) for pool in old.pools):
+                return False
+        self.whole = False
+        if table is not None:
+            self.table = table
+            self.columns = Columns(snapshot, table, self.policy, self.valued_at_s)
+        self._follow_nodes(snapshot)
+        if snapshot.tenants is not old.tenants and set(snapshot.tenants) != set(old.tenants):
+            self.ledger.meet(snapshot.tenants)
+        self._follow_jobs(snapshot, table is not None)
+        self.ledger.settle()
+        self.snapshot = snapshot
+        self.whole = True
+        return True
+
+    def _follow_nodes(self, snapshot: Snapshot) -> None:
+        if snapshot.nodes is self.snapshot.nodes:
+            return
+        known = {node.name: node for node in self.snapshot.nodes}
+        stale: set[str] = set()
+        for node in snapshot.nodes:
+            was = known.pop(node.name, None)
+            if was is not node and was != node:
+                stale.add(node.pool)
+                if was is not None:
+                    stale.add(was.pool)
+        stale |= {node.pool for node in known.values()}
+        for name in sorted(stale):
+            self._reopen(name, (node for node in snapshot.nodes if node.pool == name))
+        if stale:
+            self.ledger.resize(self.cluster.capacity_m())
+
+    def _reopen(self, pool: str, nodes: Iterable[Node]) -> None:
+        """The books of a pool whose nodes changed."""
+        fresh = self.cluster.pools[pool] = PoolNodes(self.cluster.pools[pool].pool, nodes)
+        for seat in self.seats.values():
+            run = seat.job.run
+            if run is not None and run.placement.pool == pool:
+                if run.releasing:
+                    fresh.leave(run.placement.nodes, run.placement.per_pod)
+                else:
+                    fresh.take(run.placement.nodes, run.placement.per_pod)
+
+    def _follow_jobs(self, snapshot: Snapshot, new_speeds: bool) -> None:
+        seats = self.seats
+        faster: dict[tuple[int, str], bool] = {}
+        gone = len(seats)
+        changed: list[tuple[Job, Seat | None]] = []
+        for job in snapshot.jobs:
+            seat = seats.get(job.id)
+            if seat is None:
+                changed.append((job, None))
+                continue
+            gone -= 1
+            if job is not seat.job and job != seat.job:
+                changed.append((job, seat))
+            elif new_speeds:
+                key = (id(seat.option.row), job.tenant)
+                if key not in faster:
+                    faster[key] = self.columns.row(job) != seat.option.row
+                if faster[key]:
+                    changed.append((job, seat))
+        if gone:
+            there = {job.id for job in snapshot.jobs}
+            for name in [name for name in seats if name not in there]:
+                self.ledger.want(seats[name].option, sign=-1)
+                self._drop(seats[name])
+        for _, seat in changed:
+            if seat is not None:
+                self._drop(seat)
+        for job, seat in changed:
+            if seat is not None and not new_speeds and _VALUED(job) == _VALUED(seat.job):
+                old = seat.option
+                self._add(job, Options(job, old.columns, old.weight, old.best_speed, old.row), seat)
+                continue
+            option = self.columns.of(job)
+            if seat is not None:
+                self.ledger.want(seat.option, sign=-1)
+            self.ledger.want(option)
+            self._add(job, option)
+
+
+def _asked(job: Job) -> tuple[object, object]:
+    """What the numbers of a job's shapes depend on besides its columns."""
+    return job.node_selector, job.required_domain
+
+
+def _differ(old: Snapshot, new: Snapshot) -> bool:
+    """Whether pools or exchange rates changed: then everything else does."""
+    if new.pools is not old.pools and set(new.pools) != set(old.pools):
+        return True
+    return new.table is not old.table and set(new.table.rates) != set(old.table.rates)
+
+
+def prices_of(prices: Iterable[Price]) -> dict[str, float]:
+    """As a plan lists them, by accelerator."""
+    return {price.accelerator: price.price for price in prices}
+
+
+def validate(snapshot: Snapshot, known: Snapshot | None = None) -> None:
+    """Refuse a snapshot that contradicts itself; objects that `known` shares with it are taken for good."""
+    pools = {pool.name for pool in snapshot.pools}
+    _unique("pool", [pool.name for pool in snapshot.pools])
+    _unique("tenant", [tenant.name for tenant in snapshot.tenants])
+    _unique("job", [job.id for job in snapshot.jobs])
+    if known is None or snapshot.nodes is not known.nodes:
+        _unique("node", [node.name for node in snapshot.nodes])
+        for node in snapshot.nodes:
+            if node.pool not in pools:
+                raise SnapshotError(
+                    f"node {node.name!r} names the pool {node.pool!r}, which is not in the snapshot"
+                )
+    for job in snapshot.jobs:
+        if not 1 <= job.min_pods <= job.max_pods:
+            raise SnapshotError(
+                f"job {job.key}: pods {job.min_pods}..{job.max_pods} is not a range from 1 up"
+            )
+
+
+def _unique(what: str, names: list[str] | list[JobId]) -> None:
+    if len(set(names)) == len(names):
+        return
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SnapshotError(f"two {what}s are called {name!r}")
+        seen.add(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """Carried from one decision to the next to save time only; dropping it changes nothing but speed.
+
+    One memo is used by one thread at a time.
+    """
+
+    prices: tuple[Price, ...] = ()
+    version: int = -1
+    books: Books | None = field(default=None, compare=False, repr=False)

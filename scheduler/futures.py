@@ -1,0 +1,348 @@
+"""One possible future of a queue, simulated by counts: when would a job start?
+
+A light model of the planner, thousands of times faster and close to it: nodes are numbers of free
+accelerators, jobs are sizes. It keeps the planner's order, because the order decides who overtakes whom:
+
+    whose turn      the tenant whose next job lies inside its fair share (or guarantee) before those that
+                    borrow, then who holds least for its weight
+    which job       highest priority, serving first, then most value per accelerator (small and old)
+    where           one pod: the fullest node that has room; a gang: all pods at once or not at all
+    backfill        what does not fit is passed over
+    giving way      a job inside its tenant's fair share stops the smallest settled jobs of tenants above theirs
+
+Fair shares are worked out again whenever demand changes, so jobs that are submitted later and overtake are in
+the model. Left out: CPU and memory, topology, moves to better types, and stopping a job of the same tenant.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+
+from .queue_types import EPS, Arrival, Item, Place, Request, Start, cheapest, fair_shares
+
+PATIENCE_S = 60.0
+"""A large request for which no victims were found is tried again after so long (it seldom finds any)."""
+LARGE_M = 4000
+
+
+class Future:
+    """One simulated future."""
+
+    def __init__(self, start: Start, jobs: Sequence[Item], target: Item) -> None:
+        self.start = start
+        self.rules = start.rules
+        self.target = target
+        self.free = [list(row) for row in start.free]
+        self.buckets: list[dict[int, dict[int, None]]] = []
+        for row in self.free:
+            buckets: dict[int, dict[int, None]] = {}
+            for node, amount in enumerate(row):
+                if amount >= 0:
+                    buckets.setdefault(amount, {})[node] = None
+            self.buckets.append(buckets)
+        count = len(start.shares)
+        self.units = [0.0] * count
+        self.demand = [0.0] * count
+        self.entitled = [0.0] * count
+        self.stale = True
+        self.queues: list[dict[Request, deque[Item]]] = [{} for _ in range(count)]
+        self.running: list[dict[int, Item]] = [{} for _ in range(count)]
+        self.ends: list[tuple[float, int, Item]] = []
+        self.counter = 0
+        self.jobs = 0
+        self.disturbed: deque[float] = deque()
+        """When jobs were stopped lately."""
+        self.again: dict[tuple[int, Request], float] = {}
+        """When to look again for victims."""
+        for job in jobs:
+            self._add(job)
+        for queues in self.queues:
+            for request, queue in queues.items():
+                queues[request] = deque(sorted(queue, key=lambda item: item.submitted_at_s))
+        heapify(self.ends)
+
+    def _add(self, job: Item) -> None:
+        self.jobs += 1
+        self.demand[job.tenant] += job.request.places[0].units
+        if job.place is None:
+            self.queues[job.tenant].setdefault(job.request, deque()).append(job)
+        else:
+            self.units[job.tenant] += job.place.units
+            self.running[job.tenant][id(job)] = job
+            self.counter += 1
+            job.ends_at_s = self.start.now + job.left_s
+            self.ends.append((job.ends_at_s, self.counter, job))
+
+    def wait_s(self, arrivals: Iterator[Arrival], horizon_s: float) -> float:
+        """Seconds until the target starts; at most the horizon."""
+        begin = now = self.start.now
+        limit = begin + horizon_s
+        coming = next(arrivals, None)
+        self._fill(now)
+        while self.target.place is None:
+            at = self.ends[0][0] if self.ends else limit
+            if coming is not None and coming[0] < at:
+                now = coming[0]
+                if now >= limit:
+                    return horizon_s
+                self._submit(coming)
+                coming = next(arrivals, None)
+            else:
+                now = at
+                if now >= limit:
+                    return horizon_s
+                self._end(heappop(self.ends))
+            self._fill(now)
+        return now - begin
+
+    def _submit(self, arrival: Arrival) -> Item:
+        at, tenant, request, seconds = arrival
+        item = Item(tenant, request, at, seconds)
+        self.jobs += 1
+        self._demand(tenant, request.places[0].units)
+        self.queues[tenant].setdefault(request, deque()).append(item)
+        return item
+
+    def _end(self, event: tuple[float, int, Item]) -> None:
+        at, _, job = event
+        if job.place is not None and job.ends_at_s == at:
+            self._ended(job, at)
+
+    def _ended(self, job: Item, now: float) -> None:
+        self._leave(job)
+        self.jobs -= 1
+        self._demand(job.tenant, -job.request.places[0].units)
+
+    def _demand(self, tenant: int, more: float) -> None:
+        before = self.demand[tenant]
+        self.demand[tenant] = before + more
+        # Who wants more than its share before and after changes nobody's share.
+        if min(before, before + more) <= self.entitled[tenant] + EPS:
+            self.stale = True
+
+    def _leave(self, job: Item) -> None:
+        place = job.place
+        assert place is not None
+        for node in job.nodes:
+            if node >= 0 and self.free[place.pool][node] >= 0:
+                self._file(place.pool, node, place.per_pod_m)
+        self.units[job.tenant] -= place.units
+        del self.running[job.tenant][id(job)]
+        job.place = None
+
+    def _file(self, pool: int, node: int, change: int) -> None:
+        row, buckets = self.free[pool], self.buckets[pool]
+        old = row[node]
+        bucket = buckets[old]
+        del bucket[node]
+        if not bucket:
+            del buckets[old]
+        row[node] = old + change
+        buckets.setdefault(old + change, {})[node] = None
+
+    def _run(self, job: Item, place: Place, nodes: tuple[int, ...], now: float) -> None:
+        for node in nodes:
+            self._file(place.pool, node, -place.per_pod_m)
+        job.place, job.nodes, job.started_at_s = place, nodes, now
+        job.ends_at_s = now + job.left_s
+        self.units[job.tenant] += place.units
+        self.running[job.tenant][id(job)] = job
+        self.counter += 1
+        heappush(self.ends, (job.ends_at_s, self.counter, job))
+
+    # Where
+
+    def _nodes(self, place: Place) -> tuple[int, ...]:
+        """Nodes for all pods, of a place that fits."""
+        buckets = self.buckets[place.pool]
+        ask = place.per_pod_m
+        if place.pods == 1:
+            return (next(iter(buckets[min(size for size in buckets if size >= ask)])),)
+        found: list[int] = []
+        for size in sorted(buckets, reverse=True):
+            if size < ask:
+                break
+            for node in buckets[size]:
+                found.extend([node] * min(size // ask, place.pods - len(found)))
+                if len(found) == place.pods:
+                    return tuple(found)
+        raise AssertionError("a place that does not fit")
+
+    # Whose turn
+
+    def _fill(self, now: float) -> None:
+        if self.stale:
+            self.stale = False
+            self.entitled = fair_shares(self.demand, self.start.shares, self.start.capacity)
+        while self.target.place is None:
+            fitting = self._fitting()
+            best: tuple[bool, float, int] | None = None
+            chosen: Request | None = None
+            if fitting:
+                for tenant, queues in enumerate(self.queues):
+                    turn = self._turn(tenant, queues, fitting, now) if queues else None
+                    if turn is not None:
+                        key = (turn[0], self.units[tenant] / self.start.shares[tenant].weight, tenant)
+                        if best is None or key < best:
+                            best, chosen = key, turn[1]
+            if best is not None and chosen is not None:
+                self._begin(best[2], chosen, now)
+            elif not self._reclaim(now):
+                return
+
+    def _fitting(self) -> set[Request]:
+        """Requests that wait and for which there is room."""
+        return {
+            request
+            for request in {request: None for queues in self.queues for request in queues}
+            if any(self._fits(place) for place in request.places)
+        }
+
+    def _turn(
+        self, tenant: int, queues: dict[Request, deque[Item]], fitting: set[Request], now: float
+    ) -> tuple[bool, Request] | None:
+        """The tenant's next job that fits, and whether it borrows."""
+        best: tuple[bool, int, bool, float] | None = None
+        result: tuple[bool, Request] | None = None
+        for request, queue in queues.items():
+            if request not in fitting or self._place(tenant, request) is None:
+                continue
+            borrows = self.units[tenant] + request.places[0].units > self.entitled[tenant] + EPS
+            age = 1.0 + (now - queue[0].submitted_at_s) / self.rules.aging_s
+            key = (borrows, -request.priority, not request.serving, -age / request.accelerators_m)
+            if best is None or key < best:
+                best, result = key, (borrows, request)
+        return result
+
+    def _fits(self, place: Place) -> bool:
+        ask, pods = place.per_pod_m, place.pods
+        room = 0
+        for size, nodes in self.buckets[place.pool].items():
+            if size >= ask:
+                room += size // ask * len(nodes)
+                if room >= pods:
+                    return True
+        return False
+
+    def _place(self, tenant: int, request: Request) -> Place | None:
+        """The best place that fits and that the tenant's ceiling allows."""
+        left = self.start.shares[tenant].limit + EPS - self.units[tenant]
+        return next((p for p in request.places if p.units <= left and self._fits(p)), None)
+
+    def _begin(self, tenant: int, request: Request, now: float) -> None:
+        place = self._place(tenant, request)
+        assert place is not None
+        self._run(self._take(tenant, request), place, self._nodes(place), now)
+
+    def _take(self, tenant: int, request: Request) -> Item:
+        queue = self.queues[tenant][request]
+        job = queue.popleft()
+        if not queue:
+            del self.queues[tenant][request]
+        return job
+
+    # Giving way
+
+    def _reclaim(self, now: float) -> bool:
+        """Start one job inside its tenant's fair share in the place of others' borrowed ones."""
+        wanted = self._entitled_requests(now)
+        if not wanted or not self._calm(now):
+            return False
+        victims: dict[int, dict[int, list[Item]]] = {}
+        hopeless: set[Place] = set()
+        for tenant, request in wanted:
+            place = request.places[0]
+            if place in hopeless:
+                continue
+            if place.pool not in victims:
+                victims[place.pool] = self._victims(place.pool, now)
+            chosen = self._cheapest(victims[place.pool], place)
+            if chosen is None:
+                hopeless.add(place)
+                if place.per_pod_m * place.pods >= LARGE_M:
+                    self.again[tenant, request] = now + PATIENCE_S
+                continue
+            for job in chosen:
+                self._stop(job, now)
+            if self._fits(place):
+                self._run(self._take(tenant, request), place, self._nodes(place), now)
+            return True
+        return False
+
+    def _entitled_requests(self, now: float) -> list[tuple[int, Request]]:
+        """What waits inside its tenant's fair share."""
+        spare = sum(max(0.0, a - b) for a, b in zip(self.units, self.entitled, strict=True))
+        if spare <= EPS:
+            return []
+        found = []
+        for tenant, queues in enumerate(self.queues):
+            room = self.entitled[tenant] + EPS - self.units[tenant]
+            for request in queues:
+                place = request.places[0]
+                if place.units <= room and self.again.get((tenant, request), 0.0) <= now:
+                    found.append((tenant, request))
+        return found
+
+    def _calm(self, now: float) -> bool:
+        while self.disturbed and self.disturbed[0] <= now - self.rules.min_run_s:
+            self.disturbed.popleft()
+        return len(self.disturbed) < max(self.rules.few, self.rules.churn * self.jobs)
+
+    def _victims(self, pool: int, now: float) -> dict[int, list[Item]]:
+        """Jobs that may be stopped, by node: of tenants above their share, down to it, smallest first."""
+        found: dict[int, list[Item]] = {}
+        settled, most = now - self.rules.min_run_s, self.rules.max_preemptions
+        for other, jobs in enumerate(self.running):
+            spare = self.units[other] - self.entitled[other] + EPS
+            if spare <= EPS:
+                continue
+            own = [
+                (job.place.units, job.submitted_at_s, number)
+                for number, job in jobs.items()
+                if job.started_at_s <= settled
+                and job.preemptible
+                and job.preemptions < most
+                and job.place is not None
+                and job.place.pool == pool
+                and job.place.units <= spare
+            ]
+            own.sort()
+            for units, _, number in own:
+                if units > spare:
+                    break
+                spare -= units
+                job = jobs[number]
+                for node in set(job.nodes):
+                    if node >= 0:
+                        found.setdefault(node, []).append(job)
+        return found
+
+    def _cheapest(self, victims: dict[int, list[Item]], place: Place) -> list[Item] | None:
+        """Whom to stop for this place; None: it would not be enough."""
+        row, ask, most = self.free[place.pool], place.per_pod_m, 0
+        for node, jobs in victims.items():
+            amount = row[node]
+            for job in jobs:
+                assert job.place is not None
+                amount += job.place.per_pod_m * (1 if len(job.nodes) == 1 else job.nodes.count(node))
+            most += amount // ask
+            if most >= place.pods:
+                return cheapest(row, victims, place)
+        most += sum(amount // ask for node, amount in enumerate(row) if amount >= ask and node not in victims)
+        return cheapest(row, victims, place) if most >= place.pods else None
+
+    def _stop(self, job: Item, now: float) -> None:
+        job.left_s = job.ends_at_s - now + self.rules.restart_s
+        job.preemptions += 1
+        self._leave(job)
+        self.disturbed.append(now)
+        self._requeue(job)
+
+    def _requeue(self, job: Item) -> None:
+        queue = self.queues[job.tenant].setdefault(job.request, deque())
+        at = 0
+        while at < len(queue) and queue[at].submitted_at_s <= job.submitted_at_s:
+            at += 1
+        queue.insert(at, job)

@@ -1,0 +1,315 @@
+"""Reported speeds: taken in, checked against what cannot be forged, and kept.
+
+    absorb    a round's reports go into one record per running job and cell
+    settle    a job ended: what its reports add up to is compared with the work it had to do
+    held      accelerator-seconds spent where nothing was measured yet, and in all
+
+Who is believed. A report is a tenant's word until it is *verified*: it came from an engine that we built
+(`Report.trusted`), or its job ended and speeds x seconds by our own clock add up to the job's work. A job whose
+claims exceed its work, or miss it at the end, contradicts its own counters: nothing it said is believed. A tenant
+whose jobs fail this check is believed only where it is verified, until honest jobs outnumber the others again.
+
+Everything is a pure function from table to table. The order of the reports of one round does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from .table import Cell, Conduct, Exploration, Fault, PerformanceTable, Record
+
+NOISE = 0.1
+"""Standard deviation of the logarithm of one report, before anything is known of it."""
+RUN_NOISE = 0.02
+"""The same between runs of one cell (other nodes, other neighbours)."""
+NOISE_WEIGHT = 20.0
+"""The two numbers above count like so many observations."""
+MOST_NOISE = 0.1
+"""Between runs, at most this much excuses a job whose counters do not add up."""
+KEPT = 400
+"""Reports that one record of ended jobs stands for at most: older ones fade."""
+SLACK = 0.02
+"""Part of a job's work that its counters may be off before noise is considered (starts, rounding)."""
+SIGMAS = 3.0
+"""Sums of reports may miss the truth by so many standard deviations."""
+HONEST = 10
+"""A tenant is distrusted while more than one of so many of its ended jobs failed the check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a job said of its speed since its last report."""
+
+    job: str
+    tenant: str
+    workload_class: str
+    accelerator: str
+    accelerators_m: int
+    speed: float
+    """Work per second."""
+    seconds: float
+    """For how long, by our own clock."""
+    mode: str = "resident"
+    power_cap: float = 1.0
+    total_work: float | None = None
+    """All work of the job, as it was submitted; None: not known."""
+    trusted: bool = False
+    """From an engine of ours, by the digest of its image."""
+    memory_mib: int = 0
+    watts: float = 0.0
+    """From the node agent; never from the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Variance of the logarithm of one report inside a run, and between runs of one cell."""
+
+    report: float
+    run: float
+
+    def of(self, record: Record) -> float:
+        """Variance of the record's mean."""
+        count = max(record.reports, 1)
+        return self.report / count + self.run * max(record.squares, 1.0) / count**2
+
+
+def noise(records: Iterable[Record], doubtful: bool = False) -> Noise:
+    """Both variances from all records that are believed, with a prior (analysis of variance).
+
+    Args:
+        doubtful: also from jobs whose counters did not add up: who judges by the spread of those that passed
+            finds ever less of it.
+    """
+    faults = ("", Fault.COUNTERS) if doubtful else ("",)
+    found = [record for record in records if record.reports and record.fault in faults]
+    reports, runs = sum(r.reports for r in found), sum(r.runs for r in found)
+    within = math.fsum(record.within for record in found)
+    report = (NOISE_WEIGHT * NOISE**2 + within) / (NOISE_WEIGHT + reports - runs)
+    between = math.fsum(record.between for record in found) - (runs - len(found)) * report
+    weight = NOISE_WEIGHT / 4 * max(1.0, reports / max(runs, 1))
+    several = math.fsum(record.reports - record.squares / record.reports for record in found)
+    run = (weight * RUN_NOISE**2 + between) / (weight + several)
+    return Noise(report, max(run, 1e-8))
+
+
+def absorb(table: PerformanceTable, reports: Iterable[Report]) -> PerformanceTable:
+    """The table after a round's reports. It answers as before until `learning.learn` is called."""
+    groups: dict[tuple[str, ...], list[Report]] = {}
+    for report in reports:
+        if report.seconds > 0 and report.accelerators_m > 0:
+            groups.setdefault(_sort_key(report), []).append(report)
+    if not groups:
+        return table
+    records = {_record_key(record): record for record in table.records}
+    limits = _limits(table.cells)
+    for key in sorted(groups):
+        fresh = _summary(groups[key], limits)
+        place = _record_key(fresh)
+        records[place] = _more(records[place], fresh) if place in records else fresh
+    totals = {r.job: r.total_work for group in groups.values() for r in group if r.total_work}
+    for job, total in totals.items():
+        _check_running(records, job, total)
+    return replace(table, records=tuple(records[key] for key in sorted(records)))
+
+
+def settle(
+    table: PerformanceTable, job: str, total_work: float | None, failed: bool = False
+) -> PerformanceTable:
+    """The table after a job has ended.
+
+    Args:
+        total_work: what it had to do, all of it; None: not known, so nothing can be checked.
+        failed: it ended otherwise than by doing all its work; it cannot be checked either.
+    """
+    mine = [record for record in table.records if record.job == job]
+    if not mine:
+        return table
+    caught = any(record.fault == Fault.COUNTERS for record in mine)
+    checked = total_work is not None and total_work > 0 and not failed
+    honest = not caught
+    if checked and honest:
+        assert total_work is not None
+        claimed = math.fsum(record.work for record in mine)
+        honest = abs(claimed / total_work - 1) <= _tolerance(mine, noise(table.records, doubtful=True))
+    others = {_record_key(record): record for record in table.records if record.job != job}
+    for record in mine:
+        fault = record.fault if honest else Fault.COUNTERS.value
+        closed = replace(
+            record, job="", fault=fault, verified=record.verified or (checked and honest and not fault)
+        )
+        key = _record_key(closed)
+        others[key] = _faded(_joined(others[key], closed)) if key in others else closed
+    conduct = {c.tenant: c for c in table.conduct}
+    if (checked or caught) and not all(record.verified for record in mine):
+        name = mine[0].tenant
+        old = conduct.get(name, Conduct(name))
+        conduct[name] = replace(old, passed=old.passed + honest, failed=old.failed + (not honest))
+    return replace(
+        table,
+        records=tuple(others[key] for key in sorted(others)),
+        conduct=tuple(conduct[name] for name in sorted(conduct)),
+    )
+
+
+def held(table: PerformanceTable, unmeasured_s: float, total_s: float) -> PerformanceTable:
+    """Add accelerator-seconds to the account of exploration."""
+    old = table.explored
+    return replace(table, explored=Exploration(old.unmeasured_s + unmeasured_s, old.total_s + total_s))
+
+
+def distrusted(table: PerformanceTable) -> frozenset[str]:
+    """Tenants whose unverified reports are not believed now."""
+    return frozenset(c.tenant for c in table.conduct if c.failed * HONEST > c.passed + c.failed)
+
+
+def contradicted(table: PerformanceTable, job: str) -> bool:
+    """Whether this running job's reports contradict its counters."""
+    return any(r.job == job and r.fault == Fault.COUNTERS for r in table.records)
+
+
+def overstated(table: PerformanceTable, job: str) -> float:
+    """Work that a running job claims beyond what the table's high quantiles allow: it counts as not done."""
+    highs = {
+        (c.workload_class, c.accelerator, c.accelerators_m, c.mode, c.power_cap): c.high
+        for c in table.learned
+    }
+    excess = 0.0
+    for record in table.records:
+        if record.job == job:
+            high = highs.get(record.place)
+            excess += 0.0 if high is None else max(0.0, record.work - high * record.seconds)
+    return excess
+
+
+_Key = tuple[str, str, int, str, float, str, str, bool, str]
+
+
+def _record_key(record: Record) -> _Key:
+    """Running jobs: one record per job and cell. Ended ones: one per tenant, cell and outcome."""
+    outcome = (False, "") if record.job else (record.verified, record.fault)
+    return (*record.place, record.tenant, record.job, *outcome)
+
+
+def _sort_key(report: Report) -> tuple[str, ...]:
+    cell = (report.workload_class, report.accelerator, str(report.accelerators_m), report.mode)
+    return (*cell, repr(report.power_cap), report.tenant, report.job)
+
+
+def _limits(cells: Iterable[Cell]) -> dict[tuple[str, str, int, str, float], float]:
+    return {
+        (c.workload_class, c.accelerator, c.accelerators_m, c.mode, c.power_cap): c.limit
+        for c in cells
+        if c.limit > 0
+    }
+
+
+def _summary(reports: list[Report], limits: dict[tuple[str, str, int, str, float], float]) -> Record:
+    """One record of a round's reports of one job in one cell. What cannot be right taints all of it."""
+    first = reports[0]
+    empty = Record(
+        first.workload_class,
+        first.accelerator,
+        first.accelerators_m,
+        first.mode,
+        first.power_cap,
+        first.tenant,
+        first.job,
+        verified=all(report.trusted for report in reports),
+        memory_mib=max(report.memory_mib for report in reports),
+        watts=max(report.watts for report in reports),
+    )
+    limit = limits.get(empty.place, math.inf)
+    if any(not math.isfinite(r.speed) or not 0 < r.speed <= limit for r in reports):
+        return replace(empty, fault=Fault.IMPOSSIBLE.value)
+    logs = sorted(math.log(report.speed) for report in reports)
+    mean = math.fsum(logs) / len(logs)
+    return replace(
+        empty,
+        reports=len(logs),
+        squares=float(len(logs) ** 2),
+        log_mean=mean,
+        within=math.fsum((value - mean) ** 2 for value in logs),
+        work=math.fsum(sorted(report.speed * report.seconds for report in reports)),
+        seconds=math.fsum(sorted(report.seconds for report in reports)),
+    )
+
+
+def _more(old: Record, new: Record) -> Record:
+    """A run's record after more of its own reports."""
+    count = old.reports + new.reports
+    apart = new.log_mean - old.log_mean
+    part = new.reports / count if count else 0.0
+    return replace(
+        old,
+        reports=count,
+        log_mean=old.log_mean + apart * part,
+        within=old.within + new.within + apart**2 * old.reports * part,
+        squares=float(count**2),
+        work=old.work + new.work,
+        seconds=old.seconds + new.seconds,
+        verified=old.verified and new.verified,
+        fault=old.fault or new.fault,
+        memory_mib=max(old.memory_mib, new.memory_mib),
+        watts=new.watts or old.watts,
+    )
+
+
+def _joined(old: Record, new: Record) -> Record:
+    """Two records of ended runs as one."""
+    count = old.reports + new.reports
+    apart = new.log_mean - old.log_mean
+    part = new.reports / count if count else 0.0
+    return replace(
+        old,
+        reports=count,
+        runs=old.runs + new.runs,
+        log_mean=old.log_mean + apart * part,
+        within=old.within + new.within,
+        between=old.between + new.between + apart**2 * old.reports * part,
+        squares=old.squares + new.squares,
+        work=old.work + new.work,
+        seconds=old.seconds + new.seconds,
+        memory_mib=max(old.memory_mib, new.memory_mib),
+        watts=new.watts or old.watts,
+    )
+
+
+def _faded(record: Record) -> Record:
+    """At most `KEPT` reports, so that a machine that changed is believed after a while."""
+    if record.reports <= KEPT:
+        return record
+    part = KEPT / record.reports
+    return replace(
+        record,
+        reports=KEPT,
+        runs=max(1, round(record.runs * part)),
+        within=record.within * part,
+        between=record.between * part,
+        squares=record.squares * part**2,
+        work=record.work * part,
+        seconds=record.seconds * part,
+    )
+
+
+def _tolerance(records: list[Record], usual: Noise) -> float:
+    """How far, relatively, honest reports may add up to something else than the job's work."""
+    work = math.fsum(record.work for record in records)
+    if work <= 0:
+        return SLACK
+    variance = math.fsum(
+        (record.work / work) ** 2 * (usual.report / max(record.reports, 1) + min(usual.run, MOST_NOISE**2))
+        for record in records
+    )
+    return SLACK + SIGMAS * math.sqrt(variance)
+
+
+def _check_running(records: dict[_Key, Record], job: str, total_work: float) -> None:
+    """A job that claims to have done more than there is to do contradicts itself."""
+    mine = [key for key, record in records.items() if record.job == job]
+    found = [records[key] for key in mine]
+    usual = noise(records.values(), doubtful=True)
+    if math.fsum(record.work for record in found) > total_work * (1 + _tolerance(found, usual)):
+        for key in mine:
+            records[key] = replace(records[key], fault=records[key].fault or Fault.COUNTERS.value)

@@ -1,0 +1,217 @@
+"""`react`: the same answer with and without a memo, always allowed, and about what the event touches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from busbar.scheduler import (
+    ActionKind,
+    Event,
+    Happened,
+    Job,
+    JobId,
+    Memo,
+    Plan,
+    Policy,
+    Resources,
+    Run,
+    Snapshot,
+    WaitCode,
+    applied,
+    check_plan,
+    plan,
+    react,
+    updated,
+)
+from busbar.scheduler.types import Delta
+
+from .build import NOW, cluster, job, nodes, placed, tenant
+from .strategies import jobs as any_job
+from .strategies import snapshots
+
+POLICY = Policy(solver_seconds=None)
+quiet = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@st.composite
+def changes(draw: st.DrawFn, snapshot: Snapshot, number: int, now: float) -> Snapshot:
+    """The snapshot after something happened to it."""
+    running = [j for j in snapshot.jobs if j.run is not None and not j.run.releasing]
+    releasing = [j for j in snapshot.jobs if j.run is not None and j.run.releasing]
+    kind = draw(
+        st.sampled_from(("arrive", "end", "stop", "release", "node", "back", "speed", "quota", "saved"))
+    )
+    if kind == "arrive" or not running:
+        fresh = replace(draw(any_job(50 + number)), submitted_at_s=now)
+        return updated(snapshot, Delta(jobs=(fresh,)))
+    one = draw(st.sampled_from(running))
+    assert one.run is not None
+    if kind == "stop":
+        return updated(snapshot, Delta(jobs=(replace(one, run=replace(one.run, releasing=True)),)))
+    if kind == "release" and releasing:
+        gone = draw(st.sampled_from(releasing))
+        return updated(snapshot, Delta(jobs=(replace(gone, run=None, last_move_at_s=now),)))
+    if kind in ("node", "back"):
+        node = draw(st.sampled_from(snapshot.nodes))
+        return updated(snapshot, Delta(nodes=(replace(node, ready=kind == "back"),)))
+    if kind == "speed":
+        cells = list(snapshot.table.cells)
+        at = draw(st.integers(0, len(cells) - 1))
+        cells[at] = replace(cells[at], speed=cells[at].speed * 1.5)
+        return updated(snapshot, Delta(table=replace(snapshot.table, cells=tuple(cells))))
+    if kind == "quota":
+        who = draw(st.sampled_from(snapshot.tenants))
+        return updated(snapshot, Delta(tenants=(replace(who, weight=2 * who.weight, quotas=()),)))
+    if kind == "saved":
+        return updated(snapshot, Delta(jobs=(replace(one, run=replace(one.run, saved_at_s=now)),)))
+    return updated(snapshot, Delta(gone_jobs=(one.id,)))
+
+
+def _partly(snapshot: Snapshot, made: Plan, now: float, slow: bool) -> Snapshot:
+    """The plan carried out; where it is slow, stopping takes a while and starts that wait for it are left."""
+    if not slow:
+        return applied(snapshot, made, now)
+    actions = {action.job: action for action in made.actions}
+    found = []
+    for one in snapshot.jobs:
+        action = actions.get(one.id)
+        if action is not None and one.run is not None:
+            one = replace(one, run=replace(one.run, releasing=True))
+        elif action is not None and action.kind is ActionKind.START and not action.after:
+            assert action.to is not None
+            one = replace(one, run=Run(action.to, now))
+        found.append(one)
+    return replace(snapshot, jobs=tuple(found), version=snapshot.version + 1)
+
+
+@quiet
+@given(st.data(), snapshots(), st.booleans(), st.booleans())
+def test_a_memo_changes_nothing_and_every_answer_is_allowed(
+    data: st.DataObject, snapshot: Snapshot, slow: bool, carried_out: bool
+) -> None:
+    made, memo = plan(snapshot, POLICY, NOW)
+    first = memo
+    now = NOW
+    for number in range(6):
+        now += 40.0
+        before = snapshot
+        if carried_out or number % 2:
+            snapshot = _partly(snapshot, made, now, slow)
+        snapshot = data.draw(changes(snapshot, number, now))
+        event = Event.between(before, snapshot, now)
+        told, memo = react(snapshot, made, event, memo)
+        untold, _ = react(snapshot, made, event, None)
+        again, _ = react(snapshot, made, event, memo)
+        assert told == untold == again
+        assert check_plan(snapshot, told) == []
+        assert told.bound >= told.value
+        made = told
+    # A memo of another moment is as good as none.
+    assert react(snapshot, made, Event(now), first)[0] == react(snapshot, made, Event(now), None)[0]
+
+
+@quiet
+@given(st.data(), snapshots())
+def test_after_an_answer_the_full_plan_settles(data: st.DataObject, snapshot: Snapshot) -> None:
+    made, memo = plan(snapshot, POLICY, NOW)
+    after = data.draw(changes(applied(snapshot, made, NOW), 0, NOW))
+    told, memo = react(after, made, Event.between(snapshot, after, NOW), memo)
+    after = applied(after, told, NOW)
+    again, memo = react(after, told, Event(NOW), memo)
+    assert again.actions == ()
+    full, memo = plan(after, POLICY, NOW, memo)
+    assert check_plan(after, full) == []
+    assert plan(applied(after, full, NOW), POLICY, NOW, memo)[0].actions == ()
+
+
+def _answer(before: Snapshot, after: Snapshot, at_s: float = NOW + 10) -> tuple[Plan, Plan]:
+    made, memo = plan(before, POLICY, NOW)
+    told, _ = react(after, made, Event.between(before, after, at_s), memo)
+    assert check_plan(after, told) == []
+    return made, told
+
+
+def test_a_new_job_starts_and_the_others_keep_their_records() -> None:
+    full = [job(f"r{i}", size=8, on=placed("H100", f"H100-{i:04d}", size=8)) for i in range(2)]
+    before = cluster(*full, job("big", size=8), H100=2, L4=1, tenants=(tenant("a", H100=(0, None, None)),))
+    before = replace(before, jobs=tuple(replace(j, accelerators=("H100",)) for j in before.jobs))
+    made, told = _answer(before, updated(before, Delta(jobs=(job("new", size=2),))))
+    assert [(a.kind, str(a.job)) for a in told.actions] == [(ActionKind.START, "uid-new")]
+    old, kept = made.record(JobId("uid-big")), told.record(JobId("uid-big"))
+    assert old == kept
+    assert kept is not None
+    assert kept.round == made.id != told.id
+    assert told.prices == made.prices
+
+
+def test_room_that_became_free_goes_to_the_strongest_that_fits() -> None:
+    full = [job(f"r{i}", size=4, on=placed("H100", "H100-0000", size=4)) for i in range(2)]
+    waiting = [job("small", size=4, priority=10), job("strong", size=4, priority=90), job("wide", size=8)]
+    before = cluster(*full, *waiting, H100=1)
+    _, told = _answer(before, updated(before, Delta(gone_jobs=(full[0].id,))))
+    assert [str(a.job) for a in told.actions] == ["uid-strong"]
+
+
+def test_a_guarantee_is_taken_back_at_once() -> None:
+    lent = [job(f"b{i}", "b", size=2, on=placed("H100", "H100-0000", size=2)) for i in range(4)]
+    before = cluster(*lent, tenants=(tenant("a", H100=(4, None, None)),), H100=1)
+    _, told = _answer(before, updated(before, Delta(jobs=(job("x", "a", size=4),))))
+    assert sorted(a.kind for a in told.actions) == [ActionKind.PREEMPT, ActionKind.PREEMPT, ActionKind.START]
+    assert [r.code for r in told.waiting if r.job == "uid-x"] == [WaitCode.PREEMPTING]
+
+
+def test_a_promised_place_is_not_given_to_a_weaker_job_while_it_is_being_freed() -> None:
+    lent = [job(f"b{i}", "b", size=4, on=placed("H100", "H100-0000", size=4)) for i in range(2)]
+    mine = job("x", "a", size=8)
+    before = cluster(*lent, mine, tenants=(tenant("a", H100=(8, None, None)),), H100=1)
+    made, memo = plan(before, POLICY, NOW)
+    first, second = (replace(j, run=replace(j.run, releasing=True)) for j in lent if j.run is not None)
+    stopping = updated(before, Delta(jobs=(first, second)))
+    made, memo = react(stopping, made, Event.between(before, stopping, NOW + 1), memo)
+    half = updated(stopping, Delta(jobs=(job("late", "b", size=4),), gone_jobs=(first.id,)))
+    told, memo = react(half, made, Event.between(stopping, half, NOW + 2), memo)
+    assert told.actions == ()
+    free = updated(half, Delta(gone_jobs=(second.id,)))
+    told, memo = react(free, told, Event.between(half, free, NOW + 3), memo)
+    assert [str(a.job) for a in told.actions] == ["uid-x"]
+
+
+def test_a_start_that_was_not_carried_out_is_proposed_again() -> None:
+    before = cluster(job("x"), job("y"), H100=1)
+    made, memo = plan(before, POLICY, NOW)
+    assert len(made.actions) == 2
+    told, _ = react(before, made, Event(NOW + 1), memo)
+    assert told.actions == made.actions
+
+
+def test_a_node_that_comes_back_is_filled() -> None:
+    before = cluster(job("x", size=8), H100=1)
+    before = replace(before, nodes=tuple(replace(n, ready=False) for n in before.nodes))
+    after = updated(before, Delta(nodes=nodes("H100", 1)))
+    assert [one.kind for one in Event.between(before, after, NOW).happened] == [Happened.NODE_ADDED]
+    _, told = _answer(before, after)
+    assert [str(a.job) for a in told.actions] == ["uid-x"]
+
+
+def test_progress_is_no_event() -> None:
+    one = job("x", on=placed("H100", "H100-0000"), remaining=100.0)
+    assert one.run is not None
+    before = cluster(one, H100=1)
+    later = replace(one, remaining_work=50.0, attained_s=10.0, run=replace(one.run, saved_at_s=NOW))
+    assert Event.between(before, updated(before, Delta(jobs=(later,))), NOW).happened == ()
+
+
+def test_the_policy_of_the_plan_holds() -> None:
+    policy = replace(POLICY, min_run_s=10.0)
+    lent = [job(f"b{i}", "b", on=placed("H100", "H100-0000"), since=NOW - 20) for i in range(8)]
+    before = cluster(*lent, tenants=(tenant("a", H100=(1, None, None)),), H100=1)
+    after = updated(before, Delta(jobs=(Job(JobId("x"), "x", "ns", "a", per_pod=Resources(1000, 1000)),)))
+    made, memo = plan(before, policy, NOW)
+    told, _ = react(after, made, Event.arrived(NOW, JobId("x")), memo)
+    assert [a.kind for a in told.actions] == [ActionKind.PREEMPT, ActionKind.START]
+    assert isinstance(memo, Memo)
