@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import Cluster, engine_job
+from tests.cluster.harness import QUICK, Cluster, engine_job
 from tests.cluster.kubelet import Script, said
 from tests.cluster.proxy import FaultProxy
 
@@ -116,7 +116,8 @@ async def test_whoever_loses_the_lease_writes_nothing_more(apiserver: ApiServer)
 
 
 async def test_a_second_operator_waits_until_the_first_is_dead(apiserver: ApiServer) -> None:
-    async with Cluster(apiserver, script=lambda pod: DONE) as cluster:
+    short = replace(QUICK, lease_duration_s=3.0)
+    async with Cluster(apiserver, script=lambda pod: DONE, settings=short) as cluster:
         await cluster.start()
         await finishes(cluster, "first")
         await cluster.kill()  # dead: nobody gives the lease back
