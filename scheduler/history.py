@@ -9,6 +9,10 @@ the age it had then. Leaving the running ones out would make every job look shor
 Where a tenant and size have too few endings beyond that age, the size's jobs answer, then all jobs; beyond
 everything seen, a job runs about as long again as it has run.
 
+Lengths of jobs that were submitted one after the other resemble each other: a sweep is long or short as a whole.
+How much is measured (`likeness`), and in each future the jobs of a tenant and size are drawn with that
+correlation; drawn one by one their sum would look far too sure.
+
 What will be submitted next? A stretch of the past, as it was: submissions come in bursts of similar jobs, by
 day and night, and a stretch has all of that in it.
 """
@@ -19,11 +23,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_NORMAL = NormalDist()
 
 RECENT = 300
 """Endings per tenant and size that lengths are drawn from; older ones say less about today's jobs."""
@@ -33,6 +39,10 @@ DEFAULT_S = 4 * 3600.0
 """Length of a job when there is no history at all."""
 OUTCOMES = 1500
 """Forecasts that are remembered."""
+SEQUENCE, LAGS = 200, 20
+"""Jobs that likeness is measured on, and how far apart in order of submission they may be."""
+LIKENESS = 0.1
+"""Where there are too few to measure it."""
 KEEP_S = 28 * 86400.0
 """Submissions older than this are forgotten."""
 
@@ -68,6 +78,8 @@ class History:
 
     def __init__(self, finished: Iterable[Finished] = ()) -> None:
         self._groups: dict[tuple[str, int], deque[tuple[float, float]]] = {}
+        self._order: dict[tuple[str, int], deque[tuple[float, float]]] = {}
+        """(submitted, seconds) of the last jobs, by tenant and size."""
         self.submissions: list[tuple[float, str, int, int, float]] = []
         """(submitted, tenant, accelerators_m, pods, seconds), by time."""
         self.outcomes: dict[str, Outcome] = {}
@@ -85,6 +97,8 @@ class History:
         for key in _groups(item.tenant, item.accelerators_m):
             self._groups.setdefault(key, deque(maxlen=RECENT)).append((item.seconds, ended))
         if item.submitted_at_s is not None:
+            last = self._order.setdefault((item.tenant, item.accelerators_m), deque(maxlen=SEQUENCE))
+            last.append((item.submitted_at_s, item.seconds))
             row = (item.submitted_at_s, item.tenant, item.accelerators_m, item.pods, item.seconds)
             insort(self.submissions, row)
             if self.submissions[0][0] < item.submitted_at_s - 2 * KEEP_S:
@@ -113,6 +127,17 @@ class History:
         """Submissions from a time on."""
         rows = self.submissions
         return (rows[i] for i in range(bisect_left(rows, (at_s,)), len(rows)))
+
+    def likeness(self, tenant: str, accelerators_m: int) -> float:
+        """Correlation (of normal scores) between lengths of jobs that were submitted close together."""
+        rows = self._order.get((tenant, accelerators_m), ())
+        if len(rows) < 2 * LAGS:
+            return LIKENESS
+        lengths = np.array([seconds for _, seconds in sorted(rows)])
+        ranks = np.argsort(np.argsort(lengths, kind="stable"))
+        scores = np.array([_NORMAL.inv_cdf((rank + 0.5) / len(ranks)) for rank in ranks])
+        found = np.mean([(scores[lag:] * scores[:-lag]).mean() for lag in range(1, LAGS + 1)])
+        return float(np.clip(found, 0.0, 0.6))
 
     def endings(self, tenant: str, accelerators_m: int) -> Sequence[tuple[float, float]]:
         """(seconds, ended at) of the last jobs of a group."""

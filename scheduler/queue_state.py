@@ -190,8 +190,7 @@ class Queue:
 
     def simulate(self, job: JobId, futures: int, seed: int, horizon_s: float) -> list[float]:
         """Seconds until the job starts in each of so many futures."""
-        random = np.random.default_rng([seed & 0xFFFFFFFF, futures])
-        draws = 1.0 - random.random((len(self.known), futures))
+        draws = self._draws(np.random.default_rng([seed & 0xFFFFFFFF, futures]), futures)
         left = np.stack(
             [self.lengths.left_s(k.job.tenant, k.size_m, k.ran_s, draws[i]) for i, k in enumerate(self.known)]
         )
@@ -200,6 +199,19 @@ class Queue:
             self._future(job, columns[number], Random(f"{seed}/{number}"), horizon_s)
             for number in range(futures)
         ]
+
+    def _draws(self, random: np.random.Generator, futures: int) -> Floats:
+        """Uniform draws by job and future, alike within a tenant and size as much as lengths are."""
+        own = random.standard_normal((len(self.known), futures))
+        common: dict[tuple[str, int], tuple[float, Floats]] = {}
+        for i, k in enumerate(self.known):
+            group = (k.job.tenant, k.size_m)
+            if group not in common:
+                common[group] = self.history.likeness(*group), random.standard_normal(futures)
+            alike, shared = common[group]
+            own[i] = math.sqrt(alike) * shared + math.sqrt(1 - alike) * own[i]
+        uniform = 0.5 * (1 - np.array([math.erf(x / math.sqrt(2)) for x in own.ravel().tolist()]))
+        return np.clip(uniform, 1e-9, 1.0).reshape(own.shape)
 
     def _future(self, job: JobId, left: list[float], random: Random, horizon_s: float) -> float:
         items: list[Item] = []

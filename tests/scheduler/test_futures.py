@@ -131,3 +131,19 @@ def test_a_quantile_of_bounds_and_values() -> None:
     assert quantile(values, np.array([True] * 4), weight, 0.5) == 2
     # The second was only seen to be more than 2: its share moves to those above.
     assert quantile(values, np.array([True, False, True, True]), weight, 0.5) == 3
+
+
+def test_jobs_sent_together_are_drawn_alike_as_much_as_they_were() -> None:
+    def likeness(lengths: list[float]) -> float:
+        rows = (Finished("a", 1000, seconds, float(i), float(i)) for i, seconds in enumerate(lengths))
+        return History(rows).likeness("a", 1000)
+
+    random = np.random.default_rng(1)
+    mixed = random.exponential(1000.0, 200).tolist()
+    sweeps = [length for length in random.exponential(1000.0, 4) for _ in range(50)]
+    assert likeness(mixed) < 0.1
+    assert (
+        likeness([one * length for one, length in zip(sweeps, random.uniform(0.9, 1.1, 200), strict=True)])
+        > 0.3
+    )
+    assert 0 < likeness(mixed[:10]) < 0.2, "too few to measure: the default"
