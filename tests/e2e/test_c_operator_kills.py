@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -36,33 +36,43 @@ def operator_leads(cluster: Cluster, since: float) -> bool:
 
 def ancestors(pid: int) -> Iterator[int]:
     """The processes above this one."""
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        yield pid
+    with suppress(OSError):  # it may end while we look
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            yield pid
 
 
-def kill_process(cluster: Cluster) -> None:
-    """SIGKILL the operator's process, from the machine, where it is a descendant of the supervisor."""
+def operator_process(cluster: Cluster) -> int | None:
+    """The operator's process on this machine, a descendant of the supervisor; None while there is not one."""
     found = subprocess.run(["pgrep", "-f", "/bin/busbar-operator$"], capture_output=True, text=True).stdout
     supervisor = cluster.supervisor()
-    victims = [pid for pid in map(int, found.split()) if supervisor in ancestors(pid)]
-    assert len(victims) == 1, f"{len(victims)} operators run"
-    os.kill(victims[0], signal.SIGKILL)
+    running = [pid for pid in map(int, found.split()) if supervisor in ancestors(pid)]
+    return running[0] if len(running) == 1 else None
 
 
-def remove_pod(cluster: Cluster) -> None:
-    """Delete the operator's pod; it has one second before SIGKILL."""
+def kill_process(cluster: Cluster, pid: int) -> None:
+    """SIGKILL the process."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def remove_pod(cluster: Cluster, pid: int) -> None:
+    """Delete the operator's pod; the process has one second before SIGKILL."""
     cluster.kube(
         "-n", SYSTEM, "delete", "pod", "-l", "app.kubernetes.io/component=operator",
         "--grace-period=1", "--wait=false",
     )  # fmt: skip
 
 
-def replaced(cluster: Cluster, kill: Callable[[Cluster], None]) -> None:
-    """Kill the operator, and wait until its successor leads."""
-    killed = time.time()
-    kill(cluster)
-    cluster.wait("a leading operator", lambda: operator_leads(cluster, since=killed), 60)
+def replaced(cluster: Cluster, kill: Callable[[Cluster, int], None]) -> None:
+    """Kill the operator, see it dead, and wait until its successor leads.
+
+    Dead first: a pod that is told to go may renew its lease once more before it does.
+    """
+    victim: int = cluster.wait("one operator", lambda: operator_process(cluster), 30)
+    kill(cluster, victim)
+    cluster.wait("the operator's end", lambda: not Path(f"/proc/{victim}").exists(), 30)
+    ended = time.time()
+    cluster.wait("a leading operator", lambda: operator_leads(cluster, since=ended), 60)
 
 
 @contextmanager
