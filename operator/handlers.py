@@ -19,6 +19,7 @@ from busbar.operator.controller import Controller, utc_now
 from busbar.operator.demand import DemandReader
 from busbar.operator.events import Notice
 from busbar.operator.holdings import Holdings, TenantHolding, holdings
+from busbar.operator.job_view import JobView
 from busbar.operator.optin import admit_pod, release_job
 from busbar.operator.orders import Admit, Order, Wait
 from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING, Rendering
@@ -77,7 +78,7 @@ class Handlers:
         name = order.placement.pool if isinstance(order, Admit) else ""
         if not name and status is not None and status.admission is not None:
             name = status.admission.pool
-        view = trainingjob.JobView(
+        view = JobView(
             job=job,
             pods=self._world.owned_pods(KIND_TRAINING, job),
             now=utc_now(),

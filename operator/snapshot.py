@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob, quantity
 from busbar.kube.types.shape import PodShape
 from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.job_view import is_managed, leftovers, placement_of
 from busbar.operator.modelservice import model_uri, place_of, wanted_indexes
 from busbar.operator.optin import is_claim
 from busbar.operator.pods import HOSTNAME, Node, Pod, Requests
 from busbar.operator.podspec import memory_mib
 from busbar.operator.table import performance_table, workload
-from busbar.operator.trainingjob import is_managed, leftovers, placement_of
 from busbar.operator.world import World, tenant_of_namespace
 from busbar.scheduler import (
     DecayedUsage,

@@ -8,11 +8,12 @@ from typing import Any
 
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob
+from busbar.operator.job_view import Decision, JobView
 from busbar.operator.orders import Admit
 from busbar.operator.pods import Exit, Pod, Requests
 from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.settings import Settings
-from busbar.operator.trainingjob import Decision, JobView, reconcile
+from busbar.operator.trainingjob import reconcile
 from busbar.scheduler import Placement, Resources
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)

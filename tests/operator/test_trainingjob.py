@@ -27,10 +27,11 @@ from busbar.kube.resources import PODS, SERVICES, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_job import Progress, Usage
 from busbar.operator.actions import Ask, Create, Delete, LiftGate
+from busbar.operator.job_view import Decision
 from busbar.operator.orders import Release, Wait
 from busbar.operator.pods import Pod
 from busbar.operator.progress import Reading, parse_reading
-from busbar.operator.trainingjob import Decision, reconcile
+from busbar.operator.trainingjob import reconcile
 
 
 def phase(decision: Decision) -> str | None:

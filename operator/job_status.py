@@ -1,0 +1,111 @@
+"""Parts of a TrainingJob's next status: its phase with the conditions, usage counted up to a moment, what its pods said."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from busbar.kube.types import TrainingPhase
+from busbar.kube.types.training_job import (
+    Admission,
+    TrainingJobStatus,
+)
+from busbar.operator.job_view import JobView
+from busbar.operator.pods import Pod
+from busbar.operator.progress import Reading, from_termination_message, merge_reading
+from busbar.operator.status import (
+    Held,
+    add_usage,
+    clip,
+    conditions,
+    job_conditions,
+)
+from busbar.operator.table import rates_of
+
+
+def in_phase(
+    view: JobView, status: TrainingJobStatus, phase: TrainingPhase, reason: str, message: str
+) -> TrainingJobStatus:
+    """The status in a phase, with the conditions that follow from it."""
+    generation = view.job.metadata.generation
+    message = clip(message)
+    same = (status.phase, status.reason, status.observed_generation) == (phase, reason, generation)
+    fields: dict[str, object] = {
+        "phase": phase,
+        "reason": str(reason),
+        "message": message,
+        "observed_generation": generation,
+    }
+    if not same or not status.conditions:
+        fields["conditions"] = conditions(
+            status.conditions, job_conditions(phase), reason, message, generation, view.now
+        )
+    return status.model_copy(update=fields)
+
+
+def _held(view: JobView, admission: Admission) -> Held:
+    rate = rates_of([view.pool])[view.pool.spec.accelerator] if view.pool is not None else 1.0
+    return Held.of(float(admission.pods * admission.accelerators_per_pod), view.pool, rate)
+
+
+def count_usage(view: JobView, status: TrainingJobStatus, until: datetime) -> TrainingJobStatus:
+    """Usage up to ``until``, written with the moment it is counted to."""
+    admission = view.status.admission
+    if admission is None:
+        return status
+    since = view.status.last_usage_time or admission.admitted_at or until
+    until = max(until, since)
+    usage = add_usage(status.usage, _held(view, admission), (until - since) / timedelta(seconds=1))
+    return status.model_copy(update={"usage": usage, "last_usage_time": until})
+
+
+def numbers_due(view: JobView, new: TrainingJobStatus) -> bool:
+    """Whether progress or usage should be written now although nothing else changed."""
+    old = view.status
+    counted = old.last_usage_time
+    age = (view.now - counted) / timedelta(seconds=1) if counted is not None else float("inf")
+    if age >= view.settings.usage_period_s:
+        return True
+    if old.admission is not None and old.admission.started_at is None:
+        return True
+    changed = new.model_copy(update={"conditions": old.conditions}) != old
+    return changed and age >= view.settings.progress_period_s
+
+
+def with_readings(view: JobView, status: TrainingJobStatus, current: dict[int, Pod]) -> TrainingJobStatus:
+    lead = current.get(0)
+    reading = view.readings.get(lead.uid) if lead is not None else None
+    return _merged(view, status, reading) if reading is not None else status
+
+
+def _merged(view: JobView, status: TrainingJobStatus, reading: Reading) -> TrainingJobStatus:
+    merged = merge_reading(status, reading, view.now)
+    spec = view.job.spec
+    if merged.checkpoint is None or spec.output is None:
+        return merged
+    uri = spec.checkpoint.uri or f"{spec.output.uri.rstrip('/')}/checkpoints"
+    return merged.model_copy(update={"checkpoint": merged.checkpoint.model_copy(update={"uri": uri})})
+
+
+def with_exit_messages(
+    view: JobView, status: TrainingJobStatus, current: dict[int, Pod]
+) -> TrainingJobStatus:
+    """The last numbers of an ended attempt, from rank 0's termination message; else what was read last."""
+    lead = current.get(0)
+    if lead is None:
+        return status
+    last = from_termination_message(lead.exit.message) if lead.exit is not None else None
+    if last is None:
+        return with_readings(view, status, current)
+    return _merged(view, status, last)
+
+
+def ended_at(current: dict[int, Pod], now: datetime) -> datetime:
+    """When the last pod ended; now while one still runs, nothing is known, or it ended just now.
+
+    Kubelets report whole seconds; only an operator that was away needs them.
+    """
+    times = [p.exit.finished_at if p.exit is not None else None for p in current.values()]
+    known = [t for t in times if t is not None]
+    if not known or len(known) < len(times) or now - max(known) < timedelta(seconds=5):
+        return now
+    return max(known)
