@@ -236,16 +236,22 @@ def _summary(reports: list[Report], limits: dict[tuple[str, str, int, str, float
     )
 
 
-def _more(old: Record, new: Record) -> Record:
-    """A run's record after more of its own reports."""
+def _pooled(old: Record, new: Record) -> tuple[int, float, float]:
+    """Reports of both, their mean, and the squares by which the two means lie apart."""
     count = old.reports + new.reports
     apart = new.log_mean - old.log_mean
     part = new.reports / count if count else 0.0
+    return count, old.log_mean + apart * part, apart**2 * old.reports * part
+
+
+def _more(old: Record, new: Record) -> Record:
+    """A run's record after more of its own reports."""
+    count, mean, apart = _pooled(old, new)
     return replace(
         old,
         reports=count,
-        log_mean=old.log_mean + apart * part,
-        within=old.within + new.within + apart**2 * old.reports * part,
+        log_mean=mean,
+        within=old.within + new.within + apart,
         squares=float(count**2),
         work=old.work + new.work,
         seconds=old.seconds + new.seconds,
@@ -258,16 +264,14 @@ def _more(old: Record, new: Record) -> Record:
 
 def _joined(old: Record, new: Record) -> Record:
     """Two records of ended runs as one."""
-    count = old.reports + new.reports
-    apart = new.log_mean - old.log_mean
-    part = new.reports / count if count else 0.0
+    count, mean, apart = _pooled(old, new)
     return replace(
         old,
         reports=count,
         runs=old.runs + new.runs,
-        log_mean=old.log_mean + apart * part,
+        log_mean=mean,
         within=old.within + new.within,
-        between=old.between + new.between + apart**2 * old.reports * part,
+        between=old.between + new.between + apart,
         squares=old.squares + new.squares,
         work=old.work + new.work,
         seconds=old.seconds + new.seconds,

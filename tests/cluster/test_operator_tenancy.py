@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script, add_node
+from tests.cluster.tenancy import becomes, bindings, employ, opted_in
 
 from busbar.kube.client import Object
 from busbar.kube.resources import (
@@ -18,7 +19,6 @@ from busbar.kube.resources import (
     NAMESPACES,
     NETWORK_POLICIES,
     PODS,
-    ROLE_BINDINGS,
     TENANTS,
     TRAINING_JOBS,
 )
@@ -27,55 +27,16 @@ from busbar.kube.resources import (
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-async def becomes(look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
-    """Looks until it is as wanted."""
-    last = None
-    for _ in range(500):
-        last = await look()
-        if wanted(last):
-            return last
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"after 10 s: {last}")
-
-
-def opted_in(name: str, cpu: str = "1") -> Object:
-    """A pod as the admission policy leaves it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"busbar.dev/queue": "true"}},
-        "spec": {
-            "schedulingGates": [{"name": "busbar.dev/admission"}],
-            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [
-                {
-                    "name": "c",
-                    "image": "i",
-                    "resources": {"requests": {"cpu": cpu}},
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                }
-            ],
-        },
-    }
-
-
 async def test_a_namespace_is_labelled_and_members_get_their_rights(apiserver: ApiServer) -> None:
     async with Cluster(apiserver) as cluster:
         await cluster.start()
-        tenant = f"tenant-{cluster.namespace}"
-        members = [{"subject": {"kind": "User", "name": "ann"}, "role": "member"}]
-        await cluster.client.patch(TENANTS, tenant, {"spec": {"members": members}})
-
-        async def bindings() -> list[str]:
-            items, _ = await cluster.client.list(ROLE_BINDINGS, cluster.namespace)
-            return [b["metadata"]["name"] for b in items]
-
-        await becomes(bindings, lambda names: names == [f"busbar-{tenant}-member"])
+        tenant = await employ(cluster, "ann")
+        await becomes(lambda: bindings(cluster), lambda names: names == [f"busbar-{tenant}-member"])
         labels = (await cluster.client.get(NAMESPACES, cluster.namespace))["metadata"]["labels"]
         assert labels["busbar.dev/tenant"] == tenant
         assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
         await cluster.client.patch(TENANTS, tenant, {"spec": {"members": None}})
-        await becomes(bindings, lambda names: names == [])
+        await becomes(lambda: bindings(cluster), lambda names: names == [])
         await cluster.client.patch(TENANTS, tenant, {"spec": {"namespaces": []}})
 
         async def labelled() -> Any:

@@ -19,7 +19,7 @@ from tests.cluster.manifests import JSON
 from tests.cluster.neighbours import of_cluster
 from tests.cluster.rights import wait_for_right
 from tests.cluster.served import Served
-from tests.cluster.test_operator_tenancy import becomes, opted_in
+from tests.cluster.tenancy import becomes, opted_in
 
 from busbar.kube.client import Object
 from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS

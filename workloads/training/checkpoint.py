@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.errors import CheckpointError
 
 PREFIX = "step-"
@@ -156,15 +157,6 @@ def _write_files(
 
 def tensor_crc(tensor: torch.Tensor) -> int:
     return _crc(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-
-
-def fsync(path: Path) -> None:
-    """Make a file, or the entries of a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _crc(data: bytes | memoryview) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from busbar.workloads.training.checkpoint import fsync
+from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.tokenizer import save_for_transformers
 
 MARKER = "config.json"

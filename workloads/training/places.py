@@ -15,6 +15,7 @@ from pathlib import Path
 
 from busbar.kube.contracts.workload import Env
 from busbar.kube.types.meta import claim_of
+from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import EngineSpec
 
@@ -97,19 +98,11 @@ def claim_checkpoints(checkpoints: Path, run: str) -> bool:
     if not owner.exists():
         temporary = checkpoints / ".tmp-run.json"
         temporary.write_text(json.dumps({"run": run}))
-        _fsync(temporary)  # lost or empty after a power cut, it would make the checkpoints a stranger's
+        fsync(temporary)  # lost or empty after a power cut, it would make the checkpoints a stranger's
         temporary.rename(owner)
-        _fsync(checkpoints)
-        _fsync(checkpoints.parent)
+        fsync(checkpoints)
+        fsync(checkpoints.parent)
     return moved
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _run_of(owner: Path) -> str | None:

@@ -1,0 +1,58 @@
+"""What tests of tenants share: members, their bindings, and the patience to see them come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.cluster.harness import Cluster
+
+from busbar.kube.client import Object
+from busbar.kube.resources import ROLE_BINDINGS, TENANTS
+
+
+async def becomes(look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
+    """Looks until it is as wanted."""
+    last = None
+    for _ in range(500):
+        last = await look()
+        if wanted(last):
+            return last
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"after 10 s: {last}")
+
+
+def opted_in(name: str, cpu: str = "1") -> Object:
+    """A pod as the admission policy leaves it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"busbar.dev/queue": "true"}},
+        "spec": {
+            "schedulingGates": [{"name": "busbar.dev/admission"}],
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "c",
+                    "image": "i",
+                    "resources": {"requests": {"cpu": cpu}},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+
+
+async def employ(cluster: Cluster, user: str) -> str:
+    """Make somebody a member of the cluster's tenant; the tenant's name."""
+    tenant = f"tenant-{cluster.namespace}"
+    members = [{"subject": {"kind": "User", "name": user}, "role": "member"}]
+    await cluster.client.patch(TENANTS, tenant, {"spec": {"members": members}})
+    return tenant
+
+
+async def bindings(cluster: Cluster) -> list[str]:
+    """The RoleBindings in the tenant's namespace."""
+    items, _ = await cluster.client.list(ROLE_BINDINGS, cluster.namespace)
+    return [b["metadata"]["name"] for b in items]
