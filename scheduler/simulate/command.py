@@ -12,6 +12,7 @@ from ..errors import SchedulerError
 from ..plans import Objective, Policy
 
 if TYPE_CHECKING:
+    from .engine import Settings
     from .metrics import Result
     from .trace import Trace, TraceCluster
 
@@ -22,6 +23,7 @@ Examples:
   busbar simulate philly_jobs.csv --format philly --cluster gpu=80x8 --limit 5000 --unknown-lengths
   busbar simulate openb_pod_list_default.csv --format openb --cluster g2=20x8,t4=30x2 --limit 500
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --policy makespan --output out/ --plots
+  busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --node-mtbf 720 --repair 4 --checkpoint 30
 """
 
 
@@ -47,6 +49,26 @@ Examples:
 @click.option(
     "--charge", default=30.0, show_default=True, help="Seconds lost at every start after the first."
 )
+@click.option(
+    "--node-mtbf",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Nodes fail: mean hours between the failures of one node. Default: none fails.",
+)
+@click.option(
+    "--repair",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Hours until a failed node is back.",
+)
+@click.option(
+    "--checkpoint",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Minutes between a running job's own checkpoints: what a failure may cost.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the failures; the same seed, the same result.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many jobs.")
 @click.option(
     "--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and plots."
@@ -60,6 +82,10 @@ def simulate(
     throughputs: Path | None,
     unknown_lengths: bool,
     charge: float,
+    node_mtbf: float | None,
+    repair: float,
+    checkpoint: float,
+    seed: int,
     limit: int | None,
     output: Path | None,
     plots: bool,
@@ -71,11 +97,21 @@ def simulate(
     """
     if plots and output is None:
         raise click.UsageError("--plots needs --output: the pictures are files")
+    from .engine import Settings
+
+    settings = Settings(
+        charge_s=charge,
+        steps_known=not unknown_lengths,
+        checkpoint_s=60 * checkpoint,
+        node_mtbf_s=None if node_mtbf is None else 3600 * node_mtbf,
+        repair_s=3600 * repair,
+        seed=seed,
+    )
     try:
         machines = parse_cluster(cluster)
         jobs = _read(trace, kind, throughputs, machines, limit)
         results = [
-            _run(jobs, machines, Policy(objective=Objective(name)), unknown_lengths, charge)
+            _run(jobs, machines, Policy(objective=Objective(name)), settings)
             for name in objectives or (Objective.FAIRNESS.value,)
         ]
     except (SchedulerError, ValueError) as error:
@@ -123,11 +159,10 @@ def _read(path: Path, kind: str, throughputs: Path | None, cluster: TraceCluster
     return replace(found, jobs=found.jobs[:limit]) if limit else found
 
 
-def _run(trace: Trace, cluster: TraceCluster, policy: Policy, unknown: bool, charge_s: float) -> Result:
+def _run(trace: Trace, cluster: TraceCluster, policy: Policy, settings: Settings) -> Result:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from .engine import Settings
     from .engine import simulate as replay
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -137,7 +172,6 @@ def _run(trace: Trace, cluster: TraceCluster, policy: Policy, unknown: bool, cha
         def progress(done: int, total: int, now: float) -> None:
             bar.update(task, completed=done)
 
-        settings = Settings(charge_s=charge_s, steps_known=not unknown)
         return replay(trace, cluster, policy, settings, progress=progress)
 
 
@@ -146,7 +180,16 @@ def _print(results: list[Result]) -> None:
     from rich.table import Table
 
     table = Table(box=None)
-    columns = ("mean_h", "median_h", "p99_h", "makespan_h", "worst_ftf", "moves_per_job", "utilisation")
+    columns = (
+        "mean_h",
+        "median_h",
+        "p99_h",
+        "makespan_h",
+        "worst_ftf",
+        "moves_per_job",
+        "lost_h_per_job",
+        "utilisation",
+    )
     table.add_column("objective")
     for name in columns:
         table.add_column(name.replace("_h", " h").replace("_", " "), justify="right")

@@ -6,7 +6,9 @@ give the same bytes.
 
 What a start costs: every start after a job's first holds its accelerators for `charge_s` without progress. A
 job that is stopped by the plan saves first and loses nothing else; one whose node fails loses what it did
-since its last checkpoint.
+since its last checkpoint, which it makes every `checkpoint_s` of a run. Nodes fail as `failures` says, or by
+themselves: then the times between a node's failures are exponential with mean `node_mtbf_s`, drawn from the seed
+and the node's name.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from ..apply import applied
 from ..check import check_plan
@@ -37,9 +40,14 @@ class Settings:
     round_s: float = 600.0
     """A plan is also made when nothing happened for so long while jobs wait or could move."""
     checkpoint_s: float = 600.0
-    """Jobs save so often by themselves; matters only for failures."""
+    """Jobs save so often by themselves, counted from each start; matters only for failures."""
     failures: tuple[tuple[float, str, float], ...] = ()
     """(time, node, seconds until it is back)."""
+    node_mtbf_s: float | None = None
+    """Mean time between the failures of one node, counted from its return; None: none but those above."""
+    repair_s: float = 3600.0
+    """How long such a node is away."""
+    seed: int = 0
     check: bool = True
     """Have the independent checker look at every plan."""
     grid_s: float = 0.0
@@ -60,7 +68,6 @@ class _Live:
     restarts: int = 0
     lost_s: float = 0.0
     first_start_s: float | None = None
-    saved_left: float = 0.0
     end_key: int = 0
 
 
@@ -156,6 +163,8 @@ class _Engine:
         self.series: list[tuple[float, int, float]] = []
         self.snapshot = self._empty()
         self.plan_at: float | None = None
+        self.chance: dict[str, Random] = {}
+        self.node_failures = 0
 
     def _empty(self) -> Snapshot:
         shares = any(job.per_pod_m < 1000 for job in self.trace.jobs)
@@ -185,6 +194,10 @@ class _Engine:
             self._push(at, _FAIL, node)
             self._push(at + back, _BACK, node)
         now = self.busy_since = min(job.arrival_s for job in self.trace.jobs)
+        if self.settings.node_mtbf_s is not None:
+            for one in self.snapshot.nodes:
+                self.chance[one.name] = Random(f"{self.settings.seed}/{one.name}")
+                self._fail_later(one.name, now)
         while self.events:
             now = self.events[0][0]
             if len(self.done) == len(jobs):
@@ -205,6 +218,7 @@ class _Engine:
             "decision_ms_p50": percentile(self.decisions, 50) * 1000,
             "decision_ms_p99": percentile(self.decisions, 99) * 1000,
             "plans": len(self.decisions),
+            "node_failures": self.node_failures,
         }
         self._account(now)
         return summarise(name, self.trace, self.cluster, self.done, self.busy_s, notes, tuple(self.series))
@@ -252,7 +266,7 @@ class _Engine:
             remaining_work=job.work if self.settings.steps_known else None,
             restart_s=self.settings.charge_s,
         )
-        return _Live(job, job.work, seen, saved_left=job.work)
+        return _Live(job, job.work, seen)
 
     def _finish(self, entry: _Live, now: float) -> None:
         self._advance(entry, now)
@@ -286,8 +300,6 @@ class _Engine:
             attained = entry.seen.attained_s + held * rate * place.accelerators_m / 1000
             entry.seen = replace(entry.seen, attained_s=attained)
             self.learner.observe(entry.job, place, held, max(0.0, now - begin), entry.speed)
-        if now - run.started_at_s >= self.settings.checkpoint_s:
-            entry.saved_left = entry.left
         entry.updated_s = now
 
     def _account(self, now: float) -> None:
@@ -299,18 +311,35 @@ class _Engine:
         nodes = tuple(replace(n, ready=back) if n.name == name else n for n in self.snapshot.nodes)
         self.snapshot = replace(self.snapshot, nodes=nodes)
         if back:
+            if name in self.chance:
+                self._fail_later(name, now)
             return
+        self.node_failures += 1
+        if name in self.chance:
+            self._push(now + self.settings.repair_s, _BACK, name)
         self._account(now)
         for entry in self.live.values():
             run = entry.seen.run
             if run is not None and name in run.placement.nodes:
                 self._advance(entry, now)
-                entry.lost_s += (entry.saved_left - entry.left) / max(entry.speed, 1e-12)
-                self.learner.repeats(entry.job, entry.saved_left - entry.left)
-                entry.left = entry.saved_left
+                again_s = self._unsaved_s(entry, run, now)
+                entry.lost_s += again_s
+                self.learner.repeats(entry.job, again_s * entry.speed)
+                entry.left += again_s * entry.speed
                 entry.end_key = 0
                 self.busy_m -= run.placement.accelerators_m
                 entry.seen = replace(entry.seen, run=None)
+
+    def _fail_later(self, name: str, now: float) -> None:
+        mean_s = self.settings.node_mtbf_s
+        assert mean_s is not None
+        self._push(now + self.chance[name].expovariate(1 / mean_s), _FAIL, name)
+
+    def _unsaved_s(self, entry: _Live, run: Run, now: float) -> float:
+        """Seconds of progress since the last checkpoint that the run made by itself."""
+        saves = (now - run.started_at_s) // self.settings.checkpoint_s
+        saved_at = run.started_at_s + saves * self.settings.checkpoint_s
+        return max(0.0, now - max(saved_at, entry.progress_from_s))
 
     def _snapshot(self, now: float) -> Snapshot:
         jobs = []
@@ -375,5 +404,4 @@ class _Engine:
         entry.speed = entry.job.speeds[run.placement.accelerator] * scale
         entry.progress_from_s = now + charge
         entry.updated_s = now
-        entry.saved_left = entry.left
         entry.end_key = self._push(entry.progress_from_s + entry.left / entry.speed, _END, entry.job.id)

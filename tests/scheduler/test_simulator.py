@@ -69,6 +69,30 @@ def test_a_failed_node_costs_the_work_since_the_last_checkpoint_and_a_restart() 
     assert job.jct_s == pytest.approx(500 + 100 + 30 + 1000)
 
 
+def test_a_failure_costs_at_most_what_was_done_since_the_last_checkpoint() -> None:
+    settings = Settings(charge_s=30, checkpoint_s=200, failures=((500.0, "gpu-00000", 100.0),))
+    result = simulate(Trace("t", (one_job(),)), TraceCluster({"gpu": 1}), Policy(), settings)
+    (job,) = result.jobs
+    assert job.lost_s == pytest.approx(100 + 30)  # saved at 200 and 400
+    assert job.jct_s == pytest.approx(500 + 100 + 30 + 600)
+
+
+def test_nodes_fail_as_often_as_asked_and_alike_for_a_seed(trace: Trace) -> None:
+    short = replace(trace, jobs=trace.jobs[:30])
+    settings = Settings(node_mtbf_s=20 * 3600.0, repair_s=1800.0, checkpoint_s=900.0, seed=3)
+    one, two = (simulate(short, T1, Policy(), settings) for _ in range(2))
+    assert one.jobs == two.jobs
+    other = simulate(short, T1, Policy(), replace(settings, seed=4))
+    assert other.jobs != one.jobs
+    failures = one.notes["node_failures"]
+    assert isinstance(failures, int)
+    node_hours = 48 * one.makespan_s / 3600
+    assert failures == pytest.approx(node_hours / 20.5, rel=0.3)
+    calm = simulate(short, T1, Policy())
+    assert calm.notes["node_failures"] == 0
+    assert sum(job.lost_s for job in one.jobs) > sum(job.lost_s for job in calm.jobs)
+
+
 def test_a_job_that_can_never_start_is_an_error_not_a_hang() -> None:
     job = replace(one_job(), pods=2)
     with pytest.raises(ValueError, match="never start"):
@@ -101,3 +125,11 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
     assert written["results"][0]["jobs"] == 20
     assert written["results"][0]["policy"] == Policy().hash
     assert (tmp_path / "out" / "jct.png").stat().st_size > 1000
+
+
+def test_the_command_lets_nodes_fail(tmp_path: Path) -> None:
+    arguments = [str(DATA / "max_min_fairness.trace"), "--cluster", "v100=8,p100=16,k80=24", "--limit", "10"]
+    arguments += ["--node-mtbf", "24", "--repair", "2", "--checkpoint", "30", "--output", str(tmp_path)]
+    outcome = CliRunner().invoke(command, arguments)
+    assert outcome.exit_code == 0, outcome.output
+    assert json.loads((tmp_path / "result.json").read_text())["results"][0]["node_failures"] > 0
