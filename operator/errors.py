@@ -4,6 +4,7 @@
     ├── SettingsError        OperatorSettings   an environment variable is missing, unknown or not a number
     ├── Fenced               OperatorFenced     a write was stopped: this process does not hold the lease
     ├── ShellEnded           OperatorShell      the watches of our kinds ended; the process starts again
+    ├── PlanRefused          OperatorPlan       the independent checker refused what the planner made
     └── ProbeRefused         OperatorProbe      a workload port that we may not or could not read
 
 Errors of the API server are those of ``busbar.kube.errors``; both trees meet in ``controller.py``, where a
@@ -35,6 +36,12 @@ class ShellEnded(OperatorError):
     """Kopf ended by itself."""
 
     code = "OperatorShell"
+
+
+class PlanRefused(OperatorError):
+    """A plan that must not be carried out, in whole or in part; the message says what is wrong with it."""
+
+    code = "OperatorPlan"
 
 
 class ProbeRefused(OperatorError):

@@ -41,6 +41,11 @@ class Metrics:
             ["kind", "result"],
             registry=registry,
         )
+        self.refused_plans = Counter(
+            "busbar_refused_plans_total",
+            "Plans that the independent checker refused; nothing of them was carried out",
+            registry=registry,
+        )
         self.jobs = Gauge("busbar_jobs", "Objects by kind and phase", ["kind", "phase"], registry=registry)
         self.waiting = Gauge(
             "busbar_waiting_jobs", "Jobs that wait, by reason", ["reason"], registry=registry

@@ -10,6 +10,10 @@ The round carries its orders out itself, through the same reconciles and under t
 waits for them before it looks again: a snapshot is never older than the admissions of the round before it. An
 order names the resourceVersion it was made on; an object that changed since refuses it and waits for the next
 round. ``plan`` runs in a thread, so that a long optimization holds up neither watches nor the lease.
+
+Every plan goes through the independent checker before anything of it is carried out. A plan that it refuses is
+dropped and made once more from the snapshot alone (no memo, no solver); if that is refused too, nothing is
+carried out, and the next round begins afresh. ``busbar_refused_plans_total`` counts both.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any
 
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.operator.controller import Controller, Item, utc_now
-from busbar.operator.errors import Fenced
+from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.orders import Admit, Order, Release, Wait
 from busbar.operator.pods import Pod
@@ -43,6 +47,7 @@ from busbar.scheduler import (
     SchedulerError,
     Snapshot,
     WaitingRecord,
+    check_plan,
     early,
     plan,
     react,
@@ -52,6 +57,8 @@ from busbar.scheduler.learning import quarantined
 
 log = logging.getLogger(__name__)
 
+
+FAULTS_SAID = 5  # of a refused plan, in the log
 
 RELEASE_REASONS = {
     ActionKind.PREEMPT: "Preempted",
@@ -118,6 +125,9 @@ class Rounds:
             except (ApiError, ConnectionFailed) as error:
                 log.warning("round failed: %s", error)  # again at the next event, or in a period
                 self._waiting = True
+            except PlanRefused as error:
+                log.error("nothing is carried out in this round: %s", error)
+                self._waiting = True
             except SchedulerError as error:
                 # A snapshot that cannot be planned on: say so loudly, and go on serving what runs.
                 log.error("round refused code=%s: %s", type(error).__name__, error)
@@ -155,16 +165,37 @@ class Rounds:
         return made
 
     async def _decide(self, snapshot: Snapshot, now: float, full: bool) -> Plan:
-        """The plan for this snapshot: a full one, or an answer to what changed since the last round."""
+        """The plan for this snapshot, checked: a full one, or an answer to what changed since the last round.
+
+        Raises:
+            PlanRefused: the checker finds fault with it, and with another made from the snapshot alone.
+        """
         if full or self._last is None:
             made, self._memo = await asyncio.to_thread(plan, snapshot, self._policy, now, self._memo)
         else:
             before, last = self._last
             made, self._memo = react(snapshot, last, Event.between(before, snapshot, now), self._memo)
+        if await self._faults(snapshot, made):
+            self._memo = self._last = None
+            plain = replace(self._policy, solver=False)
+            made, _ = await asyncio.to_thread(plan, snapshot, plain, now)
+            if faults := await self._faults(snapshot, made):
+                raise PlanRefused(f"version {made.version}: {'; '.join(faults[:FAULTS_SAID])}")
+            # Its policy is not ours: nothing is answered on top of it, the next round plans afresh.
+            return made
         if made.solver_error:
             log.warning("planned without the solver: %s", made.solver_error)
         self._last = (snapshot, made)
         return made
+
+    async def _faults(self, snapshot: Snapshot, made: Plan) -> list[str]:
+        """What the independent checker finds wrong with the plan."""
+        faults = await asyncio.to_thread(check_plan, snapshot, made)
+        if faults:
+            self._metrics.refused_plans.inc()
+            text = "; ".join(faults[:FAULTS_SAID])
+            log.error("plan refused version=%d faults=%d: %s", made.version, len(faults), text)
+        return faults
 
     def _targets(self, snapshot: Snapshot) -> dict[str, Target]:
         """Job id to object."""

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 from tests.operator.builders import SETTINGS
 
-from busbar.operator.errors import Fenced
+from busbar.operator import rounds as module
+from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.rounds import Rounds
+from busbar.scheduler import Job, JobId, Memo, Node, Plan, Policy, Pool, Resources, Snapshot, Tenant, plan
+
+NOW = 1_000_000.0
+WAITING = Snapshot(
+    (Pool("H100", "H100"),),
+    (Node("n", "H100", Resources(8000)),),
+    (Tenant("a"),),
+    (Job(JobId("x"), "x", "ns", "a", submitted_at_s=NOW),),
+)
 
 
 def rounds() -> Rounds:
@@ -49,3 +59,59 @@ async def test_a_lost_lease_ends_the_rounds() -> None:
     with pytest.raises(Fenced):
         async with asyncio.timeout(5):
             await made.run()
+
+
+def spoiled(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = None) -> tuple[Plan, Memo]:
+    """A plan that gives the job nine pods where it asks for one."""
+    made, memo = plan(snapshot, policy, now, memo)
+    actions = [
+        replace(a, to=replace(a.to, nodes=("n",) * 9)) if a.to is not None else a for a in made.actions
+    ]
+    return replace(made, actions=tuple(actions)), memo
+
+
+async def test_a_plan_that_the_checker_refuses_is_made_again_from_the_snapshot_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = rounds()
+    calls: list[Policy] = []
+
+    def once_spoiled(
+        snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = None
+    ) -> tuple[Plan, Memo]:
+        calls.append(policy)
+        return (spoiled if len(calls) == 1 else plan)(snapshot, policy, now, memo)
+
+    monkeypatch.setattr(module, "plan", once_spoiled)
+    good = await made._decide(WAITING, NOW, full=True)
+    assert [policy.solver for policy in calls] == [True, False]
+    assert good.actions == plan(WAITING, Policy(), NOW)[0].actions != ()
+    assert made._metrics.refused_plans._value.get() == 1
+    assert "9 pods, wanted 1..1" in caplog.text
+    assert made._last is None
+
+
+async def test_of_a_plan_that_is_refused_twice_nothing_is_carried_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, again = rounds(), asyncio.Event()
+    monkeypatch.setattr(module, "plan", spoiled)
+    with pytest.raises(PlanRefused, match="9 pods"):
+        await made._decide(WAITING, NOW, full=True)
+    assert made._metrics.refused_plans._value.get() == 2
+    calls = 0
+
+    async def once(*, full: bool = True) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            again.set()
+        await made._decide(WAITING, NOW, full=full)
+
+    made.once = once  # type: ignore[method-assign]
+    made.wake()
+    task = asyncio.create_task(made.run())
+    async with asyncio.timeout(5):
+        await again.wait()  # a refused plan does not end the rounds
+    task.cancel()
+    assert "nothing is carried out in this round" in caplog.text
