@@ -11,11 +11,13 @@ from busbar.kube.types.meta import (
     Resource,
 )
 from busbar.kube.types.model_service import ModelService, ServicePhase
+from busbar.kube.types.performance_profile import PerformanceProfile
 from busbar.kube.types.tenant import Tenant
 from busbar.kube.types.training_job import TrainingJob, TrainingPhase
 
 KINDS: dict[str, type[Resource]] = {
-    model.__name__: model for model in (TrainingJob, ModelService, AcceleratorPool, Tenant)
+    model.__name__: model
+    for model in (TrainingJob, ModelService, AcceleratorPool, Tenant, PerformanceProfile)
 }
 """Kind to model."""
 
@@ -29,6 +31,7 @@ __all__ = [
     "ConditionStatus",
     "ModelService",
     "ObjectMeta",
+    "PerformanceProfile",
     "Resource",
     "ServicePhase",
     "Tenant",

@@ -269,6 +269,10 @@ class TrainingJobStatus(StatusModel):
     message: Sentence | None = Field(default=None, description="One sentence that says why.")
     conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
     attempt: Count | None = Field(default=None, description="How often pods were made.")
+    workload_class: ShortText | None = Field(
+        default=None,
+        description="What its speed depends on; the PerformanceProfile of this class has speeds.",
+    )
     admission: Admission | None = Field(default=None, description="Where and how the job was let in.")
     preview: Preview | None = Field(default=None, description="What the scheduler would do with it now.")
     progress: Progress | None = Field(default=None, description="How far the run is.")

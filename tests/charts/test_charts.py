@@ -203,6 +203,7 @@ def test_what_people_own_is_kept_on_uninstall() -> None:
         ("CustomResourceDefinition", "modelservices.busbar.dev"),
         ("CustomResourceDefinition", "acceleratorpools.busbar.dev"),
         ("CustomResourceDefinition", "tenants.busbar.dev"),
+        ("CustomResourceDefinition", "performanceprofiles.busbar.dev"),
     }
 
 
@@ -258,11 +259,14 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
         "busbar.dev/modelservices": "list watch",
         "busbar.dev/tenants": "list watch",
         "busbar.dev/acceleratorpools": "create list watch",
+        # profiles: made when a class first runs, the least used deleted when there are too many
+        "busbar.dev/performanceprofiles": "create delete list watch",
         # the status writer
         "busbar.dev/trainingjobs/status": "patch",
         "busbar.dev/modelservices/status": "patch",
         "busbar.dev/acceleratorpools/status": "patch",
         "busbar.dev/tenants/status": "patch",
+        "busbar.dev/performanceprofiles/status": "patch",
         # gangs and replicas: made, let go, looked at again after a failed test, deleted
         "pods": "create delete get list patch watch",
         "services": "create",
@@ -281,6 +285,7 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
         "busbar.dev/modelservices": "create delete get list patch watch",
         "busbar.dev/acceleratorpools": "list watch",
         "busbar.dev/tenants": "list watch",
+        "busbar.dev/performanceprofiles": "list watch",
         "pods": "list",
         "events": "list",
         "pods/log": "get",

@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.cluster.manifests import JSON, model_service, pool, template_job
+from tests.cluster.manifests import JSON, model_service, pool, profile, template_job
 from tests.cluster.rule_rows import Change, edited
 
 TENANT_NAMESPACE = "team-a"
@@ -283,7 +283,7 @@ def kinds() -> list[JSON]:
         "metadata": {"name": "of-status"},
         "spec": {},
     }
-    return [trained, served, pool(), tenant]
+    return [trained, served, pool(), tenant, profile()]
 
 
 def priority_classes() -> list[JSON]:

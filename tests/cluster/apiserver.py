@@ -87,6 +87,7 @@ PLURALS = {
     "ModelService": ("apis/busbar.dev/v1alpha1", "modelservices", True),
     "AcceleratorPool": ("apis/busbar.dev/v1alpha1", "acceleratorpools", False),
     "Tenant": ("apis/busbar.dev/v1alpha1", "tenants", False),
+    "PerformanceProfile": ("apis/busbar.dev/v1alpha1", "performanceprofiles", False),
 }
 """Kind to (path of its API, plural, namespaced)."""
 

@@ -70,6 +70,7 @@ def clear(server: ApiServer) -> None:
     for path in (
         "/apis/busbar.dev/v1alpha1/acceleratorpools",
         "/apis/busbar.dev/v1alpha1/tenants",
+        "/apis/busbar.dev/v1alpha1/performanceprofiles",
         "/api/v1/nodes",
     ):
         server.admin.request("DELETE", path, background)

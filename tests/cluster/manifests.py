@@ -214,10 +214,48 @@ def tenant() -> JSON:
     )
 
 
+def profile() -> JSON:
+    """A PerformanceProfile with every field but an interval."""
+    return _document(
+        "PerformanceProfile",
+        {
+            "workloadClass": "llama-7B-3f9a0c11",
+            "cells": [
+                {
+                    "accelerator": "H100",
+                    "accelerators": 8,
+                    "mode": "resident",
+                    "powerCapPercent": 80,
+                    "tokensPerSecond": 90_000.5,
+                    "memoryGib": 60.5,
+                    "watts": 550.5,
+                    "override": True,
+                    "note": "measured by the vendor",
+                }
+            ],
+        },
+    )
+
+
+def fastest_profile() -> JSON:
+    """A PerformanceProfile with the largest speed, so that its low end may be anything."""
+    document = profile()
+    document["spec"]["cells"][0] |= {"tokensPerSecond": 1e12, "low": 80_000.5}
+    return document
+
+
+def slowest_profile() -> JSON:
+    """A PerformanceProfile with the smallest speed, so that its high end may be anything."""
+    document = profile()
+    document["spec"]["cells"][0] |= {"tokensPerSecond": 0, "high": 80_000.5}
+    return document
+
+
 BASES = {
     "TrainingJob": (template_job, engine_job, engine_job_from_weights),
     "ModelService": (model_service, model_service_from_weights),
     "AcceleratorPool": (pool, cpu_pool),
     "Tenant": (tenant,),
+    "PerformanceProfile": (profile, fastest_profile, slowest_profile),
 }
 """Kind to the functions that make its accepted manifests."""

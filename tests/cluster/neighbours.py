@@ -86,6 +86,7 @@ def of_cluster(name: str) -> list[JSON]:
             tenants=[name],
             tolerations=[own],
         ),
+        _busbar("PerformanceProfile", name, workloadClass=f"{name}-7B-3f9a0c11"),
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"pool": name}}},
         {
             "apiVersion": "v1",

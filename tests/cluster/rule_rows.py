@@ -438,7 +438,34 @@ TENANT = (
     ),
 )
 
-ROWS = (*TRAINING, *SERVICE, *POOL, *TENANT)
+PROFILE = (
+    Row(
+        m.profile,
+        "spec.cells[]",
+        "low must not be greater than tokensPerSecond",
+        {"spec/cells/0/low": 91_000},
+        {"spec/cells/0/low": 90_000.5},
+        blames="spec.cells[0].low",
+    ),
+    Row(
+        m.profile,
+        "spec.cells[]",
+        "high must not be less than tokensPerSecond",
+        {"spec/cells/0/high": 90_000},
+        {"spec/cells/0/high": 90_000.5},
+        blames="spec.cells[0].high",
+    ),
+    Row(
+        m.profile,
+        "spec",
+        "spec.workloadClass cannot change",
+        {"spec/workloadClass": "llama-7B-00000000"},
+        {"spec/cells/0/tokensPerSecond": 85_000},
+        before={},
+    ),
+)
+
+ROWS = (*TRAINING, *SERVICE, *POOL, *TENANT, *PROFILE)
 
 STAYS_MUTABLE = (
     ("a suspended job changes its size", m.template_job, SUSPENDED, {"spec/shape/minPods": 2}),

@@ -66,6 +66,10 @@ def test_minimal_manifests_get_the_same_defaults_from_the_server_and_from_python
             "nodeSelector": {"a": "b"},
         },
         "Tenant": {},
+        "PerformanceProfile": {
+            "workloadClass": "llama-7B-3f9a0c11",
+            "cells": [{"accelerator": "L4", "accelerators": 1, "tokensPerSecond": 100}],
+        },
     }
     for kind, spec in minimal.items():
         document = BASES[kind][0]() | {"spec": spec}
