@@ -246,6 +246,20 @@ def test_entitlements_fit_the_cluster_and_leave_nothing_wanted_idle(
     assert abs(sum(free.values()) - min(sum(capacity.values()), sum(wanted.values()))) < 1e-4
 
 
+@quiet
+@given(claims, st.sampled_from((3.0, 18.0, 60.0)))
+def test_where_all_may_use_the_same_types_the_flow_gives_the_same(
+    rows: list[tuple[str, float, int, dict[frozenset[str], int]]], size: float
+) -> None:
+    capacity = {"H100": size / 2, "L4": size / 3, "V100": size / 6}
+    alike = _claims([(org, w, g, {frozenset(KINDS): sum(demand.values())}) for org, w, g, demand in rows])
+    # A tenant that may use one type only, and wants nothing, changes nobody's share but asks for the flow.
+    picky = Claim("picky", "", 1.0, 0.0, float("inf"), ((frozenset({"L4"}), 0.0),))
+    by_flow = entitlements([*alike, picky], capacity)
+    found = entitlements(alike, capacity)
+    assert all(abs(found[name] - by_flow[name]) < 1e-5 for name in found)
+
+
 def test_a_cell_of_speed_zero_is_believed() -> None:
     cell = Cell("x", "H100", 1000, speed=0.0)
     from busbar.scheduler import PerformanceTable, TableView
