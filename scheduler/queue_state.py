@@ -236,14 +236,17 @@ class Queue:
         span = min(span, self.now - oldest)
         if span < LEAST_S:
             return
-        offset = span
+        offset, quiet = span, True
         while True:
             for at, tenant, asked, seconds in merge(
                 self._past(self.now - span),
                 self._present(self.now - span, job, left),
                 key=lambda item: item[0],
             ):
+                quiet = False
                 yield at + offset, tenant, asked, seconds
+            if quiet:
+                return  # nobody sent anything in that stretch
             offset += span
 
     def _past(self, since: float) -> Iterator[Arrival]:

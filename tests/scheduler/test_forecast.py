@@ -122,6 +122,14 @@ def test_a_job_that_still_waits_pulls_the_forecast_up() -> None:
     assert p90_s(50) > 2 * p90_s(0)
 
 
+def test_a_cluster_where_nobody_sent_anything_for_days_has_a_forecast() -> None:
+    """Every stretch of the past that may stand for the future is empty, and that is an answer."""
+    long_ago = replace(full(), submitted_at_s=NOW - 60 * 86400)
+    found = what_if(cluster(long_ago, H100=1), Policy(), job("x", size=8), NOW, HISTORY)
+    assert found.p50_s is not None
+    assert found.p50_s < 3500
+
+
 @settings(max_examples=25, deadline=None)
 @given(snapshots(), st.integers(0, 5), st.floats(1.0, 1e7))
 def test_forecasts_are_ordered_repeatable_and_blind(snapshot: Snapshot, seed: int, length: float) -> None:
