@@ -162,7 +162,7 @@ class Operator:
         await self._plain.close()
 
     async def resync(self) -> None:
-        """Lists our four kinds once: the start, and the cure for anything a watch may have missed."""
+        """Lists our kinds once: the start, and the cure for anything a watch may have missed."""
         for cache in self.world.ours:
             objects, revision = await self._plain.list(cache.resource)
             cache.replace(objects, revision)
@@ -237,6 +237,7 @@ class Operator:
             for namespace in self.world.namespaces.items:
                 self.controller.add("Namespace", namespace)
         if kind == "TrainingJob":
+            self.handlers.profiles.job_changed(old, new)
             self._wake_services_of(key, old, new)
 
     def _wake_services_of(self, key: Key, old: Any, new: Any) -> None:

@@ -24,6 +24,7 @@ from busbar.operator.optin import admit_pod, release_job
 from busbar.operator.orders import Admit, Order, Wait
 from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.prober import Prober
+from busbar.operator.profile_keeper import ProfileKeeper
 from busbar.operator.rounds import Rounds
 from busbar.operator.settings import Settings
 from busbar.operator.table import rates_of
@@ -66,6 +67,7 @@ class Handlers:
         controller.handles("Pod", self.pod)
         controller.handles("Job", self.batch_job)
         controller.handles("Namespace", self.namespace)
+        self.profiles = ProfileKeeper(world, writer, controller, settings)
         rounds.after = self.after_round
 
     async def training_job(self, key: Key, orders: tuple[Order, ...]) -> float | None:
@@ -88,6 +90,7 @@ class Handlers:
             readings=self._prober.training,
             refusals=self._prober.refusals,
             asked=self._prober.asked.get(CHECKPOINT_PATH, {}),
+            counted=self.profiles.counted(job),
             refused=self._refused.get((KIND_TRAINING, key), ""),
         )
         decision = trainingjob.reconcile(view, order)
@@ -237,6 +240,7 @@ class Handlers:
         for name, pool_held in self._holdings.pools.items():
             if old.pools.get(name) != pool_held:
                 self._controller.add("AcceleratorPool", Key("", name))
+        await self.profiles.after_round(snapshot)
         if not self._discovers:
             return
         found = pool.discover(self._world.nodes.items.values(), self._world.pools.items.values())

@@ -24,6 +24,8 @@ from busbar.operator.status import (
     seconds_until,
 )
 
+COUNTED_WITHIN_S = 60.0
+"""A job whose time is up stays so much longer at most, until its measured speed is kept in a PerformanceProfile."""
 INVALID_JOB = 2  # our engine's exit code for a job that no further try can help
 
 
@@ -139,6 +141,9 @@ def finished(view: JobView) -> Decision:
     left = seconds_until(ended + timedelta(seconds=ttl), view.now)
     if left > 0:
         return Decision(None, alive, left)
+    late = (view.now - ended) / timedelta(seconds=1) - ttl
+    if not view.counted and late < COUNTED_WITHIN_S:
+        return Decision(None, alive, min(view.settings.profile_period_s, COUNTED_WITHIN_S - late))
     meta = view.job.metadata
     key = Key(meta.namespace or "", meta.name)
     return Decision(None, (*alive, Delete(TRAINING_JOBS, key, meta.uid)))

@@ -19,7 +19,7 @@ from busbar.operator.status import (
     conditions,
     job_conditions,
 )
-from busbar.operator.table import rates_of
+from busbar.operator.table import rates_of, workload
 
 
 def in_phase(
@@ -30,6 +30,7 @@ def in_phase(
     message = clip(message)
     same = (status.phase, status.reason, status.observed_generation) == (phase, reason, generation)
     fields: dict[str, object] = {
+        "workload_class": status.workload_class or workload(view.job).workload_class or None,
         "phase": phase,
         "reason": str(reason),
         "message": message,

@@ -308,7 +308,7 @@ def matters(kind: str, old: Any, new: Any) -> bool:
         return _job_facts(old) != _job_facts(new)
     if kind == "ModelService":
         return _service_facts(old) != _service_facts(new)
-    if kind in ("AcceleratorPool", "Tenant"):
+    if kind in ("AcceleratorPool", "Tenant", "PerformanceProfile"):
         return bool(old.metadata.generation != new.metadata.generation)
     return kind == "Node"
 

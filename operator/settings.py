@@ -56,6 +56,9 @@ class Settings:
     progress_period_s: float = 5.0  # progress is written at most this often
     usage_period_s: float = 60.0  # and usage at least this often while a job holds devices
 
+    profile_period_s: float = 10.0  # a workload class's profile is written at most this often
+    explore_period_s: float = 60.0  # and at least this often while its jobs try what nobody measured
+
     gang_timeout_s: float = 900.0  # admitted and still not running: torn down, queued again
     unschedulable_s: float = 60.0  # the same for a pod that kube-scheduler cannot place
     preempt_hold_s: float = 15.0  # a preempted job stays out so long: its room is another's

@@ -1,4 +1,4 @@
-"""Kopf as the shell: it logs in, watches our four kinds, and tells us of each event. It stores nothing.
+"""Kopf as the shell: it logs in, watches our kinds, and tells us of each event. It stores nothing.
 
 Only ``on.event`` handlers are used: no create, update or delete handlers (they keep the last spec in an
 annotation), no timers, no index (it can deadlock with a worker limit), no finalizers (they hang deletion
@@ -25,6 +25,7 @@ from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     GROUP,
     MODEL_SERVICES,
+    PERFORMANCE_PROFILES,
     TENANTS,
     TRAINING_JOBS,
     VERSION,
@@ -33,7 +34,13 @@ from busbar.kube.resources import (
 from busbar.operator.errors import ShellEnded
 from busbar.operator.settings import Settings
 
-KINDS: tuple[Resource, ...] = (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS)
+KINDS: tuple[Resource, ...] = (
+    TRAINING_JOBS,
+    MODEL_SERVICES,
+    ACCELERATOR_POOLS,
+    TENANTS,
+    PERFORMANCE_PROFILES,
+)
 
 
 def kopf_settings(settings: Settings) -> kopf.OperatorSettings:

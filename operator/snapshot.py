@@ -13,7 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob, quantity
+from busbar.kube.types import (
+    AcceleratorPool,
+    ModelService,
+    PerformanceProfile,
+    Tenant,
+    TrainingJob,
+    quantity,
+)
 from busbar.kube.types.shape import PodShape
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.job_view import is_managed, leftovers, placement_of
@@ -55,6 +62,7 @@ class Seen:
     tenants: tuple[Tenant, ...] = ()
     nodes: tuple[Node, ...] = ()
     pods: tuple[Pod, ...] = ()
+    profiles: tuple[PerformanceProfile, ...] = ()
 
     @classmethod
     def of(cls, world: World) -> Seen:
@@ -65,6 +73,7 @@ class Seen:
             tuple(world.tenants.items.values()),
             tuple(world.nodes.items.values()),
             tuple(world.pods.items.values()),
+            tuple(world.profiles.items.values()),
         )
 
 
@@ -102,7 +111,11 @@ def build(seen: Seen, now: datetime, draft: TrainingJob | ModelService | None = 
         tenants=tuple(_tenant(t, now) for t in sorted(seen.tenants, key=lambda t: t.metadata.name)),
         jobs=tuple(sorted(jobs, key=lambda j: j.id)),
         table=performance_table(
-            (*seen.jobs, draft) if isinstance(draft, TrainingJob) else seen.jobs, seen.pools, b.tenant_of
+            (*seen.jobs, draft) if isinstance(draft, TrainingJob) else seen.jobs,
+            seen.pools,
+            b.tenant_of,
+            seen.profiles,
+            seen.tenants,
         ),
     )
 

@@ -1,23 +1,23 @@
 """Measured speeds for the performance table, read back from job statuses.
 
 Every TrainingJob with an engine keeps the speed that it last reported, and where (``status.progress``,
-``status.admission``): one record each, running or ended, so a restarted operator knows what the one before knew,
-for as long as the jobs exist. A report is the tenant's word until its job has succeeded in one attempt and the
-operator's own clock agrees: steps over the time between the start of all pods and the end. A job that is too short
-for that proves nothing. Jobs that fail this comparison cost their tenant its word (``Conduct``).
+``status.admission``): one report each, of a run that goes on or has ended. What ended runs said is added up in the
+PerformanceProfile of their class (evidence.py), so that it outlives them. A report is the tenant's word until its job
+has succeeded in one attempt and the operator's own clock agrees: steps over the time between the start of all pods
+and the end. A job that is too short for that proves nothing. Jobs that fail this comparison cost their tenant its
+word (``Conduct``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import TrainingJobStatus, TrainingPhase
+from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobStatus, TrainingPhase
 from busbar.scheduler.reports import NOISE, SIGMAS, SLACK
-from busbar.scheduler.table import Conduct, Fault, Record
+from busbar.scheduler.table import Record
 
 CHECKED_FROM_S = 600.0
 """Shorter runs are mostly preparing and evaluating."""
@@ -27,39 +27,26 @@ GRID = 0.05
 """Speeds are read in steps of this much, relatively: a poll that says nearly the same changes nothing."""
 
 
-def measured(
-    jobs: Iterable[tuple[TrainingJob, str, float]], tenant_of: Mapping[str, str]
-) -> tuple[tuple[Record, ...], tuple[Conduct, ...]]:
-    """Records and the tenants' conduct.
+@dataclass(frozen=True)
+class Said:
+    """What one attempt of a job said of its speed."""
+
+    run: str
+    """The job's uid and its attempt."""
+    record: Record
+    ended: datetime | None
+    """None: it goes on."""
+    agrees: bool | None
+    """Whether its work and the operator's clock confirm it; None: they cannot tell."""
+
+
+def said(job: TrainingJob, workload_class: str, tokens: float, tenant: str) -> Said | None:
+    """What the job last said of its speed; None where it has said nothing.
 
     Args:
-        jobs: each with its workload class and the tokens of the whole run; jobs without a class say nothing.
-        tenant_of: namespace to tenant.
+        tokens: of the whole run.
+        tenant: whose word it is.
     """
-    records: list[Record] = []
-    conduct: dict[str, Conduct] = {}
-    for job, workload_class, tokens in jobs:
-        tenant = tenant_of.get(job.metadata.namespace or "", "")
-        record = _record(job, workload_class, tenant)
-        if record is None or job.status is None:
-            continue
-        agrees = _agrees(job.status, math.exp(record.log_mean), tokens)
-        if agrees is not None:
-            record = replace(record, verified=agrees, fault="" if agrees else Fault.COUNTERS.value)
-            old = conduct.get(tenant, Conduct(tenant))
-            conduct[tenant] = Conduct(tenant, old.passed + agrees, old.failed + (not agrees))
-        records.append(record)
-    records.sort(key=lambda record: (record.place, record.tenant, record.job))
-    return tuple(records), tuple(conduct[name] for name in sorted(conduct))
-
-
-def has_spoken(status: TrainingJobStatus) -> bool:
-    """Whether the job ever said how fast it is."""
-    return status.admission is not None and bool(status.progress and status.progress.tokens_per_second)
-
-
-def _record(job: TrainingJob, workload_class: str, tenant: str) -> Record | None:
-    """What the job last said of its speed, and where; None where it has not said anything."""
     status = job.status
     if status is None or status.admission is None or status.progress is None:
         return None
@@ -67,7 +54,9 @@ def _record(job: TrainingJob, workload_class: str, tenant: str) -> Record | None
     if not speed:
         return None
     place = status.admission
-    return Record(
+    if place.started_at is None:  # the progress is still that of the attempt before, at another place
+        return None
+    record = Record(
         workload_class=workload_class,
         accelerator=place.accelerator,
         accelerators_m=place.pods * place.accelerators_per_pod * 1000,
@@ -78,6 +67,18 @@ def _record(job: TrainingJob, workload_class: str, tenant: str) -> Record | None
         squares=1.0,
         log_mean=round(math.log(speed) / GRID) * GRID,
     )
+    ended = status.completion_time if status.phase in TERMINAL_PHASES else None
+    return Said(run_of(job), record, ended, _agrees(status, math.exp(record.log_mean), tokens))
+
+
+def run_of(job: TrainingJob) -> str:
+    """Names an attempt of a job, once and for all."""
+    return f"{job.metadata.uid}-{(job.status.attempt if job.status is not None else None) or 0}"
+
+
+def has_spoken(status: TrainingJobStatus) -> bool:
+    """Whether the job ever said how fast it is."""
+    return status.admission is not None and bool(status.progress and status.progress.tokens_per_second)
 
 
 def _agrees(status: TrainingJobStatus, speed: float, tokens: float) -> bool | None:

@@ -1,6 +1,6 @@
 """What the operator has seen: one cache per kind, and the few indexes that decisions need.
 
-Our four kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
+Our kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
 by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies and opted-in Jobs come
 through our own informers. Nothing here decides; ``on_change`` tells the controller which keys to look at again.
 """
@@ -23,13 +23,14 @@ from busbar.kube.resources import (
     NAMESPACES,
     NETWORK_POLICIES,
     NODES,
+    PERFORMANCE_PROFILES,
     PODS,
     ROLE_BINDINGS,
     TENANTS,
     TRAINING_JOBS,
     Resource,
 )
-from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob
+from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 from busbar.kube.types.meta import LABEL_QUEUE
 from busbar.kube.types.meta import Resource as Model
 from busbar.operator.isolation import PolicySeen, project_policy
@@ -83,6 +84,7 @@ class World:
         self.services: Cache[ModelService] = self._cache(MODEL_SERVICES, ModelService)
         self.pools: Cache[AcceleratorPool] = self._cache(ACCELERATOR_POOLS, AcceleratorPool)
         self.tenants: Cache[Tenant] = self._cache(TENANTS, Tenant)
+        self.profiles: Cache[PerformanceProfile] = self._cache(PERFORMANCE_PROFILES, PerformanceProfile)
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
 
         def told(kind: str) -> Callable[[Key, Any, Any], None]:
@@ -116,7 +118,7 @@ class World:
 
     @property
     def ours(self) -> tuple[Cache[Any], ...]:
-        return (self.jobs, self.services, self.pools, self.tenants)
+        return (self.jobs, self.services, self.pools, self.tenants, self.profiles)
 
     def by_kind(self) -> dict[str, Cache[Any]]:
         return {c.resource.kind: c for c in (*self.ours, *self.informers)}

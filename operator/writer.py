@@ -34,6 +34,7 @@ _WARNINGS = frozenset(
         "PodsRefused",
         "PodStuck",
         "DeadlineExceeded",
+        "SpeedQuarantined",
     }
 )
 

@@ -17,7 +17,7 @@ interval is always the fresh one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,6 +56,7 @@ def learn(
     wanted: Iterable[Row] = (),
     accelerators: Iterable[str] = (),
     explorers: Iterable[str] = (),
+    tried: Container[str] | None = None,
 ) -> PerformanceTable:
     """The table with fresh learned cells.
 
@@ -63,6 +64,7 @@ def learn(
         wanted: rows to answer for, besides those with cells or reports.
         accelerators: the same for types.
         explorers: tenants that may be tempted to try what nobody measured.
+        tried: workload classes that they may try it with; None: all.
     """
     books = _Books(table, wanted, accelerators)
     if not books.kinds:
@@ -75,7 +77,8 @@ def learn(
             learned += group.cells()
             faults |= group.outside
     if table.explored.share < EXPLORED:
-        learned += [trial for tenant in sorted(set(explorers)) for trial in _trials(learned, tenant)]
+        open_to = [cell for cell in learned if tried is None or cell.workload_class in tried]
+        learned += [trial for tenant in sorted(set(explorers)) for trial in _trials(open_to, tenant)]
     records = tuple(_marked(record, faults) for record in table.records)
     learned.sort(key=lambda cell: (*_order(cell), cell.tenant))
     return replace(table, learned=tuple(learned), records=records)
@@ -130,13 +133,16 @@ class _Books:
         self.table = table
         self.noise: Noise = noise(table.records)
         self.given = {_order(cell): cell for cell in sorted(table.cells, key=_trust) if not cell.tenant}
+        self.formula = {
+            _order(cell): cell for cell in table.cells if not cell.tenant and cell.source is Source.FORMULA
+        }
         self.before = {_order(cell): cell for cell in table.learned if not cell.tenant}
         kinds = {rate.accelerator for rate in table.rates} | {cell.accelerator for cell in table.cells}
         self.kinds = sorted(kinds | {r.accelerator for r in table.records} | set(accelerators))
         self.rates = {rate.accelerator: rate.rate for rate in table.rates}
         rows = {_row(place) for place in self.given} | {_row(record.place) for record in table.records}
         rows |= set(wanted)
-        formulas = {_row(place) for place, cell in self.given.items() if cell.source is Source.FORMULA}
+        formulas = {_row(place) for place in self.formula}
         self.with_formula = sorted(rows & formulas)
         self.without = sorted(rows - formulas)
 
@@ -146,9 +152,7 @@ class _Books:
         known = {
             i: math.log(cell.speed)
             for i, kind in enumerate(self.kinds)
-            if (cell := self.given.get(_place(row, kind))) is not None
-            and cell.source is Source.FORMULA
-            and cell.speed > 0
+            if (cell := self.formula.get(_place(row, kind))) is not None and cell.speed > 0
         }
         if known:
             shift = sum(value - sheet[i] for i, value in known.items()) / len(known)

@@ -2,6 +2,7 @@
 
     absorb    a round's reports go into one record per running job and cell
     settle    a job ended: what its reports add up to is compared with the work it had to do
+    close     the same where somebody else has compared: the job's record joins those of ended jobs
     held      accelerator-seconds spent where nothing was measured yet, and in all
 
 Who is believed. A report is a tenant's word until it is *verified*: it came from an engine that we built
@@ -34,6 +35,9 @@ SLACK = 0.02
 """Part of a job's work that its counters may be off before noise is considered (starts, rounding)."""
 SIGMAS = 3.0
 """Sums of reports may miss the truth by so many standard deviations."""
+MOST_RECORDS = 256
+"""Records of ended jobs that are kept per workload class: one per place, tenant and outcome. Beyond that go those that
+say least: what is not believed, then what nobody verified, then what few reports stand for."""
 HONEST = 10
 """A tenant is distrusted while more than one of so many of its ended jobs failed the check."""
 
@@ -126,31 +130,58 @@ def settle(
     mine = [record for record in table.records if record.job == job]
     if not mine:
         return table
-    caught = any(record.fault == Fault.COUNTERS for record in mine)
-    checked = total_work is not None and total_work > 0 and not failed
-    honest = not caught
-    if checked and honest:
-        assert total_work is not None
+    agrees: bool | None = None
+    if any(record.fault == Fault.COUNTERS for record in mine):
+        agrees = False
+    elif total_work is not None and total_work > 0 and not failed:
         claimed = math.fsum(record.work for record in mine)
-        honest = abs(claimed / total_work - 1) <= _tolerance(mine, noise(table.records, doubtful=True))
+        agrees = abs(claimed / total_work - 1) <= _tolerance(mine, noise(table.records, doubtful=True))
+    return close(table, job, agrees)
+
+
+def close(table: PerformanceTable, job: str, agrees: bool | None) -> PerformanceTable:
+    """The table where a job's reports stand among those of ended jobs.
+
+    Args:
+        agrees: whether what it said agrees with what it had to do; None: that cannot be told.
+    """
+    mine = [record for record in table.records if record.job == job]
+    if not mine:
+        return table
     others = {_record_key(record): record for record in table.records if record.job != job}
     for record in mine:
-        fault = record.fault if honest else Fault.COUNTERS.value
+        fault = record.fault if agrees is not False else Fault.COUNTERS.value
         closed = replace(
-            record, job="", fault=fault, verified=record.verified or (checked and honest and not fault)
+            record, job="", fault=fault, verified=record.verified or (agrees is True and not fault)
         )
         key = _record_key(closed)
         others[key] = _faded(_joined(others[key], closed)) if key in others else closed
+    for name in sorted({record.workload_class for record in mine}):
+        _bound(others, name)
     conduct = {c.tenant: c for c in table.conduct}
-    if (checked or caught) and not all(record.verified for record in mine):
+    if agrees is not None and not all(record.verified for record in mine):
         name = mine[0].tenant
         old = conduct.get(name, Conduct(name))
-        conduct[name] = replace(old, passed=old.passed + honest, failed=old.failed + (not honest))
+        conduct[name] = replace(old, passed=old.passed + agrees, failed=old.failed + (not agrees))
     return replace(
         table,
         records=tuple(others[key] for key in sorted(others)),
         conduct=tuple(conduct[name] for name in sorted(conduct)),
     )
+
+
+def _bound(records: dict[_Key, Record], workload_class: str) -> None:
+    """Drops what says least of a class, where it has more than `MOST_RECORDS` of ended jobs."""
+    ended = [
+        key for key, record in records.items() if not record.job and record.workload_class == workload_class
+    ]
+
+    def worth(key: _Key) -> tuple[bool, bool, int]:
+        record = records[key]
+        return not record.fault, record.verified, record.reports
+
+    for key in sorted(sorted(ended), key=worth, reverse=True)[MOST_RECORDS:]:
+        del records[key]
 
 
 def held(table: PerformanceTable, unmeasured_s: float, total_s: float) -> PerformanceTable:

@@ -32,6 +32,7 @@ from busbar.kube.types.training_job import Amount, Count
 MOST_CELLS = 256
 MOST_EVIDENCE = 256
 MOST_RUNS = 256
+MOST_CONDUCT = 256
 
 Speed = Annotated[float, Field(ge=0, le=1e12)]
 ClassName = Annotated[str, Field(pattern=r"^[!-~]([ -~]*[!-~])?$", min_length=1, max_length=253)]
@@ -120,7 +121,10 @@ class ProfileCell(StatusModel):
     tokens_per_second: Amount = Field(description="Mean speed of the whole job; plans use it.")
     low: Amount | None = Field(default=None, description="Nineteen times in twenty it is faster than this.")
     high: Amount | None = Field(default=None, description="Nineteen times in twenty it is slower than this.")
+    predicted: Amount | None = Field(default=None, description="Speed by formula, before anybody measured.")
+    limit: Amount | None = Field(default=None, description="No speed above this is possible there.")
     memory_gib: Amount | None = Field(default=None, description="Device memory per accelerator.")
+    host_memory_gib: Amount | None = Field(default=None, description="Host memory per pod.")
     watts: Amount | None = Field(default=None, description="Watts of one accelerator.")
     source: CellSource = Field(
         description="Stated by people, Prior: a formula, Ratio: from other cells, Measured."
@@ -197,7 +201,7 @@ class PerformanceProfileStatus(StatusModel):
         Annotated[
             list[TenantConduct],
             Field(
-                max_length=256,
+                max_length=MOST_CONDUCT,
                 json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["tenant"]},
             ),
         ]

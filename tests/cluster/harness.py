@@ -27,6 +27,7 @@ from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     EVENTS,
     MODEL_SERVICES,
+    PERFORMANCE_PROFILES,
     PODS,
     SERVICES,
     TENANTS,
@@ -39,7 +40,7 @@ from busbar.scheduler import Policy
 
 _numbers = itertools.count(1)
 _MANIFESTS: dict[str, Resource] = {
-    r.kind: r for r in (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS, PODS)
+    r.kind: r for r in (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS, PERFORMANCE_PROFILES, PODS)
 }
 
 QUICK = Settings(
@@ -56,6 +57,8 @@ QUICK = Settings(
     explain_period_s=0.5,
     poll_period_s=0.1,
     progress_period_s=0.3,
+    profile_period_s=0.3,
+    explore_period_s=1.0,
     backoff_base_s=0.1,
     preempt_hold_s=0.2,
     drain_settle_s=0.05,
