@@ -24,7 +24,13 @@ from busbar.operator.status import (
 
 
 def begin_release(
-    view: JobView, reason: str, message: str, *, moved: bool = False, counts: bool = False
+    view: JobView,
+    reason: str,
+    message: str,
+    *,
+    moved: bool = False,
+    taken: bool = False,
+    counts: bool = False,
 ) -> Decision:
     status = view.status
     grace = timedelta(seconds=view.job.spec.preemption.grace_period_seconds)
@@ -33,7 +39,7 @@ def begin_release(
             reason=reason, message=clip(message), requested_at=view.now, deadline=view.now + grace
         )
     }
-    if reason == Reason.PREEMPTED:
+    if taken:
         fields["preemptions"] = (status.preemptions or 0) + 1
     if moved:
         fields["last_move_time"] = view.now

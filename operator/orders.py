@@ -31,7 +31,7 @@ class Release:
     message: str
     assumed_version: str
     index: int = 0
-    moved: bool = False
+    taken: bool = False  # for another job: it counts as a preemption
 
 
 @dataclass(frozen=True)

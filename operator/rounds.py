@@ -250,9 +250,8 @@ class Rounds:
                 return None
             return Admit(action.to, action.reason, target.version, target.index)
         reason = RELEASE_REASONS[action.kind]
-        return Release(
-            reason, action.reason, target.version, target.index, moved=action.kind is not ActionKind.PREEMPT
-        )
+        taken = action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK)
+        return Release(reason, action.reason, target.version, target.index, taken=taken)
 
     def _explain(self, record: WaitingRecord, target: Target, job: Job) -> Wait | None:
         """The order to say why; None where it was said, or said something like it a moment ago."""

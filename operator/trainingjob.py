@@ -145,7 +145,7 @@ def _admitted(view: JobView, order: Order | None) -> Decision:
     if spec.suspend:
         return begin_release(view, Reason.SUSPENDED, "The job is being suspended: it saves its state first.")
     if isinstance(order, Release) and order.assumed_version == view.job.metadata.resource_version:
-        return begin_release(view, order.reason, order.message, moved=order.moved)
+        return begin_release(view, order.reason, order.message, moved=True, taken=order.taken)
     limit_s = spec.active_deadline_seconds
     if limit_s is not None and status.start_time is not None and _held_s(view, admission) >= limit_s:
         text = f"The job ran longer than activeDeadlineSeconds ({limit_s} s)."

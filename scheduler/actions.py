@@ -100,6 +100,8 @@ def _reason(round_: Round, seat: Seat, kind: ActionKind, lost_s: float) -> str:
         f"{column.pods} x {_count(column.per_pod.accelerators_m)} {column.accelerator} in pool {column.pool}"
     )
     mode = "" if column.mode == "resident" else f", mode {column.mode}"
+    if kind is ActionKind.SHRINK:
+        return f"goes on with less, on {where}{mode}, for a job with a stronger claim; costs {lost_s:.0f} s of work"
     if kind is ActionKind.START:
         return f"starts on {where}{mode}: {share:.0%} of its best speed"
     return f"continues on {where}{mode}: {share:.0%} of its best speed; costs {lost_s:.0f} s of work"

@@ -56,4 +56,7 @@ def _after(job: Job, action: Action, now: float) -> Job:
     if action.to is None:
         return replace(job, run=None, preemptions=job.preemptions + 1, last_move_at_s=now)
     moved = job.last_move_at_s if action.kind is ActionKind.START else now
-    return replace(job, run=Run(placement=action.to, started_at_s=now), last_move_at_s=moved)
+    taken = job.preemptions + (action.kind is ActionKind.SHRINK)
+    return replace(
+        job, run=Run(placement=action.to, started_at_s=now), last_move_at_s=moved, preemptions=taken
+    )

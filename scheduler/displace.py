@@ -10,19 +10,23 @@ Who may be stopped for whom (both in the same pool; the victim must be preemptib
     any               settled training jobs of the same tenant and priority, where the value gained over the
                       job's remaining time is `move_gain_factor` times the work lost
 
-The first three may also take a place that was given to such a job only in this round. Each of these is a
-strict order, so no job is stopped for one that it could stop in turn.
+The first three may also take a place that was given to such a job only in this round, and an elastic victim of
+theirs goes on with the pods that are not needed (`shrink.py`); a job that its tenant's fair share covers in part
+gives no more than the rest. Each of these is a strict order, so no job is stopped for one that it could stop in
+turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from .books import Seat
 from .columns import Candidate
-from .ledger import EPS, Right
+from .ledger import EPS, Ledger, Right
 from .plans import Policy
 from .round import Round
+from .shrink import keep, part, smaller
 from .types import JobKind
 from .value import SHORTEST_H, remaining_s
 from .victims import Group, Victim, choose
@@ -50,11 +54,25 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
             key = (job.tenant, round_.priority(job), right, ranked.shape, column.pods)
             if key in hopeless:
                 continue
-            if displace(round_, seat, column, _by_right(round_, seat, column, right)):
+            if _take(round_, seat, column, right):
                 changed = True
                 break
             hopeless.add(key)
     return changed
+
+
+def _take(round_: Round, seat: Seat, column: Candidate, right: Right) -> bool:
+    """Start the job by its right. Jobs that only this round has placed go first, and are left out if that is in
+    vain: what may be taken of a tenant is better taken where it makes room. So whoever is still blocked when the
+    round ends is blocked just the same when these jobs run."""
+    eligible = _by_right(round_, seat, column, right, planned=True)
+    if displace(round_, seat, column, eligible, by_right=True):
+        return True
+    if not any(round_.planned(column.pool, tenant) for tenant in round_.ledger.tenants):
+        return False
+    return displace(
+        round_, seat, column, _by_right(round_, seat, column, right, planned=False), by_right=True
+    )
 
 
 def improve(round_: Round, blocked: list[Seat]) -> bool:
@@ -106,19 +124,19 @@ def hours_left(seat: Seat, column: Candidate) -> float:
     return max(left / 3600, SHORTEST_H)
 
 
-def _by_right(round_: Round, seat: Seat, column: Candidate, right: Right) -> list[Group]:
-    """Victims by rights, each costing the work it would lose."""
+def _by_right(round_: Round, seat: Seat, column: Candidate, right: Right, planned: bool) -> list[Group]:
+    """Victims by rights, each costing the work it would lose; `planned`: with jobs placed in this round only."""
     ledger, job = round_.ledger, seat.job
     found: list[Group] = []
     for tenant in sorted(ledger.tenants):
         if tenant == job.tenant:
-            found.append(_outranked(round_, column, tenant, round_.priority(job)))
+            found.append(_outranked(round_, column, tenant, round_.priority(job), planned))
         elif right is not Right.BORROWING and not ledger.covered(tenant, column.accelerator):
-            found.append(_borrowed(round_, column, tenant, right))
+            found.append(_borrowed(round_, column, tenant, right, planned))
     return [group for group in found if group.count]
 
 
-def _outranked(round_: Round, column: Candidate, tenant: str, priority: int) -> Group:
+def _outranked(round_: Round, column: Candidate, tenant: str, priority: int, planned: bool) -> Group:
     """Jobs of the tenant with a lower priority."""
     nodes = round_.cluster.pools[column.pool]
 
@@ -126,16 +144,16 @@ def _outranked(round_: Round, column: Candidate, tenant: str, priority: int) -> 
         return Group(
             (
                 Victim(other, round_.lost_units(other), nodes)
-                for other in _in_the_way(round_, column.pool, tenant)
+                for other in _in_the_way(round_, column.pool, tenant, planned)
                 if round_.priority(other.job) < priority
             ),
             nodes,
         )
 
-    return round_.remembered(("outranked", column.pool, tenant, priority), tenant, find)
+    return round_.remembered(("outranked", column.pool, tenant, priority, planned), tenant, find)
 
 
-def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right) -> Group:
+def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right, planned: bool) -> Group:
     """Jobs of another tenant on what it holds above its guarantee or its share, cheapest first."""
     ledger, nodes = round_.ledger, round_.cluster.pools[column.pool]
     fair = right is Right.ENTITLED
@@ -145,25 +163,34 @@ def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right) -> Gr
         if fair and not ledger.above_share(tenant, column.accelerator, 0):
             return Group(found, nodes)
         taken = 0
-        for other in _in_the_way(round_, column.pool, tenant):
+        for other in _in_the_way(round_, column.pool, tenant, planned):
             assert other.placement is not None
             if fair and not _exposed(round_, other):
                 continue
-            amount_m = other.placement.accelerators_m
+            amount_m, some = other.placement.accelerators_m, None
             if fair and not ledger.above_share(tenant, column.accelerator, taken + amount_m):
-                continue
+                above = partial(_above_share, ledger, tenant, column.accelerator, taken)
+                some = part(round_, other, above)
+                if some is None:
+                    continue
+                amount_m = some.freed_m
             if ledger.covered(tenant, column.accelerator, -taken):
                 break
-            found.append(Victim(other, round_.lost_units(other), nodes))
+            found.append(Victim(other, round_.lost_units(other), nodes, some))
             taken += amount_m
         return Group(found, nodes)
 
-    return round_.remembered(("borrowed", column.pool, tenant, right), tenant, find)
+    return round_.remembered(("borrowed", column.pool, tenant, right, planned), tenant, find)
 
 
-def _in_the_way(round_: Round, pool: str, tenant: str) -> list[Seat]:
+def _above_share(ledger: Ledger, tenant: str, accelerator: str, taken: int, more: int) -> bool:
+    return ledger.above_share(tenant, accelerator, taken + more)
+
+
+def _in_the_way(round_: Round, pool: str, tenant: str, planned: bool) -> list[Seat]:
     """Who may be stopped on the strength of a right: first those that have not even started."""
-    return round_.planned(pool, tenant) + round_.disturbable(pool, tenant)
+    first = round_.planned(pool, tenant) if planned else []
+    return first + round_.disturbable(pool, tenant)
 
 
 def _exposed(round_: Round, seat: Seat) -> bool:
@@ -208,22 +235,36 @@ def displace(
     column: Candidate,
     eligible: Sequence[Group],
     most: float | None = None,
+    by_right: bool = False,
 ) -> bool:
-    """Stop the cheapest eligible jobs and put the job in their place; False (and no change) if it cannot be."""
+    """Stop the cheapest eligible jobs and put the job in their place; False (and no change) if it cannot be.
+
+    Args:
+        most: the victims may not cost more than this together.
+        by_right: the victims cost work: the least of it is looked for, and elastic ones go on with what is not
+            needed of their place.
+    """
     if not eligible:
         return False
     nodes = round_.cluster.pools[column.pool]
-    chosen = choose(nodes, column, eligible, nodes.selected(seat.job))
+    chosen = choose(nodes, column, eligible, nodes.selected(seat.job), by_right)
     if chosen is None or (most is not None and sum(v.cost for v in chosen) > most + EPS):
         return False
     undo = [(v.seat, v.seat.placement, v.seat.column, v.seat.started_at_s) for v in chosen]
+    sizes = [smaller(v.seat) if by_right else [] for v in chosen]
     for victim in chosen:
         round_.clear(victim.seat)
+        if victim.part is not None:
+            round_.put(victim.seat, victim.part.column, victim.part.stays)
     found = round_.find(seat.job, column)
-    if found is not None:
-        round_.put(seat, column, *found)
-        return True
-    for other, placement, old, started in undo:
-        if placement is not None:
-            round_.restore(other, placement, old, started)
-    return False
+    if found is None:
+        for other, placement, old, started in undo:
+            round_.clear(other)
+            if placement is not None:
+                round_.restore(other, placement, old, started)
+        return False
+    round_.put(seat, column, *found)
+    for (other, placement, *_), own in zip(undo, sizes, strict=True):
+        if placement is not None and own:
+            keep(round_, other, own, placement.nodes)
+    return True

@@ -82,6 +82,7 @@ def fill(
         blocked: what is known not to fit.
         others: jobs to try as long as there is room for them; they are not returned.
     """
+    _sooner(round_)
     blocked = Blocked() if blocked is None else blocked
     wanted = round_.waiting() if seats is None else list(seats)
     keep = {seat.job.id for seat in wanted}
@@ -96,6 +97,20 @@ def fill(
             if seat.placement is None and (seat.job.id in keep or not _hopeless(round_, seat, blocked))
         ]
     return [seat for seat in tried if seat.job.id in keep]
+
+
+def _sooner(round_: Round) -> None:
+    """Jobs that were given room which a stopping job still holds take what has become free since."""
+    for seat in sorted((s for s in round_.changed if s.waits_for_release), key=lambda s: order(round_, s)):
+        placement, column, started = seat.placement, seat.column, seat.started_at_s
+        assert placement is not None
+        assert column is not None
+        round_.clear(seat)
+        found = round_.find(seat.job, column)
+        if found is None or found[1]:
+            round_.restore(seat, placement, column, started, release=True)
+        else:
+            round_.put(seat, column, *found)
 
 
 def _hopeless(round_: Round, seat: Seat, blocked: Blocked) -> bool:

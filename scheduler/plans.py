@@ -156,7 +156,8 @@ class Policy:
     """A started job is not stopped or moved before it has run this long, whoever asks; a job that was stopped
     stands behind its equals for as long."""
     max_preemptions: int = 5
-    """After so many a job is only preempted to give back a guarantee."""
+    """After so many (a shrink counts) a job is only preempted to give back a guarantee, or for a job of its own
+    tenant with a higher priority."""
     move_gain_factor: float = 2.0
     """A running job moves only if the forecast gain is at least this many times the cost."""
     churn: float = 0.05

@@ -112,11 +112,11 @@ class Round:
         return self._quiet_budget - len(self.disturbed)
 
     def disturbable(self, pool: str, tenant: str) -> list[Seat]:
-        """Jobs of the tenant in this pool that may be stopped for others, least work lost first."""
+        """Jobs of the tenant in this pool that may be stopped for others, least work lost per unit first."""
         key = (pool, tenant)
         if key not in self._disturbable:
             found = [
-                (self.lost_units(seat), seat.job.id, seat)
+                (self.lost_s(seat), seat.job.id, seat)
                 for seat in self.held.get(key, {}).values()
                 if seat.job.preemptible and self.settled(seat)
             ]
@@ -125,10 +125,24 @@ class Round:
         return self._disturbable[key]
 
     def planned(self, pool: str, tenant: str) -> list[Seat]:
-        """Jobs of the tenant that were given a place in this pool only in this round: nothing is lost if they
-        do not get it."""
-        found = [seat for seat in self.held.get((pool, tenant), {}).values() if seat.job.run is None]
+        """Jobs of the tenant that were given their place in this pool only in this round, or are left with it
+        (`shrink.py`): nothing more is lost if they do not get it."""
+        found = [
+            seat
+            for seat in self.held.get((pool, tenant), {}).values()
+            if seat.job.run is None or self.shrunk(seat)
+        ]
         return sorted(found, key=lambda seat: seat.job.id)
+
+    def shrunk(self, seat: Seat) -> bool:
+        """Whether a running job has given back some of its pods in this round."""
+        run, place = seat.job.run, seat.placement
+        if run is None or place is None or seat.job.id not in self.disturbed:
+            return False
+        same = (place.pool, place.mode, place.per_pod)
+        return same == (run.placement.pool, run.placement.mode, run.placement.per_pod) and (
+            place.pods < run.placement.pods
+        )
 
     def remembered(self, key: tuple[object, ...], tenant: str, find: Callable[[], T]) -> T:
         """What `find` answers, kept until what the tenant holds changes."""
@@ -217,8 +231,9 @@ class Round:
         return seat.job.restart_s + max(0.0, self.now - saved)
 
     def lost_units(self, seat: Seat) -> float:
-        """The same for all accelerators of its running attempt, in exchange-rate units."""
-        if seat.placement is None or seat.job.run is None:
+        """The same for all accelerators of its running attempt, in exchange-rate units; nothing more is lost by a
+        job that has shrunk."""
+        if seat.placement is None or seat.job.run is None or self.shrunk(seat):
             return 0.0
         known = self._lost.get(seat.job.id)
         if known is None:

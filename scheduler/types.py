@@ -274,6 +274,7 @@ class Job:
     restart_s: float = 30.0
     """What a preemption, move or resize costs besides the work since the last checkpoint."""
     preemptions: int = 0
+    """How often something was taken from it for others: stops and shrinks."""
     last_move_at_s: float | None = None
     """Time of the last move, resize or preemption."""
     reclaim_deadline_s: float = 0.0

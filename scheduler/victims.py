@@ -2,8 +2,9 @@
 
 The cost of a victim is given by the caller (work lost since its last checkpoint, or value). For one pod every
 node is looked at, and the cheapest set on one node wins. For a gang, places are bought one node at a time
-where a place is cheapest; a victim that spans several nodes makes its other nodes cheaper. At the end victims
-that turned out not to be needed are spared, dearest first.
+where a place is cheapest; a victim that spans several nodes makes its other nodes cheaper. Then victims that
+turned out not to be needed are spared, dearest first, and the search is made again without one of the chosen, as
+long as that finds cheaper ones.
 
 Victims come in groups (those of one tenant, say) that know what each of them frees on which node, so that a
 group can serve many searches; and a node whose cheapest unit is too dear is not looked at more closely.
@@ -11,6 +12,7 @@ group can serve many searches; and a node whose cheapest unit is too dear is not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -18,20 +20,26 @@ from heapq import heapify, heappop, heappush
 from .books import Seat
 from .cluster import PoolNodes, request
 from .columns import Candidate
+from .shrink import Part
 from .types import JobId
 
 _Amounts = tuple[int, int, int, int]
 _NONE: _Amounts = (0, 0, 0, 0)
+SWAPS = 480
+"""Nodes looked at, at most, in the search for a gang's cheaper victims, once per pod: what it may cost, whatever the
+cluster."""
 
 
 class Victim:
-    """A job that may be stopped, what that costs, and what it frees on which node."""
+    """A job that may be stopped or shrunk, what that costs, and what it frees on which node."""
 
-    __slots__ = ("cost", "frees", "id", "seat")
+    __slots__ = ("cost", "frees", "id", "part", "seat")
 
-    def __init__(self, seat: Seat, cost: float, nodes: PoolNodes) -> None:
+    def __init__(self, seat: Seat, cost: float, nodes: PoolNodes, part: Part | None = None) -> None:
         self.seat = seat
         self.cost = cost
+        self.part = part
+        """What may be taken of it; None: all."""
         self.id: JobId = seat.job.id
         self.frees: dict[int, _Amounts] = {}
         """By index of the node."""
@@ -40,7 +48,7 @@ class Victim:
             return
         a, b, c, d = request(placement.per_pod, nodes.pool.is_cpu)
         index, frees = nodes.index, self.frees
-        for name in placement.nodes:
+        for name in placement.nodes if part is None else part.leaves:
             i = index.get(name)
             if i is not None:
                 w, x, y, z = frees.get(i, _NONE)
@@ -79,14 +87,32 @@ def _by_cost(offer: Offer) -> tuple[float, JobId]:
 
 
 def choose(
-    nodes: PoolNodes, column: Candidate, groups: Sequence[Group], allowed: frozenset[int] | None
+    nodes: PoolNodes,
+    column: Candidate,
+    groups: Sequence[Group],
+    allowed: frozenset[int] | None,
+    thorough: bool = False,
 ) -> list[Victim] | None:
     """The cheapest victims found whose end makes room for the column; None if there are none.
+
+    Args:
+        allowed: indices of the nodes that the job may use; None: all.
+        thorough: for a gang, look for cheaper victims than the first found.
 
     The result ignores topology domains: the caller tries the placement and gives up if it does not hold.
     """
     search = _Search(nodes, column, groups, allowed)
-    return search.one() if column.pods == 1 else search.many()
+    if column.pods == 1:
+        return search.one()
+    return search.best() if thorough else search.many()
+
+
+def _cost(victims: Iterable[Victim]) -> float:
+    return math.fsum(victim.cost for victim in victims)
+
+
+def _dearest(victims: Iterable[Victim]) -> list[Victim]:
+    return sorted(victims, key=lambda victim: (-victim.cost, victim.id))
 
 
 _Bought = tuple[float, int, list[Victim]]
@@ -136,7 +162,8 @@ class _Search:
         return here
 
     def _cheapest(self, i: int, need: int, gone: set[JobId]) -> _Bought | None:
-        """What node i sells for, by the best prefix of its victims in order of cost per unit."""
+        """What node i sells for: the best prefix of its victims in order of cost per unit, or one of them alone
+        (a small one that is just enough costs less than a large one that is cheaper per unit)."""
         base = self._room(i)
         more, cost, taken = [0, 0, 0, 0], 0.0, []
         best: _Bought | None = None
@@ -153,6 +180,16 @@ class _Search:
                 best = (cost / gained, gained, list(taken))
             if gained == need:
                 break
+        return None if best is None else self._alone(i, need, gone, base, best)
+
+    def _alone(self, i: int, need: int, gone: set[JobId], base: int, best: _Bought) -> _Bought:
+        """The best so far, or a single victim that sells for less."""
+        for offer in self._offers(i):
+            cost = offer.victim.cost
+            if offer.id not in gone and cost < best[0] * need - 1e-12:
+                gained = min(self._room(i, offer.frees) - base, need)
+                if gained > 0 and cost / gained < best[0] - 1e-12:
+                    best = (cost / gained, gained, [offer.victim])
         return best
 
     def one(self) -> list[Victim] | None:
@@ -175,10 +212,48 @@ class _Search:
                 best, where = found, i
         return None if best is None else self._spared(best[2])
 
-    def many(self) -> list[Victim] | None:
-        """A gang's places, one node at a time."""
+    def best(self) -> list[Victim] | None:
+        """A gang's places: bought one by one, from whatever node it begins, or left when everybody is spared who
+        can be; the cheapest of these, made better with or without one victim again and again while that helps.
+        On small clusters this comes near the least; on large ones only few or no alternatives are looked at."""
+        bought = self.many()
+        if bought is None:
+            return None
+        touched = self._touched()
+        tries = SWAPS // max(1, len(touched) * self.pods)
+        if not tries:
+            return bought
+        starts = [bought, self._spared(self._all())]
+        starts += [found for i in touched[:tries] if (found := self.many(first=i)) is not None]
+        chosen = min(starts, key=_cost)
+        banned: frozenset[JobId] = frozenset()
+        queue = self._swaps(chosen)
+        while queue and tries > 0:
+            tries -= 1
+            victim, comes = queue.pop(0)
+            without = banned if comes else banned | {victim.id}
+            other = self._spared([*chosen, victim], victim) if comes else self.many(without)
+            if other is not None and _cost(other) < _cost(chosen) - 1e-9:
+                chosen, banned = other, without
+                queue = self._swaps(chosen)
+        return chosen
+
+    def _swaps(self, chosen: list[Victim]) -> list[tuple[Victim, bool]]:
+        """Those who might go instead of others (True), and those who might stay (False)."""
+        own = {victim.id for victim in chosen}
+        most = _cost(chosen)
+        others = [victim for victim in self._all() if victim.id not in own and victim.cost < most]
+        return [(v, True) for v in others] + [(v, False) for v in _dearest(chosen)]
+
+    def _all(self) -> list[Victim]:
+        found = {o.id: o.victim for on_node in self.maps for offers in on_node.values() for o in offers}
+        return [found[name] for name in sorted(found)]
+
+    def many(self, banned: frozenset[JobId] = frozenset(), first: int | None = None) -> list[Victim] | None:
+        """A gang's places, one node at a time (this one first), without these victims."""
         chosen: list[Victim] = []
-        gone: set[JobId] = set()
+        gone: set[JobId] = set(banned)
+        self.extra = {}
         total = sum(room for _, room in self.nodes.rooms(self.ask, True, self.allowed))
         touched = self._touched()
         if not self._enough(total, touched):
@@ -196,7 +271,8 @@ class _Search:
                 heappop(heap)
             if not heap:
                 return None
-            i = heap[0][1]
+            i = heap[0][1] if first is None or first not in offers else first
+            first = None
             changed = {i}
             for victim in offers[i][2]:
                 chosen.append(victim)
@@ -232,7 +308,7 @@ class _Search:
             for k in range(4):
                 extra[k] += sign * frees[k]
 
-    def _spared(self, chosen: list[Victim]) -> list[Victim]:
+    def _spared(self, chosen: list[Victim], fixed: Victim | None = None) -> list[Victim]:
         """The chosen without those that are not needed."""
         where = [i for i in sorted({i for victim in chosen for i in victim.frees}) if self._open(i)]
         self.extra = {}
@@ -243,7 +319,9 @@ class _Search:
         if self.pods > 1:
             own = set(where)
             total += sum(r for i, r in self.nodes.rooms(self.ask, True, self.allowed) if i not in own)
-        for victim in sorted(chosen, key=lambda v: (-v.cost, v.id)):
+        for victim in _dearest(chosen):
+            if victim is fixed:
+                continue
             there = [i for i in victim.frees if self._open(i)]
             before = sum(self._room(i) for i in there)
             self._free(victim, sign=-1)

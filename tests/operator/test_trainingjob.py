@@ -223,10 +223,18 @@ def test_a_failed_rank_ends_the_gang_and_the_others_are_deleted_next() -> None:
 
 def preempted() -> TrainingJob:
     of = running_job()
-    decision = reconcile(view(of, running(port=9400)), Release("Preempted", "makes room", "7"))
+    decision = reconcile(view(of, running(port=9400)), Release("Preempted", "makes room", "7", taken=True))
     assert phase(decision) == "Preempting"
     assert decision.actions == ()
     return with_status(of, decision)
+
+
+def test_what_is_taken_from_a_job_is_counted_and_dated() -> None:
+    for reason, taken, count in (("Preempted", True, 1), ("Resized", True, 1), ("Moved", False, None)):
+        decision = reconcile(view(running_job(), running(port=9400)), Release(reason, "x", "7", taken=taken))
+        assert decision.status is not None
+        assert decision.status.preemptions == count
+        assert decision.status.last_move_time is not None
 
 
 def test_a_preempted_job_is_asked_to_save_before_its_pods_are_deleted() -> None:
@@ -430,7 +438,7 @@ def test_no_pod_is_ever_created_beside_a_living_one_of_another_attempt(
     seen = tuple(make[how](rank, attempt=attempt) for rank, attempt, how in pods)
     of = gang(3) if state == "new" else admitted(gang(3, status={"attempt": 1}), 3)
     if state == "preempting":
-        of = with_status(of, reconcile(view(of), Release("Preempted", "x", "7")))
+        of = with_status(of, reconcile(view(of), Release("Preempted", "x", "7", taken=True)))
     decision = reconcile(view(of, *seen))
     creates = [a for a in decision.actions if isinstance(a, Create) and a.resource is PODS]
     old = [p for p in seen if p.attempt == 1 and not p.ended]

@@ -66,8 +66,8 @@ def jobs(draw: st.DrawFn, number: int) -> Job:
     )
 
 
-def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: float) -> Job:
-    """First fit: put the job somewhere it is allowed, if it fits."""
+def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: float, pods: int) -> Job:
+    """First fit: put so many pods of the job somewhere they are allowed, if they fit."""
     for pool in snapshot.pools:
         if job.accelerators and pool.accelerator not in job.accelerators:
             continue
@@ -75,12 +75,12 @@ def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: floa
         left = {name: list(row) for name, row in free.items()}
         ask = (job.per_pod.accelerators_m, job.per_pod.cpu_m, job.per_pod.memory_mib)
         for node in snapshot.nodes:
-            while node.pool == pool.name and len(chosen) < job.min_pods:
+            while node.pool == pool.name and len(chosen) < pods:
                 if any(a > f for a, f in zip(ask, left[node.name], strict=True)):
                     break
                 left[node.name] = [f - a for a, f in zip(ask, left[node.name], strict=True)]
                 chosen.append(node.name)
-        if len(chosen) == job.min_pods:
+        if len(chosen) == pods:
             free.update(left)
             placement = Placement(pool.name, pool.accelerator, "resident", tuple(chosen), job.per_pod)
             return replace(job, run=Run(placement, since, since))
@@ -117,7 +117,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     for number in range(draw(st.integers(0, 10))):
         job = draw(jobs(number))
         if draw(st.booleans()):
-            job = _start(job, empty, free, NOW - draw(st.sampled_from((10, 1000, 50_000))))
+            pods = draw(st.sampled_from((job.min_pods, job.max_pods)))
+            job = _start(job, empty, free, NOW - draw(st.sampled_from((10, 1000, 50_000))), pods)
             if job.run is not None and draw(st.integers(0, 9)) == 0:
                 job = replace(job, run=replace(job.run, releasing=True))
         found.append(job)
