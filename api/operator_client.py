@@ -1,6 +1,7 @@
-"""The operator's internal port: the one builder of scheduling snapshots.
+"""The operator's internal port: the one builder of scheduling snapshots, and the one place that forecasts.
 
-Our projected token proves who we are. What comes back is `busbar.scheduler.Snapshot` in its JSON form.
+Our projected token proves who we are. A snapshot comes back as `busbar.scheduler.Snapshot` in its JSON form; a
+forecast as times and counts.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import ValidationError
+
 from busbar.api.errors import Invalid, Unavailable
 from busbar.api.kubernetes import Object
+from busbar.kube.contracts.forecast import PATH as FORECAST
+from busbar.kube.contracts.forecast import ForecastAnswer
 
 if TYPE_CHECKING:
     import aiohttp
 
     from busbar.scheduler import Snapshot
 
+SNAPSHOT = "/snapshot"
 TIMEOUT_S = 10.0
 CURRENT_FOR_S = 2.0
 """How old the current snapshot may be for pages that only show it (heat map)."""
@@ -30,6 +36,8 @@ class Snapshots(Protocol):
     async def current(self) -> Snapshot: ...
 
     async def with_draft(self, draft: Object) -> Snapshot: ...
+
+    async def forecast(self, draft: Object) -> ForecastAnswer: ...
 
     async def close(self) -> None: ...
 
@@ -55,7 +63,7 @@ class OperatorClient:
             if self._current is None or time.monotonic() - self._current[0] >= CURRENT_FOR_S:
                 found: Snapshot | Unavailable
                 try:
-                    found = await self._fetch("GET", None)
+                    found = await asyncio.to_thread(_decode, await self._fetch("GET", SNAPSHOT, None))
                 except Unavailable as error:
                     found = error
                 self._current = (time.monotonic(), found)
@@ -71,14 +79,27 @@ class OperatorClient:
             Invalid: the operator cannot make a job of the draft; its sentence says why.
             Unavailable: the operator does not answer.
         """
-        return await self._fetch("POST", {"object": draft})
+        return await asyncio.to_thread(_decode, await self._fetch("POST", SNAPSHOT, {"object": draft}))
+
+    async def forecast(self, draft: Object) -> ForecastAnswer:
+        """When a draft that cannot start now would start, by the operator's memory of how jobs went.
+
+        Raises:
+            Invalid: the operator cannot make a job of the draft.
+            Unavailable: the operator does not answer, or answers too many others.
+        """
+        text = await self._fetch("POST", FORECAST, {"object": draft})
+        try:
+            return ForecastAnswer.model_validate_json(text)
+        except ValidationError as error:
+            raise Unavailable("the operator's forecast cannot be read", retry_after_s=5) from error
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    async def _fetch(self, method: str, body: object | None) -> Snapshot:
+    async def _fetch(self, method: str, path: str, body: object | None) -> str:
         import aiohttp
 
         if self._session is None:
@@ -89,7 +110,7 @@ class OperatorClient:
             token = await asyncio.to_thread(self._token_file.read_text)
             async with self._session.request(
                 method,
-                self._url + "/snapshot",
+                self._url + path,
                 json=body,
                 headers={"Authorization": f"Bearer {token.strip()}"},
                 allow_redirects=False,
@@ -105,7 +126,7 @@ class OperatorClient:
             raise Invalid(_message(text))
         if status != 200:
             raise Unavailable(f"the operator answered {status}; try again shortly", retry_after_s=5)
-        return await asyncio.to_thread(_decode, text)
+        return text
 
 
 def _decode(text: str) -> Snapshot:

@@ -2,29 +2,36 @@
 
     draft ── dry run at the API server (schema, rules, policies) ── snapshot with the draft from the operator
           ── plan in a thread ── the draft's action, or its waiting record in words
+          ── if it waits: when it would start, from the operator, which alone remembers how jobs went
 
 There is one snapshot builder (the operator's) and one planner (`busbar.scheduler`); the answer is what the
 next scheduling round would say. Members read amounts; only admins read other tenants' names and node names.
+A forecast is times and counts, and says nothing of whose jobs it was learned from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from busbar.api.authorization import Authorizer
 from busbar.api.clock import Clock, utc_now
+from busbar.api.errors import Invalid, Unavailable
 from busbar.api.identity import Caller
 from busbar.api.kubernetes import Object
 from busbar.api.objects import Objects, metadata_of
 from busbar.api.operator_client import Snapshots
+from busbar.kube.contracts.forecast import ForecastAnswer
 from busbar.kube.resources import Resource
 
 if TYPE_CHECKING:
     from busbar.scheduler import Action, Job, Plan, Snapshot
+
+log = logging.getLogger(__name__)
 
 DRAFT_NAME = "preview"
 PLANS_AT_ONCE = 2
@@ -69,6 +76,18 @@ class Preview:
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
     changes: tuple[Change, ...] = field(default_factory=tuple)
+    start_p50_seconds: float | None = None
+    """Until it starts, if it waits: as likely sooner as later."""
+    start_p90_seconds: float | None = None
+    """With nine chances in ten to be sooner."""
+    end_p50_seconds: float | None = None
+    """Until it has ended, where its speed is known."""
+    end_p90_seconds: float | None = None
+    past_forecasts: int = 0
+    """Earlier forecasts here whose moment has passed."""
+    past_before_p50: float | None = None
+    """How many of them, as a share, started before the median that was told (0.5 would be perfect)."""
+    past_before_p90: float | None = None
 
 
 class Previews:
@@ -110,7 +129,14 @@ class Previews:
         snapshot = await self._snapshots.with_draft(stored)
         admin = await self._authorizer.is_admin(caller)
         async with self._planning:
-            return await asyncio.to_thread(answer, snapshot, stored, self._now(), admin)
+            found = await asyncio.to_thread(answer, snapshot, stored, self._now(), admin)
+        if found.starts_now or not found.possible or not found.code:
+            return found
+        try:
+            return with_forecast(found, await self._snapshots.forecast(stored))
+        except (Invalid, Unavailable) as error:
+            log.info("a preview has no forecast: %s", error)  # why it waits is worth showing without
+            return found
 
 
 def answer(snapshot: Snapshot, draft: Object, now: datetime, admin: bool) -> Preview:
@@ -221,6 +247,27 @@ def _waiting(snapshot: Snapshot, job: Job, decided: Plan, admin: bool) -> Previe
         when=when,
         code=record.code.value,
         changes=tuple(Change(c.kind, c.current, c.needed) for c in record.changes),
+    )
+
+
+def with_forecast(waits: Preview, found: ForecastAnswer) -> Preview:
+    """The preview of a waiting draft with what can be said of when it starts."""
+    p50, p90 = found.start_p50_seconds, found.start_p90_seconds
+    when = (
+        waits.when
+        if p50 is None or p90 is None
+        else f"Likely in {span(p50)}, nine times in ten within {span(p90)}"
+    )
+    return replace(
+        waits,
+        when=when,
+        start_p50_seconds=p50,
+        start_p90_seconds=p90,
+        end_p50_seconds=found.end_p50_seconds,
+        end_p90_seconds=found.end_p90_seconds,
+        past_forecasts=found.promises,
+        past_before_p50=found.before_p50,
+        past_before_p90=found.before_p90,
     )
 
 

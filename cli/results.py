@@ -152,6 +152,13 @@ class Preview(WireModel):
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
     changes: list[Change] = Field(default_factory=list)
+    start_p50_seconds: float | None = None
+    start_p90_seconds: float | None = None
+    end_p50_seconds: float | None = None
+    end_p90_seconds: float | None = None
+    past_forecasts: int = 0
+    past_before_p50: float | None = None
+    past_before_p90: float | None = None
 
 
 class Event(WireModel):

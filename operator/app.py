@@ -18,18 +18,22 @@ from collections.abc import Callable
 from typing import Any
 
 from busbar.kube.client import KubeClient, Limits, Object
+from busbar.kube.contracts.forecast import ForecastAnswer
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key, key_of, version_of
 from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
+from busbar.kube.types import TrainingJob
 from busbar.operator.actions import Ask
 from busbar.operator.controller import Controller, Item, utc_now
 from busbar.operator.demand import DemandReader
 from busbar.operator.errors import Fenced
 from busbar.operator.events import EventQueue, Notice
+from busbar.operator.forecasts import Forecasts
 from busbar.operator.handlers import Handlers
 from busbar.operator.lease import LeaseKeeper
 from busbar.operator.metrics import Metrics
+from busbar.operator.past import Past
 from busbar.operator.pods import Pod
 from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING
 from busbar.operator.prober import Prober
@@ -38,8 +42,8 @@ from busbar.operator.routes import build_routes
 from busbar.operator.server import Draft, RoutesFeed, Server
 from busbar.operator.settings import Settings
 from busbar.operator.shell import KINDS, Shell
-from busbar.operator.snapshot import Seen, build
-from busbar.operator.world import World
+from busbar.operator.snapshot import DRAFT, Seen, build
+from busbar.operator.world import World, tenant_of_namespace
 from busbar.operator.writer import Writer
 from busbar.scheduler import Policy, Snapshot
 
@@ -75,6 +79,8 @@ class Operator:
         self.world = World(self._plain, self._changed, inactivity_s=settings.watch_inactivity_s)
         self.controller = Controller(self.metrics, workers=settings.writers)
         self.rounds = Rounds(self.world, self.controller, settings, self.metrics, policy)
+        self.past = Past()
+        self.forecasts = Forecasts(self.world, self.rounds, self.past, settings, self.metrics, policy)
         self.prober = Prober(
             settings, self.metrics, self.world.pods.items.values,
             lambda name: self.world.nodes.items.get(Key("", name)), self._pod_spoke, self._pod_refused,
@@ -94,7 +100,14 @@ class Operator:
             )
         )
         self.server = Server(
-            settings, self._plain, self.metrics, self.feed, self.snapshot, self.problems, lambda: self.synced
+            settings,
+            self._plain,
+            self.metrics,
+            self.feed,
+            self.snapshot,
+            self.forecast,
+            self.problems,
+            lambda: self.synced,
         )
         self.shell = Shell(login, settings, self._kopf_event)
         self.synced = False
@@ -119,12 +132,14 @@ class Operator:
                     await informer.synced.wait()
                 self.synced = True
                 log.info("synced jobs=%d pods=%d", len(self.world.jobs.items), len(self.world.pods.items))
+                self.past.rebuild(self.world.jobs.items.values(), self._tenant_of)
                 self.everything()
                 for name, task in (
                     ("kopf", self.shell.run()),
                     ("workers", self.controller.run()),
                     ("rounds", self.rounds.run()),
                     ("prober", self.prober.run()),
+                    ("forecasts", self.forecasts.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),
                     ("routes", self._routes_forever()),
@@ -238,7 +253,18 @@ class Operator:
                 self.controller.add("Namespace", namespace)
         if kind == "TrainingJob":
             self.handlers.profiles.job_changed(old, new)
+            self._remember(old, new)
             self._wake_services_of(key, old, new)
+
+    def _remember(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
+        """What happened to a job is what forecasts are made from."""
+        if new is not None:
+            self.past.observe(new, self._tenant_of)
+        elif old is not None:
+            self.past.forget(old, self._tenant_of, utc_now())
+
+    def _tenant_of(self, namespace: str) -> str:
+        return tenant_of_namespace(self.world.tenants.items.values()).get(namespace, "")
 
     def _wake_services_of(self, key: Key, old: Any, new: Any) -> None:
         """A service that serves a job's output starts when the job is done."""
@@ -267,6 +293,10 @@ class Operator:
     def snapshot(self, draft: Draft | None = None) -> Snapshot:
         """What a plan would be made on now."""
         return build(Seen.of(self.world), utc_now(), draft)
+
+    async def forecast(self, draft: Draft) -> ForecastAnswer:
+        """When a draft would start."""
+        return await self.forecasts.of_draft(self.snapshot(draft), DRAFT)
 
     def problems(self) -> list[str]:
         """Why the process should be restarted; empty while it is healthy."""

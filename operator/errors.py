@@ -5,6 +5,8 @@
     ├── Fenced               OperatorFenced     a write was stopped: this process does not hold the lease
     ├── ShellEnded           OperatorShell      the watches of our kinds ended; the process starts again
     ├── PlanRefused          OperatorPlan       the independent checker refused what the planner made
+    ├── Busy                 OperatorBusy       too many ask for forecasts at once
+    ├── ForetellFailed       OperatorForetell   the process that computes forecasts ended with an error
     └── ProbeRefused         OperatorProbe      a workload port that we may not or could not read
 
 Errors of the API server are those of ``busbar.kube.errors``; both trees meet in ``controller.py``, where a
@@ -42,6 +44,18 @@ class PlanRefused(OperatorError):
     """A plan that must not be carried out, in whole or in part; the message says what is wrong with it."""
 
     code = "OperatorPlan"
+
+
+class Busy(OperatorError):
+    """As many are being answered as may be at once; try again."""
+
+    code = "OperatorBusy"
+
+
+class ForetellFailed(OperatorError):
+    """No forecasts this time; the ones that stand stay."""
+
+    code = "OperatorForetell"
 
 
 class ProbeRefused(OperatorError):

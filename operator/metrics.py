@@ -56,6 +56,30 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.forecasts = Counter(
+            "busbar_forecasts_total",
+            "Forecasts of starts: made, none (it starts now, or never), late (not found in time)",
+            ["result"],
+            registry=registry,
+        )
+        self.forecast_time = Histogram(
+            "busbar_forecast_seconds",
+            "Time of one batch of forecasts, outside the operator's own process",
+            buckets=(0.3, 1, 3, 10, 30, 100),
+            registry=registry,
+        )
+        self.promises = Gauge(
+            "busbar_forecast_promises",
+            "First forecasts of a wait whose quantile's moment has passed, as far as they are remembered",
+            ["quantile"],
+            registry=registry,
+        )
+        self.kept_promises = Gauge(
+            "busbar_forecast_kept_ratio",
+            "Share of these whose job had started by then: the quantile itself would be perfect",
+            ["quantile"],
+            registry=registry,
+        )
         self.queue = Gauge("busbar_queue_depth", "Keys that wait for a reconcile", registry=registry)
         self.watch_age = Gauge(
             "busbar_watch_age_seconds",

@@ -7,6 +7,7 @@ to the reconcile of its object; the reconcile decides what it means for the obje
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from busbar.scheduler import Placement
@@ -44,4 +45,14 @@ class Wait:
     index: int = 0
 
 
-Order = Admit | Release | Wait
+@dataclass(frozen=True)
+class Foretold:
+    """When a waiting job is expected to start; without ``start_s``: nothing can be said (any more)."""
+
+    made_at: datetime
+    start_s: tuple[float, float] | None = None  # p50 and p90, seconds from made_at
+    raw_s: tuple[float, float] | None = None  # the same as simulated, before correction
+    end_s: tuple[float, float] | None = None
+
+
+Order = Admit | Release | Wait | Foretold

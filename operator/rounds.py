@@ -30,7 +30,7 @@ from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.operator.controller import Controller, Item, utc_now
 from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
-from busbar.operator.orders import Admit, Order, Release, Wait
+from busbar.operator.orders import Admit, Foretold, Order, Release, Wait
 from busbar.operator.pods import Pod
 from busbar.operator.settings import Settings
 from busbar.operator.snapshot import Seen, build
@@ -98,11 +98,17 @@ class Rounds:
         self._last: tuple[Snapshot, Plan] | None = None  # the round before
         self._explained: dict[str, tuple[str, str, float]] = {}
         self._waiting = False
+        self.foretold: dict[str, Foretold] = {}  # by job: forecasts that the next round hands on
         self.after: Callable[[Snapshot], Awaitable[None]] | None = None  # told of each round's snapshot
 
     def wake(self) -> None:
         """Something changed that a plan depends on."""
         self._wake.set()
+
+    @property
+    def last(self) -> tuple[Snapshot, Plan] | None:
+        """What was planned last, and on what; None before the first round and after a fault."""
+        return self._last
 
     async def run(self) -> None:
         full_at = 0.0
@@ -157,7 +163,7 @@ class Rounds:
             self._metrics.quarantined.labels(reason).set(count)
         orders = self._orders(snapshot, made, targets)
         await asyncio.gather(*(self._controller.process(i, tuple(o)) for i, o in orders.items()))
-        if any(not isinstance(o, Wait) for each in orders.values() for o in each):
+        if any(not isinstance(o, Wait | Foretold) for each in orders.values() for o in each):
             # An order may have been refused (the object changed, the write failed): look whether it was done.
             asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
         if self.after is not None:
@@ -237,9 +243,12 @@ class Rounds:
         for record in made.waiting:
             target = targets.get(record.job)
             if target is not None and record.job not in acted and jobs[record.job].run is None:
-                wait = self._explain(record, target, jobs[record.job])
-                if wait is not None:
-                    orders.setdefault(target.item, []).append(wait)
+                # A reason goes first; the forecast then waits for the next round.
+                said = self._explain(record, target, jobs[record.job]) or self.foretold.pop(record.job, None)
+                if said is not None:
+                    orders.setdefault(target.item, []).append(said)
+        for started in self.foretold.keys() - {record.job for record in made.waiting}:
+            del self.foretold[started]
         for gone in [j for j in self._explained if j not in jobs]:
             del self._explained[gone]
         return orders

@@ -4,6 +4,7 @@ Internal (8090), each call with a service-account token of audience ``busbar-ope
 
     GET  /snapshot   what a plan would be made on now
     POST /snapshot   {"object": draft}: the same, with the draft as the waiting job "draft"
+    POST /forecast   {"object": draft}: when the draft would start (kube.contracts.forecast)
     GET  /routes     NDJSON: a whole routes document at each change, and every 15 s
 
 Only the callers named in the settings (the API's and the gateway's service accounts) may ask: a snapshot holds
@@ -23,9 +24,12 @@ from pydantic import ValidationError
 
 from busbar.kube.client import KubeClient
 from busbar.kube.contracts.auth import AUDIENCE_OPERATOR, Reviewer, ReviewError
+from busbar.kube.contracts.forecast import PATH as FORECAST_PATH
+from busbar.kube.contracts.forecast import ForecastAnswer
 from busbar.kube.contracts.routes import RESEND_S, Routes
 from busbar.kube.errors import KubeError
 from busbar.kube.types import ModelService, TrainingJob
+from busbar.operator.errors import Busy, ForetellFailed
 from busbar.operator.metrics import Metrics
 from busbar.operator.settings import Settings
 from busbar.scheduler import Snapshot
@@ -71,11 +75,12 @@ class Server:
         metrics: Metrics,
         feed: RoutesFeed,
         snapshot: Callable[[Draft | None], Snapshot],
+        forecast: Callable[[Draft], Awaitable[ForecastAnswer]],
         problems: Callable[[], list[str]],
         is_ready: Callable[[], bool],
     ) -> None:
         self._settings, self._client, self._metrics = settings, client, metrics
-        self._feed, self._snapshot = feed, snapshot
+        self._feed, self._snapshot, self._forecast = feed, snapshot, forecast
         self._problems, self._is_ready = problems, is_ready
         self._reviewer = Reviewer(self._post)
         self._runners: list[web.AppRunner] = []
@@ -113,6 +118,7 @@ class Server:
         app = web.Application(middlewares=[self._authenticate], client_max_size=DRAFT_LIMIT)
         app.router.add_get("/snapshot", self._get_snapshot)
         app.router.add_post("/snapshot", self._post_snapshot)
+        app.router.add_post(FORECAST_PATH, self._post_forecast)
         app.router.add_get("/routes", self._get_routes)
         return app
 
@@ -148,12 +154,28 @@ class Server:
         return web.json_response(self._snapshot(None).to_json())
 
     async def _post_snapshot(self, request: web.Request) -> web.Response:
+        draft = await self._draft(request)
+        return (
+            draft if isinstance(draft, web.Response) else web.json_response(self._snapshot(draft).to_json())
+        )
+
+    async def _post_forecast(self, request: web.Request) -> web.Response:
+        draft = await self._draft(request)
+        if isinstance(draft, web.Response):
+            return draft
+        try:
+            return web.json_response((await self._forecast(draft)).to_wire())
+        except (Busy, ForetellFailed) as error:
+            return _error(503, type(error).__name__, str(error))
+
+    async def _draft(self, request: web.Request) -> Draft | web.Response:
+        """The object of the body, or the answer that says what is wrong with it."""
         if not self._is_ready():
             return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
         try:
             raw = (await request.json())["object"]
             kind: type[Draft] = ModelService if raw.get("kind") == "ModelService" else TrainingJob
-            draft = kind.model_validate(raw)
+            return kind.model_validate(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -162,7 +184,6 @@ class Server:
             return _error(
                 400, "BadRequest", 'the body must be JSON: {"object": <TrainingJob or ModelService>}'
             )
-        return web.json_response(self._snapshot(draft).to_json())
 
     async def _get_routes(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

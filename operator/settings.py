@@ -48,6 +48,14 @@ class Settings:
     round_check_s: float = 1.0  # after a round that ordered something, the next comes at the latest then
     explain_period_s: float = 15.0  # a waiting job's sentence changes at most this often
 
+    forecast_pause_s: float = 5.0  # waiting jobs are looked through this often for forecasts to make
+    forecast_renew_s: float = 300.0  # a forecast older than this is made again,
+    forecast_settle_s: float = 60.0  # or one older than this whose job's place in the queue has changed
+    forecast_jobs: int = 4  # forecasts made at a time, in a process of their own
+    forecast_computing_s: float = 10.0  # which begins no more of them after so much computing
+    forecast_draft_s: float = 6.0  # a preview waits at most this long for its forecast
+    forecast_ended: int = 5  # nothing is foretold before so many jobs have ended here
+
     pod_cidrs: str = ""  # comma list; only where nodes carry no podCIDR of their own
     poll_period_s: float = 2.0  # workload ports
     poll_timeout_s: float = 2.0

@@ -32,6 +32,7 @@ from busbar.kube.types.training_job import (
 from busbar.operator import podspec
 from busbar.operator.actions import Action, Create, LiftGate
 from busbar.operator.job_end import attempt_over, fail, finished
+from busbar.operator.job_forecast import foretold, started, withdrawn
 from busbar.operator.job_release import begin_release, releasing, stuck_pod
 from busbar.operator.job_status import count_usage, in_phase, numbers_due, with_readings
 from busbar.operator.job_view import (
@@ -44,7 +45,7 @@ from busbar.operator.job_view import (
     leftovers,
     placement_of,
 )
-from busbar.operator.orders import Admit, Order, Release, Wait
+from busbar.operator.orders import Admit, Foretold, Order, Release, Wait
 from busbar.operator.pods import Pod
 from busbar.operator.status import (
     clip,
@@ -72,7 +73,8 @@ def _waiting(view: JobView, order: Order | None) -> Decision:
     cleaning = tuple(delete_pod(p, view) for p in alive if not p.deleting)
     if spec.suspend:
         text = "The job is suspended; set spec.suspend to false to queue it."
-        return Decision(in_phase(view, status, TrainingPhase.SUSPENDED, Reason.SUSPENDED, text), cleaning)
+        void = withdrawn(status)
+        return Decision(in_phase(view, void, TrainingPhase.SUSPENDED, Reason.SUSPENDED, text), cleaning)
     if alive:
         stuck = stuck_pod(view, alive)
         told = in_phase(view, status, TrainingPhase.QUEUED, Reason.POD_STUCK, stuck) if stuck else None
@@ -88,6 +90,8 @@ def _waiting(view: JobView, order: Order | None) -> Decision:
         }
         queued = status.model_copy(update=fields)
         return Decision(in_phase(view, queued, TrainingPhase.QUEUED, order.reason, order.message))
+    if isinstance(order, Foretold) and status.phase is TrainingPhase.QUEUED:
+        return Decision(foretold(view.job, order, view.now))
     return Decision(offer=status.retry_at is not None)
 
 
@@ -128,6 +132,7 @@ def _admit(view: JobView, order: Admit) -> TrainingJobStatus:
         "waiting": None,
         "retry_at": None,
         "last_usage_time": view.now,
+        **started(view.job, view.now),
     }
     return in_phase(
         view, status.model_copy(update=fields), TrainingPhase.ADMITTED, Reason.ADMITTED, order.reason

@@ -84,6 +84,7 @@ class JobView:
     waiting: list[tuple[str, str]]
     changes: list[dict[str, str]]
     preview: dict[str, Any]
+    forecast: dict[str, str]
 
 
 def job_view(obj: Object, now: datetime) -> JobView:
@@ -143,6 +144,7 @@ def job_view(obj: Object, now: datetime) -> JobView:
         waiting=waiting_facts(waiting),
         changes=[c for c in waiting.get("changes") or [] if isinstance(c, dict)],
         preview=_preview(status.get("preview") or {}),
+        forecast=_forecast(status.get("forecast") or {}, now),
     )
 
 
@@ -277,7 +279,7 @@ def waiting_facts(record: Object) -> list[tuple[str, str]]:
 
 
 def _preview(found: Object) -> dict[str, Any]:
-    """The operator's forecast of a waiting job; empty when there is none."""
+    """What the last scheduling round would do with a job; empty when nothing is said."""
     if not found:
         return {}
     return {
@@ -286,6 +288,26 @@ def _preview(found: Object) -> dict[str, Any]:
         "mode": str(found.get("mode") or ""),
         "reason": str(found.get("reason") or ""),
     }
+
+
+def _forecast(found: Object, now: datetime) -> dict[str, str]:
+    """When a waiting job is expected to start and end; empty when nothing is foretold."""
+    middle, late = parse_time(found.get("startP50")), parse_time(found.get("startP90"))
+    if middle is None or late is None:
+        return {}
+    end, last = parse_time(found.get("endP50")), parse_time(found.get("endP90"))
+    return {
+        "start": _ahead(middle, now),
+        "start_late": _ahead(late, now),
+        "end": _ahead(end, now) if end is not None else "",
+        "end_late": _ahead(last, now) if last is not None else "",
+        "made": ago(found.get("madeAt"), now),
+    }
+
+
+def _ahead(moment: datetime, now: datetime) -> str:
+    left_s = (moment - now).total_seconds()
+    return f"in {span(left_s)}" if left_s > 0 else "any moment"
 
 
 def _eta(progress: Object, phase: str) -> str:

@@ -96,6 +96,23 @@ class PreviewInfo(Answer):
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
     changes: list[ChangeInfo] = Field(description="Smallest changes that would let it start now.")
+    start_p50_seconds: float | None = Field(
+        default=None, description="Until it starts, if it waits: as likely sooner as later."
+    )
+    start_p90_seconds: float | None = Field(
+        default=None, description="The same with nine chances in ten to be sooner."
+    )
+    end_p50_seconds: float | None = Field(
+        default=None, description="Until it has ended, where its speed is known."
+    )
+    end_p90_seconds: float | None = None
+    past_forecasts: int = Field(default=0, description="Earlier forecasts here whose moment has passed.")
+    past_before_p50: float | None = Field(
+        default=None, description="Share of them that started before the median told; 0.5 is perfect."
+    )
+    past_before_p90: float | None = Field(
+        default=None, description="Share of them that started before the ninth decile told; 0.9 is perfect."
+    )
 
 
 class EventInfo(Answer):

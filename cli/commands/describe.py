@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,6 +80,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
             quality += ")"
     return [
         *_placement(status),
+        *_forecast(status),
         ("Progress", steps),
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
@@ -123,6 +125,23 @@ def _placement(status: dict[str, Any]) -> list[tuple[str, object]]:
         ("Nodes", ", ".join(admission.get("nodes") or [])),
         ("Why there", admission.get("reason")),
     ]
+
+
+def _forecast(status: dict[str, Any]) -> list[tuple[str, object]]:
+    """When a waiting job is expected to start and to end."""
+    forecast = _part(status, "forecast")
+
+    def said(p50: str, p90: str) -> str | None:
+        if not forecast.get(p50) or not forecast.get(p90):
+            return None
+        return f"likely {_ahead(forecast[p50])}, nine times in ten {_ahead(forecast[p90])} or sooner"
+
+    return [("Starts", said("startP50", "startP90")), ("Ends", said("endP50", "endP90"))]
+
+
+def _ahead(moment: str) -> str:
+    left_s = (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()
+    return f"in {duration(left_s)}" if left_s > 0 else "any moment"
 
 
 def _usage(status: dict[str, Any]) -> list[tuple[str, object]]:

@@ -36,7 +36,8 @@ Exit code 1: it can never run as it is; the output says which change would let i
 def preview(session: Session, file: str, output: str) -> int:
     """Say where a job would run, when, in which mode, at what cost, or exactly why not.
 
-    Nothing is made. The answer is what the next scheduling round would decide.
+    Nothing is made. The answer is what the next scheduling round would decide; for a job that waits, with a
+    forecast of when it starts, learned from how jobs went on this cluster.
     """
     document = _draft(file)
     namespace = (
@@ -72,6 +73,8 @@ def _table(found: Preview) -> str:
         [
             ("Starts now", found.starts_now),
             ("When", found.when),
+            ("Ends", _range(found.end_p50_seconds, found.end_p90_seconds)),
+            ("Past forecasts", _record(found)),
             ("Why", found.reason),
             ("Code", found.code),
             ("Pool", found.pool),
@@ -89,3 +92,19 @@ def _table(found: Preview) -> str:
             ["change", "now", "needed"], rows
         )
     return text
+
+
+def _range(p50: float | None, p90: float | None) -> str | None:
+    if p50 is None or p90 is None:
+        return None
+    return f"likely in {duration(p50)}, nine times in ten within {duration(p90)}"
+
+
+def _record(found: Preview) -> str | None:
+    """How earlier forecasts turned out, beside a forecast."""
+    if found.start_p50_seconds is None or found.past_before_p50 is None or found.past_before_p90 is None:
+        return None
+    return (
+        f"of {found.past_forecasts}, {found.past_before_p50:.0%} started before the first time told "
+        f"and {found.past_before_p90:.0%} before the second"
+    )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from busbar.kube.types.forecast import Promise, StartForecast
 from busbar.kube.types.meta import (
     CamelReason,
     ClaimUri,
@@ -275,6 +276,10 @@ class TrainingJobStatus(StatusModel):
     )
     admission: Admission | None = Field(default=None, description="Where and how the job was let in.")
     preview: Preview | None = Field(default=None, description="What the scheduler would do with it now.")
+    forecast: StartForecast | None = Field(
+        default=None, description="When it is expected to start; present only while it waits."
+    )
+    promise: Promise | None = Field(default=None, description="The first forecast of its last wait.")
     progress: Progress | None = Field(default=None, description="How far the run is.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The last durable checkpoint.")
     lost_work: LostWork | None = Field(default=None, description="Work done twice.")
@@ -347,6 +352,13 @@ class TrainingJob(Resource):
                 type="string",
                 json_path=".status.admission.mode",
                 description="Engine mode.",
+                priority=1,
+            ),
+            PrinterColumn(
+                name="Start",
+                type="string",
+                json_path=".status.forecast.startP50",
+                description="Expected start, as likely earlier as later.",
                 priority=1,
             ),
             PrinterColumn(

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 from tests.api.memory_kube import MemoryKube
 
 from busbar.api.errors import Unavailable
+from busbar.kube.contracts.forecast import ForecastAnswer
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types.quantity import to_bytes, to_millis
 from busbar.scheduler import (
+    Finished,
     Job,
     JobId,
     JobKind,
     Node,
     Placement,
+    Policy,
     Pool,
     Quota,
     Resources,
     Run,
     Snapshot,
     Tenant,
+    what_if,
 )
 
 MIB = 1024 * 1024
 
 
 class ScriptedOperator:
-    """Answers `GET /snapshot` and `POST /snapshot` without a server."""
+    """Answers `GET /snapshot`, `POST /snapshot` and `POST /forecast` without a server."""
 
     def __init__(self, kube: MemoryKube) -> None:
         self._kube = kube
         self.away = False
         self.drafts: list[dict[str, Any]] = []
+        self.ended: tuple[Finished, ...] = ()
+        self.busy = False
 
     async def close(self) -> None:
         return None
@@ -44,6 +51,19 @@ class ScriptedOperator:
     async def with_draft(self, draft: dict[str, Any]) -> Snapshot:
         self.drafts.append(draft)
         return self._snapshot(draft)
+
+    async def forecast(self, draft: dict[str, Any]) -> ForecastAnswer:
+        if self.busy:
+            raise Unavailable("the operator answered 503")
+        if not self.ended:
+            return ForecastAnswer()
+        snapshot = self._snapshot(draft)
+        job = next(job for job in snapshot.jobs if job.id == "draft")
+        found = what_if(snapshot, Policy(solver=False), job, time.time(), self.ended)
+        return ForecastAnswer(
+            start_p50_seconds=found.p50_s, start_p90_seconds=found.p90_s, ended_jobs=len(self.ended),
+            promises=20, before_p50=0.45, before_p90=0.9,
+        )  # fmt: skip
 
     def _snapshot(self, draft: dict[str, Any] | None) -> Snapshot:
         if self.away:
@@ -115,6 +135,7 @@ def _jobs(obj: dict[str, Any], owner: dict[str, str]) -> list[Job]:
             max_pods=shape.get("maxPods", 1),
             per_pod=per_pod,
             accelerators=tuple(spec.get("accelerators") or ()),
+            preemptible=spec.get("preemptible", True),
             service=key if service else "",
             run=run,
         )

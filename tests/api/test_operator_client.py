@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from busbar.api import operator_client
 from busbar.api.errors import Unavailable
 from busbar.api.operator_client import OperatorClient
 
@@ -28,6 +29,7 @@ async def test_those_who_wait_share_one_answer_or_one_failure(
         return "snapshot"
 
     monkeypatch.setattr(client, "_fetch", fetch)
+    monkeypatch.setattr(operator_client, "_decode", lambda text: text)
     waiting = [asyncio.create_task(client.current()) for _ in range(20)]
     await asyncio.sleep(0)
     release.set()

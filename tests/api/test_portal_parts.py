@@ -138,6 +138,23 @@ FULL: dict[str, Any] = {
         "admittedAt": "2026-03-01T11:59:00Z",
         "reason": "free",
     },
+    "forecast": {
+        "madeAt": "2026-03-01T11:59:00Z",
+        "startP50": "2026-03-01T12:20:00Z",
+        "startP90": "2026-03-01T13:10:00Z",
+        "endP50": "2026-03-01T14:00:00Z",
+        "endP90": "2026-03-01T16:00:00Z",
+    },
+    "promise": {
+        "madeAt": "2026-03-01T11:59:00Z",
+        "startP50": "2026-03-01T12:20:00Z",
+        "startP90": "2026-03-01T13:10:00Z",
+        "simulatedP50Seconds": 1000.0,
+        "simulatedP90Seconds": 4000.0,
+        "generation": 1,
+        "attempt": 0,
+        "startedAt": "2026-03-01T12:00:00Z",
+    },
     "preview": {"startsNow": True, "pool": "cpu", "mode": "resident", "reason": "free", "costPerHour": 1.5},
     "progress": {
         "step": 3,
@@ -192,6 +209,18 @@ def test_a_status_with_every_field_as_the_kind_defines_it_has_a_view_and_a_page(
     assert (view.accelerator_hours, view.cost, view.lost) == ("2", "3.00", "4 steps, 8 s")
     page = templates().get_template("job_status.html").render(job=view)
     assert "nine in ten" in page
+    assert "Likely starts" not in page  # it runs
+
+
+def test_a_waiting_job_shows_when_it_would_start_and_end() -> None:
+    view = job_view(made(JOB, **{**FULL, "phase": "Queued"}), NOW)
+    assert (view.forecast["start"], view.forecast["start_late"]) == ("in 20 min", "in 1 h 10 min")
+    assert (view.forecast["end"], view.forecast["end_late"]) == ("in 2 h 00 min", "in 4 h 00 min")
+    page = templates().get_template("job_status.html").render(job=view)
+    assert "nine times in ten in 1 h 10 min or sooner" in page
+    late = {**FULL["forecast"], "startP50": "2026-03-01T11:00:00Z"}
+    assert job_view(made(JOB, phase="Queued", forecast=late), NOW).forecast["start"] == "any moment"
+    assert job_view(made(JOB, phase="Queued", forecast={"startP50": "soon"}), NOW).forecast == {}
 
 
 @pytest.mark.parametrize("junk", ["", "soon", {}, [], True, -1, float("nan")])

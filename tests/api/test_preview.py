@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from busbar.api import preview
 from busbar.api.identity import Role
 from busbar.api.preview import span
 from busbar.kube.resources import TRAINING_JOBS
+from busbar.scheduler import Finished
 
 AT = f"{BASE}/namespaces/ada-lab/preview"
 
@@ -66,19 +68,63 @@ async def test_a_pool_that_is_not_the_tenants_does_not_exist_for_it(world: World
     assert "bob" not in str(found).lower()
 
 
-async def test_a_full_pool_makes_it_wait_and_names_no_other_tenant(world: World) -> None:
+def fill_the_pool(world: World) -> None:
     for index in range(2):
         body = job(accelerators=["H100"], shape={"acceleratorsPerPod": 8}, preemptible=False)
         body["metadata"] = {"name": f"bobs-{index}", "namespace": "bob-lab"}
         world.kube.put(TRAINING_JOBS, body)
         admission = {"pool": "h100", "accelerator": "H100", "nodes": [f"h100-node-{index}"]}
         world.kube.status(TRAINING_JOBS, "bob-lab", f"bobs-{index}", phase="Running", admission=admission)
+
+
+async def test_a_full_pool_makes_it_wait_and_names_no_other_tenant(world: World) -> None:
+    fill_the_pool(world)
     draft = job(accelerators=["H100"], shape={"acceleratorsPerPod": 8})
     alice, root = await world.as_("alice"), await world.as_("root", Role.ADMIN)
     seen = (await alice.post(AT, json=draft)).json()
     assert (seen["startsNow"], seen["possible"]) == (False, True)
     assert "bob" not in str(seen).lower()
     assert (await root.post(AT, json=draft)).json()["code"] == seen["code"]
+
+
+async def test_a_draft_that_waits_says_when_it_would_start_and_how_such_forecasts_turned_out(
+    world: World,
+) -> None:
+    fill_the_pool(world)
+    world.operator.ended = tuple(Finished("bob", 8000, time.time() + 1000.0 * i) for i in range(50))
+    draft = job(accelerators=["H100"], shape={"acceleratorsPerPod": 8})
+    alice = await world.as_("alice")
+    seen = (await alice.post(AT, json=draft)).json()
+    assert 0 < seen["startP50Seconds"] <= seen["startP90Seconds"]
+    assert seen["when"].startswith("Likely in ")
+    assert span(seen["startP90Seconds"]) in seen["when"]
+    assert (seen["pastForecasts"], seen["pastBeforeP50"], seen["pastBeforeP90"]) == (20, 0.45, 0.9)
+    assert "bob" not in str(seen).lower()
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_without_a_forecast_the_reason_is_shown_as_before(world: World, busy: bool) -> None:
+    fill_the_pool(world)
+    world.operator.busy = busy
+    alice = await world.as_("alice")
+    seen = (await alice.post(AT, json=job(accelerators=["H100"], shape={"acceleratorsPerPod": 8}))).json()
+    assert (seen["possible"], seen["startP50Seconds"], seen["when"]) == (
+        True,
+        None,
+        "When what it waits for is free",
+    )
+
+
+async def test_no_forecast_is_asked_for_what_starts_now_or_never(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(draft: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(world.operator, "forecast", never)
+    alice = await world.as_("alice")
+    assert (await alice.post(AT, json=JOB)).json()["startsNow"]
+    assert not (await alice.post(AT, json=job(accelerators=["L4"]))).json()["possible"]
 
 
 async def test_admins_read_the_nodes(world: World) -> None:

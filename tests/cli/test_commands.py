@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import stat
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import yaml
@@ -13,6 +15,7 @@ from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
 from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS
+from busbar.scheduler import Finished
 
 
 def names(site: Site, plural: str = "trainingjobs") -> set[str]:
@@ -131,6 +134,42 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "Conditions",
     ):
         assert text in done.out, text
+
+
+async def test_describe_of_a_waiting_job_says_when_it_is_likely_to_start_and_end(site: Site) -> None:
+    def later(seconds: float) -> str:
+        return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+    forecast = {
+        "madeAt": later(-60), "startP50": later(3630), "startP90": later(7230),
+        "endP50": later(-5), "endP90": later(14_430),
+    }  # fmt: skip
+    site.world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", phase="Queued", forecast=forecast)
+    await site.world.settle()
+    done = await site.busbar("describe", "ada-run")
+    assert "likely in 1h00m, nine times in ten in 2h00m or sooner" in done.out
+    assert "likely any moment, nine times in ten in 4h00m or sooner" in done.out
+
+
+async def test_preview_of_a_draft_that_waits_says_when_it_is_likely_to_start(site: Site) -> None:
+    for index in range(2):
+        bobs = {"metadata": {"name": f"bobs-{index}", "namespace": "bob-lab"}, "kind": "TrainingJob"}
+        spec = {"template": {"image": "x"}, "shape": {"acceleratorsPerPod": 8}, "preemptible": False}
+        site.world.kube.put(TRAINING_JOBS, {**bobs, "spec": {**spec, "accelerators": ["H100"]}})
+        admission = {"pool": "h100", "accelerator": "H100", "nodes": [f"h100-node-{index}"]}
+        site.world.kube.status(
+            TRAINING_JOBS, "bob-lab", f"bobs-{index}", phase="Running", admission=admission
+        )
+    site.world.operator.ended = tuple(Finished("bob", 8000, time.time() + 1000.0 * i) for i in range(50))
+    draft = {
+        **JOB,
+        "spec": {"template": {"image": "x"}, "shape": {"acceleratorsPerPod": 8}, "accelerators": ["H100"]},
+    }
+    done = await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump(draft))
+    assert done.code == 0
+    assert re.search(r"When: +Likely in .+, nine times in ten within ", done.out)
+    assert "of 20, 45% started before the first time told and 90% before the second" in done.out
+    assert "bob" not in done.out
 
 
 async def test_describe_of_a_service_and_of_a_kind_that_is_named(site: Site) -> None:

@@ -17,19 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.builders import NOW, SETTINGS, running
 
+from busbar.kube.contracts.forecast import ForecastAnswer
 from busbar.kube.contracts.routes import Routes
 from busbar.kube.contracts.workload import bearer_for
 from busbar.kube.errors import AlreadyExists
 from busbar.kube.informer import Key
 from busbar.operator.actions import Ask
 from busbar.operator.demand import DemandReader
-from busbar.operator.errors import ProbeRefused, SettingsError
+from busbar.operator.errors import Busy, ProbeRefused, SettingsError
 from busbar.operator.events import EventQueue, Notice
 from busbar.operator.metrics import Metrics
 from busbar.operator.modelservice import place_of
 from busbar.operator.pods import Node, Pod, project_pod
 from busbar.operator.prober import Prober, address_of
-from busbar.operator.server import RoutesFeed, Server
+from busbar.operator.server import Draft, RoutesFeed, Server
 from busbar.operator.settings import Settings, from_environ
 from busbar.operator.workqueue import KeyQueue
 from busbar.operator.writer import merge_difference
@@ -468,6 +469,12 @@ class Reviewing:
         }
 
 
+async def forecast(draft: Draft) -> ForecastAnswer:
+    if draft.metadata.name == "busy":
+        raise Busy("others are asking")
+    return ForecastAnswer(start_p50_seconds=60, start_p90_seconds=120, ended_jobs=7)
+
+
 @asynccontextmanager
 async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
     settings = replace(
@@ -480,6 +487,7 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
         Metrics(),
         feed,
         lambda draft: Snapshot(version=1 if draft else 0),
+        forecast,
         list,
         lambda: True,
     )
@@ -492,7 +500,7 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
 API = {"Authorization": "Bearer system:serviceaccount:busbar-system:busbar-api"}
 
 
-@pytest.mark.parametrize("path", ["/snapshot", "/routes"])
+@pytest.mark.parametrize("path", ["/snapshot", "/routes", "/forecast"])
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -524,6 +532,21 @@ async def test_a_draft_is_added_and_a_wrong_one_is_named_by_its_field() -> None:
         async with session.post(url, json={"object": draft}, headers=API) as response:
             assert response.status == 422
             assert (await response.json())["error"]["field"] == "spec.priority"
+        async with session.post(url, data=b"[]", headers=API) as response:
+            assert response.status == 400
+
+
+async def test_a_forecast_is_answered_and_too_many_at_once_are_told_to_come_back() -> None:
+    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
+        url = f"http://127.0.0.1:{made.ports['internal']}/forecast"
+        draft = {"kind": "TrainingJob", "metadata": {"name": "d"}, "spec": {"template": {"image": "i"}}}
+        async with session.post(url, json={"object": draft}, headers=API) as response:
+            assert await response.json() == {
+                "startP50Seconds": 60.0, "startP90Seconds": 120.0, "endedJobs": 7, "promises": 0,
+            }  # fmt: skip
+        draft["metadata"] = {"name": "busy"}
+        async with session.post(url, json={"object": draft}, headers=API) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "Busy")
         async with session.post(url, data=b"[]", headers=API) as response:
             assert response.status == 400
 

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ TICK_S = 0.15
 STEPS = 40
 
 
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(later_s: float = 0.0) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=later_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -369,6 +369,7 @@ class Actor:
                 ],
             },
             preview={"startsNow": False, "reason": "Five would fit now."},
+            forecast={"madeAt": now(), "startP50": now(1230), "startP90": now(4230)},
             conditions=[
                 {
                     "type": "Admitted",

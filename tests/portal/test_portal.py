@@ -132,6 +132,22 @@ def test_a_job_that_cannot_start_says_why_and_what_would_help(
     expect(preview).to_contain_text("64")
 
 
+def test_a_job_that_waits_says_for_what_and_when_it_is_likely_to_start(
+    desk: Visit, target: Target, staged: Stage
+) -> None:
+    page, name = desk.page, unique("waits")
+    log_in(page, target.token)
+    spec = {"template": {"image": "busybox"}, "accelerators": ["H100"], "shape": {"acceleratorsPerPod": 16}}
+    job = {**JOB, "metadata": {"name": name, "namespace": target.namespace}, "spec": spec}
+    staged.kube_call(lambda kube: kube.put(TRAINING_JOBS, job))
+    page.goto(f"/jobs/{target.namespace}/{name}")
+    expect(page.get_by_role("heading", name="What it waits for")).to_be_visible()
+    forecast = page.get_by_role("region", name="Forecast")
+    expect(forecast).to_contain_text("Likely starts")
+    expect(forecast).to_contain_text(re.compile(r"in \d+ min"))
+    expect(forecast).to_contain_text(re.compile(r"nine times in ten in 1 h \d+ min or sooner"))
+
+
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [("Steps", "many", "not a whole number"), ("Output", "s3://x", "spec.output.uri")],
