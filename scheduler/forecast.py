@@ -18,13 +18,13 @@ from .calibrate import corrected
 from .history import Finished, History
 from .planner import plan
 from .plans import NEVER, Action, Policy, WaitingRecord
-from .queue_state import Queue
+from .queue_state import LONGEST_S, Queue
 from .types import Job, Snapshot
 
 FUTURES = 25
 """Simulated futures: few, as past outcomes correct the quantiles."""
-HORIZON_S = 30 * 86400.0
-"""A start later than this counts as this."""
+HORIZON_S = LONGEST_S
+"""A start later than this counts as this: futures look as far ahead as at most back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Forecast:
     p90_s: float | None = None
     futures: int = 0
     raw: tuple[float, float] | None = None
-    """The simulated p50 and p90 before correction, for the `Outcome` that the caller keeps."""
+    """The simulated p50 and p90 before correction, for the `Outcome` that the caller keeps (with p50_s and p90_s
+    as `promised`)."""
 
 
 def what_if(

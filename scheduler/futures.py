@@ -16,6 +16,7 @@ the model. Left out: CPU and memory, topology, moves to better types, and stoppi
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
@@ -48,7 +49,10 @@ class Future:
         self.entitled = [0.0] * count
         self.stale = True
         self.queues: list[dict[Request, deque[Item]]] = [{} for _ in range(count)]
-        self.running: list[dict[int, Item]] = [{} for _ in range(count)]
+        self.running: list[list[tuple[float, float, int, Item]]] = [[] for _ in range(count)]
+        """(units, submitted, number, job) by tenant, in the order in which they would be stopped."""
+        self.fits: dict[Place, bool] = {}
+        """What has been found to fit, or not, since nodes last changed."""
         self.ends: list[tuple[float, int, Item]] = []
         self.counter = 0
         self.jobs = 0
@@ -69,11 +73,15 @@ class Future:
         if job.place is None:
             self.queues[job.tenant].setdefault(job.request, deque()).append(job)
         else:
-            self.units[job.tenant] += job.place.units
-            self.running[job.tenant][id(job)] = job
-            self.counter += 1
             job.ends_at_s = self.start.now + job.left_s
+            self._enter(job, job.place)
             self.ends.append((job.ends_at_s, self.counter, job))
+
+    def _enter(self, job: Item, place: Place) -> None:
+        self.counter += 1
+        job.number = self.counter
+        self.units[job.tenant] += place.units
+        insort(self.running[job.tenant], (place.units, job.submitted_at_s, job.number, job))
 
     def wait_s(self, arrivals: Iterator[Arrival], horizon_s: float) -> float:
         """Seconds until the target starts; at most the horizon."""
@@ -129,10 +137,12 @@ class Future:
             if node >= 0 and self.free[place.pool][node] >= 0:
                 self._file(place.pool, node, place.per_pod_m)
         self.units[job.tenant] -= place.units
-        del self.running[job.tenant][id(job)]
+        row = self.running[job.tenant]
+        del row[bisect_left(row, (place.units, job.submitted_at_s, job.number))]
         job.place = None
 
     def _file(self, pool: int, node: int, change: int) -> None:
+        self.fits.clear()
         row, buckets = self.free[pool], self.buckets[pool]
         old = row[node]
         bucket = buckets[old]
@@ -147,9 +157,7 @@ class Future:
             self._file(place.pool, node, -place.per_pod_m)
         job.place, job.nodes, job.started_at_s = place, nodes, now
         job.ends_at_s = now + job.left_s
-        self.units[job.tenant] += place.units
-        self.running[job.tenant][id(job)] = job
-        self.counter += 1
+        self._enter(job, place)
         heappush(self.ends, (job.ends_at_s, self.counter, job))
 
     # Where
@@ -194,11 +202,14 @@ class Future:
 
     def _fitting(self) -> set[Request]:
         """Requests that wait and for which there is room."""
-        return {
-            request
-            for request in {request: None for queues in self.queues for request in queues}
-            if any(self._fits(place) for place in request.places)
-        }
+        found = set()
+        for queues in self.queues:
+            for request in queues:
+                for place in request.places:
+                    if self._fits(place):
+                        found.add(request)
+                        break
+        return found
 
     def _turn(
         self, tenant: int, queues: dict[Request, deque[Item]], fitting: set[Request], now: float
@@ -217,8 +228,13 @@ class Future:
         return result
 
     def _fits(self, place: Place) -> bool:
-        ask, pods = place.per_pod_m, place.pods
-        room = 0
+        known = self.fits.get(place)
+        if known is None:
+            known = self.fits[place] = self._room(place)
+        return known
+
+    def _room(self, place: Place) -> bool:
+        ask, pods, room = place.per_pod_m, place.pods, 0
         for size, nodes in self.buckets[place.pool].items():
             if size >= ask:
                 room += size // ask * len(nodes)
@@ -273,8 +289,10 @@ class Future:
 
     def _entitled_requests(self, now: float) -> list[tuple[int, Request]]:
         """What waits inside its tenant's fair share."""
-        spare = sum(max(0.0, a - b) for a, b in zip(self.units, self.entitled, strict=True))
-        if spare <= EPS:
+        for units, entitled, jobs in zip(self.units, self.entitled, self.running, strict=True):
+            if jobs and jobs[0][0] <= units - entitled + EPS:
+                break
+        else:
             return []
         found = []
         for tenant, queues in enumerate(self.queues):
@@ -298,22 +316,14 @@ class Future:
             spare = self.units[other] - self.entitled[other] + EPS
             if spare <= EPS:
                 continue
-            own = [
-                (job.place.units, job.submitted_at_s, number)
-                for number, job in jobs.items()
-                if job.started_at_s <= settled
-                and job.preemptible
-                and job.preemptions < most
-                and job.place is not None
-                and job.place.pool == pool
-                and job.place.units <= spare
-            ]
-            own.sort()
-            for units, _, number in own:
+            for units, _, _, job in jobs:
                 if units > spare:
                     break
+                if job.started_at_s > settled or not job.preemptible or job.preemptions >= most:
+                    continue
+                if job.place is None or job.place.pool != pool:
+                    continue
                 spare -= units
-                job = jobs[number]
                 for node in set(job.nodes):
                     if node >= 0:
                         found.setdefault(node, []).append(job)

@@ -71,6 +71,8 @@ class Outcome:
     """`Forecast.raw`: the simulated p50 and p90, before any correction."""
     waited_s: float | None = None
     """Until the job started; None: it still waits."""
+    promised: tuple[float, float] | None = None
+    """What was told: `Forecast.p50_s` and `p90_s`. None: not kept, so how often it was right is not corrected."""
 
 
 class History:

@@ -53,6 +53,8 @@ class Queue:
         self._rate = [self._table.rate(pool.accelerator) / 1000 for pool in self.pools]
         self._tenants = {tenant.name: i for i, tenant in enumerate(_tenants(snapshot))}
         self._requests: dict[tuple[object, ...], Request] = {}
+        self._shapes: dict[tuple[int, int, int, float], Place] = {}
+        """Equal places as one object: what is found out about one then holds for all."""
         nodes = self._free(snapshot)
         self.known: list[Known] = []
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
@@ -160,7 +162,10 @@ class Queue:
             ]
             speed = max((e.speed for e in estimates if e is not None), default=0.0)
             if speed > 0 and any(amount >= 0 for amount in self._rows[p]):
-                yield (-speed, p), Place(p, per_pod_m, job.min_pods, units_m * self._rate[p])
+                shape = p, per_pod_m, job.min_pods, units_m * self._rate[p]
+                if shape not in self._shapes:
+                    self._shapes[shape] = Place(*shape)
+                yield (-speed, p), self._shapes[shape]
 
     def _share(self, tenant: Tenant) -> Share:
         limit, floor = math.inf, 0.0

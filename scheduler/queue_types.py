@@ -55,6 +55,8 @@ class Item:
     preemptions: int = 0
     preemptible: bool = True
     ends_at_s: float = 0.0
+    number: int = 0
+    """Tells its runs apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,28 @@ Every `EVERY`-th job that has to wait is asked for at its submission, with what 
 of the waits that ended in the trailing week, by (virtual cluster, GPUs), then by virtual cluster, then of all,
 with at least `LEAST` waits; once over all jobs and once over those that waited more than 60 s, and the
 better of the two counts.
+
+About 40 minutes of one core: four for the replay, the rest for the forecasts. Both go on where an interrupted
+run stopped (parts.py).
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.scheduling.parts import folder, kept, lines, shown
 from benchmarks.scheduling.philly import (
     EXACT_FROM,
     FIRST,
+    JOBS,
     LAST,
     Board,
     Load,
@@ -31,10 +40,10 @@ from benchmarks.scheduling.philly import (
 )
 from numpy.typing import NDArray
 
-from busbar.scheduler import Finished, History, Job, Outcome, Policy, what_if
+from busbar.scheduler import Finished, Forecast, History, Job, Outcome, Policy, what_if
 
-EVERY = 7
-"""One waiting job in so many is asked for."""
+EVERY = 6
+"""One waiting job in so many is asked for: some 2,100 of the month."""
 WAITS_S = 60.0
 WEEK_S = 7 * 86400.0
 LEAST = 5
@@ -67,10 +76,39 @@ class Trailing:
 
 
 Asked = dict[str, Any]
+Promise = tuple[tuple[float, float], tuple[float, float]]
+"""(p50, p90) as simulated and as promised."""
 
 
-def ask(trace: Load, rows: Iterable[Row], policy: Policy, every: int = EVERY) -> Iterator[Asked]:
-    """Forecasts for every n-th job that waits, with what became of it."""
+class Promises:
+    """Answers of `what_if`, one line of a file each; those of an interrupted run are not made again."""
+
+    def __init__(self, part: Path) -> None:
+        self._known: dict[str, Promise | None] = dict(map(_read, lines(part)))
+        self._part = part
+
+    def get(self, job: str, make: Callable[[], Forecast]) -> Promise | None:
+        """None: it starts now, or never as things are."""
+        if job not in self._known:
+            made = make()
+            found: Promise | None = None
+            if made.raw is not None and made.p50_s is not None and made.p90_s is not None:
+                found = made.raw, (made.p50_s, made.p90_s)
+            with self._part.open("a") as file:
+                file.write(json.dumps([job, found]) + "\n")
+            self._known[job] = found
+        return self._known[job]
+
+
+def _read(line: list[Any]) -> tuple[str, Promise | None]:
+    job, found = line
+    return job, None if found is None else (tuple(found[0]), tuple(found[1]))
+
+
+def ask(
+    trace: Load, rows: Iterable[Row], policy: Policy, promises: Promises, every: int = EVERY
+) -> Iterator[tuple[float, Asked]]:
+    """Forecasts for every n-th job that waits, with what became of it; beside the share of the window done."""
     board, history = Board(trace), History()
     yardsticks = Trailing(-1.0), Trailing(WAITS_S)
     coming, open_, count = deque(trace.jobs), dict[str, Asked](), 0
@@ -91,7 +129,8 @@ def ask(trace: Load, rows: Iterable[Row], policy: Policy, every: int = EVERY) ->
                 for yardstick in yardsticks:
                     yardstick.add(now, before)
                 if row.job in open_:
-                    yield open_.pop(row.job) | {"waited_s": now - before.submitted_at_s}
+                    found = open_.pop(row.job) | {"waited_s": now - before.submitted_at_s}
+                    yield min(1.0, max(0.0, (now - EXACT_FROM) / (LAST - EXACT_FROM))), found
         for name in arrived:
             job = board.live.get(name)
             if job is None or job.run is not None or not EXACT_FROM <= now < LAST:
@@ -99,20 +138,25 @@ def ask(trace: Load, rows: Iterable[Row], policy: Policy, every: int = EVERY) ->
             count += 1
             if count % every:
                 continue
-            made = what_if(board.snapshot(now), policy, job, now, history, seed=count)
-            if made.raw is None or made.p50_s is None:
+            made = promises.get(name, partial(_what_if, board, policy, job, now, history, count))
+            if made is None:
                 continue
-            history.promised(name, Outcome(now, job.tenant, size_m(job), made.raw))
+            raw, ours = made
+            history.promised(name, Outcome(now, job.tenant, size_m(job), raw, promised=ours))
             open_[name] = {
                 "job": name,
                 "at_s": now,
                 "tenant": job.tenant,
                 "gpus": size_m(job) // 1000,
-                "ours": (made.p50_s, made.p90_s),
-                "raw": made.raw,
+                "ours": ours,
+                "raw": raw,
                 "week": yardsticks[0].quantiles(now, job),
                 "week_waiting": yardsticks[1].quantiles(now, job),
             }
+
+
+def _what_if(board: Board, policy: Policy, job: Job, now: float, history: History, seed: int) -> Forecast:
+    return what_if(board.snapshot(now), policy, job, now, history, seed)
 
 
 def _finished(job: Job, now: float) -> Finished:
@@ -155,33 +199,53 @@ def score(asked: list[Asked]) -> dict[str, Any]:
     return row
 
 
-def truth(trace: Load, policy: Policy) -> tuple[list[Row], list[Row]]:
-    """Everything that happened until the last measured job had started, and the light replay of the same."""
-    model = light(trace, policy, LATEST)
-    rows = [row for row in model if row.at < EXACT_FROM]
+def by_week(asked: list[Asked]) -> list[dict[str, Any]]:
+    """The same, week by week of submission."""
+    weeks = []
+    for week in range(math.ceil((LAST - FIRST) / WEEK_S)):
+        begin = FIRST + week * WEEK_S
+        part = [
+            a for a in asked if begin <= a["at_s"] < min(begin + WEEK_S, LAST) and a["waited_s"] > WAITS_S
+        ]
+        if part:
+            row = score(part)
+            weeks.append(
+                {"week": week + 1}
+                | {key: row[key] for key in ("forecasts", "ours", "raw", "pinball_below_best_week")}
+            )
+    return weeks
+
+
+def replayed(trace: Load, policy: Policy, model: list[Row]) -> Iterator[tuple[float, list[Any]]]:
+    """What the planner does until the last measured job has started; beside the share of them that have."""
     missing = {job.id for job in trace.jobs if FIRST <= job.arrival_s < LAST}
-    for row in exact(trace, policy, rows, EXACT_FROM):
-        rows.append(row)
+    measured = len(missing)
+    for row in exact(trace, policy, [row for row in model if row.at < EXACT_FROM], EXACT_FROM):
         if row.kind == "start":
             missing.discard(row.job)
+        yield 1 - len(missing) / measured, list(astuple(row))
         if not missing:
-            break
-    return rows, model
+            return
 
 
 def rows(data: Path, every: int = EVERY) -> list[dict[str, Any]]:
     """The row, and how well the light model, given the true durations, agrees with the planner."""
     trace, policy = load(data), Policy()
-    happened, model = truth(trace, policy)
+    parts = folder("forecasts", data / JOBS, policy.hash, every)
+    model = light(trace, policy, LATEST)
+    happened = [row for row in model if row.at < EXACT_FROM]
+    replay = kept(parts / "replay.jsonl", shown("replay", replayed(trace, policy, model)))
+    happened += [Row(at, kind, job, tuple(nodes)) for at, kind, job, nodes in replay]
+    promises = Promises(parts / "forecasts.jsonl")
+    asked = list(shown("forecasts", ask(trace, happened, policy, promises, every)))
     first = first_starts(happened)
     waits = np.array([first[job.id] - job.arrival_s for job in trace.jobs if FIRST <= job.arrival_s < LAST])
-    forecast = score(list(ask(trace, happened, policy, every)))
+    forecast = {"name": "what_if, one waiting job in so many", "every": every} | score(asked)
     forecast |= {
-        "name": "what_if, one waiting job in so many",
-        "every": every,
+        "by_week": by_week(asked),
         "jobs": len(waits),
         "waiting": float((waits > WAITS_S).mean()),
-        "median_wait_h": float(np.median(waits[waits > WAITS_S])) / 3600,
+        "median_wait_of_all_h": float(np.median(waits[waits > WAITS_S])) / 3600,
     }
     alike = agreement(trace, happened, model, FIRST, FIRST + WEEK_S)
     return [forecast, {"name": "light model with true durations, first week, against the planner"} | alike]

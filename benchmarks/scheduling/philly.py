@@ -38,6 +38,7 @@ from busbar.scheduler.queue_types import Arrival, Item, Place, Request, Rules, S
 from busbar.scheduler.simulate.readers import philly
 from busbar.scheduler.simulate.trace import TraceJob
 
+JOBS = Path("philly") / "philly_jobs.csv"
 NODES, PER_NODE = 80, 8
 FIRST, LAST = datetime(2017, 10, 15).timestamp(), datetime(2017, 11, 15).timestamp()
 """Jobs submitted in between are measured."""
@@ -67,7 +68,7 @@ class Row:
 
 def load(data: Path) -> Load:
     """All of the trace; weights are the virtual clusters' GPU time of October."""
-    jobs = philly(data / "philly" / "philly_jobs.csv", "gpu", PER_NODE).jobs
+    jobs = philly(data / JOBS, "gpu", PER_NODE).jobs
     weights = dict.fromkeys(sorted({job.tenant for job in jobs}), 0.0)
     for job in jobs:
         if datetime.fromtimestamp(job.arrival_s).month == 10:

@@ -96,7 +96,7 @@ def test_past_outcomes_correct_the_forecast(factor: float, least: float, most: f
     assert before.raw is not None
     assert before.p90_s is not None
     for i in range(200):
-        made = NOW - 86400 + i
+        made = NOW - 4 * 86400 + 1500 * i
         history.promised(f"past-{i}", Outcome(made, "a", 8000, before.raw))
         history.started(f"past-{i}", made + factor * (before.raw[0] if i % 10 < 5 else before.raw[1]))
     after = what_if(cluster(full(), H100=1), Policy(), new, NOW, history)
@@ -105,13 +105,32 @@ def test_past_outcomes_correct_the_forecast(factor: float, least: float, most: f
     assert least <= after.p90_s / before.p90_s <= most
 
 
+def test_a_wave_of_jobs_counts_as_little_more_than_one() -> None:
+    """The same outcomes, three times as long as simulated: sent at once, and one after the other."""
+
+    def p50_s(apart_s: float) -> float:
+        history = History(HISTORY)
+        for i in range(60):
+            made = NOW - 2 * 86400 + apart_s * i
+            history.promised(f"past-{i}", Outcome(made, "a", 8000, (1800.0, 3500.0)))
+            history.started(f"past-{i}", made + 5400)
+        found = what_if(cluster(full(), H100=1), Policy(), job("x", size=8), NOW, history)
+        assert found.p50_s is not None
+        assert found.raw is not None
+        return found.p50_s / found.raw[0]
+
+    assert 1.1 < p50_s(1.0) < 1.6
+    assert 1.8 < p50_s(2400.0) < 3.0
+
+
 def test_a_job_that_still_waits_pulls_the_forecast_up() -> None:
     def p90_s(waiting: int) -> float:
         history = History()
         for i in range(100):
-            history.promised(f"past-{i}", Outcome(NOW - 40_000, "a", 8000, (2000.0, 3000.0)))
+            made = NOW - 100_000 + 600 * (i // 2 + 50 * (i % 2))
+            history.promised(f"past-{i}", Outcome(made, "a", 8000, (2000.0, 3000.0)))
             if i >= waiting:
-                history.started(f"past-{i}", NOW - 38_000)
+                history.started(f"past-{i}", made + 2000)
         snapshot = cluster(full(), H100=1)
         history_of_lengths = History(HISTORY)
         history_of_lengths.outcomes = history.outcomes

@@ -1,0 +1,75 @@
+"""Long rows in parts, so that an interrupted run goes on where it stopped.
+
+A part is a file of JSON lines in the machine's folder for temporary files. The folder's name is a digest of the
+planner's sources, of the row's own, of the data and of the policy: what other code or data made is never taken
+up. A line is written when it is known; a line cut off by a crash is dropped and made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+import busbar.scheduler
+
+BESIDE = Path(__file__).parent
+LINES = 20
+"""Off a terminal, progress is one line for so many parts of the whole."""
+
+
+def folder(case: str, *depends: object) -> Path:
+    """Where the parts of this case, made by this code from these inputs, are kept. Paths count by content."""
+    digest = hashlib.sha256()
+    planner = sorted(Path(busbar.scheduler.__file__).parent.rglob("*.py"))
+    for path in [*planner, *sorted(BESIDE.glob("*.py")), *(d for d in depends if isinstance(d, Path))]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(repr([d for d in depends if not isinstance(d, Path)]).encode())
+    found = Path(tempfile.gettempdir()) / f"busbar-{case}-{digest.hexdigest()[:16]}"
+    found.mkdir(exist_ok=True)
+    return found
+
+
+def lines(path: Path) -> list[Any]:
+    """What a part holds so far."""
+    if not path.exists():
+        return []
+    whole = path.read_text().rpartition("\n")[0]
+    path.write_text(whole + "\n" if whole else "")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def kept(path: Path, made: Iterable[Any]) -> list[Any]:
+    """A part that is only taken up when it is complete."""
+    if not path.exists():
+        unfinished = path.with_suffix(".part")
+        with unfinished.open("w") as file:
+            file.writelines(json.dumps(item) + "\n" for item in made)
+        unfinished.rename(path)
+    return lines(path)
+
+
+def shown(what: str, made: Iterable[tuple[float, Any]]) -> Iterator[Any]:
+    """Items that come with the share of the work done, as a bar on a terminal and as lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        written = 0
+        for share, item in made:
+            if int(share * LINES) > written:
+                written = int(share * LINES)
+                print(f"  {what}: {100 * written // LINES} %", file=sys.stderr, flush=True)
+            yield item
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=1.0)
+        for share, item in made:
+            bar.update(task, completed=share)
+            yield item
