@@ -164,11 +164,9 @@ def _told(job: TrainingJob, promise: Promise, tenant: str) -> Told:
     started = promise.started_at
     waited = None if started is None else max(0.0, (started - promise.made_at) / timedelta(seconds=1))
     raw = promise.simulated_p50_seconds, promise.simulated_p90_seconds
-    return Told(
-        Outcome(_seconds(promise.made_at), tenant, size_m(job), raw, waited),
-        promise.start_p50.timestamp(),
-        promise.start_p90.timestamp(),
-    )
+    made_s, p50_s, p90_s = map(_seconds, (promise.made_at, promise.start_p50, promise.start_p90))
+    promised = p50_s - made_s, p90_s - made_s
+    return Told(Outcome(made_s, tenant, size_m(job), raw, waited, promised), p50_s, p90_s)
 
 
 def _seconds(moment: datetime | None) -> float:

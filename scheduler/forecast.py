@@ -25,6 +25,11 @@ FUTURES = 25
 """Simulated futures: few, as past outcomes correct the quantiles."""
 HORIZON_S = LONGEST_S
 """A start later than this counts as this: futures look as far ahead as at most back."""
+BEYOND, DAY_S = 2.0, 86400.0
+"""Nor does a future go on for longer than so many times the longest wait seen (or a day): a large gang may find no
+room for weeks there, because the load is an average one; real load has lulls."""
+SEEN = 10
+"""Past forecasts that it takes to say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,19 @@ def what_if(
         return Forecast(False, None, record)
     past = History.of(history)
     queue = Queue(with_job, policy, now, past)
-    waits = queue.simulate(job.id, futures, seed, HORIZON_S)
+    horizon_s = _horizon_s(past, now)
+    waits = queue.simulate(job.id, futures, seed, horizon_s)
     raw = float(np.quantile(waits, 0.5)), float(np.quantile(waits, 0.9))
     size_m = job.min_pods * job.per_pod.accelerators_m
     p50_s, p90_s = corrected(raw, job.tenant, size_m, past, now)
-    return Forecast(False, None, record, min(p50_s, HORIZON_S), min(p90_s, HORIZON_S), futures, raw)
+    return Forecast(False, None, record, min(p50_s, horizon_s), min(p90_s, horizon_s), futures, raw)
+
+
+def _horizon_s(history: History, now: float) -> float:
+    """How far futures go: what still waits has waited at least until now."""
+    seen = [
+        now - o.made_at_s if o.waited_s is None else o.waited_s
+        for o in history.outcomes.values()
+        if o.made_at_s < now
+    ]
+    return min(HORIZON_S, max(DAY_S, BEYOND * max(seen))) if len(seen) >= SEEN else HORIZON_S

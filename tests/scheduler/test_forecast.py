@@ -166,3 +166,21 @@ def test_forecasts_are_ordered_repeatable_and_blind(snapshot: Snapshot, seed: in
     other = what_if(told, Policy(), new, NOW, HISTORY, seed, FEW)
     if one.raw is not None and other.raw is not None:
         assert one.raw == other.raw
+
+
+def test_no_forecast_goes_far_beyond_what_was_seen() -> None:
+    """Half of the jobs that ran so long go on for weeks; nobody has waited for more than a day yet."""
+    lengths = [Finished("a", 8000, 7250.0 + (0 if i % 2 else 3e6)) for i in range(70)]
+    history = History(lengths)
+    before = what_if(cluster(full(), H100=1), Policy(), job("x", size=8), NOW, history).p90_s
+    assert before is not None
+    assert before > 10 * 86400
+    for i in range(20):
+        made = NOW - 10 * 86400 + 8000.0 * i
+        history.promised(f"past-{i}", Outcome(made, "b", 1000, (60.0, 120.0)))
+        history.started(f"past-{i}", made + 86400)
+    after = what_if(cluster(full(), H100=1), Policy(), job("x", size=8), NOW, history)
+    assert after.raw is not None
+    assert after.raw[1] == pytest.approx(2 * 86400)
+    assert after.p90_s is not None
+    assert after.p90_s <= 2 * 86400
