@@ -1,4 +1,4 @@
-"""What the cluster is made of, as far as a caller may know it: pools, nodes, tenants, models.
+"""What the cluster is made of, as far as a caller may know it: pools, nodes, speeds, tenants, models.
 
 Admins (who may list Tenants) see everything. Everybody else sees pools that a tenant of theirs may use,
 without the list of who else may; nodes of these pools, with amounts but no names of jobs or tenants; their
@@ -16,9 +16,15 @@ from busbar.api.identity import Caller
 from busbar.api.kubernetes import Object
 from busbar.api.objects import Objects
 from busbar.api.operator_client import Snapshots
+from busbar.api.profiles import classes_of, profile_for_member
 from busbar.api.store import Store
 from busbar.api.tenancy import Tenancy
-from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TRAINING_JOBS
+from busbar.kube.resources import (
+    ACCELERATOR_POOLS,
+    MODEL_SERVICES,
+    PERFORMANCE_PROFILES,
+    TRAINING_JOBS,
+)
 
 if TYPE_CHECKING:
     from busbar.scheduler import Snapshot
@@ -74,6 +80,18 @@ class Cluster:
             return pools
         mine = {m.tenant for m in self._tenancy.memberships(caller)}
         return [_pool_for_member(pool) for pool in pools if _usable(pool, mine)]
+
+    async def profiles(self, caller: Caller) -> list[Object]:
+        """Speeds of workload classes: all for admins, those of one's own jobs otherwise; by class."""
+        found = sorted(
+            self._store.all(PERFORMANCE_PROFILES),
+            key=lambda p: (str(p["spec"].get("workloadClass")), str(p["metadata"]["name"])),
+        )
+        if await self._authorizer.is_admin(caller):
+            return found
+        classes = classes_of(await self._objects.listing(caller, TRAINING_JOBS))
+        kinds = {str(pool["spec"]["accelerator"]) for pool in await self.pools(caller)}
+        return [profile_for_member(p, kinds) for p in found if p["spec"].get("workloadClass") in classes]
 
     async def nodes(self, caller: Caller) -> list[NodeLoad]:
         """Load per node, of the pools the caller may know."""

@@ -1,4 +1,4 @@
-"""The API's live view of our four kinds: one watch each, raw objects without `managedFields`.
+"""The API's live view of our kinds: one watch each, raw objects without `managedFields`.
 
 Lists, pages and the history projection read from here; single objects are read from the API server. Answers
 of our own writes are put in at once (`observe`), so that a person sees what they just did.
@@ -14,11 +14,18 @@ from busbar.api.errors import Unavailable
 from busbar.api.kubernetes import KubeApi, Object
 from busbar.kube.client import KubeClient
 from busbar.kube.informer import Informer, Key
-from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS, Resource
+from busbar.kube.resources import (
+    ACCELERATOR_POOLS,
+    MODEL_SERVICES,
+    PERFORMANCE_PROFILES,
+    TENANTS,
+    TRAINING_JOBS,
+    Resource,
+)
 
 Change = Callable[[Resource, Key, Object | None, Object | None], None]
 
-WATCHED = (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS)
+WATCHED = (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS, PERFORMANCE_PROFILES)
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 

@@ -156,6 +156,10 @@ class Client:
         """AcceleratorPools as JSON objects."""
         return list(self._json("GET", "/pools")["items"])
 
+    def profiles(self) -> list[dict[str, Any]]:
+        """PerformanceProfiles as JSON objects: speeds of workload classes."""
+        return list(self._json("GET", "/profiles")["items"])
+
     def tenants(self) -> list[dict[str, Any]]:
         """Tenants as JSON objects."""
         return list(self._json("GET", "/tenants")["items"])

@@ -24,7 +24,10 @@ OWN = {
         "busbar.cli.commands.describe:describe",
         "Show one object: state, reason, progress, events.",
     ),
-    "list": ("busbar.cli.commands.listing:listing", "List jobs, services, pools, nodes, models or tenants."),
+    "list": (
+        "busbar.cli.commands.listing:listing",
+        "List jobs, services, pools, profiles, nodes, models or tenants.",
+    ),
     "login": ("busbar.cli.commands.login:login", "Store a server and a token."),
     "logs": ("busbar.cli.commands.logs:logs", "Print a job's or service's log."),
     "preview": ("busbar.cli.commands.preview:preview", "Say where a job would run, when, at what cost."),

@@ -9,7 +9,7 @@ from busbar.api.cluster import NodeLoad
 from busbar.api.errors import Unavailable
 from busbar.api.identity import Caller
 from busbar.api.permissions import Known, services_of
-from busbar.api.portal.pool_views import pool_view
+from busbar.api.portal.pool_views import pool_view, profile_view
 from busbar.api.portal.render import frame, html, is_fragment
 from busbar.api.portal.words import number
 
@@ -30,6 +30,9 @@ def router() -> APIRouter:
         context: dict[str, Any] = {
             "pools": [pool_view(pool, loads) for pool in found],
             "problem": problem,
+            "profiles": [
+                view for p in await services.cluster.profiles(caller) if (view := profile_view(p)).rows
+            ],
             "tenants": [_tenant(t) for t in await services.cluster.tenants(caller)],
         }
         if is_fragment(request):

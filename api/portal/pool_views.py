@@ -1,4 +1,4 @@
-"""From pools and the load of their nodes to what the pools page shows. Pure."""
+"""From pools, the load of their nodes and measured speeds to what the pools page shows. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -69,3 +69,35 @@ def node_view(load: NodeLoad) -> NodeView:
         amount=amount,
         ready=load.ready,
     )
+
+
+@dataclass(frozen=True)
+class ProfileView:
+    """A workload class with how fast it runs where."""
+
+    name: str
+    rows: list[dict[str, str]]
+
+
+SOURCES = {"Stated": "stated", "Measured": "measured", "Ratio": "from other types", "Prior": "by formula"}
+
+
+def profile_view(profile: Object) -> ProfileView:
+    """A class's cells, fastest first."""
+    cells = (profile.get("status") or {}).get("cells") or []
+    cells = sorted(cells, key=lambda cell: -float(cell.get("tokensPerSecond") or 0))
+    return ProfileView(str(profile["spec"].get("workloadClass")), [_speed(cell) for cell in cells])
+
+
+def _speed(cell: Object) -> dict[str, str]:
+    low, high = cell.get("low"), cell.get("high")
+    reports, doubted = cell.get("reports") or 0, cell.get("quarantined") or 0
+    source = SOURCES.get(str(cell.get("source")), str(cell.get("source")))
+    return {
+        "place": f"{cell.get('accelerators')} × {cell.get('accelerator')}",
+        "mode": str(cell.get("mode") or ""),
+        "speed": number(cell.get("tokensPerSecond"), 0),
+        "interval": f"{number(low, 0)} to {number(high, 0)}" if low is not None and high is not None else "",
+        "source": f"{source}, {reports} reports" if reports else source,
+        "doubted": f"{doubted} not believed" if doubted else "",
+    }

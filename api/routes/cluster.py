@@ -1,4 +1,4 @@
-"""REST for what is not one object: who am I, pools, nodes, tenants, models, changes."""
+"""REST for what is not one object: who am I, pools, profiles, nodes, tenants, models, changes."""
 
 from __future__ import annotations
 
@@ -53,6 +53,16 @@ def _cluster(routes: APIRouter) -> None:
     )
     async def pools(request: Request, caller: Anyone) -> JSONResponse:
         return raw({"items": await services_of(request).cluster.pools(caller)})
+
+    @routes.get(
+        "/profiles",
+        operation_id="listProfiles",
+        tags=["Cluster"],
+        response_model=schemas.ProfileList,
+        responses=_READ,
+    )
+    async def profiles(request: Request, caller: Anyone) -> JSONResponse:
+        return raw({"items": await services_of(request).cluster.profiles(caller)})
 
     @routes.get(
         "/nodes", operation_id="listNodes", tags=["Cluster"], response_model=schemas.NodeList, responses=_READ

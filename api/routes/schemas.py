@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from busbar.api.errors import ErrorBody
 from busbar.api.identity import Role, Scope
-from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob
+from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 
 
 class Answer(BaseModel):
@@ -45,6 +45,12 @@ class PoolList(Answer):
     """Pools the caller may know, by name."""
 
     items: list[AcceleratorPool]
+
+
+class ProfileList(Answer):
+    """Speeds of workload classes: all for admins, those of one's own jobs otherwise."""
+
+    items: list[PerformanceProfile]
 
 
 class TenantList(Answer):

@@ -12,7 +12,7 @@ from busbar.cli.session import Session, connected
 if TYPE_CHECKING:
     from busbar.cli.results import Object
 
-WHAT = ("all", "jobs", "services", "pools", "nodes", "models", "tenants")
+WHAT = ("all", "jobs", "services", "pools", "profiles", "nodes", "models", "tenants")
 
 
 @click.command(
@@ -22,6 +22,7 @@ Examples:
   busbar list                     jobs and services of your namespace
   busbar list jobs -A             of every namespace you may see
   busbar list pools
+  busbar list profiles            how fast your kind of job runs where
   busbar list services -o name
 """,
 )
@@ -30,7 +31,7 @@ Examples:
 @output_option
 @connected
 def listing(session: Session, what: str, all_namespaces: bool, output: str) -> None:
-    """List jobs and services, or pools, nodes, models, tenants."""
+    """List jobs and services, or pools, profiles, nodes, models, tenants."""
     if what in ("all", "jobs", "services"):
         _objects(session, what, all_namespaces, output)
     elif what == "nodes":
@@ -44,8 +45,13 @@ def listing(session: Session, what: str, all_namespaces: bool, output: str) -> N
         heads = ["id", "namespace", "service", "ready", "phase", "replicas"]
         emit(output, {"items": wire(models)}, lambda: columns(heads, lines), [m.id for m in models])
     else:
-        found = session.client.pools() if what == "pools" else session.client.tenants()
-        table = _pools if what == "pools" else _tenants
+        client = session.client
+        ask, table = {
+            "pools": (client.pools, _pools),
+            "profiles": (client.profiles, _profiles),
+            "tenants": (client.tenants, _tenants),
+        }[what]
+        found = ask()
         names = [item["metadata"]["name"] for item in found]
         emit(output, {"items": found}, lambda: table(found), names)
 
@@ -101,6 +107,22 @@ def _pools(pools: list[dict[str, Any]]) -> str:
         numbers = [status.get(name) for name in ("nodes", "capacity", "allocated", "free")]
         rows.append([pool["metadata"]["name"], spec.get("accelerator"), *numbers, spec.get("pricePerHour")])
     return columns(["name", "accelerator", "nodes", "capacity", "allocated", "free", "price/h"], rows)
+
+
+def _profiles(profiles: list[dict[str, Any]]) -> str:
+    """One line per cell."""
+    rows = []
+    for profile in profiles:
+        for cell in (profile.get("status") or {}).get("cells") or []:
+            ends = [cell.get("low"), cell.get("high")]
+            interval = f"{ends[0]:.0f}-{ends[1]:.0f}" if None not in ends else None
+            place = [cell.get(name) for name in ("accelerator", "accelerators", "mode")]
+            speed = f"{cell.get('tokensPerSecond') or 0:.0f}"
+            head = profile["spec"].get("workloadClass")
+            rows.append([head, *place, speed, interval, cell.get("source"), cell.get("reports")])
+    return columns(
+        ["class", "accelerator", "count", "mode", "tokens/s", "90 % interval", "source", "reports"], rows
+    )
 
 
 def _tenants(tenants: list[dict[str, Any]]) -> str:

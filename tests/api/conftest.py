@@ -32,6 +32,7 @@ from busbar.api.database.migrate import migrate
 from busbar.api.identity import Role, Scope
 from busbar.api.services import Services
 from busbar.api.settings import Settings
+from busbar.api.store import WATCHED
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, PODS, TENANTS, TRAINING_JOBS
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -120,7 +121,7 @@ class World:
             (find(resource, name, space) or {"metadata": {}})["metadata"].get("resourceVersion")
             == obj["metadata"]["resourceVersion"]
             for (plural, space, name), obj in self.kube.objects.items()
-            for resource in (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS)
+            for resource in WATCHED
             if resource.plural == plural
         )
 

@@ -15,7 +15,7 @@ from busbar.api.errors import Unauthenticated
 from busbar.api.identity import Role
 from busbar.api.permissions import Public
 from busbar.kube.contracts.usage import UsageRecord
-from busbar.kube.resources import EVENTS, TRAINING_JOBS
+from busbar.kube.resources import EVENTS, PERFORMANCE_PROFILES, TRAINING_JOBS
 
 BOBS = re.compile(r"bob", re.IGNORECASE)
 """Everything of tenant B carries this word: names, namespaces, pools, people, logs, models."""
@@ -144,7 +144,16 @@ async def test_objects_of_b_answer_exactly_like_objects_that_do_not_exist(world:
 async def test_a_stranger_without_a_tenant_sees_empty_lists(world: World) -> None:
     await lived_in(world)
     nobody = await world.as_("nobody")
-    for kind in ("trainingjobs", "modelservices", "pools", "nodes", "tenants", "models", "history"):
+    for kind in (
+        "trainingjobs",
+        "modelservices",
+        "pools",
+        "profiles",
+        "nodes",
+        "tenants",
+        "models",
+        "history",
+    ):
         assert (await nobody.get(f"{BASE}/{kind}")).json()["items"] == [], kind
     usage = (await nobody.get(f"{BASE}/usage")).json()
     assert (usage["inference"], usage["compute"]) == ([], [])
@@ -175,6 +184,56 @@ async def test_members_see_pools_without_the_list_of_who_else_may_use_them(world
     pools = (await alice.get(f"{BASE}/pools")).json()["items"]
     assert {pool["metadata"]["name"] for pool in pools} == {"cpu", "h100"}
     assert all("tenants" not in pool["spec"] for pool in pools)
+
+
+async def test_members_see_speeds_of_their_own_classes_without_what_they_were_learned_from(
+    world: World,
+) -> None:
+    evidence = [{"tenant": "0123456789abcdef", "accelerator": "cpu", "accelerators": 1, "reports": 3}]
+    for name in ("shared", "bobs-own"):
+        at = {"accelerators": 1, "tokensPerSecond": 10, "source": "Measured", "reports": 3, "quarantined": 1}
+        cells = [{"accelerator": kind, **at} for kind in ("cpu", "L4")]
+        world.kube.put(
+            PERFORMANCE_PROFILES,
+            {
+                "metadata": {"name": name, "labels": {"a": "b"}},
+                "spec": {"workloadClass": name, "cells": [{"accelerator": "L4", "accelerators": 1}]},
+                "status": {
+                    "cells": cells, "evidence": evidence, "conduct": [{"tenant": "x", "failed": 1}],
+                    "held": {"measured": 1}, "quarantined": 2, "counted": {"runs": ["a-1"]},
+                },
+            },
+        )  # fmt: skip
+    world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", phase="Queued", workloadClass="shared")
+    world.kube.status(TRAINING_JOBS, "bob-lab", "bob-run", phase="Queued", workloadClass="bobs-own")
+    await world.settle()
+    alice = await world.as_("alice")
+    (mine,) = (await alice.get(f"{BASE}/profiles")).json()["items"]
+    assert mine["spec"] == {"workloadClass": "shared", "cells": []}
+    assert mine["status"] == {
+        "places": 1,
+        "measured": 1,
+        "conditions": [],
+        "cells": [
+            {
+                "accelerator": "cpu",
+                "accelerators": 1,
+                "tokensPerSecond": 10,
+                "source": "Measured",
+                "reports": 3,
+            }
+        ],
+    }
+    assert "labels" not in mine["metadata"]
+    page = (await alice.get("/pools", headers={"HX-Request": "true"})).text
+    assert "shared" in page
+    assert "bobs-own" not in page
+    assert "not believed" not in page
+    root = await world.as_("root", Role.ADMIN)
+    both = (await root.get(f"{BASE}/profiles")).json()["items"]
+    assert [p["spec"]["workloadClass"] for p in both] == ["bobs-own", "shared"]
+    assert both[0]["status"]["evidence"] == evidence
+    assert "1 not believed" in (await root.get("/pools")).text
 
 
 @pytest.mark.parametrize(("who", "members_shown"), [("alice", False), ("vera", False), ("adam", True)])

@@ -14,7 +14,7 @@ import yaml
 from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
-from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS
+from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, PODS, TRAINING_JOBS
 from busbar.scheduler import Finished
 
 
@@ -97,6 +97,27 @@ async def test_list_pools_and_nodes_and_models_and_tenants(site: Site) -> None:
     assert (await site.busbar("list", "nodes", "-o", "json")).code == 0
     assert (await site.busbar("list", "models", "-o", "name")).code == 0
     assert (await site.busbar("list", "tenants", "-o", "name")).lines == ["ada"]
+
+
+async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
+    at = {"accelerators": 2, "mode": "resident", "low": 90.0, "high": 110.4, "reports": 7}
+    site.world.kube.put(
+        PERFORMANCE_PROFILES,
+        {
+            "metadata": {"name": "small"},
+            "spec": {"workloadClass": "llama-7M-3f9a0c11"},
+            "status": {
+                "cells": [{"accelerator": "cpu", **at, "tokensPerSecond": 100.2, "source": "Measured"}],
+            },
+        },
+    )
+    site.world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", workloadClass="llama-7M-3f9a0c11")
+    await site.world.settle()
+    shown = await site.busbar("list", "profiles")
+    assert shown.lines[1].split() == [
+        "llama-7M-3f9a0c11", "cpu", "2", "resident", "100", "90-110", "Measured", "7",
+    ]  # fmt: skip
+    assert (await site.busbar("list", "profiles", "-o", "name")).lines == ["small"]
 
 
 async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
