@@ -114,9 +114,13 @@ class Forecasts:
         if not jobs:
             return
         answers = {a.job: a for a in await self._ask(snapshot, jobs, now, settings.forecast_computing_s)}
+        late = False
         for job in jobs:
-            self._tried[job] = (now.timestamp(), waiting[job].position)
             answer = answers.get(job)
+            if answer is None and late:
+                continue  # never begun: it is due as before
+            late = late or answer is None
+            self._tried[job] = (now.timestamp(), waiting[job].position)
             if answer is not None and answer.start_s is not None:
                 self._rounds.foretold[job] = Foretold(now, answer.start_s, answer.raw_s, answer.end_s)
         self._rounds.wake()

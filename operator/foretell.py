@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import resource
+import signal
 import sys
 import time
 import zlib
@@ -118,21 +119,24 @@ async def foretell(question: Question, limit_s: float) -> list[Answer]:
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        with contextlib.suppress(TimeoutError, ConnectionError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                child.stdin.write(sent)
-                await child.stdin.drain()
+                with contextlib.suppress(ConnectionError):  # its end says why it does not listen
+                    child.stdin.write(sent)
+                    await child.stdin.drain()
                 child.stdin.close()
                 async for line in child.stdout:
                     found.append(_answer(line))
+                # Negative: a signal, that of its own limit.
+                if await child.wait() > 0:
+                    raise ForetellFailed(f"the process of the forecasts ended with code {child.returncode}")
     finally:
         if child.returncode is None:
+            # Not child.kill(): it would reap a child that has just ended, and lose its exit code.
             with contextlib.suppress(ProcessLookupError):
-                child.kill()
+                os.kill(child.pid, signal.SIGKILL)
         child.stdin.close()
-        code = await child.wait()
-    if code > 0:  # negative: a signal, ours or that of the limit
-        raise ForetellFailed(f"the process that computes forecasts ended with exit code {code}")
+        await child.wait()
     return found
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.operator import forecasts
 from busbar.operator import foretell as child
 from busbar.operator.errors import ForetellFailed
-from busbar.operator.forecasts import Waiting, due
-from busbar.operator.foretell import Question, foretell, left_s
+from busbar.operator.forecasts import Forecasts, Waiting, due
+from busbar.operator.foretell import Answer, Question, foretell, left_s
 from busbar.operator.job_forecast import foretold, moment
+from busbar.operator.metrics import Metrics
 from busbar.operator.orders import Foretold
 from busbar.operator.past import Past
 from busbar.operator.trainingjob import reconcile
@@ -32,9 +35,10 @@ from busbar.scheduler import (
     Run,
     Snapshot,
     Tenant,
+    plan,
 )
 
-from .builders import NOW, admit, job, view
+from .builders import NOW, SETTINGS, admit, job, view
 
 T = NOW.timestamp()
 
@@ -262,6 +266,73 @@ def test_a_job_in_nobodys_namespace_says_nothing() -> None:
     assert past.ended == ()
 
 
+# -- one batch after the other ---------------------------------------------------------------------------------
+
+
+class OneWorld:
+    """Waiting jobs, the last plan on them, and a past long enough."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        objects = [queued().model_copy(update={"metadata": job(name).metadata}) for name in names]
+        jobs = tuple(
+            Job(JobId(f"uid-{name}"), name, "team", "a", per_pod=Resources(8000), submitted_at_s=T + i)
+            for i, name in enumerate(names)
+        )
+        full_up = full()
+        snapshot = Snapshot(full_up.pools, full_up.nodes, full_up.tenants, (full_up.jobs[0], *jobs))
+        self.past = Past()
+        self.past.rebuild([ended(f"e{i}", 7200 + i) for i in range(5)], tenant_of)
+        made, _ = plan(snapshot, Policy(solver=False), T)
+        self.rounds = SimpleNamespace(last=(snapshot, made), foretold={}, wake=lambda: None)
+        world = SimpleNamespace(jobs=SimpleNamespace(items=dict(enumerate(objects))))
+        self.metrics = Metrics()
+        self.found = Forecasts(cast(Any, world), cast(Any, self.rounds), self.past, SETTINGS, self.metrics)
+        self.asked: list[tuple[str, ...]] = []
+        self.slow: str | None = None
+        monkeypatch.setattr(forecasts, "foretell", self._foretell)
+
+    async def _foretell(self, asked: Question, limit_s: float) -> list[Answer]:
+        self.asked.append(asked.jobs)
+        reached = asked.jobs[: asked.jobs.index(JobId(self.slow))] if self.slow in asked.jobs else asked.jobs
+        return [Answer(name, (60.0, 120.0), (60.0, 120.0)) for name in reached]
+
+    def count(self, result: str) -> float:
+        return float(self.metrics.forecasts.labels(result)._value.get())
+
+
+async def test_what_was_not_reached_comes_before_what_was_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = OneWorld(monkeypatch, *(f"j{i}" for i in range(6)))
+    world.slow = "uid-j4"
+    await world.found.batch(NOW)
+    assert world.asked[-1] == ("uid-j5", "uid-j4", "uid-j0", "uid-j1")
+    assert list(world.rounds.foretold) == ["uid-j5"]
+    assert (world.count("made"), world.count("late")) == (1, 3)
+    await world.found.batch(NOW + timedelta(seconds=5))
+    assert world.asked[-1] == ("uid-j3", "uid-j2", "uid-j0", "uid-j1")
+    await world.found.batch(NOW + timedelta(seconds=10))
+    assert len(world.asked) == 2  # nobody is due
+
+
+async def test_nothing_is_foretold_before_enough_jobs_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = OneWorld(monkeypatch, "j")
+    world.found._past = Past()
+    await world.found.batch(NOW)
+    draft = await world.found.of_draft(world.rounds.last[0], JobId("uid-j"))
+    assert world.asked == []
+    assert (draft.start_p50_seconds, draft.ended_jobs, draft.before_p50) == (None, 0, None)
+
+
+async def test_a_draft_is_answered_with_how_promises_were_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = OneWorld(monkeypatch, "j")
+    told = promise(-5000, 100, 900, -4950)
+    world.past.observe(job("kept", status={"phase": "Running", "promise": told}), tenant_of)
+    draft = await world.found.of_draft(world.rounds.last[0], JobId("uid-j"))
+    assert (draft.start_p50_seconds, draft.start_p90_seconds, draft.ended_jobs) == (60, 120, 5)
+    assert (draft.promises, draft.before_p50, draft.before_p90) == (1, 1.0, 1.0)
+    world.found.count(T)
+    assert world.metrics.promises.labels("0.9")._value.get() == 1
+
+
 # -- the process -----------------------------------------------------------------------------------------------
 
 
@@ -310,7 +381,7 @@ async def test_what_is_not_found_in_time_is_left_out() -> None:
 
 
 async def test_a_fault_in_the_process_is_said_and_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ForetellFailed, match="exit code 1"):
+    with pytest.raises(ForetellFailed, match="ended with code 1"):
         await foretell(question(jobs=(cast(JobId, 7),), snapshot=cast(Snapshot, None)), 60)
     assert "AttributeError" in capfd.readouterr().err
 
