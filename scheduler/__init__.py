@@ -44,6 +44,7 @@ from .types import (
     Taint,
     Tenant,
     Toleration,
+    User,
     updated,
 )
 
@@ -91,6 +92,7 @@ __all__ = [
     "Tenant",
     "Toleration",
     "TraceError",
+    "User",
     "WaitCode",
     "WaitingRecord",
     "applied",

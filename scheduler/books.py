@@ -28,6 +28,7 @@ from .types import Job, JobId, Node, Placement, Snapshot
 _VALUED = attrgetter(
     "workload_class",
     "tenant",
+    "user",
     "kind",
     "min_pods",
     "max_pods",
@@ -100,7 +101,7 @@ class Books:
         self.table = TableView(snapshot.table)
         self.columns = Columns(snapshot, self.table, policy, valued_at_s)
         self.cluster = Cluster(snapshot)
-        self.ledger = Ledger(snapshot, self.table, self.cluster.capacity_m())
+        self.ledger = Ledger(snapshot, self.table, self.cluster.capacity_m(), policy, valued_at_s)
         self.seats: dict[JobId, Seat] = {}
         self.held: dict[tuple[str, str], dict[JobId, Seat]] = {}
         """Jobs with a place, by pool and tenant."""
@@ -175,7 +176,7 @@ class Books:
             self.ledger.book_leaving(job.tenant, run.placement.accelerator, run.placement.accelerators_m)
         else:
             self.cluster.take(run.placement)
-            self.ledger.book(job.tenant, run.placement.accelerator, run.placement.accelerators_m)
+            self.ledger.book(job.tenant, job.user, run.placement.accelerator, run.placement.accelerators_m)
             seat.placement, seat.started_at_s = run.placement, run.started_at_s
             seat.column = option.column_of(run.placement)
             self.held.setdefault((run.placement.pool, job.tenant), {})[job.id] = seat
@@ -192,7 +193,7 @@ class Books:
             self.ledger.book_leaving(job.tenant, run.placement.accelerator, -run.placement.accelerators_m)
         else:
             self.cluster.take(run.placement, sign=1)
-            self.ledger.book(job.tenant, run.placement.accelerator, -run.placement.accelerators_m)
+            self.ledger.book(job.tenant, job.user, run.placement.accelerator, -run.placement.accelerators_m)
             del self.held[run.placement.pool, job.tenant][job.id]
 
     # -- following ----------------------------------------------------------------------------------------

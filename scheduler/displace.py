@@ -7,13 +7,15 @@ Who may be stopped for whom (both in the same pool; the victim must be preemptib
     GUARANTEED        jobs that other tenants run above their own guarantee
     ENTITLED          jobs of tenants that keep their whole fair share without them, not preempted too often
     any               jobs of the same tenant with a lower priority
+    any, inside its   jobs of the same tenant and priority whose users keep their whole share of the tenant's
+    user's share      without them, not preempted too often
     any               settled training jobs of the same tenant and priority, where the value gained over the
                       job's remaining time is `move_gain_factor` times the work lost
 
-The first three may also take a place that was given to such a job only in this round, and an elastic victim of
+All but the last may also take a place that was given to such a job only in this round, and an elastic victim of
 theirs goes on with the pods that are not needed (`shrink.py`); a job that its tenant's fair share covers in part
-gives no more than the rest. Each of these is a strict order, so no job is stopped for one that it could stop in
-turn.
+gives no more than the rest. The last leaves other users their share. Each of these is a strict order, so no job
+is stopped for one that it could stop in turn.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
             right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
             if right is not Right.GUARANTEED and not round_.calm():
                 continue
-            key = (job.tenant, round_.priority(job), right, ranked.shape, column.pods)
+            key = (job.tenant, job.user, round_.priority(job), right, ranked.shape, column.pods)
             if key in hopeless:
                 continue
             if _take(round_, seat, column, right):
@@ -131,6 +133,8 @@ def _by_right(round_: Round, seat: Seat, column: Candidate, right: Right, planne
     for tenant in sorted(ledger.tenants):
         if tenant == job.tenant:
             found.append(_outranked(round_, column, tenant, round_.priority(job), planned))
+            if ledger.shared(tenant) and round_.calm():
+                found.append(_colleagues(round_, seat, column, planned))
         elif right is not Right.BORROWING and not ledger.covered(tenant, column.accelerator):
             found.append(_borrowed(round_, column, tenant, right, planned))
     return [group for group in found if group.count]
@@ -153,6 +157,38 @@ def _outranked(round_: Round, column: Candidate, tenant: str, priority: int, pla
     return round_.remembered(("outranked", column.pool, tenant, priority, planned), tenant, find)
 
 
+def _colleagues(round_: Round, seat: Seat, column: Candidate, planned: bool) -> Group:
+    """Jobs of the tenant's other users on what these hold above their share of it, cheapest first; none for a
+    job that is itself above its user's."""
+    ledger, nodes = round_.ledger, round_.cluster.pools[column.pool]
+    tenant, priority = seat.job.tenant, round_.priority(seat.job)
+
+    def find() -> Group:
+        taken: dict[str, int] = {}
+        found: list[Victim] = []
+        for other in _in_the_way(round_, column.pool, tenant, planned):
+            equal = round_.priority(other.job) == priority
+            if equal and _exposed(round_, other) and _spares(round_, other, taken):
+                found.append(Victim(other, round_.lost_units(other), nodes))
+        return Group(found, nodes)
+
+    if not ledger.user_inside(tenant, seat.job.user, column.accelerator, column.accelerators_m):
+        return Group((), nodes)
+    return round_.remembered(("colleagues", column.pool, tenant, priority, planned), tenant, find)
+
+
+def _spares(round_: Round, seat: Seat, taken: dict[str, int]) -> bool:
+    """Whether the job's user keeps its share without it and what was taken from it before; then it counts as
+    taken. All that is taken is of one pool."""
+    job, placement = seat.job, seat.placement
+    assert placement is not None
+    amount_m = taken.get(job.user, 0) + placement.accelerators_m
+    if not round_.ledger.user_above(job.tenant, job.user, placement.accelerator, amount_m):
+        return False
+    taken[job.user] = amount_m
+    return True
+
+
 def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right, planned: bool) -> Group:
     """Jobs of another tenant on what it holds above its guarantee or its share, cheapest first."""
     ledger, nodes = round_.ledger, round_.cluster.pools[column.pool]
@@ -163,7 +199,7 @@ def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right, plann
         if fair and not ledger.above_share(tenant, column.accelerator, 0):
             return Group(found, nodes)
         taken = 0
-        for other in _in_the_way(round_, column.pool, tenant, planned):
+        for other in _above_first(round_, _in_the_way(round_, column.pool, tenant, planned)):
             assert other.placement is not None
             if fair and not _exposed(round_, other):
                 continue
@@ -193,6 +229,14 @@ def _in_the_way(round_: Round, pool: str, tenant: str, planned: bool) -> list[Se
     return first + round_.disturbable(pool, tenant)
 
 
+def _above_first(round_: Round, seats: list[Seat]) -> list[Seat]:
+    """First jobs whose users keep their share of the tenant's without them."""
+    if not seats or not round_.ledger.shared(seats[0].job.tenant):
+        return seats
+    taken: dict[str, int] = {}
+    return sorted(seats, key=lambda seat: not _spares(round_, seat, taken))
+
+
 def _exposed(round_: Round, seat: Seat) -> bool:
     return seat.job.preemptions < round_.policy.max_preemptions
 
@@ -204,6 +248,7 @@ def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> Grou
     if seat.job.kind is JobKind.OPAQUE:
         return Group(found, nodes)
     policy, hours = round_.policy, hours_left(seat, column)
+    taken: dict[str, int] = {}
     for other in round_.disturbable(column.pool, seat.job.tenant):
         if (
             other is seat
@@ -214,7 +259,7 @@ def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> Grou
         ):
             continue
         cost = regret(round_, other, other.column) + _charge(policy, other, round_, hours)
-        if cost <= worth:
+        if cost <= worth and (other.job.user == seat.job.user or _spares(round_, other, taken)):
             found.append(Victim(other, cost, nodes))
     return Group(found, nodes)
 

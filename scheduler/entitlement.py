@@ -1,33 +1,37 @@
 """Who is entitled to how much: weighted max-min in work units, with guarantees, ceilings and hierarchy.
 
-A tenant's share is counted in exchange-rate units (accelerators x rate). Tenants may only use some types, and
-demand only so much, so fairness is a flow problem:
+A share is counted in exchange-rate units (accelerators x rate). Tenants may only use some types, and demand
+only so much, so fairness is a flow problem:
 
     source -> organisation -> tenant -> the types its jobs may use -> sink
 
 Level by level, everybody's flow is raised in proportion to its weight until some set of tenants is stuck
 (a minimum cut); those are frozen at what they have, the others go on. Guarantees are a floor, ceilings and
-demand a cap. First between organisations, then between the tenants of each. Where all jobs may use the same
-types there is one thing to share, and the level is found by walking along the levels at which somebody stops
-(`_one_pot`): the same answer as the flow, about eighty times sooner.
+demand a cap. There are three levels: first between organisations, then between the tenants of each, then
+between the users of a tenant, who share what the tenant is entitled to and never get more, all others held at
+theirs. Where all jobs may use the same types there is one thing to share, and the level is found by walking
+along the levels at which somebody stops (`_one_pot`): the same answer as the flow, about eighty times sooner.
 
-Nothing here looks at what runs where, only at demand (running and waiting together), so an entitlement does
-not change when a plan is carried out.
+Nothing here looks at what runs where or at what was used before, only at demand (running and waiting
+together), weights and quotas. So an entitlement does not change when a plan is carried out, and more weight or
+quota never lowers it. Past use decides between equal claims, in the ledger.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-EPS = 1e-7
+from .flow import EPS, Flow
+
+Demand = tuple[tuple[frozenset[str], float], ...]
+"""Units wanted by the jobs that may use exactly this set of types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one tenant asks of the cluster, in units."""
+    """What one tenant asks of the cluster, in units; or one user of it (`user_shares`)."""
 
     name: str
     organisation: str
@@ -35,10 +39,11 @@ class Claim:
     guaranteed: float
     limit: float
     """Ceiling over all types (infinite if none)."""
-    demand: tuple[tuple[frozenset[str], float], ...]
-    """Units wanted by the jobs that may use exactly this set of types."""
+    demand: Demand
     type_limit: Mapping[str, float] = field(default_factory=dict)
     """Ceiling per type."""
+    owner: str = ""
+    """Whose ceilings per type these are, where several claims share them (the users of one tenant)."""
 
     @property
     def wanted(self) -> float:
@@ -68,6 +73,38 @@ def entitlements(claims: Iterable[Claim], capacity: Mapping[str, float]) -> dict
         inside = _fill(own + others, {g.name: shares[g.name] for g in others}, ordered, capacity)
         result |= {claim.name: inside["\0\0" + claim.name] for claim in members}
     return result
+
+
+def user_shares(
+    claims: Iterable[Claim],
+    entitled: Mapping[str, float],
+    tenant: str,
+    users: Mapping[str, tuple[float, Demand]],
+    capacity: Mapping[str, float],
+) -> dict[str, float]:
+    """Units each user of a tenant is entitled to.
+
+    Args:
+        claims: of all tenants.
+        entitled: what they are entitled to (`entitlements`).
+        users: weight and demand of the tenant's users; together their demand is the tenant's.
+        capacity: units per type.
+    """
+    budget = entitled[tenant]
+    own = next(claim for claim in claims if claim.name == tenant)
+    others = [claim for claim in claims if claim.name != tenant]
+    members = [
+        replace(own, name="\0\0" + name, weight=weight, guaranteed=0.0, demand=demand, owner=tenant)
+        for name, (weight, demand) in sorted(users.items())
+    ]
+    mine = [_Group.of(member.name, [member]) for member in members]
+    if len({types for member in members for types, _ in member.demand}) == 1:
+        found = _one_pot(mine, budget)
+    else:
+        groups = [_Group.of(claim.name, [claim]) for claim in others]
+        given = {claim.name: entitled[claim.name] for claim in others}
+        found = _fill(groups + mine, given, [*others, *members], capacity, budget)
+    return {name: found["\0\0" + name] for name in sorted(users)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +155,20 @@ def _one_pot(groups: list[_Group], pot: float) -> dict[str, float]:
 
 
 def _fill(
-    groups: list[_Group], given: Mapping[str, float], claims: list[Claim], capacity: Mapping[str, float]
+    groups: list[_Group],
+    given: Mapping[str, float],
+    claims: list[Claim],
+    capacity: Mapping[str, float],
+    budget: float = math.inf,
 ) -> dict[str, float]:
-    """Water-fill the groups; those in `given` have exactly that."""
+    """Water-fill the groups; those in `given` have exactly that, the others no more than `budget` together."""
     frozen = dict(given) | {group.name: group.floor for group in groups if group.weight <= 0}
     active = sorted((group for group in groups if group.name not in frozen), key=lambda group: group.name)
     level = 0.0
     while active:
-        level, stuck = _raise(groups, frozen, active, level, claims, capacity)
+        spent = sum(amount for name, amount in frozen.items() if name not in given)
+        most = math.inf if math.isinf(budget) else _level_for(budget - spent, active, level)
+        level, stuck = _raise(groups, frozen, active, (level, most), claims, capacity)
         for group in stuck:
             frozen[group.name] = group.at(level)
         active = [group for group in active if group.name not in frozen]
@@ -137,7 +180,7 @@ def _raise(
     groups: list[_Group],
     frozen: Mapping[str, float],
     active: list[_Group],
-    least: float,
+    between: tuple[float, float],
     claims: list[Claim],
     capacity: Mapping[str, float],
 ) -> tuple[float, list[_Group]]:
@@ -147,10 +190,11 @@ def _raise(
     is room for, and the level at which that set just fits is the next guess. Guesses only fall.
     """
     total = sum(capacity.values())
-    level = max(least, (total + 1) / min(group.weight for group in active))
+    least, most = between
+    level = max(least, min(most, (total + 1) / min(group.weight for group in active)))
     while True:
         targets = {group.name: group.at(level) for group in active} | dict(frozen)
-        flow = _Flow(groups, targets, claims, capacity)
+        flow = _flow(groups, targets, claims, capacity)
         if flow.run() >= sum(targets.values()) - EPS * max(1.0, total):
             stuck = [group for group in active if not flow.reaches_sink("g:" + group.name)]
             return level, stuck or active
@@ -165,6 +209,37 @@ def _raise(
             return least, over
 
 
+def _flow(
+    groups: list[_Group],
+    targets: Mapping[str, float],
+    claims: Sequence[Claim],
+    capacity: Mapping[str, float],
+) -> Flow:
+    """From groups through tenants and types to the sink."""
+    flow = Flow()
+    for group in groups:
+        flow.edge("source", "g:" + group.name, targets[group.name])
+        for tenant in group.tenants:
+            flow.edge("g:" + group.name, "t:" + tenant, math.inf)
+    limited: set[str] = set()
+    for claim in claims:
+        owner = claim.owner or claim.name
+        flow.edge("t:" + claim.name, "T:" + claim.name, claim.limit)
+        for number, (types, amount) in enumerate(claim.demand):
+            node = f"d:{number}:{claim.name}"
+            flow.edge("T:" + claim.name, node, amount)
+            for kind in sorted(types):
+                flow.edge(node, f"k:{kind}:{owner}", math.inf)
+        for kind in sorted({kind for types, _ in claim.demand for kind in types}):
+            node = f"k:{kind}:{owner}"
+            if node not in limited:
+                limited.add(node)
+                flow.edge(node, "y:" + kind, claim.type_limit.get(kind, math.inf))
+    for kind, amount in sorted(capacity.items()):
+        flow.edge("y:" + kind, "sink", amount)
+    return flow
+
+
 def _level_for(room: float, groups: list[_Group], least: float) -> float:
     """The level at which these groups together take exactly `room`."""
     free = sorted(groups, key=lambda group: (group.floor / group.weight, group.name))
@@ -175,87 +250,3 @@ def _level_for(room: float, groups: list[_Group], least: float) -> float:
             return max(level, least)
         rest -= free.pop().floor
     return least
-
-
-class _Flow:
-    """Maximum flow from groups through tenants and types to the sink, by shortest augmenting paths.
-
-    The graph has a few nodes per tenant and type, so nothing faster is needed.
-    """
-
-    def __init__(
-        self,
-        groups: list[_Group],
-        targets: Mapping[str, float],
-        claims: list[Claim],
-        capacity: Mapping[str, float],
-    ) -> None:
-        self.left: dict[str, dict[str, float]] = {"source": {}, "sink": {}}
-        for group in groups:
-            self._edge("source", "g:" + group.name, targets[group.name])
-            for tenant in group.tenants:
-                self._edge("g:" + group.name, "t:" + tenant, math.inf)
-        for claim in claims:
-            self._edge("t:" + claim.name, "T:" + claim.name, claim.limit)
-            for number, (types, amount) in enumerate(claim.demand):
-                node = f"d:{number}:{claim.name}"
-                self._edge("T:" + claim.name, node, amount)
-                for kind in sorted(types):
-                    self._edge(node, f"k:{kind}:{claim.name}", math.inf)
-            for kind in sorted({kind for types, _ in claim.demand for kind in types}):
-                limit = claim.type_limit.get(kind, math.inf)
-                self._edge(f"k:{kind}:{claim.name}", "y:" + kind, limit)
-        for kind, amount in sorted(capacity.items()):
-            self._edge("y:" + kind, "sink", amount)
-        self.capacity = {u: dict(out) for u, out in self.left.items()}
-
-    def _edge(self, u: str, v: str, amount: float) -> None:
-        self.left.setdefault(u, {})
-        self.left.setdefault(v, {}).setdefault(u, 0.0)
-        self.left[u][v] = self.left[u].get(v, 0.0) + amount
-
-    def run(self) -> float:
-        """The maximum flow; afterwards `side` and `cut` describe a minimum cut."""
-        total = 0.0
-        while True:
-            parent = self._search("source")
-            if "sink" not in parent:
-                return total
-            path, node = [], "sink"
-            while node != "source":
-                path.append((parent[node], node))
-                node = parent[node]
-            amount = min(self.left[u][v] for u, v in path)
-            for u, v in path:
-                self.left[u][v] -= amount
-                self.left[v][u] += amount
-            total += amount
-
-    def _search(self, start: str) -> dict[str, str]:
-        parent = {start: start}
-        queue = deque([start])
-        while queue:
-            u = queue.popleft()
-            for v, amount in self.left[u].items():
-                if amount > EPS and v not in parent:
-                    parent[v] = u
-                    queue.append(v)
-        return parent
-
-    def reaches_sink(self, node: str) -> bool:
-        """Whether more could flow from this node."""
-        return "sink" in self._search(node)
-
-    def side(self) -> set[str]:
-        """The source's side of the minimum cut."""
-        return set(self._search("source"))
-
-    def cut(self, side: set[str]) -> float:
-        """Capacity of the cut without the groups' own edges: what the groups in `side` can have together."""
-        return sum(
-            amount
-            for u in sorted(side)
-            if u != "source"
-            for v, amount in self.capacity[u].items()
-            if v not in side and amount > 0
-        )

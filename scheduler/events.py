@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from .table import Cell, PerformanceTable
-from .types import DecayedUsage, Job, JobId, Snapshot
+from .types import DecayedUsage, Job, JobId, Snapshot, Tenant
 
 
 class Happened(StrEnum):
@@ -29,7 +29,7 @@ class Happened(StrEnum):
     """Or changed, or ready again."""
     POOL = "pool-changed"
     TENANT = "tenant-changed"
-    """Its weight, quota or priorities."""
+    """Its weight, quota, priorities, or its users' weights."""
     SPEED = "speed-reported"
 
 
@@ -132,9 +132,14 @@ def _nodes(before: Snapshot, after: Snapshot) -> list[Happening]:
 
 
 def _tenants(before: Snapshot, after: Snapshot) -> list[Happening]:
-    known = {replace(tenant, usage=DecayedUsage()) for tenant in before.tenants}
-    now = {replace(tenant, usage=DecayedUsage()) for tenant in after.tenants}
+    known, now = ({_terms(tenant) for tenant in snapshot.tenants} for snapshot in (before, after))
     return [Happening(Happened.TENANT, tenant.name) for tenant in now - known]
+
+
+def _terms(tenant: Tenant) -> Tenant:
+    """The tenant without what grows by itself: use."""
+    weights = tuple(replace(user, usage=DecayedUsage()) for user in tenant.users if user.weight != 1.0)
+    return replace(tenant, usage=DecayedUsage(), users=weights)
 
 
 def _speeds(before: Snapshot, after: Snapshot) -> list[Happening]:

@@ -1,8 +1,10 @@
 """Starting waiting jobs in free room, in order of rights.
 
 Whose turn it is: the tenant whose next job has the strongest right (guarantee, fair share, borrowing), then
-the one that holds least for its weight. Which job: highest priority, then serving, then those that were not
-stopped lately, then most value per accelerator. Where: the column with the most value above its price.
+the one that holds, and has held lately, least for its weight. Which job: highest priority, then serving, then
+those that were not stopped lately; then its users take turns by the same rule (inside their share of the
+tenant's, then least for their weight); a user's jobs by most value per accelerator. Where: the column with
+the most value above its price.
 
     pass   rights               columns
     1      guaranteed           any
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from typing import cast
 
 from .books import Seat
 from .ledger import Right
@@ -117,24 +120,70 @@ def _hopeless(round_: Round, seat: Seat, blocked: Blocked) -> bool:
     return all(blocked.hopeless(row.shape, row.column.pods) for row in round_.ranked(seat))
 
 
+class _Line:
+    """The jobs of one tenant that wait in a pass, the next one ready to be looked at.
+
+    Where several users have jobs, each has a queue of its own, and among jobs that are equals otherwise (the
+    first three parts of `order`) it is the turn of the user that stands lowest.
+    """
+
+    def __init__(self, round_: Round, seats: list[Seat]) -> None:
+        """`seats` come last first."""
+        self.round = round_
+        self.users: dict[str, list[Seat]] = {}
+        for seat in seats:
+            self.users.setdefault(seat.job.user, []).append(seat)
+        self.first = next(iter(self.users))
+        self.shared = len(self.users) > 1
+        self.heap = [self._key(user) for user in self.users] if self.shared else []
+        heapify(self.heap)
+
+    def _key(self, user: str) -> tuple[object, ...]:
+        seat = self.users[user][-1]
+        turn = self.round.ledger.user_turn(seat.job.tenant, user, seat.option.row.sizes)
+        own = order(self.round, seat)
+        return (*own[:3], *turn, *own[3:], user)
+
+    def __bool__(self) -> bool:
+        """Whether anybody is left."""
+        return bool(self.heap if self.shared else self.users[self.first])
+
+    def next(self) -> Seat:
+        """Whose turn it is."""
+        return self.users[cast(str, self.heap[0][-1]) if self.shared else self.first][-1]
+
+    def pop(self) -> Seat:
+        """Take out the job whose turn it is; call `stand` when it is settled."""
+        if self.shared:
+            self.first = cast(str, heappop(self.heap)[-1])
+        return self.users[self.first].pop()
+
+    def stand(self) -> None:
+        """The job that was taken out has started, or not: its user stands where it stands now."""
+        if self.shared and self.users[self.first]:
+            heappush(self.heap, self._key(self.first))
+
+
 def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, worthwhile: bool) -> list[Seat]:
     """One pass over the jobs, which come last first; returns those left, in the order tried."""
     queues: dict[str, list[Seat]] = {}
     for seat in seats:
         queues.setdefault(seat.job.tenant, []).append(seat)
-    heap = [(*_turn(round_, queue[-1]), name) for name, queue in sorted(queues.items())]
+    lines = {name: _Line(round_, queue) for name, queue in queues.items()}
+    heap = [(*_turn(round_, line.next()), name) for name, line in lines.items()]
     heapify(heap)
     left: list[Seat] = []
     while heap:
         right, _, name = heappop(heap)
-        queue = queues[name]
+        line = lines[name]
         while True:
-            seat = queue.pop()
+            seat = line.pop()
             if right > weakest or not start(round_, seat, blocked, weakest, worthwhile):
                 left.append(seat)
-            if not queue:
+            line.stand()
+            if not line:
                 break
-            fresh = _turn(round_, queue[-1])
+            fresh = _turn(round_, line.next())
             if heap and (*fresh, name) > heap[0]:
                 heappush(heap, (*fresh, name))
                 break

@@ -4,6 +4,14 @@ Rights of a job, best first:
     GUARANTEED   its tenant stays inside its guarantee: whatever others borrowed of it may be taken back
     ENTITLED     its tenant stays inside its fair share: tenants above theirs may have to give way
     BORROWING    only what nobody else wants
+
+A tenant's users share what it is entitled to in the same way (entitlement.py). That gives no job a right that
+its tenant has not; it decides which of the tenant's jobs comes first, and which may be stopped for another.
+
+Among claims of the same right, who has least for its weight comes first: what it holds, and what it has held
+lately (usage with a half-life, as a mean: who always held ten units has a past of ten). So of two that would
+borrow the same room, it goes to the one that has had less, and a week's use is forgiven in a few weeks. Past
+use orders claims and never takes part in an entitlement, so nobody loses a right by having used one.
 """
 
 from __future__ import annotations
@@ -13,10 +21,10 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 from .columns import Options, Sizes
-from .entitlement import Claim, entitlements
-from .plans import WaitCode
+from .entitlement import Claim, Demand, entitlements, user_shares
+from .plans import Policy, WaitCode
 from .table import TableView
-from .types import Quota, Snapshot, Tenant
+from .types import Quota, Snapshot, Tenant, User
 
 EPS = 1e-6
 MILLION = 1_000_000
@@ -38,10 +46,19 @@ class Ledger:
     are equal to the last bit to books that were opened afresh.
     """
 
-    def __init__(self, snapshot: Snapshot, table: TableView, capacity_m: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        table: TableView,
+        capacity_m: Mapping[str, int],
+        policy: Policy,
+        at_s: float,
+    ) -> None:
+        """Empty books of these tenants, with past use as it is at `at_s`."""
         self.rate = {
             pool.accelerator: table.rate(pool.accelerator) / 1000 for pool in snapshot.pools
         }  # units per thousandth
+        self.half_life_s, self.at_s = policy.usage_half_life_s, at_s
         self.tenants: dict[str, Tenant] = {}
         self.capacity_m = dict(capacity_m)
         self._units: dict[str, float] = {}
@@ -51,19 +68,26 @@ class Ledger:
         self._held: dict[str, dict[str, int]] = {}
         self._leaving: dict[str, dict[str, int]] = {}
         """Held by jobs that are being stopped: counts against limits until they are gone, and for nothing else."""
-        self._demand: dict[str, dict[frozenset[str], int]] = {}
-        """Millionths of units wanted by jobs that may use exactly these types."""
+        self._demand: dict[str, dict[str, dict[frozenset[str], int]]] = {}
+        """Millionths of units wanted by jobs that may use exactly these types, by tenant and user."""
         self._rights: dict[str, dict[tuple[str, int], Right]] = {}
         self._turns: dict[str, dict[Sizes, Right]] = {}
         """Answers of `right` and `best_right`, by tenant, until what the tenant holds changes."""
         self._wants: dict[Sizes, tuple[frozenset[str], int]] = {}
+        self._past: dict[tuple[str, str | None], tuple[float, float]] = {}
+        """Weight, and mean held lately, of tenants (user None) and users."""
+        self._user_held: dict[tuple[str, str], dict[str, int]] = {}
+        self._claims: list[Claim] = []
+        self._user_shares: dict[str, dict[str, float]] = {}
         self._settled = False
         self.meet(snapshot.tenants)
 
     def meet(self, tenants: Iterable[Tenant]) -> None:
         """These are the tenants from now on."""
-        self.tenants = {tenant.name: tenant for tenant in tenants}
-        self._forget()
+        known, self.tenants = self.tenants, {tenant.name: tenant for tenant in tenants}
+        self._past.clear()
+        if {name: _terms(t) for name, t in known.items()} != {n: _terms(t) for n, t in self.tenants.items()}:
+            self._forget()
 
     def resize(self, capacity_m: Mapping[str, int]) -> None:
         """The cluster has so much from now on."""
@@ -87,26 +111,33 @@ class Ledger:
             units = max(amount * self.rate[kind] for kind, amount in sizes)
             known = self._wants[sizes] = (frozenset(kind for kind, _ in sizes), round(units * MILLION))
         kinds, amount = known
-        row = self._demand.setdefault(option.job.tenant, {})
+        users = self._demand.setdefault(option.job.tenant, {})
+        row = users.setdefault(option.job.user, {})
         left = row.get(kinds, 0) + sign * amount
         if left:
             row[kinds] = left
         else:
             row.pop(kinds, None)
+            if not row:
+                del users[option.job.user]
         self._settled = False
 
     def settle(self) -> None:
         """Work out who is entitled to what, if demand, capacity or tenants changed."""
         if self._settled:
             return
-        capacity = {kind: amount * self.rate[kind] for kind, amount in self.capacity_m.items()}
-        entitled = entitlements(self._claims(), capacity)
+        self._claims = self._claimed()
+        self._user_shares.clear()
+        entitled = entitlements(self._claims, self._capacity())
         if entitled != self.entitled:
             self._forget()
             self.entitled = entitled
         self._settled = True
 
-    def _claims(self) -> list[Claim]:
+    def _capacity(self) -> dict[str, float]:
+        return {kind: amount * self.rate[kind] for kind, amount in self.capacity_m.items()}
+
+    def _claimed(self) -> list[Claim]:
         claims = []
         for name, tenant in sorted(self.tenants.items()):
             star = self._row(tenant, "*")
@@ -117,15 +148,25 @@ class Ledger:
                 for q in tenant.quotas
                 if q.accelerator in self.rate
             )
-            wanted = {kinds: amount / MILLION for kinds, amount in self._demand.get(name, {}).items()}
-            rows = tuple(sorted(wanted.items(), key=lambda item: sorted(item[0])))
+            wanted: dict[frozenset[str], int] = {}
+            for row in self._demand.get(name, {}).values():
+                for kinds, amount in row.items():
+                    wanted[kinds] = wanted.get(kinds, 0) + amount
             type_limit = {
                 q.accelerator: limit(q) * self.rate[q.accelerator]
                 for q in tenant.quotas
                 if q.accelerator in self.rate
             }
             claims.append(
-                Claim(name, tenant.organisation, tenant.weight, guaranteed, over_all, rows, type_limit)
+                Claim(
+                    name,
+                    tenant.organisation,
+                    tenant.weight,
+                    guaranteed,
+                    over_all,
+                    _demand(wanted),
+                    type_limit,
+                )
             )
         return claims
 
@@ -133,10 +174,12 @@ class Ledger:
     def _row(tenant: Tenant, accelerator: str) -> Quota | None:
         return next((quota for quota in tenant.quotas if quota.accelerator == accelerator), None)
 
-    def book(self, tenant: str, accelerator: str, amount_m: int) -> None:
-        """Add to what a tenant holds (negative: it gave back)."""
+    def book(self, tenant: str, user: str, accelerator: str, amount_m: int) -> None:
+        """Add to what a user of a tenant holds (negative: it gave back)."""
         held = self._held.setdefault(tenant, {})
         held[accelerator] = held.get(accelerator, 0) + amount_m
+        own = self._user_held.setdefault((tenant, user), {})
+        own[accelerator] = own.get(accelerator, 0) + amount_m
         self._units.pop(tenant, None)
         self.version[tenant] = self.version.get(tenant, 0) + 1
         self._rights.pop(tenant, None)
@@ -232,10 +275,74 @@ class Ledger:
         return rest >= self.entitled.get(tenant, 0.0) - EPS
 
     def standing(self, tenant: str) -> float:
-        """Units held per weight: who has least comes first."""
-        known = self.tenants.get(tenant)
-        weight = 1.0 if known is None else max(known.weight, 1e-9)
-        return self.units(tenant) / weight
+        """Units held, now and lately, per weight: who has least comes first."""
+        weight, past = self._known(tenant, None)
+        return (self.units(tenant) + past) / weight
+
+    def _known(self, tenant: str, user: str | None) -> tuple[float, float]:
+        known = self._past.get((tenant, user))
+        if known is None:
+            one: Tenant | User | None = self.tenants.get(tenant)
+            if isinstance(one, Tenant) and user is not None:
+                one = next((found for found in one.users if found.name == user), None)
+            weight, past = 1.0, 0.0
+            if one is not None:
+                weight, past = max(one.weight, 1e-9), one.usage.mean_held(self.at_s, self.half_life_s)
+            known = self._past[tenant, user] = (weight, past)
+        return known
+
+    # -- the users of a tenant ----------------------------------------------------------------------------
+
+    def shared(self, tenant: str) -> bool:
+        """Whether more than one user of the tenant has jobs."""
+        return len(self._demand.get(tenant, ())) > 1
+
+    def user_entitled(self, tenant: str, user: str) -> float:
+        """Units that the user may have of its tenant's fair share."""
+        if tenant not in self.entitled:
+            return 0.0
+        shares = self._user_shares.get(tenant)
+        if shares is None:
+            users = {
+                name: (self._known(tenant, name)[0], _demand(row))
+                for name, row in self._demand.get(tenant, {}).items()
+            }
+            shares = user_shares(self._claims, self.entitled, tenant, users, self._capacity())
+            self._user_shares[tenant] = shares
+        return shares.get(user, 0.0)
+
+    def user_units(self, tenant: str, user: str) -> float:
+        """All that a user holds, in exchange-rate units."""
+        held = self._user_held.get((tenant, user), _NOTHING)
+        return math.fsum(self.units_of(kind, amount) for kind, amount in held.items())
+
+    def user_inside(self, tenant: str, user: str, accelerator: str, amount_m: int) -> bool:
+        """Whether the user keeps inside its share with this much more."""
+        units = self.user_units(tenant, user) + self.units_of(accelerator, amount_m)
+        return units <= self.user_entitled(tenant, user) + EPS
+
+    def user_above(self, tenant: str, user: str, accelerator: str, amount_m: int) -> bool:
+        """Whether the user would still have its share without this much."""
+        rest = self.user_units(tenant, user) - self.units_of(accelerator, amount_m)
+        return rest >= self.user_entitled(tenant, user) - EPS
+
+    def user_turn(self, tenant: str, user: str, sizes: Sizes) -> tuple[bool, float]:
+        """Whether any of these would be more than the user's share, and the user's `standing`."""
+        inside = any(self.user_inside(tenant, user, kind, amount_m) for kind, amount_m in sizes)
+        weight, past = self._known(tenant, user)
+        return not inside, (self.user_units(tenant, user) + past) / weight
+
+
+def _demand(wanted: Mapping[frozenset[str], int]) -> Demand:
+    """Millionths of units by set of types, as a claim has them."""
+    rows = ((kinds, amount / MILLION) for kinds, amount in wanted.items())
+    return tuple(sorted(rows, key=lambda row: sorted(row[0])))
+
+
+def _terms(tenant: Tenant) -> tuple[object, ...]:
+    """What rights depend on: everything but past use."""
+    users = {user.name: user.weight for user in tenant.users}
+    return tenant.organisation, tenant.weight, tenant.quotas, tenant.priority_ceiling, users
 
 
 def limit(quota: Quota) -> float:

@@ -2,12 +2,12 @@
 
 It runs only where the certified gap is above 1 % and there are at most 20,000 variables, and only if the policy
 asks for it. The program leaves alone whatever the other steps decided about rights: it chooses again among the
-columns of jobs that may be moved, that were placed in this round or that wait, but a tenant's jobs of one
+columns of jobs that may be moved, that were placed in this round or that wait, but a user's jobs of one
 priority never take more of a type, together, than they have in the plan and than is free of it.
 
     maximise    value of the columns chosen  -  what moving costs
     each job    one column at most
-    each type   by tenant and priority: what they have in the plan, and a part of what is free
+    each type   by user and priority: what they have in the plan, and a part of what is free
     quota       as the ledger says
     churn       as many running jobs disturbed as the round may still disturb
 
@@ -36,8 +36,8 @@ LEAST_GAIN = 0.01
 """The part by which the value must rise: less is not worth disturbing anybody for."""
 MOST_VARIABLES = 20_000
 
-_Group = tuple[str, int, str]
-"""Tenant, priority, accelerator."""
+_Group = tuple[str, str, int, str]
+"""Tenant, user, priority, accelerator."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ def _program(round_: Round, choices: list[_Choice]) -> solver.Program:
     stays: list[tuple[int, float]] = []
     for choice in choices:
         seat = choice.seat
-        group = (seat.job.tenant, round_.priority(seat.job))
+        group = (seat.job.tenant, seat.job.user, round_.priority(seat.job))
         for column in seat.option.columns:
             kept = column is choice.now
             if not kept and not _allowed(round_, choice, column):
@@ -119,7 +119,7 @@ def _program(round_: Round, choices: list[_Choice]) -> solver.Program:
     shares: dict[str, list[tuple[int, float]]] = {}
     for key, terms in sorted(rows.items()):
         share = program.variable(0.0, 0.0, math.inf)
-        shares.setdefault(key[2], []).append((share, 1.0))
+        shares.setdefault(key[3], []).append((share, 1.0))
         program.row([*terms, (share, -1.0)], high=has.get(key, 0.0))
     for kind, terms in sorted(shares.items()):
         program.row(terms, high=_free(round_, kind))
@@ -159,8 +159,8 @@ def _quotas(
             terms: list[tuple[int, float]] = []
             held = 0.0
             for key, own in sorted(rows.items()):
-                if key[0] == name and quota.accelerator in ("*", key[2]):
-                    unit = ledger.units_of(key[2], 1000) if quota.accelerator == "*" else 1.0
+                if key[0] == name and quota.accelerator in ("*", key[3]):
+                    unit = ledger.units_of(key[3], 1000) if quota.accelerator == "*" else 1.0
                     terms += [(variable, unit * size) for variable, size in own]
                     held += unit * has.get(key, 0.0)
             if terms and not math.isinf(most):

@@ -74,7 +74,11 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
             gained = optimise(round_)
         except SolverError as error:
             trouble = str(error)
-        blocked = fill(round_) if gained else blocked
+        if gained:
+            # What was to wait for room that is being freed may find some that the solver has freed now.
+            for seat in [seat for seat in round_.changed if seat.waits_for_release]:
+                round_.clear(seat)
+            blocked = fill(round_)
     prices = tuple(Price(kind, price) for kind, price in sorted(books.market.prices.items()))
     value = books.value()
     identity = _identity(snapshot, policy, now)
@@ -206,13 +210,13 @@ def _fits(round_: Round, seat: Seat, row: Ranked, fits: dict[int, int], blocked:
 
 
 def _foremost(found: list[tuple[Seat, list[Ranked]]], fits: dict[int, int]) -> list[Seat]:
-    """Those of each tenant that there could be room for: of as many as fit, and as many that are worth it."""
-    counts: dict[tuple[str, int, bool], int] = {}
+    """Those of each user that there could be room for: of as many as fit, and as many that are worth it."""
+    counts: dict[tuple[str, str, int, bool], int] = {}
     chosen: list[Seat] = []
     for seat, rows in found:
         needed = False
         for row in rows:
-            key = (seat.job.tenant, row.shape, row.profit >= 0)
+            key = (seat.job.tenant, seat.job.user, row.shape, row.profit >= 0)
             count = counts.get(key, 0)
             if count < fits[row.shape]:
                 counts[key] = count + row.column.pods

@@ -88,7 +88,8 @@ class Round:
             del self.held[key][job.id]
             self.books.waiting[job.id] = seat
         self._disturbable.pop(key, None)
-        self.ledger.book(job.tenant, placement.accelerator, sign * placement.accelerators_m)
+        amount_m = sign * placement.accelerators_m
+        self.ledger.book(job.tenant, job.user, placement.accelerator, amount_m)
 
     def _touch(self, seat: Seat) -> None:
         if seat.job.id not in self._first:

@@ -3,7 +3,7 @@
     Snapshot
      ├─ pools     Pool      what one kind of accelerator costs and who may use it
      ├─ nodes     Node      what one machine can still give *us* (see `Node.capacity`)
-     ├─ tenants   Tenant    weight, quota, decayed usage
+     ├─ tenants   Tenant    weight, quota, decayed usage, users
      ├─ jobs      Job       everything that runs or waits: one per TrainingJob, one per replica of a
      │                      ModelService (kind "serving"), one per opted-in gated pod (kind "opaque")
      └─ table     PerformanceTable (`table.py`): speed, memory and watts per candidate
@@ -24,6 +24,7 @@ Units, everywhere in this package
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
@@ -183,9 +184,24 @@ class DecayedUsage:
             return self.work
         return float(self.work * 0.5 ** ((now - self.as_of_s) / half_life_s))
 
+    def mean_held(self, now: float, half_life_s: float) -> float:
+        """The same as a rate: who has held so many units for ever has this usage."""
+        return self.at(now, half_life_s) * math.log(2) / half_life_s
+
     def add(self, work: float, now: float, half_life_s: float) -> DecayedUsage:
         """The usage after `work` more, used just before `now`."""
         return DecayedUsage(self.at(now, half_life_s) + work, max(now, self.as_of_s))
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """What is known of one user of a tenant; who is not listed weighs 1 and has used nothing."""
+
+    name: str
+    """As `Job.user` has it; "" are all jobs of which nobody knows the user."""
+    weight: float = 1.0
+    """Against the tenant's other users."""
+    usage: DecayedUsage = field(default_factory=DecayedUsage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +217,8 @@ class Tenant:
     """A job's priority counts at most this much."""
     usage: DecayedUsage = field(default_factory=DecayedUsage)
     """From Tenant.status; the operator adds what its jobs used since the last write."""
+    users: tuple[User, ...] = ()
+    """Its users share what the tenant is entitled to, and never more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +264,7 @@ class Job:
     tenant: str
     kind: JobKind = JobKind.TRAINING
     user: str = ""
+    """Who of the tenant asked for it."""
     workload_class: str = ""
     """Key into the performance table; "" (opaque): the accelerator's exchange rate stands for its speed."""
     min_pods: int = 1

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from busbar.scheduler import (
     Cell,
+    DecayedUsage,
     Job,
     JobId,
     JobKind,
@@ -21,12 +22,14 @@ from busbar.scheduler import (
     Run,
     Snapshot,
     Tenant,
+    User,
 )
 
 from .build import NOW
 
 KINDS = ("H100", "L4", "V100")
 TENANTS = ("a", "b", "c")
+USERS = ("", "", "u", "v")
 
 
 @st.composite
@@ -50,6 +53,7 @@ def jobs(draw: st.DrawFn, number: int) -> Job:
         "ns",
         draw(st.sampled_from(TENANTS)),
         draw(st.sampled_from((JobKind.TRAINING, JobKind.TRAINING, JobKind.SERVING, JobKind.OPAQUE))),
+        draw(st.sampled_from(USERS)),
         workload_class=draw(st.sampled_from(("", "x", "y"))),
         min_pods=pods,
         max_pods=pods * draw(st.sampled_from((1, 1, 2))),
@@ -87,6 +91,9 @@ def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: floa
     return job
 
 
+usages = st.builds(DecayedUsage, st.sampled_from((0.0, 1e6, 5e6)), st.sampled_from((0.0, NOW - 1e5, NOW)))
+
+
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     kinds = sorted(draw(st.sets(st.sampled_from(KINDS), min_size=1)))
@@ -101,7 +108,14 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         for i in range(draw(st.integers(1, 3)))
     )
     tenants = tuple(
-        Tenant(name, draw(st.sampled_from(("", "o"))), draw(st.sampled_from((0.5, 1.0, 2.0))), draw(quotas()))
+        Tenant(
+            name,
+            draw(st.sampled_from(("", "o"))),
+            draw(st.sampled_from((0.5, 1.0, 2.0))),
+            draw(quotas()),
+            usage=draw(usages),
+            users=tuple(User(user, draw(st.sampled_from((1.0, 2.0))), draw(usages)) for user in ("u", "v")),
+        )
         for name in TENANTS
     )
     cells = tuple(

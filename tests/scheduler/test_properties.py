@@ -19,9 +19,12 @@ from busbar.scheduler import (
     ActionKind,
     Cell,
     Event,
+    Job,
+    JobId,
     Plan,
     Policy,
     Quota,
+    Resources,
     Run,
     Snapshot,
     SolverError,
@@ -231,6 +234,21 @@ def test_more_weight_or_guarantee_never_lowers_an_entitlement(
 
 
 @quiet
+@given(claims, st.integers(1, 12), st.sampled_from(KINDS), st.booleans())
+def test_a_higher_ceiling_never_lowers_an_entitlement(
+    rows: list[tuple[str, float, int, dict[frozenset[str], int]]], limit: int, kind: str, typed: bool
+) -> None:
+    assume(sum(row[2] for row in rows) <= 4)
+    capacity = {"H100": 8.0, "L4": 6.0, "V100": 4.0}
+    first, *others = _claims(rows)
+    found = []
+    for most in (float(limit), limit + 2.0):
+        capped = replace(first, type_limit={kind: most}) if typed else replace(first, limit=most)
+        found.append(entitlements([capped, *others], capacity)[first.name])
+    assert found[1] >= found[0] - 1e-6
+
+
+@quiet
 @given(claims)
 def test_entitlements_fit_the_cluster_and_leave_nothing_wanted_idle(
     rows: list[tuple[str, float, int, dict[frozenset[str], int]]],
@@ -306,6 +324,66 @@ def test_slow_releases_do_not_make_the_cluster_flicker(snapshot: Snapshot) -> No
             assert now - stopped_at.get(name, 0.0) >= POLICY.min_run_s
             stopped_at[name] = now
         now += 5.0
+
+
+def _lendable(snapshot: Snapshot, kind: str, promised_m: int) -> Snapshot:
+    """The snapshot with so much guaranteed to the first tenant, and to the others what is left, on jobs that may
+    be stopped and ask for little but accelerators."""
+    left = dict.fromkeys(KINDS, 0)
+    for node in snapshot.nodes:
+        left[node.pool] += node.capacity.accelerators_m
+    first, *others = snapshot.tenants
+    left[kind] -= promised_m
+    tenants = [replace(first, quotas=(Quota(kind, promised_m),))]
+    for tenant in others:
+        rows = []
+        for quota in tenant.quotas:
+            if quota.accelerator in left:
+                rows.append(Quota(quota.accelerator, min(quota.guaranteed_m, left[quota.accelerator])))
+                left[quota.accelerator] -= rows[-1].guaranteed_m
+        tenants.append(replace(tenant, quotas=tuple(rows)))
+    jobs = []
+    for job in snapshot.jobs:
+        light = replace(job.per_pod, cpu_m=100, memory_mib=100)
+        run = (
+            None if job.run is None else replace(job.run, placement=replace(job.run.placement, per_pod=light))
+        )
+        jobs.append(replace(job, preemptible=True, per_pod=light, run=run))
+    return replace(snapshot, tenants=tuple(tenants), jobs=tuple(jobs))
+
+
+@quiet
+@given(snapshots(), st.integers(1, 4))
+def test_a_tenant_under_its_guarantee_starts_within_the_deadline(snapshot: Snapshot, count: int) -> None:
+    """However late the others started, and with releases that take until the next round."""
+    kind = snapshot.pools[0].accelerator
+    total = sum(node.capacity.accelerators_m for node in snapshot.nodes if node.pool == kind)
+    promised = min(1000 * count, total)
+    snapshot = _lendable(snapshot, kind, promised)
+    asked = Job(
+        JobId("asked"),
+        "asked",
+        "ns",
+        snapshot.tenants[0].name,
+        per_pod=Resources(1000, 100, 100),
+        accelerators=(kind,),
+        priority=200,
+        submitted_at_s=NOW,
+    )
+    snapshot = replace(snapshot, jobs=(*snapshot.jobs, asked))
+    result, memo = plan(snapshot, POLICY, NOW)
+    now, before = NOW, snapshot
+    while now <= NOW + POLICY.guarantee_reclaim_s:
+        snapshot, _ = _carried_out(snapshot, result, now)
+        now += 10.0
+        if now % 50:
+            result, memo = react(snapshot, result, Event.between(before, snapshot, now), memo)
+        else:
+            result, memo = plan(snapshot, POLICY, now, memo)
+        before = snapshot
+    mine = [j for j in snapshot.jobs if j.tenant == asked.tenant and j.run is not None]
+    held = sum(j.run.placement.accelerators_m for j in mine if j.run and j.run.placement.pool == kind)
+    assert any(j.id == asked.id for j in mine) or held + 1000 > promised
 
 
 PLAIN = replace(POLICY, solver=False)

@@ -1,0 +1,72 @@
+"""Maximum flow by shortest augmenting paths (Edmonds and Karp).
+
+Fair shares are a flow problem (entitlement.py) on a few nodes per tenant and type, so nothing faster is needed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+EPS = 1e-7
+
+
+class Flow:
+    """A flow network whose nodes have names; `source` and `sink` are there from the start."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, dict[str, float]] = {"source": {}, "sink": {}}
+        """What may still flow, by edge; it changes with `run`."""
+        self.capacity: dict[str, dict[str, float]] = {}
+
+    def edge(self, u: str, v: str, amount: float) -> None:
+        """Add so much capacity from u to v."""
+        self.left.setdefault(u, {})
+        self.left.setdefault(v, {}).setdefault(u, 0.0)
+        self.left[u][v] = self.left[u].get(v, 0.0) + amount
+
+    def run(self) -> float:
+        """The maximum flow; afterwards `side` and `cut` describe a minimum cut."""
+        self.capacity = {u: dict(out) for u, out in self.left.items()}
+        total = 0.0
+        while True:
+            parent = self._search("source")
+            if "sink" not in parent:
+                return total
+            path, node = [], "sink"
+            while node != "source":
+                path.append((parent[node], node))
+                node = parent[node]
+            amount = min(self.left[u][v] for u, v in path)
+            for u, v in path:
+                self.left[u][v] -= amount
+                self.left[v][u] += amount
+            total += amount
+
+    def _search(self, start: str) -> dict[str, str]:
+        parent = {start: start}
+        queue = deque([start])
+        while queue:
+            u = queue.popleft()
+            for v, amount in self.left[u].items():
+                if amount > EPS and v not in parent:
+                    parent[v] = u
+                    queue.append(v)
+        return parent
+
+    def reaches_sink(self, node: str) -> bool:
+        """Whether more could flow from this node."""
+        return "sink" in self._search(node)
+
+    def side(self) -> set[str]:
+        """The source's side of the minimum cut."""
+        return set(self._search("source"))
+
+    def cut(self, side: set[str]) -> float:
+        """Capacity of the edges that leave `side`, without those of the source."""
+        return sum(
+            amount
+            for u in sorted(side)
+            if u != "source"
+            for v, amount in self.capacity[u].items()
+            if v not in side and amount > 0
+        )
