@@ -18,6 +18,9 @@ from .table import Estimate, TableView
 from .types import Job, Placement, Pool, Resources, Snapshot
 from .value import remaining_s, weight
 
+NEARLY_FREE = 0.01
+"""Cost: a pool without a price counts as this part of the dearest, so that free pools still differ by speed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -130,6 +133,7 @@ class Columns:
         self._by_tenant = any(cell.tenant for cell in snapshot.table.cells) or any(
             pool.tenants is not None for pool in snapshot.pools
         )
+        self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
         self._longest_s = 0.0
         if policy.objective is Objective.MAKESPAN:
             self._longest_s = self._longest(snapshot.jobs)
@@ -172,7 +176,7 @@ class Columns:
                 pods,
                 per_pod,
                 speed,
-                _value(pool, pods * per_pod.accelerators_m, speed, best, self._policy),
+                self._value(pool, pods * per_pod.accelerators_m, speed / best),
                 estimate.watts,
             )
             for pool, mode, pods, per_pod, speed, estimate in found
@@ -180,6 +184,13 @@ class Columns:
         columns.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode)))
         sizes = tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in columns))
         return Row(tuple(columns), best, excluded, sizes)
+
+    def _value(self, pool: Pool, accelerators_m: int, relative: float) -> float:
+        """Speed against the job's best; with the objective cost, that per money."""
+        price = max(pool.price_per_hour, self._least_price)
+        if self._policy.objective is Objective.COST and price > 0:
+            return relative / max(price * accelerators_m / 1000, 1e-9)
+        return relative
 
     def _longest(self, jobs: Iterable[Job]) -> float:
         """Seconds the longest job still needs at its best speed (makespan objective)."""
@@ -189,13 +200,6 @@ class Columns:
             if job.remaining_work is not None and best > 0:
                 longest = max(longest, remaining_s(job, best))
         return longest
-
-
-def _value(pool: Pool, accelerators_m: int, speed: float, best: float, policy: Policy) -> float:
-    relative = speed / best if best > 0 else 0.0
-    if policy.objective is Objective.COST and pool.price_per_hour > 0:
-        relative /= max(pool.price_per_hour * accelerators_m / 1000, 1e-9)
-    return relative
 
 
 _Found = tuple[Pool, str, int, Resources, float, Estimate]

@@ -74,11 +74,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
             gained = optimise(round_)
         except SolverError as error:
             trouble = str(error)
-        if gained:
-            # What was to wait for room that is being freed may find some that the solver has freed now.
-            for seat in [seat for seat in round_.changed if seat.waits_for_release]:
-                round_.clear(seat)
-            blocked = fill(round_)
+        blocked = fill(round_) if gained else blocked
     prices = tuple(Price(kind, price) for kind, price in sorted(books.market.prices.items()))
     value = books.value()
     identity = _identity(snapshot, policy, now)

@@ -199,8 +199,8 @@ USER_CASES: list[tuple[str, dict[str, float], Tenants, Users, dict[str, float]]]
 
 def rows() -> list[dict[str, Any]]:
     """What was found beside what was expected."""
-    cases = [(*case[:3], {}, case[3]) for case in CASES]
-    return [_row(*case) for case in (*cases, *USER_CASES)]
+    tenants = [_row(name, capacity, claims, {}, expected) for name, capacity, claims, expected in CASES]
+    return tenants + [_row(*case) for case in USER_CASES]
 
 
 def _row(

@@ -29,7 +29,7 @@ from .build import NOW
 
 KINDS = ("H100", "L4", "V100")
 TENANTS = ("a", "b", "c")
-USERS = ("", "", "u", "v")
+USERS = ("", "u", "v")
 
 
 @st.composite
@@ -53,7 +53,6 @@ def jobs(draw: st.DrawFn, number: int) -> Job:
         "ns",
         draw(st.sampled_from(TENANTS)),
         draw(st.sampled_from((JobKind.TRAINING, JobKind.TRAINING, JobKind.SERVING, JobKind.OPAQUE))),
-        draw(st.sampled_from(USERS)),
         workload_class=draw(st.sampled_from(("", "x", "y"))),
         min_pods=pods,
         max_pods=pods * draw(st.sampled_from((1, 1, 2))),
@@ -91,9 +90,6 @@ def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: floa
     return job
 
 
-usages = st.builds(DecayedUsage, st.sampled_from((0.0, 1e6, 5e6)), st.sampled_from((0.0, NOW - 1e5, NOW)))
-
-
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     kinds = sorted(draw(st.sets(st.sampled_from(KINDS), min_size=1)))
@@ -108,14 +104,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         for i in range(draw(st.integers(1, 3)))
     )
     tenants = tuple(
-        Tenant(
-            name,
-            draw(st.sampled_from(("", "o"))),
-            draw(st.sampled_from((0.5, 1.0, 2.0))),
-            draw(quotas()),
-            usage=draw(usages),
-            users=tuple(User(user, draw(st.sampled_from((1.0, 2.0))), draw(usages)) for user in ("u", "v")),
-        )
+        Tenant(name, draw(st.sampled_from(("", "o"))), draw(st.sampled_from((0.5, 1.0, 2.0))), draw(quotas()))
         for name in TENANTS
     )
     cells = tuple(
@@ -137,3 +126,22 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 job = replace(job, run=replace(job.run, releasing=True))
         found.append(job)
     return replace(empty, jobs=tuple(found))
+
+
+usages = st.builds(DecayedUsage, st.sampled_from((0.0, 1e6, 5e6)), st.sampled_from((0.0, NOW - 1e5, NOW)))
+
+
+@st.composite
+def peopled(draw: st.DrawFn) -> Snapshot:
+    """A snapshot whose tenants have users and a past."""
+    snapshot = draw(snapshots())
+    tenants = tuple(
+        replace(
+            tenant,
+            usage=draw(usages),
+            users=tuple(User(user, draw(st.sampled_from((1.0, 2.0))), draw(usages)) for user in USERS[1:]),
+        )
+        for tenant in snapshot.tenants
+    )
+    jobs = tuple(replace(job, user=draw(st.sampled_from(USERS))) for job in snapshot.jobs)
+    return replace(snapshot, tenants=tenants, jobs=jobs)

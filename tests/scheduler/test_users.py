@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 from benchmarks.scheduling.entitled import rows
 from hypothesis import given
@@ -30,9 +32,10 @@ from busbar.scheduler.entitlement import Claim, Demand, entitlements, user_share
 from busbar.scheduler.types import Delta
 
 from .build import NOW, cluster, job, placed
-from .strategies import KINDS, snapshots
+from .strategies import KINDS, USERS, peopled, snapshots
 from .test_plan import decide, started, stopped
 from .test_properties import POLICY, quiet
+from .test_react import changes
 
 WEEK_S = Policy().usage_half_life_s
 
@@ -125,6 +128,38 @@ def test_use_is_forgiven_with_the_half_life() -> None:
 
 
 @quiet
+@given(peopled(), st.randoms(use_true_random=False))
+def test_plans_for_users_are_allowed_and_settle_whatever_the_order(
+    snapshot: Snapshot, random: Random
+) -> None:
+    made = plan(snapshot, POLICY, NOW)[0]
+    assert check_plan(snapshot, made) == []
+    assert plan(applied(snapshot, made, NOW), POLICY, NOW)[0].actions == ()
+    mixed = tuple(replace(t, users=tuple(random.sample(t.users, len(t.users)))) for t in snapshot.tenants)
+    jobs = tuple(random.sample(snapshot.jobs, len(snapshot.jobs)))
+    assert plan(replace(snapshot, tenants=mixed, jobs=jobs), POLICY, NOW)[0] == made
+    assert Snapshot.from_json(json.loads(json.dumps(snapshot.to_json()))) == snapshot
+
+
+@quiet
+@given(st.data(), peopled())
+def test_quick_answers_for_users_need_no_memo(data: st.DataObject, snapshot: Snapshot) -> None:
+    made, memo = plan(snapshot, POLICY, NOW)
+    now = NOW
+    for number in range(3):
+        before, now = applied(snapshot, made, now), now + 40.0
+        snapshot = data.draw(changes(before, number, now))
+        late = DecayedUsage(1e6 * number, now)
+        tenants = tuple(replace(t, usage=late, users=(User("u", usage=late),)) for t in snapshot.tenants)
+        snapshot = replace(snapshot, tenants=tenants)
+        event = Event.between(before, snapshot, now)
+        told, memo = react(snapshot, made, event, memo)
+        assert told == react(snapshot, made, event)[0]
+        assert check_plan(snapshot, told) == []
+        made = told
+
+
+@quiet
 @given(snapshots(), st.sampled_from((0.0, 1e5, 1e7)))
 def test_past_use_changes_no_entitlement(snapshot: Snapshot, work: float) -> None:
     usage = DecayedUsage(work, NOW)
@@ -133,7 +168,7 @@ def test_past_use_changes_no_entitlement(snapshot: Snapshot, work: float) -> Non
     ledgers = [Books(replace(snapshot, tenants=found), POLICY, NOW).ledger for found in (tenants, plain)]
     assert ledgers[0].entitled == ledgers[1].entitled
     for tenant in snapshot.tenants:
-        for user in ("", "u", "v"):
+        for user in USERS:
             assert ledgers[0].user_entitled(tenant.name, user) == ledgers[1].user_entitled(tenant.name, user)
 
 
