@@ -91,6 +91,9 @@ def user_shares(
         capacity: units per type.
     """
     budget = entitled[tenant]
+    wanted = {name: sum(amount for _, amount in demand) for name, (_, demand) in sorted(users.items())}
+    if sum(wanted.values()) <= budget + EPS:
+        return wanted
     own = next(claim for claim in claims if claim.name == tenant)
     others = [claim for claim in claims if claim.name != tenant]
     members = [
