@@ -5,8 +5,15 @@ The dual of choosing one column per job under the types' capacities,
     D(p) = sum_t p_t N_t + sum_j max(0, max_c (v_jc - p_t(c) g_jc)),
 
 is convex. Along one price it can be minimised exactly (the demand for a type is a step function of its price:
-sort the jobs by what they would pay at most), so cyclic coordinate descent needs no solver and no step size;
-types substitute each other, and a few sweeps settle. D at the end bounds every plan's value from above.
+sort the jobs by what they would pay at most), so descent along directions needs no solver and no step size.
+
+One price at a time is not enough. Types substitute each other: where two are both too cheap, raising either alone
+only sends its jobs to the other, and the descent stands still away from the minimum. So prices of types that
+are next to each other in price are also moved together, by the same amount, which is the same search with
+their capacities added up. For jobs of one accelerator D is convex in the sense of substitutes (L-natural), where
+such moves are what leads to the minimum.
+
+D at the end bounds every plan's value from above.
 
 Prices depend on the jobs and the capacities, never on where the jobs run now: carrying a plan out changes no
 price, which is half of why planning again gives no actions.
@@ -28,6 +35,8 @@ Ints = NDArray[np.int64]
 
 SWEEPS = 25
 TOLERANCE = 1e-6
+ROUNDING = 1e-6
+"""Accelerators by which sums of sizes may be off."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +69,14 @@ def solve(
         return Market(dict.fromkeys(types, 0.0), 0.0)
     capacity = np.array([capacity_m[accelerator] / 1000 for accelerator in types])
     prices = np.array([0.0 if start is None else start.get(accelerator, 0.0) for accelerator in types])
-    count = int(rows.max()) + 1
-    by_type = [np.flatnonzero(kinds == i) for i in range(len(types))]
+    bids = _Bids(rows, kinds, sizes, values, int(rows.max()) + 1)
     for _ in range(SWEEPS):
         before = prices.copy()
-        for i, own in enumerate(by_type):
-            if len(own):
-                prices[i] = _clear(i, own, rows, kinds, sizes, values, prices, capacity[i], count)
+        for together in range(1, len(types) + 1):
+            _sweep(bids, prices, capacity, together)
         if float(np.abs(prices - before).max()) <= TOLERANCE * max(1.0, float(prices.max())):
             break
-    profit = _best(rows, values - prices[kinds] * sizes, count)
+    profit = bids.best(prices)
     bound = float(prices @ capacity + profit.sum())
     return Market({accelerator: float(prices[i]) for accelerator, i in index.items()}, bound)
 
@@ -89,39 +96,63 @@ def _columns(jobs: Mapping[JobId, Options], index: Mapping[str, int]) -> tuple[I
     return np.array(rows, np.int64), np.array(kinds, np.int64), np.array(sizes), np.array(values)
 
 
-def _best(rows: Ints, profit: Floats, count: int) -> Floats:
-    out = np.zeros(count)
-    np.maximum.at(out, rows, profit)
-    return out
+@dataclass(frozen=True)
+class _Bids:
+    """All columns of all jobs. Arrays of one entry per column, each job's columns together."""
+
+    rows: Ints
+    """Number of the job, ascending."""
+    kinds: Ints
+    """Number of the type."""
+    sizes: Floats
+    """Accelerators."""
+    values: Floats
+    """Value per hour."""
+    jobs: int
+
+    def best(self, prices: Floats, among: NDArray[np.bool_] | None = None) -> Floats:
+        """The most profit each job can make (0 if it stays out), at these prices, with some columns only."""
+        out = np.zeros(self.jobs)
+        profit = self.values - prices[self.kinds] * self.sizes
+        rows = self.rows
+        if among is not None:
+            profit, rows = profit[among], rows[among]
+        np.maximum.at(out, rows, profit)
+        return out
 
 
-def _clear(
-    kind: int,
-    own: NDArray[np.intp],
-    rows: Ints,
-    kinds: Ints,
-    sizes: Floats,
-    values: Floats,
-    prices: Floats,
-    capacity: float,
-    count: int,
-) -> float:
-    """The price of one type at which its demand just fits, the other prices held."""
-    others = kinds != kind
-    elsewhere = _best(rows[others], (values - prices[kinds] * sizes)[others], count)
-    pays = (values[own] - elsewhere[rows[own]]) / np.maximum(sizes[own], 1e-9)
+def _sweep(bids: _Bids, prices: Floats, capacity: Floats, together: int) -> None:
+    """Bring every so many types that are neighbours in price to their best common level, in place."""
+    order = np.argsort(prices, kind="stable") if together > 1 else np.arange(len(prices))
+    for first in range(len(prices) - together + 1):
+        chosen = order[first : first + together]
+        base = prices.copy()
+        base[chosen] -= base[chosen].min()
+        base[chosen] += _clear(bids, base, chosen, float(capacity[chosen].sum()))
+        prices[:] = base
+
+
+def _clear(bids: _Bids, prices: Floats, chosen: Ints, capacity: float) -> float:
+    """What must be added to the prices of these types so that the demand for them just fits; never less than 0."""
+    own = np.isin(bids.kinds, chosen)
+    elsewhere = bids.best(prices, ~own)
+    rows, sizes = bids.rows[own], bids.sizes[own]
+    profit = bids.values[own] - prices[bids.kinds[own]] * sizes
+    pays = (profit - elsewhere[rows]) / np.maximum(sizes, 1e-9)
     order = np.argsort(-pays, kind="stable")
-    wanted = np.zeros(count)
-    total = 0.0
-    for at in order:
-        pay = float(pays[at])
-        if pay <= 0:
-            return 0.0
-        row = int(rows[own[at]])
-        size = float(sizes[own[at]])
-        if size > wanted[row]:
-            total += size - wanted[row]
-            wanted[row] = size
-        if total > capacity:
-            return pay
-    return 0.0
+    total = np.cumsum(_growth(rows[order], sizes[order])) - ROUNDING
+    last = int(np.searchsorted(total, capacity, side="right"))
+    return max(0.0, float(pays[order[last]])) if last < len(order) else 0.0
+
+
+def _growth(rows: Ints, sizes: Floats) -> Floats:
+    """By how much each bid, in this order, raises the most that its job has asked for so far."""
+    by_job = np.argsort(rows, kind="stable")
+    job, size = rows[by_job], sizes[by_job]
+    step = float(size.max(initial=0.0)) + 1.0
+    most = np.maximum.accumulate(job * step + size) - job * step
+    new_job = np.append(True, job[1:] != job[:-1])
+    grown = np.where(new_job, most, most - np.append(0.0, most[:-1]))
+    out = np.empty(len(rows))
+    out[by_job] = grown
+    return out
