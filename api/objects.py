@@ -20,10 +20,10 @@ from busbar.api.authorization import Authorizer, not_found
 from busbar.api.errors import Invalid, NotFound
 from busbar.api.identity import Caller
 from busbar.api.kubernetes import KubeApi, Object, translated
-from busbar.api.projection import REQUESTER
 from busbar.api.store import LAST_APPLIED, Store
 from busbar.kube.client import MERGE
 from busbar.kube.resources import GROUP, MODEL_SERVICES, TRAINING_JOBS, Resource
+from busbar.kube.types.meta import ANNOTATION_REQUESTER
 
 KINDS: dict[str, Resource] = {r.plural: r for r in (TRAINING_JOBS, MODEL_SERVICES)}
 _META = {"name", "generateName", "labels", "annotations", "namespace"}
@@ -89,7 +89,7 @@ class Objects:
             raise Invalid(f"metadata.namespace is not {namespace}, the address's", field="metadata.namespace")
         if not isinstance(body.get("spec"), dict):
             raise Invalid("the object needs a spec", field="spec")
-        annotations = _own("annotations", meta.get("annotations")) | {REQUESTER: caller.subject}
+        annotations = _own("annotations", meta.get("annotations")) | {ANNOTATION_REQUESTER: caller.subject}
         clean: Object = {
             key: meta[key] for key in ("name", "generateName") if isinstance(meta.get(key), str) and meta[key]
         }

@@ -29,7 +29,7 @@ from busbar.kube.contracts.forecast import ForecastAnswer
 from busbar.kube.resources import Resource
 
 if TYPE_CHECKING:
-    from busbar.scheduler import Action, Job, Plan, Snapshot
+    from busbar.scheduler import Action, Job, Plan, Policy, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +94,19 @@ class Previews:
     """Plans drafts for callers."""
 
     def __init__(
-        self, objects: Objects, snapshots: Snapshots, authorizer: Authorizer, clock: Clock = utc_now
+        self,
+        objects: Objects,
+        snapshots: Snapshots,
+        authorizer: Authorizer,
+        clock: Clock = utc_now,
+        objective: str = "fairness",
+        usage_half_life_s: float = 7 * 86400.0,
     ) -> None:
         self._objects = objects
         self._snapshots = snapshots
         self._authorizer = authorizer
         self._now = clock
+        self._objective, self._half_life_s = objective, usage_half_life_s
         self._planning = asyncio.Semaphore(PLANS_AT_ONCE)
 
     async def preview(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Preview:
@@ -129,7 +136,7 @@ class Previews:
         snapshot = await self._snapshots.with_draft(stored)
         admin = await self._authorizer.is_admin(caller)
         async with self._planning:
-            found = await asyncio.to_thread(answer, snapshot, stored, self._now(), admin)
+            found = await asyncio.to_thread(answer, snapshot, stored, self._now(), admin, self._policy())
         if found.starts_now or not found.possible or not found.code:
             return found
         try:
@@ -138,8 +145,17 @@ class Previews:
             log.info("a preview has no forecast: %s", error)  # why it waits is worth showing without
             return found
 
+    def _policy(self) -> Policy:
+        """The operator's, without the part that takes seconds."""
+        from busbar.scheduler import Objective, Policy
 
-def answer(snapshot: Snapshot, draft: Object, now: datetime, admin: bool) -> Preview:
+        objective = Objective(self._objective)
+        return Policy(objective=objective, usage_half_life_s=self._half_life_s, solver=False)
+
+
+def answer(
+    snapshot: Snapshot, draft: Object, now: datetime, admin: bool, policy: Policy | None = None
+) -> Preview:
     """Plan the snapshot and read off what became of the draft. Pure, and slow enough for a thread."""
     from busbar.scheduler import ActionKind, Policy, plan
 
@@ -157,7 +173,7 @@ def answer(snapshot: Snapshot, draft: Object, now: datetime, admin: bool) -> Pre
             reason=reason,
             when="With the first request" if service else "Not known",
         )
-    decided, _ = plan(snapshot, Policy(solver=False), now.timestamp(), None)
+    decided, _ = plan(snapshot, policy or Policy(solver=False), now.timestamp(), None)
     starts = {a.job: a for a in decided.actions if a.kind is ActionKind.START}
     started = [job for job in jobs if job.id in starts]
     if started:

@@ -10,10 +10,10 @@ from busbar.api.clock import parse_time
 from busbar.api.database.types import storable
 from busbar.api.kubernetes import Object
 from busbar.kube.informer import version_of
+from busbar.kube.types.meta import ANNOTATION_REQUESTER
 
 MOST = 2**31 - 1
 """Counts are kept up to here: what a job says of itself must fit into every column, or nobody's row is written."""
-REQUESTER = "busbar.dev/requester"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def row_of(obj: Object, tenant: str, now: datetime) -> dict[str, Any]:
         "namespace": meta["namespace"],
         "name": meta["name"],
         "tenant": tenant,
-        "requester": storable((meta.get("annotations") or {}).get(REQUESTER), 253),
+        "requester": storable((meta.get("annotations") or {}).get(ANNOTATION_REQUESTER), 253),
         "phase": storable(status.get("phase") or "Pending", 32),
         "reason": storable(status.get("reason"), 128),
         "message": storable(status.get("message"), 4096),

@@ -141,7 +141,9 @@ def build(
         history=History(database, store, tenancy, clock),
         objects=objects,
         pods=Pods(kube, objects, authorizer),
-        previews=Previews(objects, snapshots, authorizer, clock),
+        previews=Previews(
+            objects, snapshots, authorizer, clock, settings.objective, settings.usage_half_life_s
+        ),
         cluster=Cluster(store, tenancy, authorizer, objects, snapshots),
         keys=keys,
         desk=TokenDesk(tokens, keys, authorizer, audit),

@@ -66,6 +66,10 @@ class Settings:
     """How long finished jobs, their samples and audit rows are kept."""
     kubeconfig: str = ""
     """Empty: the pod's own service account."""
+    objective: str = "fairness"
+    """The operator's objective: previews are planned as it plans."""
+    usage_half_life_s: float = 7 * 86400.0
+    """The operator's half-life of past use; likewise."""
     log_level: str = "info"
     oidc: Oidc | None = None
 

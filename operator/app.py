@@ -37,7 +37,7 @@ from busbar.operator.past import Past
 from busbar.operator.pods import Pod
 from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING
 from busbar.operator.prober import Prober
-from busbar.operator.rounds import Rounds, matters
+from busbar.operator.rounds import Rounds, matters, policy_of
 from busbar.operator.routes import build_routes
 from busbar.operator.server import Draft, RoutesFeed, Server
 from busbar.operator.settings import Settings
@@ -78,6 +78,7 @@ class Operator:
         self.client = KubeClient(login, user_agent="busbar-operator", limits=limits, guard=self._fence)
         self.world = World(self._plain, self._changed, inactivity_s=settings.watch_inactivity_s)
         self.controller = Controller(self.metrics, workers=settings.writers)
+        policy = policy or policy_of(settings)
         self.rounds = Rounds(self.world, self.controller, settings, self.metrics, policy)
         self.past = Past()
         self.forecasts = Forecasts(self.world, self.rounds, self.past, settings, self.metrics, policy)
@@ -292,7 +293,7 @@ class Operator:
 
     def snapshot(self, draft: Draft | None = None) -> Snapshot:
         """What a plan would be made on now."""
-        return build(Seen.of(self.world), utc_now(), draft)
+        return build(Seen.of(self.world), utc_now(), draft, self.settings.usage_half_life_s)
 
     async def forecast(self, draft: Draft) -> ForecastAnswer:
         """When a draft would start."""

@@ -169,6 +169,7 @@ class Handlers:
             pools=tuple(self._world.pools.items.values()),
             rates=rates_of(self._world.pools.items.values()),
             usage_period_s=self._settings.usage_period_s,
+            half_life_s=self._settings.usage_half_life_s,
         )
         decision = tenant.reconcile(view)
         await self._writer.carry_out(decision.actions)

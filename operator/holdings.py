@@ -16,6 +16,8 @@ class TenantHolding:
     by_pool: Mapping[str, float] = field(default_factory=dict)
     running: int = 0
     waiting: int = 0
+    by_user: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What each user holds, by type."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def holdings(snapshot: Snapshot) -> Holdings:
     """What is held in a snapshot."""
     by_type: dict[str, dict[str, float]] = {}
     by_pool: dict[str, dict[str, float]] = {}
+    by_user: dict[str, dict[str, dict[str, float]]] = {}
     running: dict[str, int] = {}
     waiting: dict[str, int] = {}
     taken: dict[str, float] = {}
@@ -53,6 +56,8 @@ def holdings(snapshot: Snapshot) -> Holdings:
         for table, key in ((by_type, place.accelerator), (by_pool, place.pool)):
             row = table.setdefault(job.tenant, {})
             row[key] = row.get(key, 0.0) + count
+        own = by_user.setdefault(job.tenant, {}).setdefault(job.user, {})
+        own[place.accelerator] = own.get(place.accelerator, 0.0) + count
     pools: dict[str, PoolHolding] = {}
     free: dict[str, float] = {}
     for pool in snapshot.pools:
@@ -72,6 +77,7 @@ def holdings(snapshot: Snapshot) -> Holdings:
                 {k: round(v, 3) for k, v in sorted(by_pool.get(name, {}).items())},
                 running.get(name, 0),
                 waiting.get(name, 0),
+                by_user.get(name, {}),
             )
             for name in names
         },

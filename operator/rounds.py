@@ -42,6 +42,7 @@ from busbar.scheduler import (
     Job,
     JobKind,
     Memo,
+    Objective,
     Plan,
     Policy,
     SchedulerError,
@@ -68,6 +69,11 @@ RELEASE_REASONS = {
 }
 
 
+def policy_of(settings: Settings) -> Policy:
+    """How this cluster wants to decide."""
+    return Policy(objective=Objective(settings.objective), usage_half_life_s=settings.usage_half_life_s)
+
+
 @dataclass(frozen=True)
 class Target:
     """The object that a job of the snapshot stands for."""
@@ -91,7 +97,7 @@ class Rounds:
     ) -> None:
         self._world, self._controller = world, controller
         self._settings, self._metrics = settings, metrics
-        self._policy = policy or Policy()
+        self._policy = policy or policy_of(settings)
         self._clock = clock
         self._wake = asyncio.Event()
         self._memo: Memo | None = None
@@ -149,7 +155,7 @@ class Rounds:
         """One round."""
         started = time.perf_counter()
         now = utc_now()
-        snapshot = build(Seen.of(self._world), now)
+        snapshot = build(Seen.of(self._world), now, half_life_s=self._policy.usage_half_life_s)
         targets = self._targets(snapshot)
         made = await self._decide(snapshot, now.timestamp(), full)
         self._metrics.rounds.observe(time.perf_counter() - started)

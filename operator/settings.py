@@ -18,6 +18,8 @@ from pathlib import Path
 from busbar.operator.errors import SettingsError
 
 PREFIX = "BUSBAR_OPERATOR_"
+OBJECTIVES = ("fairness", "makespan", "cost", "finish-time-fairness")
+"""As the scheduler names them; repeated here so that a wrong one is told before anything large is imported."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Settings:
     round_debounce_s: float = 0.05  # events that arrive together are planned together
     round_period_s: float = 10.0  # and a full plan is made at least this often while jobs wait
     round_check_s: float = 1.0  # after a round that ordered something, the next comes at the latest then
+    objective: str = "fairness"  # what the scheduler wants most, one of OBJECTIVES
+    usage_half_life_s: float = 7 * 86400.0  # fair share: use that is older counts half
     explain_period_s: float = 15.0  # a waiting job's sentence changes at most this often
 
     forecast_pause_s: float = 5.0  # waiting jobs are looked through this often for forecasts to make
@@ -104,6 +108,11 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Settings:
                 f"{name} is not a setting; known are {PREFIX}<one of {', '.join(sorted(known))}>"
             )
         values[key] = _convert(name, text, str(known[key].type))
+    if values.get("objective", OBJECTIVES[0]) not in OBJECTIVES:
+        raise SettingsError(f"{PREFIX}OBJECTIVE={values['objective']!r} is none of {', '.join(OBJECTIVES)}")
+    half_life_s = values.get("usage_half_life_s", 1.0)
+    if not (isinstance(half_life_s, float) and half_life_s > 0):
+        raise SettingsError(f"{PREFIX}USAGE_HALF_LIFE_S={half_life_s} must be above 0 seconds")
     if env.get("POD_NAMESPACE"):
         values.setdefault("namespace", env["POD_NAMESPACE"])
     values.setdefault("identity", _identity(env))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from busbar.kube.types import (
     AcceleratorPool,
@@ -21,6 +21,7 @@ from busbar.kube.types import (
     TrainingJob,
     quantity,
 )
+from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.shape import PodShape
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.job_view import is_managed, leftovers, placement_of
@@ -29,16 +30,14 @@ from busbar.operator.optin import is_claim
 from busbar.operator.pods import HOSTNAME, Node, Pod, Requests
 from busbar.operator.podspec import memory_mib
 from busbar.operator.table import performance_table, workload
+from busbar.operator.usage import HALF_LIFE_S, scheduler_tenant
 from busbar.operator.world import World, tenant_of_namespace
 from busbar.scheduler import (
-    DecayedUsage,
     Job,
     JobId,
     JobKind,
     Placement,
-    Policy,
     Pool,
-    Quota,
     Resources,
     Run,
     Snapshot,
@@ -46,7 +45,6 @@ from busbar.scheduler import (
     Toleration,
 )
 from busbar.scheduler import Node as SNode
-from busbar.scheduler import Tenant as STenant
 
 TOPOLOGY_LABELS = ("topology.kubernetes.io/zone", "topology.kubernetes.io/rack")
 DRAFT = JobId("draft")
@@ -88,7 +86,12 @@ class _Building:
     counted: set[str] = field(default_factory=set)  # uids of pods that a job's run stands for
 
 
-def build(seen: Seen, now: datetime, draft: TrainingJob | ModelService | None = None) -> Snapshot:
+def build(
+    seen: Seen,
+    now: datetime,
+    draft: TrainingJob | ModelService | None = None,
+    half_life_s: float = HALF_LIFE_S,
+) -> Snapshot:
     """The snapshot at ``now``; a draft is added as a waiting job with the id ``draft``."""
     pods_of: dict[str, list[Pod]] = {}
     for pod in seen.pods:
@@ -108,7 +111,9 @@ def build(seen: Seen, now: datetime, draft: TrainingJob | ModelService | None = 
     return Snapshot(
         pools=tuple(_pool(p) for p in sorted(seen.pools, key=lambda p: p.metadata.name)),
         nodes=tuple(sorted(nodes, key=lambda n: n.name)),
-        tenants=tuple(_tenant(t, now) for t in sorted(seen.tenants, key=lambda t: t.metadata.name)),
+        tenants=tuple(
+            scheduler_tenant(t, now, half_life_s) for t in sorted(seen.tenants, key=lambda t: t.metadata.name)
+        ),
         jobs=tuple(sorted(jobs, key=lambda j: j.id)),
         table=performance_table(
             (*seen.jobs, draft) if isinstance(draft, TrainingJob) else seen.jobs,
@@ -196,34 +201,6 @@ def _nodes(b: _Building) -> list[SNode]:
     return result
 
 
-def _tenant(tenant: Tenant, now: datetime) -> STenant:
-    spec, status = tenant.spec, tenant.status
-    usage = DecayedUsage()
-    if status is not None and status.decayed is not None and status.decayed.as_of is not None:
-        kept = status.decayed
-        assert kept.as_of is not None
-        # What was held at the last write is taken to be held since.
-        elapsed = max(0.0, (now - kept.as_of) / timedelta(seconds=1))
-        usage = DecayedUsage(kept.work, kept.as_of.timestamp())
-        usage = usage.add(kept.rate * elapsed, now.timestamp(), Policy().usage_half_life_s)
-    return STenant(
-        name=tenant.metadata.name,
-        organisation=spec.organisation or "",
-        weight=spec.weight,
-        quotas=tuple(
-            Quota(
-                accelerator=q.accelerator,
-                guaranteed_m=round(q.guaranteed * 1000),
-                borrowable_m=None if q.borrowable is None else round(q.borrowable * 1000),
-                ceiling_m=None if q.ceiling is None else round(q.ceiling * 1000),
-            )
-            for q in spec.quota or ()
-        ),
-        priority_ceiling=spec.priority_ceiling,
-        usage=usage,
-    )
-
-
 # -- jobs ----------------------------------------------------------------------------------------------
 
 
@@ -266,6 +243,7 @@ def _training_shape(b: _Building, obj: TrainingJob) -> Job:
         namespace=meta.namespace or "",
         tenant=b.tenant_of.get(meta.namespace or "", ""),
         kind=JobKind.TRAINING if spec.engine is not None else JobKind.OPAQUE,
+        user=meta.annotations.get(ANNOTATION_REQUESTER, ""),
         workload_class=load.workload_class,
         min_pods=spec.shape.min_pods,
         # Rigid for now: a gang starts at the size it can get, and keeps it.
@@ -314,6 +292,7 @@ def _replica_shape(b: _Building, service: ModelService, index: int) -> Job:
         namespace=meta.namespace or "",
         tenant=b.tenant_of.get(meta.namespace or "", ""),
         kind=JobKind.SERVING,
+        user=meta.annotations.get(ANNOTATION_REQUESTER, ""),
         per_pod=_per_pod(spec.shape),
         accelerators=tuple(spec.accelerators or ()),
         priority=spec.priority,

@@ -20,7 +20,6 @@ from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import (
     AcceleratorCount,
     BudgetUse,
-    DecayedUsage,
     Period,
     Role,
     TenantStatus,
@@ -31,9 +30,8 @@ from busbar.operator.actions import Action, Apply, Delete
 from busbar.operator.holdings import TenantHolding
 from busbar.operator.isolation import PolicySeen
 from busbar.operator.status import conditions
+from busbar.operator.usage import HALF_LIFE_S, counted, same_rates, users_counted
 from busbar.operator.world import MANAGED_BY, BindingSeen, NamespaceSeen
-from busbar.scheduler import DecayedUsage as Decayed
-from busbar.scheduler import Policy
 
 COUNTS_S = 5.0
 TENANT_ROLES = frozenset(f"busbar-tenant-{role}" for role in Role)
@@ -56,7 +54,7 @@ class TenantView:
     pools: tuple[AcceleratorPool, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
     usage_period_s: float = 60.0
-    half_life_s: float = Policy().usage_half_life_s
+    half_life_s: float = HALF_LIFE_S
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
     allocated = dict(view.holding.allocated)
     age = view.now - old.last_updated if old.last_updated is not None else timedelta.max
     same = _by_type(old.allocated) == allocated and old.observed_generation == generation
-    same = same and old.conditions == made
+    same = same and old.conditions == made and same_rates(old, _by_user(view))
     # Counts of jobs change often and matter little: they follow after a moment, not at each change.
     recount = not _counts_agree(view, old) and age >= timedelta(seconds=COUNTS_S)
     due = bool(allocated) and age >= timedelta(seconds=view.usage_period_s)
@@ -257,11 +255,8 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
     cost = 0.0
     for accelerator, count in held.items():
         cost += count * seconds / 3600.0 * _price(view, accelerator)
-    before = sum(count * view.rates.get(kind, 1.0) for kind, count in held.items())
-    now_rate = sum(count * view.rates.get(kind, 1.0) for kind, count in view.holding.allocated.items())
-    kept = old.decayed or DecayedUsage(as_of=view.now)
-    decayed = Decayed(kept.work, (kept.as_of or view.now).timestamp())
-    decayed = decayed.add(before * seconds, view.now.timestamp(), view.half_life_s)
+    before = _rate(view, held)
+    now_rate = _rate(view, view.holding.allocated)
     return old.model_copy(
         update={
             "usage": TenantUsage(
@@ -270,10 +265,20 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
                 energy_joules=usage.energy_joules,
                 cost=round(usage.cost + cost, 6),
             ),
-            "decayed": DecayedUsage(work=round(decayed.work, 6), rate=round(now_rate, 9), as_of=view.now),
+            "decayed": counted(old.decayed, now_rate, view.now, view.half_life_s),
+            "users": users_counted(old, _by_user(view), view.now, view.half_life_s),
             "budgets": _budgets(view, old, sum(held.values()) * seconds / 3600.0, cost),
         }
     )
+
+
+def _rate(view: TenantView, held: Mapping[str, float]) -> float:
+    """Work units per second."""
+    return sum(count * view.rates.get(kind, 1.0) for kind, count in held.items())
+
+
+def _by_user(view: TenantView) -> dict[str, float]:
+    return {name: _rate(view, held) for name, held in view.holding.by_user.items()}
 
 
 def _by_type(counts: list[AcceleratorCount] | None) -> dict[str, float]:

@@ -45,6 +45,13 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class SchedulingObjective(StrEnum):
+    FAIRNESS = "fairness"
+    MAKESPAN = "makespan"
+    COST = "cost"
+    FINISH_TIME_FAIRNESS = "finish-time-fairness"
+
+
 class TaintEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -130,6 +137,20 @@ class Persistence(Section):
 
 class Operator(Section):
     resources: Resources = Field(default_factory=Resources, description="Of the operator's pod.")
+
+
+class Scheduling(Section):
+    """What the scheduler wants. Guarantees, fair shares and priorities hold whatever it is."""
+
+    objective: SchedulingObjective = Field(
+        default=SchedulingObjective.FAIRNESS,
+        description="fairness; makespan: the last job ends soon; cost: speed per money; finish-time-fairness: "
+        "nobody waits long for its length.",
+    )
+    usage_half_life_hours: Annotated[int, Field(ge=1, le=8760)] = Field(
+        default=168,
+        description="Use that is older counts half when the same right is claimed by several tenants or users.",
+    )
 
 
 class Oidc(Section):
@@ -231,6 +252,10 @@ class Values(Section):
     workloads: WorkloadsImage = Field(default_factory=WorkloadsImage, description="The engines' image.")
     placement: Placement = Field(default_factory=Placement, description="Where the platform's own pods run.")
     operator: Operator = Field(default_factory=Operator, description="The operator.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling,
+        description="What the scheduler wants; guarantees, fair shares and priorities hold whatever it is.",
+    )
     api: Api = Field(default_factory=Api, description="REST, portal and database.")
     gateway: Gateway = Field(default_factory=Gateway, description="The OpenAI front door.")
     service: Exposure = Field(

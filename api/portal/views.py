@@ -9,7 +9,8 @@ from busbar.api.cluster import model_id
 from busbar.api.kubernetes import Object
 from busbar.api.portal.words import ago, grouped, money, number, whole
 from busbar.api.preview import span
-from busbar.api.projection import REQUESTER, as_number
+from busbar.api.projection import as_number
+from busbar.kube.types.meta import ANNOTATION_REQUESTER
 
 TONES = {
     "Running": "go",
@@ -103,7 +104,7 @@ def job_view(obj: Object, now: datetime) -> JobView:
         badge=Badge("Deleting" if meta.get("deletionTimestamp") else phase, TONES.get(phase, "wait")),
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
-        requester=str((meta.get("annotations") or {}).get(REQUESTER, "")),
+        requester=str((meta.get("annotations") or {}).get(ANNOTATION_REQUESTER, "")),
         age=ago(meta.get("creationTimestamp"), now),
         step=step,
         total=total,
@@ -194,7 +195,7 @@ def service_view(obj: Object, now: datetime) -> ServiceView:
         badge=Badge("Deleting" if meta.get("deletionTimestamp") else phase, TONES.get(phase, "wait")),
         reason=str(status.get("reason") or ""),
         message=str(status.get("message") or ""),
-        requester=str((meta.get("annotations") or {}).get(REQUESTER, "")),
+        requester=str((meta.get("annotations") or {}).get(ANNOTATION_REQUESTER, "")),
         age=ago(meta.get("creationTimestamp"), now),
         model=model_id(obj),
         source=f"TrainingJob {model['trainingJob']}"

@@ -25,6 +25,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 CATEGORY = "busbar"
 
 SCHEDULING_GATE = f"{GROUP}/admission"
+ANNOTATION_REQUESTER = f"{GROUP}/requester"
+"""Who asked for an object through the API; an admission policy keeps everybody else from setting it."""
 LABEL_JOB = f"{GROUP}/job"
 LABEL_KIND = f"{GROUP}/kind"
 LABEL_ATTEMPT = f"{GROUP}/attempt"

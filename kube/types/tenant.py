@@ -20,6 +20,8 @@ from busbar.kube.types.rules import Rule
 from busbar.kube.types.training_job import Amount, Count
 
 Share = Annotated[float, Field(ge=0, le=1_000_000)]
+MOST_USERS = 128
+"""So many users of a tenant are kept apart in its status."""
 
 
 class SubjectKind(StrEnum):
@@ -65,6 +67,10 @@ class Member(SpecModel):
 
     subject: Subject = Field(description="Who.")
     role: Role = Field(description="admin, member or viewer.")
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0,
+        description="Of a User: share of what the tenant may hold, relative to its other users.",
+    )
 
 
 class Quota(SpecModel):
@@ -220,6 +226,16 @@ class DecayedUsage(StatusModel):
     as_of: datetime | None = Field(default=None, description="The moment the value holds for.")
 
 
+class UserUse(StatusModel):
+    """Past use of one user with a half-life, in work units, as of decayed.asOf."""
+
+    name: Annotated[str, Field(max_length=253)] = Field(
+        description="The requester; empty: objects that nobody was stamped on."
+    )
+    work: Amount = Field(default=0.0, description="Work units, decayed to decayed.asOf.")
+    rate: Amount = Field(default=0.0, description="Work units per second that were held then.")
+
+
 class TenantStatus(StatusModel):
     """What the tenant holds and has used; only the operator writes it."""
 
@@ -231,6 +247,16 @@ class TenantStatus(StatusModel):
     held: Amount | None = Field(default=None, description="Accelerators held now, all types together.")
     usage: TenantUsage | None = Field(default=None, description="Totals.")
     decayed: DecayedUsage | None = Field(default=None, description="What fair share remembers.")
+    users: (
+        Annotated[
+            list[UserUse],
+            Field(
+                max_length=MOST_USERS,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="The same by user: who holds something, and who has used most.")
     budgets: (
         Annotated[
             list[BudgetUse],

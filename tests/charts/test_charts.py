@@ -76,6 +76,7 @@ def test_render_equals_its_golden_file(name: str) -> None:
         ("service.type=Anycast", "service/type"),
         ("service.portalNodePort=70000", "service/portalNodePort"),
         ("api.replicas=0", "api/replicas"),
+        ("scheduling.objective=speed", "scheduling/objective"),
         ("gateway.holdTimeoutSeconds=0", "gateway/holdTimeoutSeconds"),
         ("api.persistence.size=big", "api/persistence/size"),
         ("api.replicas=2", "api.replicas is greater than 1, but the database is SQLite"),

@@ -30,11 +30,12 @@ from busbar.operator.metrics import Metrics
 from busbar.operator.modelservice import place_of
 from busbar.operator.pods import Node, Pod, project_pod
 from busbar.operator.prober import Prober, address_of
+from busbar.operator.rounds import policy_of
 from busbar.operator.server import Draft, RoutesFeed, Server
 from busbar.operator.settings import Settings, from_environ
 from busbar.operator.workqueue import KeyQueue
 from busbar.operator.writer import merge_difference
-from busbar.scheduler import Snapshot
+from busbar.scheduler import Objective, Policy, Snapshot
 
 LOOPBACK = Node("node-0", (), (), 0, 0, 0, (), True, ("127.0.0.0/8",))
 
@@ -91,12 +92,22 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
     assert off.shielded_by == ""
 
 
+@pytest.mark.parametrize("objective", list(Objective))
+def test_an_admin_chooses_what_the_scheduler_wants(tmp_path: Path, objective: Objective) -> None:
+    chosen = {"BUSBAR_OPERATOR_OBJECTIVE": objective.value, "BUSBAR_OPERATOR_USAGE_HALF_LIFE_S": "3600"}
+    policy = policy_of(from_environ(environment(tmp_path, **chosen)))
+    assert policy == Policy(objective=objective, usage_half_life_s=3600.0)
+    assert policy_of(from_environ(environment(tmp_path))) == Policy()
+
+
 @pytest.mark.parametrize(
     "more",
     [
         {"BUSBAR_OPERATOR_LEASE": "5"},
         {"BUSBAR_OPERATOR_WRITERS": "many"},
         {"BUSBAR_OPERATOR_NETWORK_POLICIES": "yes"},
+        {"BUSBAR_OPERATOR_OBJECTIVE": "speed"},
+        {"BUSBAR_OPERATOR_USAGE_HALF_LIFE_S": "0"},
     ],
 )
 def test_an_unknown_or_wrong_setting_is_refused_by_name(tmp_path: Path, more: dict[str, str]) -> None:

@@ -41,6 +41,18 @@ def test_a_waiting_job_is_offered_with_its_tenant() -> None:
     assert (found.tenant, found.run, found.per_pod.accelerators_m) == ("team", None, 1000)
 
 
+def test_a_job_is_its_requesters() -> None:
+    of, web = job(), service(replicas=1, status={"desiredReplicas": 1, "observedGeneration": 1})
+    for found in (of, web):
+        found.metadata.annotations["busbar.dev/requester"] = "ann@example.com"
+    made = build(seen(jobs=(of, job("plain")), services=(web,)), NOW)
+    assert {j.name: j.user for j in made.jobs} == {
+        "job": "ann@example.com",
+        "plain": "",
+        "web-0": "ann@example.com",
+    }
+
+
 def test_what_may_not_start_is_not_offered() -> None:
     later = (NOW + timedelta(seconds=5)).isoformat()
     for of in (

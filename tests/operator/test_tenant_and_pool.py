@@ -12,12 +12,14 @@ from tests.operator.builders import NOW, pool, tenant
 from busbar.kube.informer import Key
 from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
 from busbar.kube.types import Tenant
+from busbar.kube.types.tenant import MOST_USERS
 from busbar.operator.actions import Apply, Delete
 from busbar.operator.holdings import PoolHolding, TenantHolding
 from busbar.operator.pods import Node
 from busbar.operator.pool import accelerator_name, discover
 from busbar.operator.pool import reconcile as reconcile_pool
 from busbar.operator.tenant import TenantView, disown, reconcile, revoke
+from busbar.operator.usage import scheduler_tenant
 from busbar.operator.world import BindingSeen, NamespaceSeen, tenant_of_namespace
 
 LABELS = (("busbar.dev/tenant", "a"), ("pod-security.kubernetes.io/enforce", "restricted"))
@@ -111,6 +113,60 @@ def test_usage_adds_what_was_held_and_decays() -> None:
     assert third.status.decayed is not None
     assert third.status.decayed.work == 600 / 2 + 600
     assert third.status.held == 0
+
+
+def _held(**users: float) -> TenantHolding:
+    held = {user: {"H100": count} for user, count in users.items()}
+    return TenantHolding({"H100": sum(users.values())}, {}, len(users), 0, held)
+
+
+def test_use_is_counted_by_user_and_a_restarted_operator_plans_on_the_same() -> None:
+    of = tenant(
+        "a", ["ns"], members=[{"subject": {"kind": "User", "name": "v"}, "role": "member", "weight": 3}]
+    )
+    base = replace(view(of, labels=LABELS, rates={"H100": 3.0}), half_life_s=100.0)
+    for number, holding in enumerate((_held(u=2.0, v=1.0), _held(u=1.0, v=2.0), TenantHolding())):
+        now = NOW + timedelta(seconds=100 * number)
+        made = reconcile(replace(base, tenant=of, holding=holding, now=now)).status
+        assert made is not None
+        of = of.model_copy(update={"status": made})
+    # Two, then one of three units per second, each for a half-life.
+    assert of.status is not None
+    assert {user.name: user.work for user in of.status.users or ()} == {
+        "u": 600 / 2 + 300,
+        "v": 300 / 2 + 600,
+    }
+    stored = Tenant.model_validate(of.model_dump(by_alias=True, mode="json"))
+    seen = scheduler_tenant(stored, now + timedelta(seconds=100), 100.0)
+    assert seen == scheduler_tenant(of, now + timedelta(seconds=100), 100.0)
+    assert {user.name: (user.weight, user.usage.work) for user in seen.users} == {
+        "u": (1, 300),
+        "v": (3, 375),
+    }
+    assert seen.usage.work == 675
+
+
+def test_a_change_of_users_is_written_though_the_tenant_holds_as_much() -> None:
+    of = tenant("a", ["ns"])
+    first = reconcile(view(of, labels=LABELS, holding=_held(u=1.0), rates={"H100": 3.0})).status
+    of = of.model_copy(update={"status": first})
+    soon: dict[str, Any] = {"labels": LABELS, "rates": {"H100": 3.0}, "now": NOW + timedelta(seconds=9)}
+    assert reconcile(view(of, holding=_held(u=1.0), **soon)).status is None
+    second = reconcile(view(of, holding=_held(v=1.0), **soon)).status
+    assert second is not None
+    assert {user.name: user.rate for user in second.users or ()} == {"u": 0.0, "v": 3.0}
+
+
+def test_a_crowd_of_users_is_kept_within_bounds() -> None:
+    crowd = _held(**{f"u{i:03d}": 1.0 for i in range(MOST_USERS)})
+    first = reconcile(view(tenant("a", ["ns"]), labels=LABELS, holding=crowd)).status
+    of = tenant("a", ["ns"]).model_copy(update={"status": first})
+    late = view(of, labels=LABELS, holding=_held(new=1.0), now=NOW + timedelta(seconds=100))
+    second = reconcile(late).status
+    assert second is not None
+    assert second.users is not None
+    assert len(second.users) == MOST_USERS
+    assert "new" in {user.name for user in second.users}
 
 
 def test_nothing_is_written_while_nothing_changes() -> None:
