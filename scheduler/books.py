@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from .cluster import Cluster, PoolNodes
+from .cluster import Cluster
 from .columns import Candidate, Columns, Options
 from .errors import SnapshotError
 from .ledger import Ledger
+from .mix import Mix
 from .plans import Objective, Policy, Price
 from .prices import Market, solve
 from .table import TableView
@@ -83,11 +84,12 @@ class Books:
         policy: Policy,
         valued_at_s: float,
         prices: Mapping[str, float] | None = None,
+        share_prices: Mapping[int, float] | None = None,
     ) -> None:
         """Open the books.
 
         Args:
-            prices: of an earlier plan; None: they are worked out.
+            prices: of an earlier plan; None: they are worked out. `share_prices` likewise.
 
         Raises:
             SnapshotError: the snapshot contradicts itself.
@@ -110,6 +112,7 @@ class Books:
         self.releasing: dict[JobId, Seat] = {}
         """Jobs whose running attempt is being stopped."""
         self._shapes: dict[Shape, int] = {}
+        self._mix = Mix(snapshot.pools)
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
             option = self.columns.of(job)
             self._add(job, option)
@@ -120,12 +123,20 @@ class Books:
             self.market = solve(options, self.ledger.capacity_m)
         else:
             self.market = Market(dict(prices), 0.0)
+        self.share_prices = self.cluster.learn(self._mix, share_prices)
+        self._learned = dict(self._mix.counts)
         self.whole = True
 
     @property
-    def basis(self) -> tuple[Policy, float, dict[str, float]]:
+    def basis(self) -> tuple[Policy, float, dict[str, float], dict[int, float]]:
         """What the books go by besides the snapshot: policy, moment of the values, prices."""
-        return self.policy, self.valued_at_s, self.market.prices
+        return self.policy, self.valued_at_s, self.market.prices, self.share_prices
+
+    def _learn(self) -> None:
+        """Tell the nodes what the jobs ask for, if that changed."""
+        if self._mix.counts != self._learned:
+            self.cluster.learn(self._mix, self.share_prices)
+            self._learned = dict(self._mix.counts)
 
     def ranked(self, seat: Seat) -> list[Ranked]:
         """The job's columns, most profit first."""
@@ -165,6 +176,7 @@ class Books:
     def _add(self, job: Job, option: Options, was: Seat | None = None) -> None:
         """Enter a job (`was`: its seat before, if it asks for the same and is worth the same)."""
         seat = self.seats[job.id] = Seat(job, option)
+        self._mix.count(job)
         if was is not None and _asked(was.job) == _asked(job):
             seat.ranked, seat.rent, seat.density = was.ranked, was.rent, was.density
         run = job.run
@@ -184,6 +196,7 @@ class Books:
     def _drop(self, seat: Seat) -> None:
         job = seat.job
         del self.seats[job.id]
+        self._mix.count(job, -1)
         run = job.run
         if run is None:
             del self.waiting[job.id]
@@ -224,6 +237,7 @@ class Books:
             self.ledger.meet(snapshot.tenants)
         self._follow_jobs(snapshot, table is not None)
         self.ledger.settle()
+        self._learn()
         self.snapshot = snapshot
         self.whole = True
         return True
@@ -247,14 +261,14 @@ class Books:
 
     def _reopen(self, pool: str, nodes: Iterable[Node]) -> None:
         """The books of a pool whose nodes changed."""
-        fresh = self.cluster.pools[pool] = PoolNodes(self.cluster.pools[pool].pool, nodes)
+        fresh = self.cluster.open(self.cluster.pools[pool].pool, nodes)
         for seat in self.seats.values():
             run = seat.job.run
             if run is not None and run.placement.pool == pool:
                 if run.releasing:
-                    fresh.leave(run.placement.nodes, run.placement.per_pod)
+                    fresh.leave(run.placement)
                 else:
-                    fresh.take(run.placement.nodes, run.placement.per_pod)
+                    fresh.take(run.placement)
 
     def _follow_jobs(self, snapshot: Snapshot, new_speeds: bool) -> None:
         seats = self.seats

@@ -89,6 +89,11 @@ def _placements(snapshot: Snapshot, jobs: Mapping[str, Job], new: Mapping[str, P
         if not job.min_pods <= len(placement.nodes) <= job.max_pods:
             wrong.append(f"{job.key}: {len(placement.nodes)} pods, wanted {job.min_pods}..{job.max_pods}")
         wrong += _enough(job, pool, placement)
+        if pool.shareable and placement.per_pod.accelerators_m < 1000 and pool.resource_name != "cpu":
+            if len(placement.devices) != len(placement.nodes):
+                wrong.append(f"{job.key}: its shares do not say on which devices they stand")
+        elif placement.devices:
+            wrong.append(f"{job.key}: it names devices without asking for a share of one")
         for name in sorted(set(placement.nodes)):
             if name not in nodes or nodes[name].pool != pool.name:
                 wrong.append(f"{job.key}: node {name} is not in pool {pool.name}")
@@ -97,8 +102,11 @@ def _placements(snapshot: Snapshot, jobs: Mapping[str, Job], new: Mapping[str, P
         if job.required_domain is not None and len(placement.nodes) > 1:
             depth = job.required_domain
             inside = {nodes[name].topology[:depth] for name in placement.nodes if name in nodes}
+            alone = len(set(placement.nodes)) == 1
             if len(inside) > 1:
                 wrong.append(f"{job.key}: spread over {len(inside)} domains of level {depth}")
+            elif not alone and any(len(domain) < depth or not domain[depth - 1] for domain in inside):
+                wrong.append(f"{job.key}: its nodes stand in no domain of level {depth}")
     return wrong
 
 
@@ -141,13 +149,20 @@ def _room(snapshot: Snapshot, held: Mapping[str, Placement], moved: set[str]) ->
     """Nodes that got something new must not be over their capacity."""
     pools = {pool.name: pool for pool in snapshot.pools}
     used: dict[str, Counter[str]] = {}
+    shares: dict[str, Counter[int]] = {}
     fresh: set[str] = set()
     for key, placement in held.items():
-        for name in placement.nodes:
+        for rank, name in enumerate(placement.nodes):
             count = used.setdefault(name, Counter())
             pool = pools.get(placement.pool)
             if pool is None or pool.resource_name != "cpu":
                 count["accelerators"] += placement.per_pod.accelerators_m
+            if pool is not None and pool.shareable and pool.resource_name != "cpu":
+                if 0 < placement.per_pod.accelerators_m < 1000 and rank < len(placement.devices):
+                    there = shares.setdefault(name, Counter())
+                    there[placement.devices[rank]] += placement.per_pod.accelerators_m
+                else:
+                    count["whole devices"] += -(-placement.per_pod.accelerators_m // 1000)
             count["cpu"] += placement.per_pod.cpu_m
             count["memory"] += placement.per_pod.memory_mib
             count["ephemeral-storage"] += placement.per_pod.ephemeral_mib
@@ -167,6 +182,25 @@ def _room(snapshot: Snapshot, held: Mapping[str, Placement], moved: set[str]) ->
         for what, limit in limits.items():
             if used[node.name][what] > limit and used[node.name][what] > 0:
                 wrong.append(f"node {node.name}: {used[node.name][what]} {what} on {limit}")
+        wrong += _devices(
+            node.name,
+            limits["accelerators"] // 1000,
+            used[node.name]["whole devices"],
+            shares.get(node.name, {}),
+        )
+    return wrong
+
+
+def _devices(node: str, devices: int, whole: int, shares: Mapping[int, int]) -> list[str]:
+    """Shares on one device fit it, and whole accelerators are had besides the devices that shares stand on."""
+    wrong = []
+    for device, amount in sorted(shares.items()):
+        if not 0 <= device < devices:
+            wrong.append(f"node {node}: there is no device {device}")
+        elif amount > 1000:
+            wrong.append(f"node {node}: {amount} thousandths of device {device}")
+    if shares and whole + len(shares) > devices:
+        wrong.append(f"node {node}: {whole} whole devices and shares on {len(shares)}, of {devices}")
     return wrong
 
 

@@ -40,9 +40,9 @@ class Candidate:
     def accelerators_m(self) -> int:
         return self.pods * self.per_pod.accelerators_m
 
-    def placed(self, nodes: tuple[str, ...]) -> Placement:
-        """This candidate on these nodes (one name per rank)."""
-        return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod)
+    def placed(self, nodes: tuple[str, ...], devices: tuple[int, ...] = ()) -> Placement:
+        """This candidate on these nodes, shares on these devices of them (one per rank)."""
+        return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices)
 
 
 Sizes = tuple[tuple[str, int], ...]

@@ -27,9 +27,10 @@ from .books import Seat
 from .columns import Candidate
 from .ledger import EPS, Ledger, Right
 from .plans import Policy
+from .pool_nodes import PoolNodes
 from .round import Round
 from .shrink import keep, part, smaller
-from .types import JobKind
+from .types import Job, JobKind
 from .value import SHORTEST_H, remaining_s
 from .victims import Group, Victim, choose
 
@@ -292,7 +293,7 @@ def displace(
     if not eligible:
         return False
     nodes = round_.cluster.pools[column.pool]
-    chosen = choose(nodes, column, eligible, nodes.selected(seat.job), by_right)
+    chosen = _cheapest(nodes, seat.job, column, eligible, by_right)
     if chosen is None or (most is not None and sum(v.cost for v in chosen) > most + EPS):
         return False
     undo = [(v.seat, v.seat.placement, v.seat.column, v.seat.started_at_s) for v in chosen]
@@ -313,3 +314,20 @@ def displace(
         if placement is not None and own:
             keep(round_, other, own, placement.nodes)
     return True
+
+
+def _cheapest(
+    nodes: PoolNodes, job: Job, column: Candidate, eligible: Sequence[Group], thorough: bool
+) -> list[Victim] | None:
+    """The cheapest victims; for a gang that must stay inside one domain: of the domain where that is least."""
+    allowed, depth = nodes.selected(job), job.required_domain
+    if depth is None or depth <= 0 or column.pods == 1:
+        return choose(nodes, column, eligible, allowed, thorough)
+    best: tuple[float, list[Victim]] | None = None
+    for inside in nodes.inside(depth, allowed):
+        chosen = choose(nodes, column, eligible, inside, thorough)
+        if chosen is not None:
+            cost = sum(victim.cost for victim in chosen)
+            if best is None or cost < best[0]:
+                best = cost, chosen
+    return None if best is None else best[1]

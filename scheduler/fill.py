@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import cast
 
-from .books import Seat
+from .books import Ranked, Seat
 from .ledger import Right
 from .round import Round
 from .types import JobId, JobKind
@@ -197,23 +197,55 @@ def _turn(round_: Round, seat: Seat) -> tuple[Right, float]:
 
 
 def start(round_: Round, seat: Seat, blocked: Blocked, weakest: Right, worthwhile: bool) -> bool:
-    """Start one job on its best column that fits and to which it has a right at least so strong."""
-    least = blocked.least
-    for row in seat.ranked or round_.ranked(seat):
+    """Start one job on its best column that fits and to which it has a right at least so strong; of columns that
+    are just as good, on the one that costs the rest of the cluster least. Pods that are not ours cannot be moved: once
+    stopped they wait like new ones, and not in the same breath."""
+    if seat.job.kind is JobKind.OPAQUE and round_.stopped_lately(seat.job):
+        return False
+    rows = seat.ranked or round_.ranked(seat)
+    for place, row in enumerate(rows):
         if worthwhile and row.profit < -1e-9:
             return False
-        column, shape = row.column, row.shape
-        if column.pods >= least.get(shape, 1 << 30):
-            continue
-        tenant, accelerator, amount_m = seat.job.tenant, column.accelerator, column.accelerators_m
-        if weakest < Right.BORROWING and round_.ledger.right(tenant, accelerator, amount_m) > weakest:
-            continue
-        if round_.ledger.refusal(tenant, accelerator, amount_m):
-            continue
-        found = round_.find(seat.job, column)
+        found = _open(round_, seat, row, blocked, weakest)
         if found is None:
-            blocked.note(shape, column.pods)
             continue
-        round_.put(seat, column, *found)
+        rival = rows[place + 1] if place + 1 < len(rows) else None
+        if rival is not None and rival.profit == row.profit and row.column.pods == 1:
+            equal = [other for other in rows[place:] if other.profit == row.profit and other.column.pods == 1]
+            row, found = _least_loss(round_, seat, equal, blocked, weakest) or (row, found)
+        round_.put(seat, row.column, *found)
         return True
     return False
+
+
+_Found = tuple[tuple[str, ...], bool]
+
+
+def _open(round_: Round, seat: Seat, row: Ranked, blocked: Blocked, weakest: Right) -> _Found | None:
+    """Nodes for the job in this column, if it has the right to it and fits."""
+    column, shape = row.column, row.shape
+    if column.pods >= blocked.least.get(shape, 1 << 30):
+        return None
+    tenant, accelerator, amount_m = seat.job.tenant, column.accelerator, column.accelerators_m
+    if weakest < Right.BORROWING and round_.ledger.right(tenant, accelerator, amount_m) > weakest:
+        return None
+    if round_.ledger.refusal(tenant, accelerator, amount_m):
+        return None
+    found = round_.find(seat.job, column)
+    if found is None:
+        blocked.note(shape, column.pods)
+    return found
+
+
+def _least_loss(
+    round_: Round, seat: Seat, rows: Iterable[Ranked], blocked: Blocked, weakest: Right
+) -> tuple[Ranked, _Found] | None:
+    """The column of one pod whose node is left most useful; what is free now comes before what will be."""
+    best: tuple[tuple[bool, float], Ranked, _Found] | None = None
+    for row in rows:
+        found = _open(round_, seat, row, blocked, weakest)
+        if found is not None:
+            key = found[1], round_.cluster.loss(seat.job, row.column.pool, row.column.per_pod, found[1])
+            if best is None or key < best[0]:
+                best = key, row, found
+    return None if best is None else best[1:]

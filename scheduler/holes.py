@@ -33,8 +33,12 @@ STEP = 10.0
 class HoleMarket:
     """Prices of small requests, and the worth of holes that follows from them."""
 
-    def __init__(self, often: Mapping[int, float]) -> None:
-        """`often`: thousandths asked for -> how many such requests are expected. Whole ones are left out."""
+    def __init__(self, often: Mapping[int, float], prices: Mapping[int, float] | None = None) -> None:
+        """
+        Args:
+            often: thousandths asked for -> how many such requests are expected. Whole ones are left out.
+            prices: to go on from; by default nothing has a price.
+        """
         sizes: dict[int, float] = {}
         for share_m, count in often.items():
             size = -(-share_m // GRAIN)
@@ -42,17 +46,26 @@ class HoleMarket:
                 sizes[size] = sizes.get(size, 0.0) + count
         self._size = np.array(sorted(sizes), dtype=np.int64)
         self._often = np.array([sizes[size] for size in sorted(sizes)])
-        self._price = np.zeros(len(sizes))
+        known = prices or {}
+        self._price = np.array([known.get(GRAIN * size, 0.0) for size in sorted(sizes)], dtype=np.float64)
         self._fitting = np.searchsorted(self._size, np.arange(WHOLE), side="right")
 
-    def worth(self, holes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Worth in thousandths by size (0 to WHOLE), when there are so many holes of each size."""
+    @property
+    def prices(self) -> dict[int, float]:
+        """By thousandths asked for, rounded up to grains."""
+        return {GRAIN * int(size): float(price) for size, price in zip(self._size, self._price, strict=True)}
+
+    def worth(self) -> NDArray[np.float64]:
+        """Worth in thousandths by size (0 to WHOLE)."""
+        return self._value()[0]
+
+    def adjust(self, holes: NDArray[np.int64]) -> None:
+        """Correct the prices, when there are so many holes of each size."""
         for _ in range(ROUNDS if self._size.size and holes[1:WHOLE].any() else 0):
             _, chosen = self._value()
             taken = self._taken(chosen, holes)
             excess = np.clip((taken - self._often) / self._often, -1.0, 1.0)
             self._price = np.clip(self._price + STEP * excess, 0.0, float(GRAIN) * self._size)
-        return self._value()[0]
 
     def _value(self) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
         """By size of the hole: its worth, and how likely each request that fits is the next one in it."""

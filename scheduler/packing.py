@@ -1,4 +1,4 @@
-"""Which node, and which accelerators of it, a request should take so that the rest stays useful.
+"""What a request costs the rest of the cluster: how much less useful a node is once the request stands on it.
 
 Fragmentation-aware packing after Weng et al. (FGD, ATC'23) asks how much of a node the *next* typical request
 could not use. Three things are different here:
@@ -13,17 +13,19 @@ could not use. Three things are different here:
     worth(node) = sum over its devices of worth(hole) * mean over kinds fitting the hole of usable(kind, node)
     usable = 0 where CPU, model or devices are lacking for one request; else min(1, CPU left / CPU to fill it)
 
-A request goes where worth falls least; losses within STEP count as equal, and of equals the first node is
-taken. What is known of the future is only how often each kind of request comes (`workload`).
+The loss of a placement is the fall of the worth, in steps of STEP: smaller differences do not count. What is known
+of the future is only how often each kind of request comes (`workload`).
 
-Scores are kept per (kind, machine) and only those of machines that changed are computed again, so a decision
-costs a fraction of a millisecond and not a pass over the cluster.
+Nodes are not looked at one by one: what counts is what is left of them (`State`), and many nodes are left alike.
+A `Scorer` knows the states it was asked about, and each loss is worked out once. `shelves.py` keeps the nodes by
+state and finds the one with the least loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +36,16 @@ STEP = 10.0
 """Thousandths of an accelerator below which two losses count as equal."""
 AHEAD = 0.3
 """Requests are expected for so much of the cluster when holes are priced."""
+KNOWN = 30_000
+"""So many states are remembered before all are forgotten."""
 
+T = TypeVar("T", np.int64, np.float64)
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+State = tuple[int, int, int, tuple[int, ...]]
+"""What is left of a node: the number of its model, millicores, whole devices, and the thousandths left on each
+device of which a part is left, in the order of the devices: of equal losses the first is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +71,18 @@ class Request:
         return 1000 if self.devices > 1 else self.share_m
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """One node, empty."""
-
-    name: str
-    cpu_m: int
-    memory_mib: int
-    devices: int
-    model: str
+Workload = Sequence[tuple[Request, float]]
+"""Kinds of requests and how often each comes (their sum is 1)."""
 
 
-def typical(requests: Iterable[Request], cover: float = 0.95) -> list[tuple[Request, float]]:
+def typical(counts: Mapping[Request, int], cover: float = 0.95) -> Workload:
     """The most frequent kinds that together cover so much of the requests, with renormalised weights."""
-    counts: dict[Request, int] = {}
-    for request in requests:
-        counts[request.kind] = counts.get(request.kind, 0) + 1
-    total = sum(counts.values())
+    kinds: dict[Request, int] = {}
+    for request, count in counts.items():
+        kinds[request.kind] = kinds.get(request.kind, 0) + count
+    total = sum(kinds.values())
     ordered = sorted(
-        counts.items(),
+        kinds.items(),
         key=lambda item: (-item[1], item[0].cpu_m, item[0].devices, item[0].share_m, sorted(item[0].models)),
     )
     chosen: list[tuple[Request, int]] = []
@@ -95,7 +97,7 @@ def typical(requests: Iterable[Request], cover: float = 0.95) -> list[tuple[Requ
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """States of nodes, one per row: what is left. Columns: distinct shares that the workload asks for."""
+    """States, one per row. Columns: distinct shares that the workload asks for."""
 
     cpu_m: Ints
     model: Ints
@@ -107,32 +109,39 @@ class Rows:
     """Their worth, over the part of the workload that could use a hole of that size."""
 
 
-class Packer:
-    """Places requests one by one, for good. `worth` and `steps` may be overridden by other measures."""
+Loss = tuple[float, int]
+"""Steps, and the thousandths left on the device that a share should go to (0: no share)."""
 
-    def __init__(self, machines: Sequence[Machine], workload: Sequence[tuple[Request, float]]) -> None:
-        self.machines = list(machines)
-        self.cpu = np.array([machine.cpu_m for machine in machines], dtype=np.int64)
-        self.memory = np.array([machine.memory_mib for machine in machines], dtype=np.int64)
-        width = max((machine.devices for machine in machines), default=1)
-        held = [[1000] * m.devices + [0] * (width - m.devices) for m in machines]
-        self.free = np.array(held, dtype=np.int64).reshape(len(held), width)
-        models = sorted({machine.model for machine in machines})
-        self._model = np.array([models.index(machine.model) for machine in machines], dtype=np.int64)
-        self._models = models
-        self._learn([(kind, weight) for kind, weight in workload if kind.devices])
-        self._scores: dict[Request, _Scores] = {}
-        self._changes: list[int] = []
-        self._priced = -1
-        self._price()
 
-    def _learn(self, workload: Sequence[tuple[Request, float]]) -> None:
+class Scorer:
+    """Losses under one workload. `worth` and `steps` may be overridden by other measures."""
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        workload: Workload,
+        capacity_m: int,
+        prices: Mapping[int, float] | None = None,
+    ) -> None:
+        """
+        Args:
+            models: of the devices; states name them by their place here.
+            capacity_m: thousandths of accelerators in the cluster.
+            prices: of shares, from an earlier `price`.
+        """
+        self._models = list(models)
+        self._learn([(kind, weight) for kind, weight in workload if kind.devices], capacity_m, prices or {})
+        self._value_holes()
+
+    def _learn(self, workload: Workload, capacity_m: int, prices: Mapping[int, float]) -> None:
         shares = sorted({kind.each_m for kind, _ in workload})
         self._need_cpu = np.array([kind.cpu_m for kind, _ in workload], dtype=np.int64)
+        self.counts_cpu = bool(self._need_cpu.any())
+        """Whether the CPU left on a node matters to the workload."""
         self._need_devices = np.array([kind.devices for kind, _ in workload], dtype=np.int64)
         self._asked = np.array([kind.devices * kind.each_m for kind, _ in workload], dtype=np.float64)
         self._column = np.array([shares.index(kind.each_m) for kind, _ in workload], dtype=np.int64)
-        self._weight = np.array([weight for _, weight in workload])
+        self._weight = np.array([weight for _, weight in workload], dtype=np.float64)
         access = [[not kind.models or model in kind.models for kind, _ in workload] for model in self._models]
         self._access = np.array(access, dtype=np.bool_).reshape(len(self._models), len(workload))
         size = np.arange(WHOLE + 1)[:, None]
@@ -140,29 +149,98 @@ class Packer:
         self._amount_of = np.where(self._fits_size, float(GRAIN) * size, 0.0)
         by_column = np.bincount(self._column, self._weight, len(shares)) if shares else np.zeros(0)
         self._users = (self._fits_size * by_column).sum(axis=1)
-        ahead = AHEAD * 1000 * sum(machine.devices for machine in self.machines)
         asked = float(self._weight @ self._asked) or 1.0
         often: dict[int, float] = {}
         for kind, weight in workload:
-            often[kind.each_m] = often.get(kind.each_m, 0.0) + weight * kind.devices * ahead / asked
-        self._market = HoleMarket(often)
+            coming = weight * kind.devices * AHEAD * capacity_m / asked
+            often[kind.each_m] = often.get(kind.each_m, 0.0) + coming
+        self._market = HoleMarket(often, prices)
 
-    def _price(self) -> None:
-        """Value all holes anew: at the start, and after as many placements as there are machines."""
-        self._priced = len(self._changes)
-        worth = self._market.worth(np.bincount(self.free.ravel() // GRAIN, minlength=WHOLE + 1))
-        each = np.divide(worth, self._users, out=np.zeros(WHOLE + 1), where=self._users > 0)
+    @property
+    def shares(self) -> bool:
+        """Whether the workload asks for parts of devices."""
+        return bool(self._market.prices)
+
+    @property
+    def prices(self) -> dict[int, float]:
+        """What each share costs where holes are valued, in thousandths of an accelerator."""
+        return self._market.prices
+
+    def price(self, parts: Sequence[int]) -> None:
+        """Value all holes anew.
+
+        Args:
+            parts: thousandths left on the devices of which a part is left.
+        """
+        sizes = np.array(parts, dtype=np.int64) // GRAIN
+        self._market.adjust(np.bincount(sizes, minlength=WHOLE + 1))
+        self._value_holes()
+
+    def _value_holes(self) -> None:
+        each = np.divide(self._market.worth(), self._users, out=np.zeros(WHOLE + 1), where=self._users > 0)
         self._value_of = np.where(self._fits_size, each[:, None], 0.0)
-        size = self.free // GRAIN
-        self._count = self._fits_size[size].sum(axis=1)
-        self._amount = self._amount_of[size].sum(axis=1)
-        self._value = self._value_of[size].sum(axis=1)
-        every = np.arange(len(self.machines))
-        self._now = self.worth(self._rows(every))
+        self._forget()
 
-    def _rows(self, nodes: Ints) -> Rows:
+    def _forget(self) -> None:
+        columns = self._fits_size.shape[1]
+        self._ids: dict[State, int] = {}
+        self._rows = Rows(
+            np.zeros(0, np.int64), np.zeros(0, np.int64),
+            np.zeros((0, columns), np.int64), np.zeros((0, columns)), np.zeros((0, columns)),
+        )  # fmt: skip
+        self._now = np.zeros(0)
+        self._losses: dict[Request, dict[State, Loss | None]] = {}
+
+    def losses(self, states: Sequence[State], kind: Request) -> list[Loss | None]:
+        """What placing one request costs in each state; None where it does not fit."""
+        if len(self._ids) > KNOWN:
+            self._forget()
+        known = self._losses.setdefault(kind, {})
+        new = [state for state in dict.fromkeys(states) if state not in known]
+        if new:
+            known.update(zip(new, self._rank(new, kind), strict=True))
+        return [known[state] for state in states]
+
+    def _enter(self, states: Sequence[State]) -> Ints:
+        """Row numbers of the states; those not known are entered."""
+        new = [state for state in dict.fromkeys(states) if state not in self._ids]
+        if new:
+            first = len(self._ids)
+            rows, old = self._described(new), self._rows
+            need = first + len(new)
+            if need > len(self._now):
+                more = max(need, 2 * len(self._now)) - first
+                self._rows = Rows(
+                    _longer(old.cpu_m, first, more), _longer(old.model, first, more),
+                    _longer(old.count, first, more), _longer(old.amount, first, more),
+                    _longer(old.value, first, more),
+                )  # fmt: skip
+                self._now = _longer(self._now, first, more)
+            for name in Rows.__slots__:
+                getattr(self._rows, name)[first:need] = getattr(rows, name)
+            self._now[first:need] = self.worth(rows)
+            self._ids.update(zip(new, range(first, need), strict=True))
+        ids = self._ids
+        return np.array([ids[state] for state in states], dtype=np.int64)
+
+    def _described(self, states: Sequence[State]) -> Rows:
+        whole = np.array([state[2] for state in states], dtype=np.int64)[:, None]
+        count = whole * self._fits_size[WHOLE]
+        amount = whole * self._amount_of[WHOLE]
+        value = whole * self._value_of[WHOLE]
+        most = max(len(state[3]) for state in states)
+        if most:
+            parts = [[*state[3], *([0] * (most - len(state[3])))] for state in states]
+            size = np.array(parts, dtype=np.int64) // GRAIN
+            count = count + self._fits_size[size].sum(axis=1)
+            amount = amount + self._amount_of[size].sum(axis=1)
+            value = value + self._value_of[size].sum(axis=1)
         return Rows(
-            self.cpu[nodes], self._model[nodes], self._count[nodes], self._amount[nodes], self._value[nodes]
+            np.array([state[1] for state in states], dtype=np.int64),
+            np.array([state[0] for state in states], dtype=np.int64),
+            count,
+            amount,
+            value,
         )
 
     def worth(self, rows: Rows) -> Floats:
@@ -174,106 +252,54 @@ class Packer:
             & (rows.count[:, self._column] >= self._need_devices)
         )
         to_fill = rows.amount[:, self._column] * (self._need_cpu / self._asked)
-        enough = np.minimum(1.0, cpu / np.maximum(to_fill, 1.0))
+        enough = np.where(to_fill <= cpu, 1.0, cpu / np.maximum(to_fill, 1.0))
         good = self._weight * enough * rows.value[:, self._column]
         total: Floats = np.where(served, good, 0.0).sum(axis=1)
         return total
 
     def steps(self, loss: Floats, request: Request) -> Floats:
-        """Losses made comparable; lower is better."""
-        return np.rint(loss / STEP)
+        """Losses made comparable; lower is better. (Rounded first: sums differ in the last digits.)"""
+        return np.rint(np.round(loss, 6) / STEP)
 
-    def place(self, request: Request) -> int | None:
-        """Place the request on the best machine; None if it fits nowhere."""
-        scores = self._fresh(request.kind)
-        loss = np.where(self.memory >= request.memory_mib, scores.loss, np.inf)
-        best = int(np.argmin(loss)) if loss.size else -1
-        if best < 0 or loss[best] == np.inf:
-            return None
-        self._take(best, request, int(scores.device[best]))
-        if len(self._changes) - self._priced >= len(self.machines):
-            self._price()
-        return best
+    def _rank(self, states: Sequence[State], kind: Request) -> list[Loss | None]:
+        allowed = [not kind.models or model in kind.models for model in self._models]
+        found: list[Loss | None] = [None] * len(states)
+        share = kind.devices == 1 and kind.each_m < 1000
+        at: list[int] = []
+        sizes: list[int] = []
+        for row, (model, cpu_m, whole, parts) in enumerate(states):
+            if cpu_m < kind.cpu_m or (kind.devices and not allowed[model]):
+                continue
+            if share:
+                for size in dict.fromkeys(parts):
+                    if size >= kind.share_m:
+                        at.append(row)
+                        sizes.append(size)
+            if whole >= kind.devices:
+                at.append(row)
+                sizes.append(1000)
+        if not at:
+            return found
+        ids = self._enter([states[row] for row in at])
+        after = self._after(ids, kind, np.array(sizes, dtype=np.int64) // GRAIN)
+        loss = self.steps(self._now[ids] - self.worth(after), kind).tolist()
+        for row, size, steps in zip(at, sizes, loss, strict=True):
+            best = found[row]
+            if best is None or steps < best[0]:
+                found[row] = (steps, size if share else 0)
+        return found
 
-    def _fresh(self, kind: Request) -> _Scores:
-        """Scores of this kind on all machines as they are now."""
-        scores = self._scores.get(kind)
-        if scores is None:
-            scores = self._scores[kind] = _Scores(len(self.machines))
-        if scores.seen < self._priced or scores.seen < 0:
-            stale = np.arange(len(self.machines))
-        else:
-            stale = np.array(sorted(set(self._changes[scores.seen :])), dtype=np.int64)
-        scores.seen = len(self._changes)
-        if stale.size:
-            scores.loss[stale], scores.device[stale] = self._rank(stale, kind)
-        return scores
-
-    def _rank(self, nodes: Ints, kind: Request) -> tuple[Floats, Ints]:
-        """For each node: the loss (inf: does not fit) and the device for a share (-1: whole devices or none)."""
-        loss = np.full(nodes.size, np.inf)
-        device = np.full(nodes.size, -1, dtype=np.int64)
-        room = self.free[nodes] >= max(kind.each_m, 1)
-        fits = (self.cpu[nodes] >= kind.cpu_m) & (room.sum(axis=1) >= kind.devices)
-        if kind.models and kind.devices:
-            fits &= np.array([model in kind.models for model in self._models])[self._model[nodes]]
-        at = np.flatnonzero(fits)
-        if not at.size:
-            return loss, device
-        if kind.devices == 0 or kind.each_m >= 1000:
-            after = self._after(nodes[at], kind, WHOLE, kind.devices)
-            loss[at] = self.steps(self._now[nodes[at]] - self.worth(after), kind)
-            return loss, device
-        row, column = np.nonzero(room[at] & _first_of_equals(self.free[nodes[at]]))
-        own = nodes[at][row]
-        after = self._after(own, kind, self.free[own, column] // GRAIN, 1)
-        each = np.full(room[at].shape, np.inf)
-        each[row, column] = self.steps(self._now[own] - self.worth(after), kind)
-        device[at] = each.argmin(axis=1)
-        loss[at] = each.min(axis=1)
-        return loss, device
-
-    def _after(self, nodes: Ints, kind: Request, size: Ints | int, devices: int) -> Rows:
-        """These nodes when `devices` holes of a size were used by one request."""
-        rows = self._rows(nodes)
-        cpu_m = rows.cpu_m - kind.cpu_m
-        if not devices:
-            return Rows(cpu_m, rows.model, rows.count, rows.amount, rows.value)
-        left = np.maximum(size - -(-kind.each_m // GRAIN), 0)
-        return Rows(
-            cpu_m,
-            rows.model,
-            rows.count - devices * (self._fits_size[size] * 1 - self._fits_size[left]),
-            rows.amount - devices * (self._amount_of[size] - self._amount_of[left]),
-            rows.value - devices * (self._value_of[size] - self._value_of[left]),
-        )
-
-    def _take(self, i: int, request: Request, device: int) -> None:
-        self.cpu[i] -= request.cpu_m
-        self.memory[i] -= request.memory_mib
-        if device >= 0:
-            self.free[i, device] -= request.share_m
-        elif request.devices:
-            self.free[i, np.flatnonzero(self.free[i] == 1000)[: request.devices]] = 0
-        size = self.free[i] // GRAIN
-        self._count[i] = self._fits_size[size].sum(axis=0)
-        self._amount[i] = self._amount_of[size].sum(axis=0)
-        self._value[i] = self._value_of[size].sum(axis=0)
-        self._now[i] = self.worth(self._rows(np.array([i])))[0]
-        self._changes.append(i)
+    def _after(self, ids: Ints, kind: Request, size: Ints) -> Rows:
+        """These states when holes of a size were used by one request."""
+        known, devices = self._rows, kind.devices
+        count, amount, value = known.count[ids], known.amount[ids], known.value[ids]
+        if devices:
+            left = np.maximum(size - -(-kind.each_m // GRAIN), 0)
+            count = count - devices * (self._fits_size[size] * 1 - self._fits_size[left])
+            amount = amount - devices * (self._amount_of[size] - self._amount_of[left])
+            value = value - devices * (self._value_of[size] - self._value_of[left])
+        return Rows(known.cpu_m[ids] - kind.cpu_m, known.model[ids], count, amount, value)
 
 
-class _Scores:
-    """Losses of one kind of request on all machines, as of a number of changes."""
-
-    def __init__(self, machines: int) -> None:
-        self.loss: Floats = np.full(machines, np.inf)
-        self.device: Ints = np.full(machines, -1, dtype=np.int64)
-        self.seen = -1
-
-
-def _first_of_equals(free: Ints) -> NDArray[np.bool_]:
-    """Per row: False where an earlier device has just as much free."""
-    same = free[:, :, None] == free[:, None, :]
-    first: NDArray[np.bool_] = ~np.tril(same, -1).any(axis=2)
-    return first
+def _longer(array: NDArray[T], used: int, more: int) -> NDArray[T]:
+    return np.concatenate([array[:used], np.zeros((more, *array.shape[1:]), array.dtype)])

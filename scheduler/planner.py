@@ -38,7 +38,7 @@ from .events import Event, Happened
 from .fill import Blocked, fill, order
 from .moves import move
 from .optimum import optimise, worth_trying
-from .plans import Plan, Policy, Price, WaitCode
+from .plans import Plan, Policy, Price, SharePrice, WaitCode
 from .records import records
 from .round import Round
 from .types import JobId, Snapshot
@@ -67,6 +67,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         changed = move(round_) or changed
         if not changed:
             break
+        round_.recall()
         blocked = fill(round_)
     gained, trouble = 0.0, ""
     if policy.solver and worth_trying(books.value(), books.market.bound):
@@ -86,6 +87,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         actions=made,
         waiting=records(round_, blocked, made, identity),
         prices=prices,
+        share_prices=tuple(SharePrice(*item) for item in sorted(books.share_prices.items())),
         value=value,
         bound=max(books.market.bound, value),
         policy=policy,
@@ -119,7 +121,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         if not reclaim(round_, left):
             break
         stopped = [seat for seat in round_.changed if seat.placement is None and seat.job.run is not None]
-        touched |= {seat.job.id: seat for seat in stopped}
+        touched |= {seat.job.id: seat for seat in [*stopped, *round_.recall()]}
         left = fill(round_, [seat for seat in touched.values() if seat.placement is None])
     identity = _next_identity(last, snapshot, event)
     made = actions(round_)
@@ -144,7 +146,8 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
 def _books(snapshot: Snapshot, last: Plan, memo: Memo | None) -> Books:
     """The books of this snapshot at the last plan's values and prices."""
     books = None if memo is None else memo.books
-    basis = (last.policy, last.priced_at_s, prices_of(last.prices))
+    shares = {share.share_m: share.price for share in last.share_prices}
+    basis = (last.policy, last.priced_at_s, prices_of(last.prices), shares)
     if books is not None and books.basis == basis and books.follow(snapshot):
         return books
     return Books(snapshot, *basis)

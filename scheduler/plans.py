@@ -205,6 +205,15 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class SharePrice:
+    """What a request for a share costs where it leaves a part of an accelerator less useful: in thousandths of
+    an accelerator, as the share itself."""
+
+    share_m: int
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A round's decision."""
 
@@ -216,6 +225,8 @@ class Plan:
     actions: tuple[Action, ...] = ()
     waiting: tuple[WaitingRecord, ...] = ()
     prices: tuple[Price, ...] = ()
+    share_prices: tuple[SharePrice, ...] = ()
+    """By which the free parts of shared accelerators are valued (`holes.py`), where jobs ask for such."""
     value: float = 0.0
     bound: float = 0.0
     """No plan is worth more than this (relaxed problem); 1 - value / bound is the certified gap."""

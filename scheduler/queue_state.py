@@ -11,10 +11,10 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from .cluster import request, tolerated
 from .futures import Future
 from .history import History, Lengths
 from .plans import Policy
+from .pool_nodes import request, tolerated
 from .queue_types import Arrival, Item, Place, Request, Rules, Share, Start
 from .round import FEW
 from .table import TableView

@@ -11,10 +11,10 @@ from dataclasses import replace
 from operator import itemgetter
 
 from .books import Seat
-from .cluster import request
 from .columns import Candidate, per_pod_on
 from .ledger import Right
 from .plans import Change, Holder, WaitCode, WaitingRecord
+from .pool_nodes import request
 from .round import Round
 from .sentences import amount_text
 from .types import Job, Pool, Resources
@@ -163,7 +163,7 @@ class Book:
                 change = {1: "cpu", 2: "memory"}.get(k)
                 changes = (Change(change, str(ask[k]), str(largest[k])),) if change else ()
                 return replace(base, resource=names[k], requested=ask[k], limit=largest[k], changes=changes)
-        places = sum(nodes.room_if_empty(i, ask) for i in range(len(nodes.nodes)))
+        places = nodes.places_if_empty(ask, seat.job.node_selector, seat.job.required_domain)
         limit = places * column.per_pod.accelerators_m
         changes = (Change("pods", str(column.pods), str(places)),) if places else ()
         return replace(base, limit=limit, changes=changes)
@@ -248,7 +248,9 @@ class Book:
 
     def _pods_if_empty(self, job: Job, column: Candidate) -> int:
         nodes = self.round.cluster.pools[column.pool]
-        return nodes.places_if_empty(request(column.per_pod, nodes.pool.is_cpu), job.node_selector)
+        return nodes.places_if_empty(
+            request(column.per_pod, nodes.pool.is_cpu), job.node_selector, job.required_domain
+        )
 
     def _fewer(self, seat: Seat, column: Candidate) -> list[Change]:
         """The most pods, below the least it asks for, that would start now."""

@@ -8,14 +8,14 @@ nothing to do.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TypeVar, cast
 
 from .books import Books, Seat
-from .cluster import request
 from .columns import Candidate
+from .devices import staying
+from .pool_nodes import request
 from .types import Job, JobId, JobKind, Placement, Snapshot
 
 T = TypeVar("T")
@@ -164,10 +164,21 @@ class Round:
     def put(self, seat: Seat, column: Candidate, nodes: tuple[str, ...], release: bool = False) -> None:
         """Give a job without a place this place."""
         run = seat.job.run
-        placement = column.placed(nodes)
+        placement = column.placed(nodes, self._devices(seat, column, nodes, release))
         unchanged = run is not None and run.placement == placement
         started_at_s = run.started_at_s if run is not None and unchanged else self.now
         self.restore(seat, placement, column, started_at_s, release)
+
+    def _devices(
+        self, seat: Seat, column: Candidate, nodes: tuple[str, ...], release: bool
+    ) -> tuple[int, ...]:
+        """Where shares go on these nodes: a running job's stay on the devices that they have."""
+        run = seat.job.run
+        if run is not None and run.placement.devices and run.placement.pool == column.pool and not release:
+            own = staying(run.placement, nodes)
+            if own and self.fits(column.placed(nodes, own)):
+                return own
+        return self.cluster.pools[column.pool].devices(column.per_pod, nodes, release)
 
     def clear(self, seat: Seat) -> None:
         """Take a job's place away."""
@@ -195,6 +206,13 @@ class Round:
         self._count(seat)
         self._note(seat)
 
+    def recall(self) -> list[Seat]:
+        """Take back the places that wait for a release: after others were stopped there may be better ones."""
+        found = [seat for seat in self.changed if seat.waits_for_release]
+        for seat in found:
+            self.clear(seat)
+        return found
+
     def find(self, job: Job, column: Candidate) -> tuple[tuple[str, ...], bool] | None:
         """Nodes for a column that are free now, or else (True) once stopping jobs have gone."""
         nodes = self.cluster.find(job, column.pool, column.pods, column.per_pod, later=False)
@@ -208,14 +226,7 @@ class Round:
     def fits(self, placement: Placement) -> bool:
         """Whether exactly this placement is free now."""
         pool = self.cluster.pools.get(placement.pool)
-        if pool is None:
-            return False
-        ask = request(placement.per_pod, pool.pool.is_cpu)
-        counts = Counter(placement.nodes)
-        return all(
-            name in pool.index and pool.room(pool.index[name], ask, later=False) >= count
-            for name, count in counts.items()
-        )
+        return pool is not None and pool.fits(placement)
 
     def places(self, job: Job, column: Candidate) -> int:
         """Pods of this column that there is room for, now or once stopping jobs have gone."""
@@ -273,14 +284,4 @@ class Round:
 
         `already` is what earlier starts of this plan take, by node; this placement is added to it.
         """
-        pool = self.cluster.pools[placement.pool]
-        ask = request(placement.per_pod, pool.pool.is_cpu)
-        short = False
-        for name in placement.nodes:
-            taken = already.setdefault(name, [0, 0, 0, 0])
-            i = pool.index[name]
-            free = pool.first[i][0] if i in pool.first else pool.now[i]
-            for k in range(4):
-                taken[k] += ask[k]
-                short = short or (ask[k] > 0 and taken[k] > free[k])
-        return short
+        return self.cluster.pools[placement.pool].short(placement, already)

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .books import Seat
-from .cluster import request
 from .columns import Candidate
+from .pool_nodes import request
 from .round import Round
 from .types import JobKind
 

@@ -231,6 +231,9 @@ class Placement:
     nodes: tuple[str, ...]
     per_pod: Resources
     """What each pod requests. In a CPU pool `accelerators_m` is `cpu_m` counted in the pool's unit."""
+    devices: tuple[int, ...] = ()
+    """Shares of an accelerator (less than 1000 in a pool that shares): the device of each rank's node that its
+    share is taken from, counted from 0. A share that names none counts as a whole accelerator."""
 
     @property
     def pods(self) -> int:

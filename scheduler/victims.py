@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from .books import Seat
-from .cluster import PoolNodes, request
 from .columns import Candidate
+from .devices import leaving
+from .pool_nodes import PoolNodes, request
 from .shrink import Part
 from .types import JobId
 
-_Amounts = tuple[int, int, int, int]
-_NONE: _Amounts = (0, 0, 0, 0)
+_Amounts = tuple[int, ...]
+"""As the nodes' books count (`pool_nodes.py`)."""
 SWAPS = 480
 """Nodes looked at, at most, in the search for a gang's cheaper victims, once per pod: what it may cost, whatever the
 cluster."""
@@ -44,15 +45,8 @@ class Victim:
         self.frees: dict[int, _Amounts] = {}
         """By index of the node."""
         placement = seat.placement
-        if placement is None or placement.pool != nodes.pool.name:
-            return
-        a, b, c, d = request(placement.per_pod, nodes.pool.is_cpu)
-        index, frees = nodes.index, self.frees
-        for name in placement.nodes if part is None else part.leaves:
-            i = index.get(name)
-            if i is not None:
-                w, x, y, z = frees.get(i, _NONE)
-                frees[i] = (w + a, x + b, y + c, z + d)
+        if placement is not None and placement.pool == nodes.pool.name:
+            self.frees = nodes.holds(placement if part is None else leaving(placement, part.leaves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +90,9 @@ def choose(
     """The cheapest victims found whose end makes room for the column; None if there are none.
 
     Args:
-        allowed: indices of the nodes that the job may use; None: all.
+        allowed: indices of the nodes that the job may use; None: all. Topology domains are the caller's: where one
+            is required, it asks for each.
         thorough: for a gang, look for cheaper victims than the first found.
-
-    The result ignores topology domains: the caller tries the placement and gives up if it does not hold.
     """
     search = _Search(nodes, column, groups, allowed)
     if column.pods == 1:
@@ -131,6 +124,8 @@ class _Search:
         self.pods = column.pods
         self.ask = request(column.per_pod, nodes.pool.is_cpu)
         self.asked = [k for k in range(4) if self.ask[k] > 0]
+        self.width = 4 + nodes.width
+        self.nothing = (0,) * self.width
         self.maps = [group.on_node for group in groups if group.on_node]
         self.allowed = allowed
         self.extra: dict[int, list[int]] = {}
@@ -146,8 +141,13 @@ class _Search:
             found.update(on_node)
         return sorted(i for i in found if self._open(i))
 
-    def _room(self, i: int, more: Sequence[int] = _NONE) -> int:
-        free, extra = self.nodes.later[i], self.extra.get(i, _NONE)
+    def _room(self, i: int, more: Sequence[int] | None = None) -> int:
+        free, extra = self.nodes.later[i], self.extra.get(i, self.nothing)
+        more = self.nothing if more is None else more
+        if self.nodes.width:
+            return self.nodes.room_in(
+                [a + b + c for a, b, c in zip(free, extra, more, strict=True)], self.ask
+            )
         most = 1 << 30
         for k in self.asked:
             most = min(most, (free[k] + extra[k] + more[k]) // self.ask[k])
@@ -165,13 +165,13 @@ class _Search:
         """What node i sells for: the best prefix of its victims in order of cost per unit, or one of them alone
         (a small one that is just enough costs less than a large one that is cheaper per unit)."""
         base = self._room(i)
-        more, cost, taken = [0, 0, 0, 0], 0.0, []
+        more, cost, taken = [0] * self.width, 0.0, []
         best: _Bought | None = None
         for offer in self._offers(i):
             if offer.id in gone:
                 continue
             frees = offer.frees
-            for k in range(4):
+            for k in range(self.width):
                 more[k] += frees[k]
             cost += offer.victim.cost
             taken.append(offer.victim)
@@ -295,17 +295,17 @@ class _Search:
         for i in touched:
             if total >= self.pods:
                 break
-            more = [0, 0, 0, 0]
+            more = [0] * self.width
             for offer in self._offers(i):
-                for k in range(4):
+                for k in range(self.width):
                     more[k] += offer.frees[k]
             total += self._room(i, more) - self._room(i)
         return total >= self.pods
 
     def _free(self, victim: Victim, sign: int = 1) -> None:
         for i, frees in victim.frees.items():
-            extra = self.extra.setdefault(i, [0, 0, 0, 0])
-            for k in range(4):
+            extra = self.extra.setdefault(i, [0] * self.width)
+            for k in range(self.width):
                 extra[k] += sign * frees[k]
 
     def _spared(self, chosen: list[Victim], fixed: Victim | None = None) -> list[Victim]:

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduling import decision, entitled, forecasts, learning, openb, reclaim
+from benchmarks.scheduling import decision, entitled, forecasts, learning, openb, openb_planner, reclaim
 from benchmarks.scheduling.gavel_generator import generate
 from benchmarks.scheduling.peers import finish_time, max_min
 
@@ -146,6 +146,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "seeds": seeds,
     "decision": lambda data: decision.rows(),
     "openb": openb.rows,
+    "planner": openb_planner.rows,
     "reclaim": lambda data: reclaim.rows(),
     "entitlements": lambda data: entitled.rows(),
     "forecasts": forecasts.rows,

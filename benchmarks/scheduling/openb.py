@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -23,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from busbar.scheduler.packing import Floats, Machine, Packer, Request, Rows, typical
+from busbar.scheduler.packing import Floats, Request, Rows, Scorer, State, Workload, typical
+from busbar.scheduler.shelves import Shelves
 
 LISTS = {"default": 95.39, "gpuspec33": 94.55, "cpu050": None, "gpushare40": None, "multigpu20": None}
 """Lists and the published FGD result, % allocated at 130 % arrived."""
@@ -32,7 +35,71 @@ SLIVER_M = 190
 SEEDS = 20
 
 
-class Fgd(Packer):
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One node, empty."""
+
+    name: str
+    cpu_m: int
+    memory_mib: int
+    devices: int
+    model: str
+
+
+class Packer:
+    """Places requests one by one, for good."""
+
+    def __init__(
+        self, machines: Sequence[Machine], workload: Workload, scorer: type[Scorer] = Scorer
+    ) -> None:
+        self.machines = list(machines)
+        models = sorted({machine.model for machine in machines})
+        capacity_m = 1000 * sum(machine.devices for machine in machines)
+        self.scorer = scorer(models, workload, capacity_m)
+        self.memory = [machine.memory_mib for machine in machines]
+        self.states: list[State] = [(models.index(m.model), m.cpu_m, m.devices, ()) for m in machines]
+        self._shelves = Shelves(self.scorer.losses)
+        for i, state in enumerate(self.states):
+            self._shelves.put(i, state)
+        self._placed = 0
+
+    @property
+    def free(self) -> list[int]:
+        """Thousandths left of every device that is not full."""
+        return [left for _, _, whole, parts in self.states for left in (*[1000] * whole, *parts)]
+
+    def place(self, request: Request) -> int | None:
+        """Place the request on the best machine; None if it fits nowhere."""
+        memory, need = self.memory, request.memory_mib
+        found = self._shelves.best(request.kind, lambda i: memory[i] >= need)
+        if found is None:
+            return None
+        i, (_, size) = found
+        memory[i] -= need
+        self._shelves.take(i, self.states[i])
+        self.states[i] = _rest(self.states[i], request, size)
+        self._shelves.put(i, self.states[i])
+        self._placed += 1
+        if self._placed % len(self.machines) == 0:
+            self.scorer.price([left for state in self.states for left in state[3]])
+            self._shelves.learn(self.scorer.losses)
+        return i
+
+
+def _rest(state: State, request: Request, size: int) -> State:
+    """What is left when the request was placed, a share on a device with so much left."""
+    model, cpu_m, whole, parts = state
+    cpu_m -= request.cpu_m
+    if not size:
+        return model, cpu_m, whole - request.devices, parts
+    left = size - request.share_m
+    if size == 1000:
+        return model, cpu_m, whole - 1, (*parts, left) if left else parts
+    k = parts.index(size)
+    return model, cpu_m, whole, (*parts[:k], *([left] if left else ()), *parts[k + 1 :])
+
+
+class Fgd(Scorer):
     """FGD as published: the node is best whose expected amount unusable by the next request grows least, by a
     sigmoid truncated to whole per cent. (What the request itself takes was usable, so that its fragmentation
     grows by the loss of what is usable, less what was asked for.)"""
@@ -98,8 +165,8 @@ def run(packer: Packer, order: list[Request], capacity_m: int) -> Outcome:
         packer.place(request)
     spent = time.process_time() - begin
     left = packer.free
-    slivers = int(left[left <= SLIVER_M].sum())
-    return Outcome(100 * (1 - int(left.sum()) / capacity_m), 100 * slivers / capacity_m, len(order) / spent)
+    slivers = sum(size for size in left if size <= SLIVER_M)
+    return Outcome(100 * (1 - sum(left) / capacity_m), 100 * slivers / capacity_m, len(order) / spent)
 
 
 def rows(data: Path, seeds: int = SEEDS) -> list[dict[str, Any]]:
@@ -109,13 +176,13 @@ def rows(data: Path, seeds: int = SEEDS) -> list[dict[str, Any]]:
     out = []
     for name, published in LISTS.items():
         requests = pods(root / f"openb_pod_list_{name}.csv")
-        workload = typical(requests)
+        workload = typical(Counter(requests))
         ours, theirs = [], []
         for seed in range(seeds):
             order = sequence(requests, capacity_m, seed)
             shuffled = Random(seed).sample(nodes, len(nodes))
             ours.append(run(Packer(shuffled, workload), order, capacity_m))
-            theirs.append(run(Fgd(shuffled, workload), order, capacity_m))
+            theirs.append(run(Packer(shuffled, workload, Fgd), order, capacity_m))
         out.append(_row(name, published, ours, theirs))
     return out
 

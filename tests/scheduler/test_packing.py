@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import numpy as np
 import pytest
-from benchmarks.scheduling.openb import Fgd
+from benchmarks.scheduling.openb import Fgd, Machine, Packer
+from numpy.typing import NDArray
 
 from busbar.scheduler.holes import WHOLE, HoleMarket
-from busbar.scheduler.packing import Machine, Packer, Request, typical
+from busbar.scheduler.packing import Request, typical
 
 WHOLE_NODE = Request(4000, 1024, 8, 1000)
 ONE = Request(4000, 1024, 1, 1000)
@@ -17,7 +19,14 @@ HALF = Request(2000, 1024, 1, 500)
 
 
 def worth(packer: Packer) -> list[float]:
-    return [float(value) for value in packer._now]
+    scorer = packer.scorer
+    return [float(scorer.worth(scorer._described([state]))[0]) for state in packer.states]
+
+
+def market(often: dict[int, float], holes: NDArray[np.int64]) -> NDArray[np.float64]:
+    found = HoleMarket(often)
+    found.adjust(holes)
+    return found.worth()
 
 
 def test_a_node_counts_by_how_much_of_it_could_be_filled() -> None:
@@ -47,7 +56,7 @@ def test_a_share_goes_onto_the_device_that_is_broken_already() -> None:
     packer = Packer([Machine("n", 64_000, 10**6, 2, "G")], [(ONE, 0.5), (HALF, 0.5)])
     packer.place(HALF)
     packer.place(HALF)
-    assert sorted(packer.free[0]) == [0, 1000]
+    assert packer.free == [1000]
 
 
 def test_a_whole_machine_is_kept_for_those_who_need_it() -> None:
@@ -58,7 +67,7 @@ def test_a_whole_machine_is_kept_for_those_who_need_it() -> None:
 
 
 def test_models_memory_and_devices_are_respected() -> None:
-    packer = Packer([Machine("a", 64_000, 1000, 1, "G")], typical([ONE]))
+    packer = Packer([Machine("a", 64_000, 1000, 1, "G")], typical(Counter([ONE])))
     assert packer.place(Request(1000, 10, 1, 1000, frozenset({"H"}))) is None
     assert packer.place(Request(1000, 2000, 1, 1000)) is None
     assert packer.place(Request(1000, 10, 2, 1000)) is None
@@ -67,24 +76,24 @@ def test_models_memory_and_devices_are_respected() -> None:
 
 
 def test_without_machines_or_devices_nothing_breaks() -> None:
-    assert Packer([], typical([ONE])).place(ONE) is None
+    assert Packer([], typical(Counter([ONE]))).place(ONE) is None
     cpu = Packer([Machine("a", 4000, 1000, 0, "")], [])
     assert cpu.place(HALF) is None
     assert [cpu.place(Request(3000, 1, 0, 0)) for _ in range(2)] == [0, None]
 
 
 def test_shares_are_exact_though_their_worth_is_counted_in_grains() -> None:
-    packer = Packer([Machine("a", 64_000, 1000, 1, "G")], typical([ONE]))
+    packer = Packer([Machine("a", 64_000, 1000, 1, "G")], typical(Counter([ONE])))
     assert packer.place(Request(0, 0, 1, 525)) == 0
     assert packer.place(Request(0, 0, 1, 476)) is None
     assert packer.place(Request(0, 0, 1, 475)) == 0
-    assert packer.free[0].sum() == 0
+    assert packer.free == []
 
 
 def test_a_hole_is_worth_what_will_fill_it() -> None:
     holes = np.zeros(WHOLE + 1, dtype=np.int64)
     holes[53] = 20
-    value = HoleMarket({500: 10.0, 470: 100.0}).worth(holes)
+    value = market({500: 10.0, 470: 100.0}, holes)
     assert value[WHOLE] == 1000
     assert value[46] == 0
     assert value[47] == pytest.approx(470)
@@ -96,8 +105,8 @@ def test_many_holes_that_only_a_rare_request_fits_are_worth_nothing() -> None:
     holes = np.zeros(WHOLE + 1, dtype=np.int64)
     few, many = holes.copy(), holes.copy()
     few[19], many[19] = 5, 900
-    assert HoleMarket({160: 50.0, 810: 500.0}).worth(few)[19] == pytest.approx(160)
-    assert HoleMarket({160: 50.0, 810: 500.0}).worth(many)[19] == pytest.approx(0)
+    assert market({160: 50.0, 810: 500.0}, few)[19] == pytest.approx(160)
+    assert market({160: 50.0, 810: 500.0}, many)[19] == pytest.approx(0)
 
 
 def test_scores_that_are_kept_are_those_that_would_be_computed_now() -> None:
@@ -108,12 +117,14 @@ def test_scores_that_are_kept_are_those_that_would_be_computed_now() -> None:
     machines = [Machine(f"g{i}", 96_000, 10**6, 8, "G") for i in range(6)]
     machines += [Machine(f"t{i}", 52_000, 10**6, 2, "T") for i in range(9)]
     order = [random.choice(kinds) for _ in range(150)]
-    kept, fresh = Packer(machines, typical(order)), Packer(machines, typical(order))
+    kept, fresh = Packer(machines, typical(Counter(order))), Packer(machines, typical(Counter(order)))
     for request in order:
-        fresh._scores.clear()
+        fresh.scorer._forget()
+        fresh._shelves.reset()
         assert kept.place(request) == fresh.place(request)
-    assert (kept.free == fresh.free).all()
-    assert min(kept.free.min(), kept.cpu.min(), kept.memory.min()) >= 0
+    assert kept.states == fresh.states
+    assert min(min(cpu_m, whole, *parts, 0) for _, cpu_m, whole, parts in kept.states) == 0
+    assert min(kept.memory) >= 0
 
 
 def test_more_is_placed_than_by_looking_at_the_next_request_only() -> None:
@@ -124,9 +135,10 @@ def test_more_is_placed_than_by_looking_at_the_next_request_only() -> None:
     kinds = [ONE, Request(12_000, 0, 1, 1000), Request(12_000, 0, 1, 470), Request(16_000, 0, 0, 0)]
     order = [random.choice(kinds) for _ in range(400)]
     left = []
-    for packer in (Packer(machines, typical(order)), Fgd(machines, typical(order))):
+    workload = typical(Counter(order))
+    for packer in (Packer(machines, workload), Packer(machines, workload, Fgd)):
         for request in order:
             packer.place(request)
-        left.append(int(packer.free.sum()))
+        left.append(sum(packer.free))
     assert left[0] <= 0.03 * 1000 * (12 * 8 + 12 * 2)
     assert left[0] < left[1]
