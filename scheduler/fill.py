@@ -87,7 +87,7 @@ def fill(
     """
     _sooner(round_)
     blocked = Blocked() if blocked is None else blocked
-    wanted = round_.waiting() if seats is None else list(seats)
+    wanted = [s for s in (round_.waiting() if seats is None else seats) if not _ended(s)]
     keep = {seat.job.id for seat in wanted}
     left = [*wanted, *others]
     left.sort(key=lambda seat: order(round_, seat), reverse=True)
@@ -100,6 +100,11 @@ def fill(
             if seat.placement is None and (seat.job.id in keep or not _hopeless(round_, seat, blocked))
         ]
     return [seat for seat in tried if seat.job.id in keep]
+
+
+def _ended(seat: Seat) -> bool:
+    """Pods that are not ours end when they are stopped: they start nowhere else."""
+    return seat.job.kind is JobKind.OPAQUE and seat.job.run is not None
 
 
 def _sooner(round_: Round) -> None:

@@ -242,10 +242,10 @@ class TableView:
             speed = self.rate(accelerator) * (accelerators_m / 1000) ** SCALING_EXPONENT
             return self._unsupported(speed, accelerator, Source.RATE)
         for other in sorted(self._accelerators(workload_class, tenant)):
-            if other == accelerator:
-                continue
+            if not self._shapes(workload_class, other, mode, tenant, power_cap):
+                continue  # it knows nothing of this mode either
             base = self.estimate(workload_class, other, mode, accelerators_m, tenant, power_cap)
-            if base is not None and base.source not in (Source.RATIO, Source.RATE):
+            if base is not None:
                 speed = base.speed * self._ratio(other, accelerator)
                 return self._unsupported(speed, accelerator, Source.RATIO)
         return None

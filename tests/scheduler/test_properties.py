@@ -21,6 +21,7 @@ from busbar.scheduler import (
     Event,
     Job,
     JobId,
+    PerformanceTable,
     Plan,
     Policy,
     Quota,
@@ -28,6 +29,7 @@ from busbar.scheduler import (
     Run,
     Snapshot,
     SolverError,
+    TableView,
     Tenant,
     WaitCode,
     applied,
@@ -280,8 +282,6 @@ def test_where_all_may_use_the_same_types_the_flow_gives_the_same(
 
 def test_a_cell_of_speed_zero_is_believed() -> None:
     cell = Cell("x", "H100", 1000, speed=0.0)
-    from busbar.scheduler import PerformanceTable, TableView
-
     assert TableView(PerformanceTable((cell,))).estimate("x", "H100", "resident", 1000) is None
 
 
@@ -419,3 +419,11 @@ def test_without_the_solver_the_plan_is_still_made(monkeypatch: pytest.MonkeyPat
     result, _ = plan(snapshot, POLICY, 10_000_000.0)
     assert result.solver_error == "out of order"
     assert result.actions == plan(snapshot, PLAIN, 10_000_000.0)[0].actions
+
+
+def test_a_mode_known_on_one_type_only_is_estimated_on_the_others() -> None:
+    resident = tuple(Cell("x", kind, 1000, speed=2.0) for kind in KINDS)
+    table = PerformanceTable((*resident, Cell("x", "H100", 1000, "offload", speed=1.0)))
+    found = [TableView(table).estimate("x", kind, "offload", 1000) for kind in KINDS]
+    assert [estimate is not None and estimate.speed > 0 for estimate in found] == [True, True, True]
+    assert TableView(table).estimate("x", "L4", "streaming", 1000) is None
