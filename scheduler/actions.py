@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 from .books import Seat
 from .plans import Action, ActionKind
@@ -75,7 +74,7 @@ def _action(
         saved = run.started_at_s if run.saved_at_s is None else run.saved_at_s
         lost_s = seat.job.restart_s + max(0.0, round_.now - saved)
         units = round_.ledger.units_of(before.accelerator, before.accelerators_m)
-    text = json.dumps([seat.job.id, kind.value, repr(seat.placement), repr(before), seat.job.preemptions])
+    text = repr((seat.job.id, kind.value, _where(seat.placement), _where(before), seat.job.preemptions))
     identity = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Action(
         id=identity,
@@ -88,6 +87,15 @@ def _action(
         cost=lost_s * units,
         reason=_reason(round_, seat, kind, lost_s),
     )
+
+
+def _where(placement: Placement | None) -> object:
+    """A placement as an action's id knows it."""
+    if placement is None:
+        return None
+    ask = placement.per_pod
+    amounts = (ask.accelerators_m, ask.cpu_m, ask.memory_mib, ask.ephemeral_mib)
+    return placement.pool, placement.accelerator, placement.mode, placement.nodes, placement.devices, amounts
 
 
 def _reason(round_: Round, seat: Seat, kind: ActionKind, lost_s: float) -> str:

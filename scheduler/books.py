@@ -18,10 +18,11 @@ from operator import attrgetter
 
 from .cluster import Cluster
 from .columns import Candidate, Columns, Options
+from .differences import differing
 from .errors import SnapshotError
 from .ledger import Ledger
 from .mix import Mix
-from .plans import Objective, Policy, Price
+from .plans import Known, Objective, Policy, Price
 from .prices import Market, solve
 from .table import TableView
 from .types import Job, JobId, Node, Placement, Snapshot
@@ -73,6 +74,8 @@ class Seat:
     """What the job would gain at these prices if it had its best column."""
     density: float = 0.0
     """Most value per accelerator that any column of the job brings."""
+    order: tuple[int, bool, bool, float, float, JobId] | None = None
+    """Kept by `fill.order`."""
 
 
 class Books:
@@ -111,6 +114,12 @@ class Books:
         """Jobs without a place that may get one."""
         self.releasing: dict[JobId, Seat] = {}
         """Jobs whose running attempt is being stopped."""
+        self.moved: dict[JobId, float] = {}
+        """When jobs were last moved, resized or preempted."""
+        self.values: dict[JobId, float] = {}
+        """What jobs with a column are worth where they are."""
+        self._rents: dict[JobId, float] = {}
+        self._unranked: dict[JobId, Seat] = {}
         self._shapes: dict[Shape, int] = {}
         self._mix = Mix(snapshot.pools)
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
@@ -149,27 +158,28 @@ class Books:
                 rows.append(Ranked(profit, column, shapes.setdefault(key, len(shapes))))
             rows.sort(key=lambda row: -row.profit)
             seat.ranked = rows
+            self._unranked.pop(job.id, None)
             if rows:
                 seat.rent = max(0.0, rows[0].profit)
+                self._rents[job.id] = seat.rent
                 seat.density = max(r.column.value / max(r.column.accelerators_m, 1) * 1000 for r in rows)
         return seat.ranked
 
     def rank(self) -> None:
         """Rank the columns of all jobs now, so that the first event need not."""
-        for seat in self.seats.values():
-            if seat.ranked is None:
-                self.ranked(seat)
+        for seat in list(self._unranked.values()):
+            self.ranked(seat)
 
     def bound(self) -> float:
         """What no plan can exceed at these prices."""
         self.rank()
         capacity_m, market = self.ledger.capacity_m, self.market
         income = [market.price(kind) * amount / 1000 for kind, amount in capacity_m.items()]
-        return math.fsum(income) + math.fsum([seat.rent for seat in self.seats.values()])
+        return math.fsum(income) + math.fsum(self._rents.values())
 
     def value(self) -> float:
         """What the jobs are worth where they are."""
-        return math.fsum([seat.column.value for seat in self.seats.values() if seat.column is not None])
+        return math.fsum(self.values.values())
 
     # -- what the snapshot says ---------------------------------------------------------------------------
 
@@ -179,6 +189,12 @@ class Books:
         self._mix.count(job)
         if was is not None and _asked(was.job) == _asked(job):
             seat.ranked, seat.rent, seat.density = was.ranked, was.rent, was.density
+        if seat.ranked is None:
+            self._unranked[job.id] = seat
+        else:
+            self._rents[job.id] = seat.rent
+        if job.last_move_at_s is not None:
+            self.moved[job.id] = job.last_move_at_s
         run = job.run
         if run is None:
             self.waiting[job.id] = seat
@@ -191,12 +207,16 @@ class Books:
             self.ledger.book(job.tenant, job.user, run.placement.accelerator, run.placement.accelerators_m)
             seat.placement, seat.started_at_s = run.placement, run.started_at_s
             seat.column = option.column_of(run.placement)
+            if seat.column is not None:
+                self.values[job.id] = seat.column.value
             self.held.setdefault((run.placement.pool, job.tenant), {})[job.id] = seat
 
     def _drop(self, seat: Seat) -> None:
         job = seat.job
         del self.seats[job.id]
         self._mix.count(job, -1)
+        for kept in (self.moved, self.values, self._rents, self._unranked):
+            kept.pop(job.id, None)
         run = job.run
         if run is None:
             del self.waiting[job.id]
@@ -222,20 +242,26 @@ class Books:
             return self.whole
         if not self.whole or self.policy.objective is Objective.MAKESPAN or _differ(old, snapshot):
             return False
-        validate(snapshot, old)
+        gone, come = differing(old.jobs, snapshot.jobs)
+        names = {job.id for job in come}
+        if len(names) < len(come) or not names.isdisjoint(self.seats.keys() - {job.id for job in gone}):
+            validate(snapshot)
+        validate(snapshot, old, come)
         table = None
         if snapshot.table is not old.table and snapshot.table != old.table:
-            table = TableView(snapshot.table)
+            table = TableView(snapshot.table, self.table)
             if any(table.rate(pool.accelerator) != self.table.rate(pool.accelerator) for pool in old.pools):
                 return False
         self.whole = False
         if table is not None:
             self.table = table
-            self.columns = Columns(snapshot, table, self.policy, self.valued_at_s)
+            self.columns.follow(table)
         self._follow_nodes(snapshot)
         if snapshot.tenants is not old.tenants and set(snapshot.tenants) != set(old.tenants):
             self.ledger.meet(snapshot.tenants)
-        self._follow_jobs(snapshot, table is not None)
+            for seat in self.seats.values():
+                seat.order = None
+        self._follow_jobs(gone, come, frozenset() if table is None else table.changed)
         self.ledger.settle()
         self._learn()
         self.snapshot = snapshot
@@ -243,13 +269,12 @@ class Books:
         return True
 
     def _follow_nodes(self, snapshot: Snapshot) -> None:
-        if snapshot.nodes is self.snapshot.nodes:
-            return
-        known = {node.name: node for node in self.snapshot.nodes}
+        gone, come = differing(self.snapshot.nodes, snapshot.nodes)
+        known = {node.name: node for node in gone}
         stale: set[str] = set()
-        for node in snapshot.nodes:
+        for node in come:
             was = known.pop(node.name, None)
-            if was is not node and was != node:
+            if was != node:
                 stale.add(node.pool)
                 if was is not None:
                     stale.add(was.pool)
@@ -262,51 +287,54 @@ class Books:
     def _reopen(self, pool: str, nodes: Iterable[Node]) -> None:
         """The books of a pool whose nodes changed."""
         fresh = self.cluster.open(self.cluster.pools[pool].pool, nodes)
-        for seat in self.seats.values():
+        for (name, _), seats in self.held.items():
+            if name == pool:
+                for seat in seats.values():
+                    assert seat.placement is not None
+                    fresh.take(seat.placement)
+        for seat in self.releasing.values():
             run = seat.job.run
             if run is not None and run.placement.pool == pool:
-                if run.releasing:
-                    fresh.leave(run.placement)
-                else:
-                    fresh.take(run.placement)
+                fresh.leave(run.placement)
 
-    def _follow_jobs(self, snapshot: Snapshot, new_speeds: bool) -> None:
+    def _follow_jobs(self, gone: Iterable[Job], come: Iterable[Job], classes: frozenset[str]) -> None:
+        """Jobs that went or came (both: they changed), and classes with new speeds."""
         seats = self.seats
-        faster: dict[tuple[int, str], bool] = {}
-        gone = len(seats)
-        changed: list[tuple[Job, Seat | None]] = []
-        for job in snapshot.jobs:
-            seat = seats.get(job.id)
-            if seat is None:
-                changed.append((job, None))
-                continue
-            gone -= 1
-            if job is not seat.job and job != seat.job:
-                changed.append((job, seat))
-            elif new_speeds:
-                key = (id(seat.option.row), job.tenant)
-                if key not in faster:
-                    faster[key] = self.columns.row(job) != seat.option.row
-                if faster[key]:
-                    changed.append((job, seat))
-        if gone:
-            there = {job.id for job in snapshot.jobs}
-            for name in [name for name in seats if name not in there]:
-                self.ledger.want(seats[name].option, sign=-1)
-                self._drop(seats[name])
-        for _, seat in changed:
-            if seat is not None:
+        changed = {job.id: job for job in come if job.id not in seats or job != seats[job.id].job}
+        there = {job.id for job in come}
+        for job in gone:
+            if job.id not in there:
+                seat = seats[job.id]
+                self.ledger.want(seat.option, sign=-1)
                 self._drop(seat)
-        for job, seat in changed:
-            if seat is not None and not new_speeds and _VALUED(job) == _VALUED(seat.job):
-                old = seat.option
-                self._add(job, Options(job, old.columns, old.weight, old.best_speed, old.row), seat)
+        if classes:
+            self._follow_speeds(changed, classes)
+        pairs = [(job, seats.get(job.id)) for job in changed.values()]
+        for _, was in pairs:
+            if was is not None:
+                self._drop(was)
+        for job, was in pairs:
+            if was is not None and job.workload_class not in classes and _VALUED(job) == _VALUED(was.job):
+                old = was.option
+                self._add(job, Options(job, old.columns, old.weight, old.best_speed, old.row), was)
                 continue
             option = self.columns.of(job)
-            if seat is not None:
-                self.ledger.want(seat.option, sign=-1)
+            if was is not None:
+                self.ledger.want(was.option, sign=-1)
             self.ledger.want(option)
             self._add(job, option)
+
+    def _follow_speeds(self, changed: dict[JobId, Job], classes: frozenset[str]) -> None:
+        """Add the jobs of these classes that could now run elsewhere or at another speed."""
+        differ: dict[tuple[int, str], bool] = {}
+        for seat in self.seats.values():
+            job = seat.job
+            if job.workload_class in classes and job.id not in changed:
+                key = (id(seat.option.row), job.tenant)
+                if key not in differ:
+                    differ[key] = self.columns.row(job) != seat.option.row
+                if differ[key]:
+                    changed[job.id] = job
 
 
 def _asked(job: Job) -> tuple[object, object]:
@@ -326,12 +354,14 @@ def prices_of(prices: Iterable[Price]) -> dict[str, float]:
     return {price.accelerator: price.price for price in prices}
 
 
-def validate(snapshot: Snapshot, known: Snapshot | None = None) -> None:
-    """Refuse a snapshot that contradicts itself; objects that `known` shares with it are taken for good."""
+def validate(snapshot: Snapshot, known: Snapshot | None = None, jobs: Iterable[Job] | None = None) -> None:
+    """Refuse a snapshot that contradicts itself; nodes that `known` shares with it are taken for good, and of
+    the jobs, whose ids are then known to be unique, only these are looked at."""
     pools = {pool.name for pool in snapshot.pools}
     _unique("pool", [pool.name for pool in snapshot.pools])
     _unique("tenant", [tenant.name for tenant in snapshot.tenants])
-    _unique("job", [job.id for job in snapshot.jobs])
+    if jobs is None:
+        _unique("job", [job.id for job in snapshot.jobs])
     if known is None or snapshot.nodes is not known.nodes:
         _unique("node", [node.name for node in snapshot.nodes])
         for node in snapshot.nodes:
@@ -339,7 +369,7 @@ def validate(snapshot: Snapshot, known: Snapshot | None = None) -> None:
                 raise SnapshotError(
                     f"node {node.name!r} names the pool {node.pool!r}, which is not in the snapshot"
                 )
-    for job in snapshot.jobs:
+    for job in snapshot.jobs if jobs is None else jobs:
         if not 1 <= job.min_pods <= job.max_pods:
             raise SnapshotError(
                 f"job {job.key}: pods {job.min_pods}..{job.max_pods} is not a range from 1 up"
@@ -366,3 +396,4 @@ class Memo:
     prices: tuple[Price, ...] = ()
     version: int = -1
     books: Books | None = field(default=None, compare=False, repr=False)
+    waiting: Known | None = field(default=None, compare=False, repr=False)

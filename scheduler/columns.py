@@ -45,6 +45,20 @@ class Candidate:
         return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A smaller place: the column, the nodes that stay and those that are given back, by pod."""
+
+    column: Candidate
+    stays: tuple[str, ...]
+    leaves: tuple[str, ...]
+
+    @property
+    def freed_m(self) -> int:
+        """Thousandths of an accelerator given back."""
+        return len(self.leaves) * self.column.per_pod.accelerators_m
+
+
 Sizes = tuple[tuple[str, int], ...]
 
 
@@ -130,13 +144,22 @@ class Columns:
         self._policy = policy
         self._at_s = at_s
         self._rows: dict[tuple[object, ...], Row] = {}
-        self._by_tenant = any(cell.tenant for cell in snapshot.table.cells) or any(
-            pool.tenants is not None for pool in snapshot.pools
-        )
+        """By what jobs ask for; the workload class comes first."""
+        self._by_tenant = self._differs_by_tenant()
         self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
         self._longest_s = 0.0
         if policy.objective is Objective.MAKESPAN:
             self._longest_s = self._longest(snapshot.jobs)
+
+    def _differs_by_tenant(self) -> bool:
+        return self._table.differs_by_tenant or any(pool.tenants is not None for pool in self._pools)
+
+    def follow(self, table: TableView) -> None:
+        """Go by another table from now on, which was built from the one before."""
+        self._table = table
+        self._by_tenant = self._differs_by_tenant()
+        if table.changed:
+            self._rows = {key: row for key, row in self._rows.items() if key[0] not in table.changed}
 
     def of(self, job: Job) -> Options:
         """All columns of the job."""

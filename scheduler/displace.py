@@ -20,12 +20,14 @@ is stopped for one that it could stop in turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import ge
 
 from .books import Seat
 from .columns import Candidate
-from .ledger import EPS, Ledger, Right
+from .ledger import EPS, Right
 from .plans import Policy
 from .pool_nodes import PoolNodes
 from .round import Round
@@ -47,6 +49,8 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
     ledger = round_.ledger
     for seat in blocked:
         job = seat.job
+        if not round_.calm() and ledger.best_right(job.tenant, seat.option.row.sizes) > Right.GUARANTEED:
+            continue
         for ranked in round_.ranked(seat):
             column = ranked.column
             if ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
@@ -146,14 +150,9 @@ def _outranked(round_: Round, column: Candidate, tenant: str, priority: int, pla
     nodes = round_.cluster.pools[column.pool]
 
     def find() -> Group:
-        return Group(
-            (
-                Victim(other, round_.lost_units(other), nodes)
-                for other in _in_the_way(round_, column.pool, tenant, planned)
-                if round_.priority(other.job) < priority
-            ),
-            nodes,
-        )
+        # The tenant's ceiling bounds the given priority as it does theirs.
+        found = _in_the_way(round_, column.pool, tenant, planned)
+        return Group([victim for victim in found if victim.seat.job.priority < priority], nodes)
 
     return round_.remembered(("outranked", column.pool, tenant, priority, planned), tenant, find)
 
@@ -167,10 +166,11 @@ def _colleagues(round_: Round, seat: Seat, column: Candidate, planned: bool) -> 
     def find() -> Group:
         taken: dict[str, int] = {}
         found: list[Victim] = []
-        for other in _in_the_way(round_, column.pool, tenant, planned):
+        for victim in _in_the_way(round_, column.pool, tenant, planned):
+            other = victim.seat
             equal = round_.priority(other.job) == priority
             if equal and _exposed(round_, other) and _spares(round_, other, taken):
-                found.append(Victim(other, round_.lost_units(other), nodes))
+                found.append(victim)
         return Group(found, nodes)
 
     if not ledger.user_inside(tenant, seat.job.user, column.accelerator, column.accelerators_m):
@@ -199,43 +199,48 @@ def _borrowed(round_: Round, column: Candidate, tenant: str, right: Right, plann
         found: list[Victim] = []
         if fair and not ledger.above_share(tenant, column.accelerator, 0):
             return Group(found, nodes)
+        held = ledger.held(tenant, column.accelerator)
+        spare = held if not fair else _most(lambda m: ledger.above_share(tenant, column.accelerator, m), held)
+        open_ = _most(lambda m: not ledger.covered(tenant, column.accelerator, -m), held)
         taken = 0
-        for other in _above_first(round_, _in_the_way(round_, column.pool, tenant, planned)):
-            assert other.placement is not None
-            if fair and not _exposed(round_, other):
+        for victim in _above_first(round_, _in_the_way(round_, column.pool, tenant, planned)):
+            if fair and not _exposed(round_, victim.seat):
                 continue
-            amount_m, some = other.placement.accelerators_m, None
-            if fair and not ledger.above_share(tenant, column.accelerator, taken + amount_m):
-                above = partial(_above_share, ledger, tenant, column.accelerator, taken)
-                some = part(round_, other, above)
+            amount_m = victim.amount_m
+            if taken + amount_m > spare:
+                some = part(round_, victim.seat, partial(ge, spare - taken))
                 if some is None:
                     continue
                 amount_m = some.freed_m
-            if ledger.covered(tenant, column.accelerator, -taken):
+                victim = Victim(victim.seat, victim.cost, nodes, some)
+            if taken > open_:
                 break
-            found.append(Victim(other, round_.lost_units(other), nodes, some))
+            found.append(victim)
             taken += amount_m
         return Group(found, nodes)
 
     return round_.remembered(("borrowed", column.pool, tenant, right, planned), tenant, find)
 
 
-def _above_share(ledger: Ledger, tenant: str, accelerator: str, taken: int, more: int) -> bool:
-    return ledger.above_share(tenant, accelerator, taken + more)
+def _most(holds: Callable[[int], bool], most: int) -> int:
+    """The largest amount, up to `most`, for which something holds that holds for all below it; -1: for none."""
+    if holds(most):
+        return most
+    return bisect_left(range(most), True, key=lambda amount: not holds(amount)) - 1
 
 
-def _in_the_way(round_: Round, pool: str, tenant: str, planned: bool) -> list[Seat]:
+def _in_the_way(round_: Round, pool: str, tenant: str, planned: bool) -> list[Victim]:
     """Who may be stopped on the strength of a right: first those that have not even started."""
     first = round_.planned(pool, tenant) if planned else []
     return first + round_.disturbable(pool, tenant)
 
 
-def _above_first(round_: Round, seats: list[Seat]) -> list[Seat]:
+def _above_first(round_: Round, victims: list[Victim]) -> list[Victim]:
     """First jobs whose users keep their share of the tenant's without them."""
-    if not seats or not round_.ledger.shared(seats[0].job.tenant):
-        return seats
+    if not victims or not round_.ledger.shared(victims[0].seat.job.tenant):
+        return victims
     taken: dict[str, int] = {}
-    return sorted(seats, key=lambda seat: not _spares(round_, seat, taken))
+    return sorted(victims, key=lambda victim: not _spares(round_, victim.seat, taken))
 
 
 def _exposed(round_: Round, seat: Seat) -> bool:
@@ -250,7 +255,8 @@ def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> Grou
         return Group(found, nodes)
     policy, hours = round_.policy, hours_left(seat, column)
     taken: dict[str, int] = {}
-    for other in round_.disturbable(column.pool, seat.job.tenant):
+    for victim in round_.disturbable(column.pool, seat.job.tenant):
+        other = victim.seat
         if (
             other is seat
             or other.column is None

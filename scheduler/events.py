@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from .table import Cell, PerformanceTable
+from .differences import differing
+from .table import Cell
 from .types import DecayedUsage, Job, JobId, Snapshot, Tenant
 
 
@@ -95,12 +96,11 @@ def _freed(kind: Happened, job: Job) -> Happening:
 
 
 def _jobs(before: Snapshot, after: Snapshot) -> list[Happening]:
-    known = {job.id: job for job in before.jobs}
+    gone, come = differing(before.jobs, after.jobs)
+    known = {job.id: job for job in gone}
     found: list[Happening] = []
-    for job in after.jobs:
+    for job in come:
         was = known.pop(job.id, None)
-        if was is job:
-            continue
         if was is None:
             found.append(Happening(Happened.ARRIVED, job.id))
         elif was != job:
@@ -118,13 +118,12 @@ def _asks(job: Job) -> Job:
 
 
 def _nodes(before: Snapshot, after: Snapshot) -> list[Happening]:
-    if before.nodes is after.nodes:
-        return []
-    known = {node.name: node for node in before.nodes}
+    gone, come = differing(before.nodes, after.nodes)
+    known = {node.name: node for node in gone}
     found: list[Happening] = []
-    for node in after.nodes:
+    for node in come:
         was = known.pop(node.name, None)
-        if was is not node and was != node:
+        if was != node:
             lost = was is not None and was.ready and not node.ready
             kind = Happened.NODE_LOST if lost else Happened.NODE_ADDED
             found.append(Happening(kind, node.name, node.pool))
@@ -146,11 +145,12 @@ def _speeds(before: Snapshot, after: Snapshot) -> list[Happening]:
     """Classes whose speed, memory or watts changed somewhere; a learned cell's interval alone is no news."""
     if before.table is after.table:
         return []
-    if (before.table.cells, before.table.learned) == (after.table.cells, after.table.learned):
-        return []
-    changed = _known(before.table) ^ _known(after.table)
+    gone, come = differing(before.table.cells, after.table.cells)
+    changed = set(gone) ^ set(come)
+    gone, come = differing(before.table.learned, after.table.learned)
+    changed |= _means(gone) ^ _means(come)
     return [Happening(Happened.SPEED, name) for name in sorted({cell.workload_class for cell in changed})]
 
 
-def _known(table: PerformanceTable) -> set[Cell]:
-    return {*table.cells, *(replace(cell, low=None, high=None, samples=0) for cell in table.learned)}
+def _means(learned: list[Cell]) -> set[Cell]:
+    return {replace(cell, low=None, high=None, samples=0) for cell in learned}

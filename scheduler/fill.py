@@ -34,11 +34,14 @@ class Blocked:
     def __init__(self) -> None:
         self.least: dict[int, int] = {}
         """The fewest pods that did not fit, by number of shape."""
+        self.notes = 0
+        """How often something was noted."""
 
     def hopeless(self, shape: int, pods: int) -> bool:
         return pods >= self.least.get(shape, 1 << 30)
 
     def note(self, shape: int, pods: int) -> None:
+        self.notes += 1
         self.least[shape] = min(pods, self.least.get(shape, 1 << 30))
 
 
@@ -47,19 +50,20 @@ Order = tuple[int, bool, bool, float, float, JobId]
 
 def order(round_: Round, seat: Seat) -> Order:
     """The order of one tenant's jobs."""
-    job = seat.job
-    key = round_.orders.get(job.id)
+    job, key = seat.job, seat.order
     if key is None:
         round_.ranked(seat)
-        key = round_.orders[job.id] = (
+        key = seat.order = (
             -round_.priority(job),
             job.kind is not JobKind.SERVING,
-            round_.stopped_lately(job),
+            False,
             -seat.density,
             job.submitted_at_s,
             job.id,
         )
-    return key
+    if (job.run is None and job.last_move_at_s is None) or not round_.stopped_lately(job):
+        return key
+    return (*key[:2], True, *key[3:])
 
 
 PASSES = (
@@ -92,13 +96,14 @@ def fill(
     left = [*wanted, *others]
     left.sort(key=lambda seat: order(round_, seat), reverse=True)
     tried = left
+    known = -1
     for right, worthwhile in PASSES:
-        tried = _pass(round_, left, blocked, right, worthwhile)
-        left = [
-            seat
-            for seat in left
-            if seat.placement is None and (seat.job.id in keep or not _hopeless(round_, seat, blocked))
-        ]
+        if right is Right.BORROWING or _anybody(round_, left, blocked, right, worthwhile):
+            tried = _pass(round_, left, blocked, right, worthwhile)
+            left = [seat for seat in left if seat.placement is None]
+        if blocked.notes != known:
+            known = blocked.notes
+            left = [seat for seat in left if seat.job.id in keep or not _hopeless(round_, seat, blocked)]
     return [seat for seat in tried if seat.job.id in keep]
 
 
@@ -121,8 +126,21 @@ def _sooner(round_: Round) -> None:
             round_.put(seat, column, *found)
 
 
+def _anybody(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, worthwhile: bool) -> bool:
+    """Whether any of these jobs could start in a pass: rights only weaken and room only shrinks in its course."""
+    ledger = round_.ledger
+    return any(
+        ledger.best_right(seat.job.tenant, seat.option.row.sizes) <= weakest
+        and not (worthwhile and round_.ranked(seat)[0].profit < -1e-9)
+        and not _hopeless(round_, seat, blocked)
+        for seat in seats
+    )
+
+
 def _hopeless(round_: Round, seat: Seat, blocked: Blocked) -> bool:
-    return all(blocked.hopeless(row.shape, row.column.pods) for row in round_.ranked(seat))
+    least = blocked.least
+    rows = seat.ranked or round_.ranked(seat)
+    return all(row.column.pods >= least.get(row.shape, 1 << 30) for row in rows)
 
 
 class _Line:

@@ -38,7 +38,7 @@ from .events import Event, Happened
 from .fill import Blocked, fill, order
 from .moves import move
 from .optimum import optimise, worth_trying
-from .plans import Plan, Policy, Price, SharePrice, WaitCode
+from .plans import Known, Plan, Policy, Price, SharePrice, WaitCode
 from .records import records
 from .round import Round
 from .types import JobId, Snapshot
@@ -80,12 +80,13 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     value = books.value()
     identity = _identity(snapshot, policy, now)
     made = actions(round_)
+    told = records(round_, blocked, made, identity)
     result = Plan(
         id=identity,
         version=snapshot.version,
         at_s=now,
         actions=made,
-        waiting=records(round_, blocked, made, identity),
+        waiting=told.records,
         prices=prices,
         share_prices=tuple(SharePrice(*item) for item in sorted(books.share_prices.items())),
         value=value,
@@ -97,7 +98,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     )
     round_.rewind()
     books.rank()
-    return result, Memo(prices, snapshot.version, books)
+    return result, Memo(prices, snapshot.version, books, told)
 
 
 def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None) -> tuple[Plan, Memo]:
@@ -115,7 +116,10 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
     books = _books(snapshot, last, memo)
     round_ = Round(books, event.at_s)
     blocked = Blocked()
-    touched = _touched(books, last, event)
+    known = None if memo is None else memo.waiting
+    if known is None or known.records is not last.waiting:
+        known = Known.of(last.waiting)
+    touched = _touched(books, last, known, event)
     left = fill(round_, touched.values(), blocked, _fitting(round_, event, blocked, touched))
     for _ in range(PASSES):
         if not reclaim(round_, left):
@@ -125,7 +129,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         left = fill(round_, [seat for seat in touched.values() if seat.placement is None])
     identity = _next_identity(last, snapshot, event)
     made = actions(round_)
-    kept = {record.job: record for record in last.waiting if record.job not in touched}
+    told = records(round_, left, made, identity, known, touched.keys())
     value = books.value()
     result = replace(
         last,
@@ -133,14 +137,14 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         version=snapshot.version,
         at_s=event.at_s,
         actions=made,
-        waiting=records(round_, left, made, identity, kept),
+        waiting=told.records,
         value=value,
         bound=max(books.bound(), value),
         solver_gain=0.0,
         solver_error="",
     )
     round_.rewind()
-    return result, Memo(last.prices, snapshot.version, books)
+    return result, Memo(last.prices, snapshot.version, books, told)
 
 
 def _books(snapshot: Snapshot, last: Plan, memo: Memo | None) -> Books:
@@ -153,28 +157,25 @@ def _books(snapshot: Snapshot, last: Plan, memo: Memo | None) -> Books:
     return Books(snapshot, *basis)
 
 
-def _touched(books: Books, last: Plan, event: Event) -> dict[JobId, Seat]:
+def _touched(books: Books, last: Plan, known: Known, event: Event) -> dict[JobId, Seat]:
     """Waiting jobs to look at whether they fit or not."""
     names = {action.job for action in last.actions if action.to is not None}
-    known: set[JobId] = set()
     freed = {one.tenant for one in event.happened if one.frees}
-    tenants = {one.name for one in event.happened if one.kind is Happened.TENANT}
-    for record in last.waiting:
-        known.add(record.job)
-        if record.code is WaitCode.PREEMPTING or (
-            record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT) and record.tenant in freed
-        ):
-            names.add(record.job)
+    for job, record in known.marked.items():
+        limited = record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT)
+        if record.code is WaitCode.PREEMPTING or (limited and record.tenant in freed):
+            names.add(job)
     names |= {JobId(one.name) for one in event.happened if one.kind in (Happened.ARRIVED, Happened.CHANGED)}
+    names |= books.waiting.keys() - known.by_job.keys()
+    tenants = {one.name for one in event.happened if one.kind is Happened.TENANT}
     classes = {one.name for one in event.happened if one.kind is Happened.SPEED}
-    return {
-        name: seat
-        for name, seat in books.waiting.items()
-        if name in names
-        or name not in known
-        or seat.job.tenant in tenants
-        or seat.job.workload_class in classes
-    }
+    if tenants or classes:
+        names |= {
+            name
+            for name, seat in books.waiting.items()
+            if seat.job.tenant in tenants or seat.job.workload_class in classes
+        }
+    return {name: books.waiting[name] for name in names if name in books.waiting}
 
 
 def _fitting(round_: Round, event: Event, blocked: Blocked, touched: dict[JobId, Seat]) -> list[Seat]:
@@ -184,15 +185,22 @@ def _fitting(round_: Round, event: Event, blocked: Blocked, touched: dict[JobId,
         return []
     fits: dict[int, int] = {}
     """Pods of each shape that there is room for."""
-    found: list[tuple[Seat, list[Ranked]]] = []
+    known: dict[tuple[object, ...], frozenset[tuple[int, int]]] = {}
+    """Shapes and pods that fit, by what jobs ask for."""
+    found: list[tuple[Seat, frozenset[tuple[int, int]]]] = []
     for name, seat in round_.books.waiting.items():
-        if name not in touched:
+        if name in touched:
+            continue
+        key = (id(seat.option.row), seat.job.node_selector, seat.job.required_domain)
+        fitting = known.get(key)
+        if fitting is None:
             rows = [row for row in round_.ranked(seat) if row.column.pool in pools]
             rows = [row for row in rows if _fits(round_, seat, row, fits, blocked)]
-            if rows:
-                found.append((seat, rows))
+            fitting = known[key] = frozenset((row.shape, row.column.pods) for row in rows)
+        if fitting:
+            found.append((seat, fitting))
     found.sort(key=lambda item: order(round_, item[0]))
-    return _foremost(found, fits)
+    return _foremost(round_, found, fits)
 
 
 def _fits(round_: Round, seat: Seat, row: Ranked, fits: dict[int, int], blocked: Blocked) -> bool:
@@ -208,18 +216,22 @@ def _fits(round_: Round, seat: Seat, row: Ranked, fits: dict[int, int], blocked:
     return False
 
 
-def _foremost(found: list[tuple[Seat, list[Ranked]]], fits: dict[int, int]) -> list[Seat]:
+def _foremost(
+    round_: Round, found: list[tuple[Seat, frozenset[tuple[int, int]]]], fits: dict[int, int]
+) -> list[Seat]:
     """Those of each user that there could be room for: of as many as fit, and as many that are worth it."""
     counts: dict[tuple[str, str, int, bool], int] = {}
     chosen: list[Seat] = []
-    for seat, rows in found:
+    for seat, fitting in found:
         needed = False
-        for row in rows:
-            key = (seat.job.tenant, seat.job.user, row.shape, row.profit >= 0)
-            count = counts.get(key, 0)
-            if count < fits[row.shape]:
-                counts[key] = count + row.column.pods
-                needed = True
+        for row in round_.ranked(seat):
+            shape, pods = row.shape, row.column.pods
+            if (shape, pods) in fitting:
+                key = (seat.job.tenant, seat.job.user, shape, row.profit >= 0)
+                count = counts.get(key, 0)
+                if count < fits[shape]:
+                    counts[key] = count + pods
+                    needed = True
         if needed:
             chosen.append(seat)
     return chosen
@@ -234,6 +246,6 @@ def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:
 
 def _next_identity(last: Plan, snapshot: Snapshot, event: Event) -> str:
     """The same for an answer to an event: it follows from the plan before."""
-    happened = sorted(repr(one) for one in event.happened)
+    happened = sorted((one.kind.value, one.name, one.pool, one.tenant) for one in event.happened)
     text = json.dumps([last.id, snapshot.version, event.at_s, happened])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from operator import itemgetter
 
-from .books import Seat
+from .books import Ranked, Seat
 from .columns import Candidate, per_pod_on
 from .ledger import Right
 from .plans import Change, Holder, WaitCode, WaitingRecord
@@ -20,6 +19,11 @@ from .sentences import amount_text
 from .types import Job, Pool, Resources
 
 _Key = tuple[object, ...]
+
+
+def _smallest(row: Ranked) -> tuple[int, float, str, str]:
+    column = row.column
+    return column.accelerators_m, -row.profit, column.pool, column.mode
 
 
 class Book:
@@ -32,6 +36,10 @@ class Book:
         self._free: dict[str, int] = {}
         self._rooms: dict[_Key, int] = {}
         self._pools: dict[str, list[Pool]] = {}
+        self._own: dict[int, set[str]] = {}
+        """Accelerators that jobs may use, by what they ask for."""
+        self._empty: dict[int, int] = {}
+        """Pods that would fit if nothing of ours ran, by shape."""
         self._refusals: dict[tuple[str, str, int], bool] = {}
         self._priorities: dict[str, dict[str, tuple[int, int]]] = {}
         """Lowest and highest priority of the jobs that run, by tenant and accelerator."""
@@ -57,14 +65,8 @@ class Book:
         key = (
             job.tenant,
             self.round.priority(job),
-            job.workload_class,
             job.kind,
-            job.min_pods,
-            job.max_pods,
-            job.per_pod,
-            job.accelerators,
-            job.pools,
-            job.modes,
+            id(seat.option.row),  # stands for all that columns depend on
             job.node_selector,
             job.required_domain,
         )
@@ -74,40 +76,31 @@ class Book:
 
     def offer(self, seat: Seat, accelerator: str) -> float:
         """The most that the job offers for an accelerator-hour."""
-        return max(
-            (
-                column.value * 1000 / max(column.accelerators_m, 1)
-                for column in seat.option.columns
-                if column.accelerator == accelerator
-            ),
-            default=0.0,
-        )
+        own = [column for column in seat.option.columns if column.accelerator == accelerator]
+        return max([column.value * 1000 / max(column.accelerators_m, 1) for column in own], default=0.0)
 
     def _make(self, seat: Seat) -> WaitingRecord:
         if not seat.option.columns:
             return self._impossible(seat)
         job = seat.job
-        rows = [
-            (row.column.accelerators_m, -row.profit, row.column.pool, row.column.mode, row.column)
-            for row in self.round.ranked(seat)
-        ]
-        rows.sort(key=itemgetter(0, 1, 2, 3))
-        open_ = [row for row in rows if not self._refused(job.tenant, row[4])]
+        rows = self.round.ranked(seat)
+        open_ = [row for row in rows if not self._refused(job.tenant, row.column)]
         if not open_:
-            return self._quota(seat, rows[0][4])
-        fits_empty = [row for row in open_ if self._pods_if_empty(job, row[4]) >= row[4].pods]
+            return self._quota(seat, min(rows, key=_smallest).column)
+        fits_empty = [row for row in open_ if self._pods_if_empty(job, row) >= row.column.pods]
         if not fits_empty:
-            return self._too_small(seat, open_[0][4])
-        _, _, pool, _, _ = max(fits_empty, key=lambda row: (-row[1], -row[0], row[2]))
-        # The rows come smallest first.
-        return self._contended(seat, next(row[4] for row in fits_empty if row[2] == pool))
+            return self._too_small(seat, min(open_, key=_smallest).column)
+        best = max(fits_empty, key=lambda row: (row.profit, -row.column.accelerators_m, row.column.pool))
+        same = [row for row in fits_empty if row.column.pool == best.column.pool]
+        return self._contended(seat, min(same, key=_smallest).column)
 
     def _refused(self, tenant: str, column: Candidate) -> bool:
         """Whether quota forbids this much more."""
         key = (tenant, column.accelerator, column.accelerators_m)
-        if key not in self._refusals:
-            self._refusals[key] = self.round.ledger.refusal(*key) is not None
-        return self._refusals[key]
+        known = self._refusals.get(key)
+        if known is None:
+            known = self._refusals[key] = self.round.ledger.refusal(*key) is not None
+        return known
 
     def _impossible(self, seat: Seat) -> WaitingRecord:
         job = seat.job
@@ -183,13 +176,12 @@ class Book:
             code = WaitCode.CAPACITY
         if code is not WaitCode.FRAGMENTED and self._outranked(job, column.accelerator):
             code = WaitCode.PRIORITY
-        base = self._base(seat, column, code)
         changes = [*self._fewer(seat, column), *self._elsewhere(seat)]
         if code is WaitCode.PRIORITY:
             lowest = min(low for low, _ in self._running(job.tenant).values())
             if round_.priority(job) <= lowest and lowest + 1 <= ledger.tenants[job.tenant].priority_ceiling:
                 changes.append(Change("priority", str(job.priority), str(lowest + 1)))
-        return replace(base, changes=tuple(changes))
+        return self._base(seat, column, code, tuple(changes))
 
     def _outranked(self, job: Job, accelerator: str) -> bool:
         """Whether jobs of higher priority of its own tenant hold the resource."""
@@ -202,13 +194,20 @@ class Book:
             for pool in self.round.cluster.pools:
                 for seat in self.round.held.get((pool, tenant), {}).values():
                     assert seat.placement is not None
-                    own = self.round.priority(seat.job)
-                    low, high = rows.get(seat.placement.accelerator, (own, own))
-                    rows[seat.placement.accelerator] = (min(low, own), max(high, own))
+                    own, kind = seat.job.priority, seat.placement.accelerator
+                    low, high = rows.get(kind, (own, own))
+                    if own <= low or own >= high:
+                        rows[kind] = (min(low, own), max(high, own))
+            known = self.round.ledger.tenants.get(tenant)
+            if known is not None:
+                most = known.priority_ceiling
+                rows = {kind: (min(low, most), min(high, most)) for kind, (low, high) in rows.items()}
             self._priorities[tenant] = rows
         return self._priorities[tenant]
 
-    def _base(self, seat: Seat, column: Candidate, code: WaitCode) -> WaitingRecord:
+    def _base(
+        self, seat: Seat, column: Candidate, code: WaitCode, changes: tuple[Change, ...] = ()
+    ) -> WaitingRecord:
         ledger, job = self.round.ledger, seat.job
         rate = max(ledger.rate.get(column.accelerator, 0.001), 1e-12)
         return WaitingRecord(
@@ -223,6 +222,7 @@ class Book:
             free=self._free_m(column.pool),
             holders=self.holders(column.accelerator),
             price=self.round.market.price(column.accelerator),
+            changes=changes,
         )
 
     def _free_m(self, pool: str) -> int:
@@ -246,11 +246,15 @@ class Book:
             self._holders[accelerator] = tuple(sorted(rows, key=lambda h: (-h.amount_m, h.tenant)))
         return self._holders[accelerator]
 
-    def _pods_if_empty(self, job: Job, column: Candidate) -> int:
-        nodes = self.round.cluster.pools[column.pool]
-        return nodes.places_if_empty(
-            request(column.per_pod, nodes.pool.is_cpu), job.node_selector, job.required_domain
-        )
+    def _pods_if_empty(self, job: Job, row: Ranked) -> int:
+        known = self._empty.get(row.shape)
+        if known is None:
+            nodes = self.round.cluster.pools[row.column.pool]
+            ask = request(row.column.per_pod, nodes.pool.is_cpu)
+            known = self._empty[row.shape] = nodes.places_if_empty(
+                ask, job.node_selector, job.required_domain
+            )
+        return known
 
     def _fewer(self, seat: Seat, column: Candidate) -> list[Change]:
         """The most pods, below the least it asks for, that would start now."""
@@ -277,7 +281,9 @@ class Book:
     def _elsewhere(self, seat: Seat) -> list[Change]:
         """Accelerators it does not allow, on which it would start now."""
         job = seat.job
-        own = {column.accelerator for column in seat.option.columns}
+        own = self._own.get(id(seat.option.row))
+        if own is None:
+            own = self._own[id(seat.option.row)] = {column.accelerator for column in seat.option.columns}
         found: list[Change] = []
         for pool in self._usable_pools(job):
             if pool.accelerator in own or pool.accelerator in {c.needed for c in found}:

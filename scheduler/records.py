@@ -6,12 +6,12 @@ that made it. What a record says is worked out in `reasons.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 from .books import Seat
 from .fill import order
-from .plans import Action, WaitCode, WaitingRecord
+from .plans import MARKED, Action, Known, WaitCode, WaitingRecord
 from .reasons import Book
 from .round import Round
 from .types import JobId
@@ -22,15 +22,17 @@ def records(
     blocked: Iterable[Seat],
     actions: Iterable[Action],
     identity: str,
-    kept: Mapping[JobId, WaitingRecord] | None = None,
-) -> tuple[WaitingRecord, ...]:
+    last: Known | None = None,
+    touched: Set[JobId] = frozenset(),
+) -> Known:
     """One record for every job that does not run or start now, in order of job id.
 
     Args:
         blocked: jobs that were tried in vain, in this order.
-        kept: records of an earlier plan, for jobs that were not looked at again; None: a full plan.
+        last: records of an earlier plan, for jobs that were not looked at again; None: a full plan.
+        touched: jobs that were looked at again.
     """
-    made = _Records(round_, identity, kept)
+    made = _Records(round_, identity, last, touched)
     after = {action.job for action in actions if action.after}
     for seat in blocked:
         if seat.placement is None:
@@ -41,51 +43,73 @@ def records(
         elif seat.placement is None and seat.job.run is not None and seat.job.id not in made.found:
             made.add(seat, made.book.record(seat))
     for seat in round_.books.releasing.values():
-        if not made.keep(seat, WaitCode.RELEASING):
+        if not made.keep_releasing(seat):
             made.add(seat, made.book.simple(seat, WaitCode.RELEASING))
-    for seat in round_.books.waiting.values():
-        if seat.job.id not in made.found and not made.keep(seat):
-            made.tried(seat)
-    return tuple(made.found[job] for job in sorted(made.found))
+    waiting = round_.books.waiting
+    kept = made.kept()
+    for job in sorted(waiting.keys() - made.found.keys() - kept.keys()):
+        made.tried(waiting[job])
+    return made.all(kept)
 
 
 class _Records:
     """The records made so far."""
 
-    def __init__(self, round_: Round, identity: str, kept: Mapping[JobId, WaitingRecord] | None) -> None:
+    def __init__(
+        self, round_: Round, identity: str, last: Known | None, touched: Set[JobId] = frozenset()
+    ) -> None:
         self.book = Book(round_)
         self.found: dict[JobId, WaitingRecord] = {}
         self._round = round_
         self._identity = identity
-        self._kept = {} if kept is None else kept
-        self._full = kept is None
+        self._last = Known.of(()) if last is None else last
+        self._touched = touched
+        self._full = last is None
         self._position: dict[str, int] = {}
+        self._waiting: dict[str, list[Seat]] = {}
         self._queues: dict[str, dict[JobId, int]] = {}
         self._limited = {
             (record.tenant, record.resource)
-            for record in self._kept.values()
-            if record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT)
+            for job, record in self._last.marked.items()
+            if job not in touched and record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT)
         }
 
     def add(self, seat: Seat, record: WaitingRecord, position: int = 0) -> None:
         job = seat.job
-        self.found[job.id] = replace(
-            record,
-            job=job.id,
-            offer=record.offer or self.book.offer(seat, record.resource),
-            position=position,
-            round=self._identity,
-            waited_s=max(0.0, self._round.now - job.submitted_at_s),
+        self.found[job.id] = record.stamped(
+            job.id,
+            record.offer or self.book.offer(seat, record.resource),
+            position,
+            self._identity,
+            max(0.0, self._round.now - job.submitted_at_s),
         )
 
-    def keep(self, seat: Seat, code: WaitCode | None = None) -> bool:
-        """Take over the record of an earlier plan, if there is one (of this code)."""
-        known = self._kept.get(seat.job.id)
-        stale = known is None or (code is None and known.code is WaitCode.RELEASING)
-        if known is None or stale or (code is not None and known.code is not code):
+    def keep_releasing(self, seat: Seat) -> bool:
+        """Take over the record of an earlier plan of a job that is still being stopped, if there is one."""
+        known = self._last.marked.get(seat.job.id)
+        if known is None or known.code is not WaitCode.RELEASING:
             return False
         self.found[seat.job.id] = known
         return True
+
+    def kept(self) -> dict[JobId, WaitingRecord]:
+        """The records of an earlier plan of the jobs that still wait and were not looked at again."""
+        last, waiting = self._last, self._round.books.waiting
+        kept = dict(last.by_job)
+        for job in self._touched | (kept.keys() - waiting.keys()):
+            kept.pop(job, None)
+        for job, record in last.marked.items():
+            if record.code is WaitCode.RELEASING:
+                kept.pop(job, None)
+        return kept
+
+    def all(self, kept: dict[JobId, WaitingRecord]) -> Known:
+        """The records made and those kept, in order of job id."""
+        marked = {job: record for job, record in self._last.marked.items() if kept.get(job) is record}
+        marked |= {job: record for job, record in self.found.items() if record.code in MARKED}
+        kept |= self.found
+        by_job = {job: kept[job] for job in sorted(kept)}
+        return Known(tuple(by_job.values()), by_job, marked)
 
     def tried(self, seat: Seat) -> None:
         """A job without a place."""
@@ -97,10 +121,12 @@ class _Records:
         if self._full:
             self._position[tenant] = self._position.get(tenant, 0) + 1
             return self._position[tenant]
+        if not self._waiting:
+            for other in self._round.books.waiting.values():
+                self._waiting.setdefault(other.job.tenant, []).append(other)
         if tenant not in self._queues:
-            queue = [other for other in self._round.books.waiting.values() if other.job.tenant == tenant]
-            queue.sort(key=lambda other: order(self._round, other))
-            self._queues[tenant] = {other.job.id: number for number, other in enumerate(queue, 1)}
+            queue = sorted(order(self._round, other) for other in self._waiting[tenant])
+            self._queues[tenant] = {key[-1]: number for number, key in enumerate(queue, 1)}
         return self._queues[tenant][seat.job.id]
 
     def _behind(self, record: WaitingRecord) -> WaitingRecord:

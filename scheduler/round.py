@@ -8,6 +8,7 @@ nothing to do.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TypeVar, cast
@@ -17,6 +18,7 @@ from .columns import Candidate
 from .devices import staying
 from .pool_nodes import request
 from .types import Job, JobId, JobKind, Placement, Snapshot
+from .victims import Victim
 
 T = TypeVar("T")
 FEW = 8
@@ -42,12 +44,13 @@ class Round:
         self.ranked = books.ranked
         self.disturbed: set[JobId] = set()
         """Running jobs whose place in the plan is another than they have, or none."""
-        self.orders: dict[JobId, tuple[int, bool, bool, float, float, JobId]] = {}
-        """Kept by `fill.order`: it does not change within a round."""
         self._first: dict[JobId, _Place] = {}
         """Where jobs were when the round began, of those that changed."""
         self._lost: dict[JobId, float] = {}
-        self._disturbable: dict[tuple[str, str], list[Seat]] = {}
+        self._disturbable: dict[tuple[str, str], list[tuple[float, JobId, Victim]]] = {}
+        self._placed: dict[tuple[str, str], dict[JobId, Seat]] = {}
+        """Jobs that were given a place in this round, by pool and tenant."""
+        self._victims: dict[JobId, Victim] = {}
         self._remembered: dict[tuple[object, ...], tuple[int, object]] = {}
         self._quiet_budget = self._budget(books.snapshot)
         self.cluster.begin()
@@ -55,7 +58,7 @@ class Round:
     def _budget(self, snapshot: Snapshot) -> int:
         """How many running jobs may still be disturbed: what happened lately counts."""
         since = self.now - self.policy.min_run_s
-        recent = sum(job.last_move_at_s is not None and job.last_move_at_s > since for job in snapshot.jobs)
+        recent = sum(moved_at_s > since for moved_at_s in self.books.moved.values())
         return max(FEW, math.ceil(self.policy.churn * len(snapshot.jobs))) - recent
 
     @property
@@ -65,6 +68,7 @@ class Round:
 
     def rewind(self) -> None:
         """Leave the books as they were when the round began."""
+        self._disturbable.clear()
         self.cluster.rewind()
         for job, (placement, column, started_at_s, waits) in self._first.items():
             seat = self.seats[job]
@@ -75,6 +79,7 @@ class Round:
             if placement is not None:
                 self._count(seat)
         self._first.clear()
+        self._placed.clear()
 
     def _count(self, seat: Seat, sign: int = 1) -> None:
         """Write a job's place into all books but those of the nodes (sign=-1: strike it out)."""
@@ -83,11 +88,16 @@ class Round:
         key = (placement.pool, job.tenant)
         if sign > 0:
             self.held.setdefault(key, {})[job.id] = seat
+            self._placed.setdefault(key, {})[job.id] = seat
             self.books.waiting.pop(job.id, None)
+            if seat.column is not None:
+                self.books.values[job.id] = seat.column.value
         else:
             del self.held[key][job.id]
+            self._placed.get(key, {}).pop(job.id, None)
             self.books.waiting[job.id] = seat
-        self._disturbable.pop(key, None)
+            self.books.values.pop(job.id, None)
+        self._redisturb(key, seat, sign)
         amount_m = sign * placement.accelerators_m
         self.ledger.book(job.tenant, job.user, placement.accelerator, amount_m)
 
@@ -112,28 +122,46 @@ class Round:
         """How many more running jobs may be disturbed."""
         return self._quiet_budget - len(self.disturbed)
 
-    def disturbable(self, pool: str, tenant: str) -> list[Seat]:
+    def disturbable(self, pool: str, tenant: str) -> list[Victim]:
         """Jobs of the tenant in this pool that may be stopped for others, least work lost per unit first."""
         key = (pool, tenant)
-        if key not in self._disturbable:
-            found = [
-                (self.lost_s(seat), seat.job.id, seat)
-                for seat in self.held.get(key, {}).values()
-                if seat.job.preemptible and self.settled(seat)
-            ]
-            found.sort(key=itemgetter(0, 1))
-            self._disturbable[key] = [seat for _, _, seat in found]
-        return self._disturbable[key]
+        known = self._disturbable.get(key)
+        if known is None:
+            seats = self.held.get(key, {}).values()
+            victims = [self._victim(seat, pool) for seat in seats if self._stoppable(seat)]
+            known = self._disturbable[key] = [(self.lost_s(v.seat), v.id, v) for v in victims]
+            known.sort(key=itemgetter(0, 1))
+        return [victim for _, _, victim in known]
 
-    def planned(self, pool: str, tenant: str) -> list[Seat]:
+    def _stoppable(self, seat: Seat) -> bool:
+        return seat.job.preemptible and self.settled(seat)
+
+    def _redisturb(self, key: tuple[str, str], seat: Seat, sign: int) -> None:
+        """Keep `disturbable` in order: the job has got (sign=-1: is losing) its place."""
+        known = self._disturbable.get(key)
+        if known is None or not self._stoppable(seat):
+            return
+        own = (self.lost_s(seat), seat.job.id)
+        at = bisect_left(known, own)  # an entry begins with these
+        if sign > 0:
+            known.insert(at, (*own, self._victim(seat, key[0])))
+        else:
+            del known[at]
+
+    def planned(self, pool: str, tenant: str) -> list[Victim]:
         """Jobs of the tenant that were given their place in this pool only in this round, or are left with it
         (`shrink.py`): nothing more is lost if they do not get it."""
-        found = [
-            seat
-            for seat in self.held.get((pool, tenant), {}).values()
-            if seat.job.run is None or self.shrunk(seat)
-        ]
-        return sorted(found, key=lambda seat: seat.job.id)
+        placed = self._placed.get((pool, tenant), {})
+        found = [placed[job] for job in sorted(placed)]
+        return [self._victim(seat, pool) for seat in found if seat.job.run is None or self.shrunk(seat)]
+
+    def _victim(self, seat: Seat, pool: str) -> Victim:
+        """The job as one that may be stopped, at the cost of the work it would lose."""
+        known = self._victims.get(seat.job.id)
+        if known is None or known.placement is not seat.placement:
+            known = Victim(seat, self.lost_units(seat), self.cluster.pools[pool])
+            self._victims[seat.job.id] = known
+        return known
 
     def shrunk(self, seat: Seat) -> bool:
         """Whether a running job has given back some of its pods in this round."""

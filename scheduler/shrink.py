@@ -17,27 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from .books import Seat
-from .columns import Candidate
+from .columns import Candidate, Part
 from .pool_nodes import request
 from .round import Round
 from .types import JobKind
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A smaller place: the column, the nodes that stay and those that are given back, by pod."""
-
-    column: Candidate
-    stays: tuple[str, ...]
-    leaves: tuple[str, ...]
-
-    @property
-    def freed_m(self) -> int:
-        """Thousandths of an accelerator given back."""
-        return len(self.leaves) * self.column.per_pod.accelerators_m
 
 
 def smaller(seat: Seat) -> list[Candidate]:

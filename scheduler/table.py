@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
+from .differences import differing
+
 SCALING_EXPONENT = 0.9
 """Speed of n times the accelerators where no cell says better: n ** 0.9."""
 UNKNOWN_SPREAD = 0.5
@@ -180,20 +182,69 @@ class PerformanceTable:
     explored: Exploration = field(default_factory=Exploration)
 
 
-class TableView:
-    """A table indexed for questions. Build once per snapshot; it never changes."""
+@dataclass(slots=True)
+class _Class:
+    """What the table says of one class."""
 
-    def __init__(self, table: PerformanceTable) -> None:
+    cells: dict[tuple[str, str, str, float], dict[int, Cell]] = field(default_factory=dict)
+    """By tenant ("": shared), accelerator, mode and power cap; then by size."""
+    accelerators: dict[str, set[str]] = field(default_factory=dict)
+    """That have a cell, by tenant."""
+
+    def facts(self) -> object:
+        """What plans depend on: intervals do not count, plans use the mean."""
+        return {
+            key: {size: (c.speed, c.memory_mib, c.host_memory_mib, c.watts) for size, c in sizes.items()}
+            for key, sizes in self.cells.items()
+        }
+
+
+class TableView:
+    """A table indexed for questions. Build once per table; its answers never change.
+
+    A table follows another and differs in a few cells: with `before`, the view of the other, the classes whose
+    cells are the same are taken over. It answers as one built afresh.
+    """
+
+    def __init__(self, table: PerformanceTable, before: TableView | None = None) -> None:
+        self.table = table
         self._rates = {rate.accelerator: rate for rate in table.rates}
-        self._cells: dict[tuple[str, str, str, float], dict[int, Cell]] = {}
-        self._classes: dict[tuple[str, str], set[str]] = {}
-        for cell in (*sorted(table.cells, key=_order), *table.learned):
-            tenant = (cell.workload_class, cell.tenant)
-            self._classes.setdefault(tenant, set()).add(cell.accelerator)
-            key = (cell.workload_class + "\0" + cell.tenant, cell.accelerator, cell.mode, cell.power_cap)
-            self._cells.setdefault(key, {})[cell.accelerators_m] = cell
-        self._ratios = _ratios(table.cells)
+        self._classes: dict[str, _Class] = {}
         self._cache: dict[tuple[str, str, str, int, str, float], Estimate | None] = {}
+        self._ratios: dict[tuple[str, str], float] | None = None
+        self._by_ratio: set[str] = set()
+        """Classes of which something was answered by the ratios."""
+        self.changed: frozenset[str] = frozenset()
+        """Classes of which plans may find something else here than in the view before."""
+        if before is None:
+            self._enter(table.cells, table.learned)
+            return
+        fresh = differing_classes(before.table, table)
+        self._classes = {name: known for name, known in before._classes.items() if name not in fresh}
+        self._enter(
+            [cell for cell in table.cells if cell.workload_class in fresh],
+            [cell for cell in table.learned if cell.workload_class in fresh],
+        )
+        self._by_ratio = set(before._by_ratio)
+        self.changed = frozenset(name for name in fresh if self._facts(name) != before._facts(name))
+        if self._by_ratio and self._learned_ratios() != before._learned_ratios():
+            self.changed |= self._by_ratio
+
+    def _enter(self, cells: Iterable[Cell], learned: Iterable[Cell]) -> None:
+        for cell in (*sorted(cells, key=_order), *learned):
+            known = self._classes.setdefault(cell.workload_class, _Class())
+            known.accelerators.setdefault(cell.tenant, set()).add(cell.accelerator)
+            key = (cell.tenant, cell.accelerator, cell.mode, cell.power_cap)
+            known.cells.setdefault(key, {})[cell.accelerators_m] = cell
+
+    def _facts(self, workload_class: str) -> object:
+        known = self._classes.get(workload_class)
+        return None if known is None else known.facts()
+
+    @property
+    def differs_by_tenant(self) -> bool:
+        """Whether some cells are only for one tenant."""
+        return any(known.accelerators.keys() - {""} for known in self._classes.values())
 
     def rate(self, accelerator: str) -> float:
         """Exchange rate; 1 for a type nobody described."""
@@ -202,7 +253,8 @@ class TableView:
 
     def knows(self, workload_class: str, tenant: str = "") -> bool:
         """Whether the class has any cell."""
-        return (workload_class, "") in self._classes or (workload_class, tenant) in self._classes
+        known = self._classes.get(workload_class)
+        return known is not None and ("" in known.accelerators or tenant in known.accelerators)
 
     def estimate(
         self,
@@ -246,22 +298,25 @@ class TableView:
                 continue  # it knows nothing of this mode either
             base = self.estimate(workload_class, other, mode, accelerators_m, tenant, power_cap)
             if base is not None:
+                self._by_ratio.add(workload_class)
                 speed = base.speed * self._ratio(other, accelerator)
                 return self._unsupported(speed, accelerator, Source.RATIO)
         return None
 
     def _accelerators(self, workload_class: str, tenant: str) -> set[str]:
-        shared = self._classes.get((workload_class, ""), set())
-        return shared | self._classes.get((workload_class, tenant), set())
+        known = self._classes[workload_class].accelerators
+        return known.get("", set()) | known.get(tenant, set())
 
     def _shapes(
         self, workload_class: str, accelerator: str, mode: str, tenant: str, power_cap: float
     ) -> dict[int, Cell]:
-        shared = self._cells.get((workload_class + "\0", accelerator, mode, power_cap), {})
+        known = self._classes.get(workload_class)
+        if known is None:
+            return {}
+        shared = known.cells.get(("", accelerator, mode, power_cap), {})
         if not tenant:
             return shared
-        own = self._cells.get((workload_class + "\0" + tenant, accelerator, mode, power_cap), {})
-        return shared | own
+        return shared | known.cells.get((tenant, accelerator, mode, power_cap), {})
 
     def _of_cell(self, cell: Cell, accelerators_m: int, source: Source) -> Estimate:
         scale = (accelerators_m / cell.accelerators_m) ** SCALING_EXPONENT if cell.accelerators_m else 1.0
@@ -286,9 +341,23 @@ class TableView:
         known = self._rates.get(accelerator)
         return 0.0 if known is None else known.watts
 
+    def _learned_ratios(self) -> dict[tuple[str, str], float]:
+        if self._ratios is None:
+            self._ratios = _ratios(self.table.cells)
+        return self._ratios
+
     def _ratio(self, source: str, target: str) -> float:
-        learned = self._ratios.get((source, target))
+        learned = self._learned_ratios().get((source, target))
         return self.rate(target) / max(self.rate(source), 1e-12) if learned is None else learned
+
+
+def differing_classes(before: PerformanceTable, after: PerformanceTable) -> set[str]:
+    """Classes with a cell that only one of the two tables has."""
+    fresh: set[str] = set()
+    for old, new in ((before.cells, after.cells), (before.learned, after.learned)):
+        gone, come = differing(old, new)
+        fresh |= {cell.workload_class for cell in set(gone) ^ set(come)}
+    return fresh
 
 
 def _order(cell: Cell) -> tuple[int, int, str, str, int, str, float]:

@@ -15,38 +15,58 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .books import Seat
-from .columns import Candidate
+from .columns import Candidate, Part
 from .devices import leaving
 from .pool_nodes import PoolNodes, request
-from .shrink import Part
 from .types import JobId
 
+Floats = NDArray[np.float64]
 _Amounts = tuple[int, ...]
 """As the nodes' books count (`pool_nodes.py`)."""
 SWAPS = 480
 """Nodes looked at, at most, in the search for a gang's cheaper victims, once per pod: what it may cost, whatever the
 cluster."""
+SLACK = 1e-9
+"""So much, relatively, a bound stays below what it bounds, whatever was rounded."""
 
 
 class Victim:
     """A job that may be stopped or shrunk, what that costs, and what it frees on which node."""
 
-    __slots__ = ("cost", "frees", "id", "part", "seat")
+    __slots__ = ("_offers", "amount_m", "cost", "frees", "id", "nodes", "part", "placement", "seat")
 
     def __init__(self, seat: Seat, cost: float, nodes: PoolNodes, part: Part | None = None) -> None:
         self.seat = seat
         self.cost = cost
         self.part = part
         """What may be taken of it; None: all."""
+        self.nodes = nodes
+        self._offers: list[tuple[int, Offer]] | None = None
         self.id: JobId = seat.job.id
         self.frees: dict[int, _Amounts] = {}
         """By index of the node."""
-        placement = seat.placement
+        placement = self.placement = seat.placement
+        self.amount_m = 0 if placement is None else placement.accelerators_m
+        """All that it holds."""
         if placement is not None and placement.pool == nodes.pool.name:
             self.frees = nodes.holds(placement if part is None else leaving(placement, part.leaves))
+
+    @property
+    def offers(self) -> list[tuple[int, Offer]]:
+        """What each of its nodes sees of it."""
+        if self._offers is None:
+            key = self.nodes.key
+            self._offers = [
+                (i, Offer(self.cost / max(frees[key], 1), self.id, self, frees))
+                for i, frees in self.frees.items()
+            ]
+        return self._offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +83,30 @@ class Group:
     """Victims by the nodes they stand on, cheapest per unit first."""
 
     def __init__(self, victims: Iterable[Victim], nodes: PoolNodes) -> None:
-        key = nodes.key
+        self._nodes = nodes
+        self._least: Floats | None = None
         self.on_node: dict[int, list[Offer]] = {}
         self.count = 0
+        on_node, shared = self.on_node, set()
         for victim in victims:
             self.count += 1
-            for i, frees in victim.frees.items():
-                offer = Offer(victim.cost / max(frees[key], 1), victim.id, victim, frees)
-                self.on_node.setdefault(i, []).append(offer)
-        for offers in self.on_node.values():
-            if len(offers) > 1:
-                offers.sort(key=_by_cost)
+            for i, offer in victim.offers:
+                here = on_node.get(i)
+                if here is None:
+                    on_node[i] = [offer]
+                else:
+                    here.append(offer)
+                    shared.add(i)
+        for i in shared:
+            on_node[i].sort(key=_by_cost)
+
+    @property
+    def least(self) -> Floats:
+        """What a unit costs at least, by node; infinite where no victim is."""
+        if self._least is None:
+            self._least = np.full(len(self._nodes.nodes), np.inf)
+            self._least[list(self.on_node)] = [offers[0].unit_cost for offers in self.on_node.values()]
+        return self._least
 
 
 def _by_cost(offer: Offer) -> tuple[float, JobId]:
@@ -110,6 +143,9 @@ def _dearest(victims: Iterable[Victim]) -> list[Victim]:
 
 _Bought = tuple[float, int, list[Victim]]
 """Cost per place, places gained, and who goes."""
+_Offered = dict[int, _Bought]
+_Heap = list[tuple[float, int]]
+"""Cost per place (or less, where it is only guessed), and the node."""
 
 
 class _Search:
@@ -126,20 +162,15 @@ class _Search:
         self.asked = [k for k in range(4) if self.ask[k] > 0]
         self.width = 4 + nodes.width
         self.nothing = (0,) * self.width
-        self.maps = [group.on_node for group in groups if group.on_node]
+        self.groups = [group for group in groups if group.on_node]
+        self.maps = [group.on_node for group in self.groups]
         self.allowed = allowed
+        self._priced: list[tuple[float, int]] | None = None
         self.extra: dict[int, list[int]] = {}
         """What the chosen victims free, by node."""
 
     def _open(self, i: int) -> bool:
         return self.nodes.usable[i] and (self.allowed is None or i in self.allowed)
-
-    def _touched(self) -> list[int]:
-        """Usable nodes with victims, in order."""
-        found: set[int] = set()
-        for on_node in self.maps:
-            found.update(on_node)
-        return sorted(i for i in found if self._open(i))
 
     def _room(self, i: int, more: Sequence[int] | None = None) -> int:
         free, extra = self.nodes.later[i], self.extra.get(i, self.nothing)
@@ -195,18 +226,11 @@ class _Search:
     def one(self) -> list[Victim] | None:
         """The cheapest on one node. A node cannot be had for less than what is missing on it times its
         cheapest unit, so nodes are looked at in this order until none can be cheaper."""
-        key = self.nodes.key
-        ask = self.ask[key]
-        bounds: list[tuple[float, int]] = []
-        for i in self._touched():
-            missing = max(0, ask - self.nodes.later[i][key])
-            least = min(offers[0].unit_cost for on_node in self.maps if (offers := on_node.get(i)))
-            bounds.append((missing * least, i))
-        heapify(bounds)
         best: _Bought | None = None
         where = -1
-        while bounds and (best is None or bounds[0][0] <= best[0]):
-            _, i = heappop(bounds)
+        for bound, i in self._bounds():
+            if best is not None and bound > best[0]:
+                break
             found = self._cheapest(i, 1, set())
             if found is not None and (best is None or (found[0], i) < (best[0], where)):
                 best, where = found, i
@@ -219,7 +243,7 @@ class _Search:
         bought = self.many()
         if bought is None:
             return None
-        touched = self._touched()
+        touched = sorted(i for _, i in self._bounds())
         tries = SWAPS // max(1, len(touched) * self.pods)
         if not tries:
             return bought
@@ -249,30 +273,39 @@ class _Search:
         found = {o.id: o.victim for on_node in self.maps for offers in on_node.values() for o in offers}
         return [found[name] for name in sorted(found)]
 
+    def _bounds(self) -> list[tuple[float, int]]:
+        """Usable nodes with victims, and what one place there costs at least, cheapest first."""
+        if self._priced is not None:
+            return self._priced
+        key = self.nodes.key
+        least = np.minimum.reduce([group.least for group in self.groups])
+        some = np.flatnonzero(np.isfinite(least))
+        later = self.nodes.later
+        free = np.array([later[i][key] for i in some.tolist()], np.int64)
+        bounds = np.maximum(0, self.ask[key] - np.maximum(0, free)) * least[some] * (1 - SLACK)
+        order = np.argsort(bounds, kind="stable")
+        found = zip(bounds[order].tolist(), some[order].tolist(), strict=True)
+        self._priced = [(bound, i) for bound, i in found if self._open(i)]
+        return self._priced
+
     def many(self, banned: frozenset[JobId] = frozenset(), first: int | None = None) -> list[Victim] | None:
         """A gang's places, one node at a time (this one first), without these victims."""
         chosen: list[Victim] = []
         gone: set[JobId] = set(banned)
         self.extra = {}
         total = sum(room for _, room in self.nodes.rooms(self.ask, True, self.allowed))
-        touched = self._touched()
-        if not self._enough(total, touched):
+        heap = list(self._bounds())
+        if not self._enough(total, [i for _, i in heap]):
             return None
-        offers: dict[int, _Bought] = {}
-        heap: list[tuple[float, int]] = []
-        for i in touched:
-            offer = self._cheapest(i, self.pods, gone)
-            if offer is not None:
-                offers[i] = offer
-                heap.append((offer[0], i))
-        heapify(heap)
+        guessed = {i for _, i in heap}
+        offers: _Offered = {}
         while total < self.pods:
-            while heap and (heap[0][1] not in offers or offers[heap[0][1]][0] != heap[0][0]):
-                heappop(heap)
-            if not heap:
+            i = self._next(heap, guessed, offers, gone)
+            if i is None:
                 return None
-            i = heap[0][1] if first is None or first not in offers else first
-            first = None
+            if first is not None:
+                self._look(first, heap, guessed, offers, gone)
+                i, first = (first if first in offers else i), None
             changed = {i}
             for victim in offers[i][2]:
                 chosen.append(victim)
@@ -282,6 +315,7 @@ class _Search:
             for victim in offers[i][2]:
                 self._free(victim)
             total += sum(self._room(j) for j in changed if self._open(j))
+            guessed -= changed
             for j in sorted(changed):
                 offers.pop(j, None)
                 offer = self._cheapest(j, self.pods, gone) if self._open(j) else None
@@ -289,6 +323,29 @@ class _Search:
                     offers[j] = offer
                     heappush(heap, (offer[0], j))
         return self._spared(chosen)
+
+    def _look(self, i: int, heap: _Heap, guessed: set[int], offers: _Offered, gone: set[JobId]) -> None:
+        """Find out what node i sells for, if that is only guessed."""
+        if i in guessed:
+            guessed.discard(i)
+            offer = self._cheapest(i, self.pods, gone)
+            if offer is not None:
+                offers[i] = offer
+                heappush(heap, (offer[0], i))
+
+    def _next(self, heap: _Heap, guessed: set[int], offers: _Offered, gone: set[JobId]) -> int | None:
+        """The node where a place is cheapest. A node is only looked at closely (no longer `guessed`) once nothing
+        else costs less than a place there costs at least."""
+        while heap:
+            price, i = heap[0]
+            if i in guessed:
+                heappop(heap)
+                self._look(i, heap, guessed, offers, gone)
+            elif i in offers and offers[i][0] == price:
+                return i
+            else:
+                heappop(heap)
+        return None
 
     def _enough(self, total: int, touched: Iterable[int]) -> bool:
         """Whether the gang would fit if all victims went."""
