@@ -7,7 +7,8 @@
     3. Make room for those whose rights or value demand it (displace.py).
     4. Move and resize running jobs where that clearly pays (moves.py).
     5. Again from 2 until nothing changes.
-    6. Where the certified gap is large, have the solver try (optimum.py), unless the policy forbids it.
+    6. Where the certified gap is large, have the solver try (optimum.py), unless the policy forbids it; then
+       steps 2 to 5 once more, for what it has made possible.
     7. Say why everybody else waits (reasons.py).
 
 `react` answers an event between two full plans. It takes over the last plan's policy, prices and values, and
@@ -59,23 +60,16 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     """
     books = Books(snapshot, policy, now)
     round_ = Round(books, now)
-    blocked = fill(round_)
-    for _ in range(PASSES):
-        changed = reclaim(round_, blocked)
-        blocked = [seat for seat in blocked if seat.placement is None]
-        changed = improve(round_, blocked) or changed
-        changed = move(round_) or changed
-        if not changed:
-            break
-        round_.recall()
-        blocked = fill(round_)
+    blocked = _settled(round_)
     gained, trouble = 0.0, ""
     if policy.solver and worth_trying(books.value(), books.market.bound):
         try:
             gained = optimise(round_)
         except SolverError as error:
             trouble = str(error)
-        blocked = fill(round_) if gained else blocked
+        if gained:
+            round_.recall()
+            blocked = _settled(round_)
     prices = tuple(Price(kind, price) for kind, price in sorted(books.market.prices.items()))
     value = books.value()
     identity = _identity(snapshot, policy, now)
@@ -99,6 +93,21 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     round_.rewind()
     books.rank()
     return result, Memo(prices, snapshot.version, books, told)
+
+
+def _settled(round_: Round) -> list[Seat]:
+    """Steps 2 to 5; the jobs that could not start, in the order in which they were tried."""
+    blocked = fill(round_)
+    for _ in range(PASSES):
+        changed = reclaim(round_, blocked)
+        blocked = [seat for seat in blocked if seat.placement is None]
+        changed = improve(round_, blocked) or changed
+        changed = move(round_) or changed
+        if not changed:
+            break
+        round_.recall()
+        blocked = fill(round_)
+    return blocked
 
 
 def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None) -> tuple[Plan, Memo]:

@@ -1,7 +1,8 @@
 """Rules for every tier.
 
 On CI a skipped test is a failure, because a check that did not run proves nothing.  No test depends on a time:
-hypothesis' own limit per example is off, because a busy machine is not a defect.
+hypothesis' own limits on time are off, because a busy machine is not a defect.  On CI its examples are the same in
+every run of the same code; elsewhere it looks for new ones.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ import os
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("busbar", deadline=None)
+settings.register_profile(
+    "busbar",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
 settings.load_profile("busbar")
 
 
