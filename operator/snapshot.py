@@ -22,7 +22,7 @@ from busbar.kube.types import (
     quantity,
 )
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
-from busbar.kube.types.shape import PodShape
+from busbar.kube.types.shape import Domain, PodShape
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.job_view import is_managed, leftovers, placement_of
 from busbar.operator.modelservice import model_uri, place_of, wanted_indexes
@@ -46,7 +46,14 @@ from busbar.scheduler import (
 )
 from busbar.scheduler import Node as SNode
 
-TOPOLOGY_LABELS = ("topology.kubernetes.io/zone", "topology.kubernetes.io/rack")
+TOPOLOGY: Mapping[Domain, tuple[str, ...]] = {
+    Domain.ZONE: ("topology.kubernetes.io/zone",),
+    Domain.NETWORK: ("busbar.dev/network",),
+    Domain.RACK: ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf"),
+    Domain.NVLINK: ("network.topology.nvidia.com/accelerator", "nvidia.com/gpu.clique"),
+}
+"""The tree of domains, outermost first, and the node labels that name each; the first label found counts. The node
+itself is the innermost. Of a level without a label the node stands in no domain."""
 DRAFT = JobId("draft")
 
 
@@ -194,7 +201,9 @@ def _nodes(b: _Building) -> list[SNode]:
                 capacity=capacity,
                 labels=node.labels,
                 taints=tuple(Taint(*t) for t in node.taints),
-                topology=tuple(labels[k] for k in TOPOLOGY_LABELS if k in labels),
+                topology=tuple(
+                    next((labels[k] for k in keys if k in labels), "") for keys in TOPOLOGY.values()
+                ),
                 ready=node.ready,
             )
         )
@@ -248,6 +257,7 @@ def _training_shape(b: _Building, obj: TrainingJob) -> Job:
         min_pods=spec.shape.min_pods,
         # Rigid for now: a gang starts at the size it can get, and keeps it.
         max_pods=spec.shape.max_pods,
+        required_domain=None if spec.shape.within is None else list(Domain).index(spec.shape.within) + 1,
         per_pod=_per_pod(spec.shape),
         accelerators=tuple(spec.accelerators or ()),
         modes=load.modes,

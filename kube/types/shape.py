@@ -1,5 +1,6 @@
 """Size of the pods of a job or service, shared by TrainingJob and ModelService."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -29,6 +30,16 @@ class PodShape(SpecModel):
     ephemeral_storage: Quantity | None = Field(default=None, description="Scratch disk of each pod.")
 
 
+class Domain(StrEnum):
+    """What a gang may be told to stay inside of, outermost first."""
+
+    ZONE = "zone"
+    NETWORK = "network"
+    RACK = "rack"
+    NVLINK = "nvlink"
+    NODE = "node"
+
+
 class GangShape(PodShape):
     """How many pods, and what each needs. A range makes the job elastic."""
 
@@ -45,4 +56,8 @@ class GangShape(PodShape):
     )
     max_pods: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="The gang never runs with more pods."
+    )
+    within: Domain | None = Field(
+        default=None,
+        description="All pods in one such domain, or none; default as close together as there is room.",
     )

@@ -124,7 +124,7 @@ def template_job() -> JSON:
                 },
                 "port": True,
             },
-            "shape": copy.deepcopy(SHAPE),
+            "shape": copy.deepcopy(SHAPE) | {"within": "rack"},
             "output": {"uri": "pvc://stdlib/model"},
         },
     )

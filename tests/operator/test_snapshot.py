@@ -148,3 +148,26 @@ def test_the_same_world_gives_the_same_snapshot_in_any_order() -> None:
 def test_a_snapshot_survives_json() -> None:
     made = build(seen(jobs=(admitted(gang(2), 2),)), NOW)
     assert Snapshot.from_json(made.to_json()) == made
+
+
+def test_nodes_stand_where_their_labels_say() -> None:
+    labels = (
+        ("pool", "cpu"),
+        ("topology.kubernetes.io/zone", "z"),
+        ("topology.kubernetes.io/rack", "r7"),
+        ("network.topology.nvidia.com/leaf", "switch-7"),
+        ("nvidia.com/gpu.clique", "c1.0"),
+    )
+    made = build(seen(nodes=(node("node-1", labels=labels), node("bare"))), NOW)
+    assert {n.name: n.topology for n in made.nodes} == {
+        "node-1": ("z", "", "r7", "c1.0"),
+        "bare": ("", "", "", ""),
+    }
+
+
+def test_a_gang_that_must_stay_in_a_rack_says_so_to_the_planner() -> None:
+    own = {"image": "own"}
+    asks = [gang(2), job("racked", template=own, shape={"minPods": 2, "maxPods": 2, "within": "rack"})]
+    asks += [job("one", template=own, shape={"minPods": 2, "maxPods": 2, "within": "node"})]
+    found = {j.name: j.required_domain for j in build(seen(jobs=tuple(asks)), NOW).jobs}
+    assert found == {"job": None, "racked": 3, "one": 5}
