@@ -221,10 +221,7 @@ def _turn(round_: Round, seat: Seat) -> tuple[Right, float]:
 
 def start(round_: Round, seat: Seat, blocked: Blocked, weakest: Right, worthwhile: bool) -> bool:
     """Start one job on its best column that fits and to which it has a right at least so strong; of columns that
-    are just as good, on the one that costs the rest of the cluster least. Pods that are not ours cannot be moved: once
-    stopped they wait like new ones, and not in the same breath."""
-    if seat.job.kind is JobKind.OPAQUE and round_.stopped_lately(seat.job):
-        return False
+    are just as good, on the one that costs the rest of the cluster least."""
     rows = seat.ranked or round_.ranked(seat)
     for place, row in enumerate(rows):
         if worthwhile and row.profit < -1e-9:
