@@ -28,7 +28,6 @@ from operator import ge
 from .books import Seat
 from .columns import Candidate
 from .ledger import EPS, Right
-from .plans import Policy
 from .pool_nodes import PoolNodes
 from .round import Round
 from .shrink import keep, part, smaller
@@ -38,8 +37,6 @@ from .victims import Group, Victim, choose
 
 MARGIN = 1.1
 """Value must be better by this factor: noise in the speeds moves nothing."""
-ATTEMPTS = 64
-"""Searches for victims by value in one round; the most valuable jobs are tried first."""
 
 
 def reclaim(round_: Round, blocked: list[Seat]) -> bool:
@@ -80,30 +77,6 @@ def _take(round_: Round, seat: Seat, column: Candidate, right: Right) -> bool:
     return displace(
         round_, seat, column, _by_right(round_, seat, column, right, planned=False), by_right=True
     )
-
-
-def improve(round_: Round, blocked: list[Seat]) -> bool:
-    """Start blocked jobs in the place of less valuable ones of their tenant; whether anything changed."""
-    changed = False
-    attempts = 0
-    for seat in blocked:
-        if attempts >= ATTEMPTS or not round_.calm():
-            break
-        for ranked in round_.ranked(seat)[:2]:
-            column = ranked.column
-            if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
-                continue
-            if ranked.profit <= 0:
-                break
-            worth = claim(round_, seat, column)
-            eligible = by_value(round_, seat, column, worth)
-            if not eligible.count:
-                continue
-            attempts += 1
-            if displace(round_, seat, column, [eligible], worth / MARGIN):
-                changed = True
-                break
-    return changed
 
 
 def regret(round_: Round, seat: Seat, column: Candidate) -> float:
@@ -253,7 +226,7 @@ def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> Grou
     found: list[Victim] = []
     if seat.job.kind is JobKind.OPAQUE:
         return Group(found, nodes)
-    policy, hours = round_.policy, hours_left(seat, column)
+    hours = hours_left(seat, column)
     taken: dict[str, int] = {}
     for victim in round_.disturbable(column.pool, seat.job.tenant):
         other = victim.seat
@@ -265,20 +238,20 @@ def by_value(round_: Round, seat: Seat, column: Candidate, worth: float) -> Grou
             or not _exposed(round_, other)
         ):
             continue
-        cost = regret(round_, other, other.column) + _charge(policy, other, round_, hours)
+        cost = regret(round_, other, other.column) + charge(round_, other, hours)
         if cost <= worth and (other.job.user == seat.job.user or _spares(round_, other, taken)):
             found.append(Victim(other, cost, nodes))
     return Group(found, nodes)
 
 
-def _charge(policy: Policy, seat: Seat, round_: Round, hours: float) -> float:
+def charge(round_: Round, seat: Seat, hours: float) -> float:
     """The work lost by stopping a job, as value per hour over so many hours."""
-    return policy.move_gain_factor * seat.option.weight * round_.lost_s(seat) / 3600 / hours
+    return round_.policy.move_gain_factor * seat.option.weight * round_.lost_s(seat) / 3600 / hours
 
 
 def own_charge(round_: Round, seat: Seat, column: Candidate) -> float:
     """The same for a running job that would itself be moved to the column."""
-    return _charge(round_.policy, seat, round_, hours_left(seat, column))
+    return charge(round_, seat, hours_left(seat, column))
 
 
 def displace(

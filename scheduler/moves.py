@@ -7,9 +7,12 @@ value at the prices: a fast type that others need more is left to them.
 
 from __future__ import annotations
 
+from functools import partial
+
 from .books import Seat
 from .columns import Candidate
-from .displace import MARGIN, by_value, claim, displace, hours_left, own_charge
+from .displace import MARGIN, by_value, claim, hours_left, own_charge
+from .exchange import ATTEMPTS, kept, swap
 from .round import Round
 
 
@@ -21,11 +24,18 @@ def move(round_: Round) -> bool:
             proposals.extend((-gain, seat.job.id, seat, column) for gain, column in better(round_, seat))
     proposals.sort(key=lambda item: (item[0], item[1]))
     changed = False
+    undone = 0
     for _, _, seat, column in proposals:
         if not round_.calm():
             break
-        if round_.movable(seat) and seat.column is not None and seat.started_at_s < round_.now:
-            changed = _try(round_, seat, column) or _exchange(round_, seat, column) or changed
+        if not round_.movable(seat) or seat.column is None or seat.started_at_s >= round_.now:
+            continue
+        if _try(round_, seat, column):
+            changed = True
+        elif undone < ATTEMPTS:
+            done = _exchange(round_, seat, column)
+            undone += done is False
+            changed = changed or done is True
     return changed
 
 
@@ -69,17 +79,11 @@ def _try(round_: Round, seat: Seat, column: Candidate) -> bool:
     return True
 
 
-def _exchange(round_: Round, seat: Seat, column: Candidate) -> bool:
+def _exchange(round_: Round, seat: Seat, column: Candidate) -> bool | None:
     """Move into the place of less valuable jobs of the same tenant; they go where there is room, often to
-    the place that this job leaves."""
-    worth = claim(round_, seat, column) - own_charge(round_, seat, column)
-    eligible = by_value(round_, seat, column, worth / MARGIN)
-    placement, old, started = seat.placement, seat.column, seat.started_at_s
-    if not eligible.count or placement is None:
-        return False
-    round_.clear(seat)
-    refused = round_.ledger.refusal(seat.job.tenant, column.accelerator, 0)
-    if not refused and displace(round_, seat, column, [eligible], worth / MARGIN):
-        return True
-    round_.restore(seat, placement, old, started)
-    return False
+    the place that this job leaves. None: there are none; False: it does not pay."""
+    worth = (claim(round_, seat, column) - own_charge(round_, seat, column)) / MARGIN
+    eligible = by_value(round_, seat, column, worth)
+    if not eligible.count or round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
+        return None
+    return kept(round_, seat, partial(swap, round_, seat, column, eligible, worth))

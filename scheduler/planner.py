@@ -4,7 +4,7 @@
 
     1. Price the accelerators (prices.py) and work out who is entitled to what (entitlement.py).
     2. Start waiting jobs in free room, by rights (fill.py).
-    3. Make room for those whose rights or value demand it (displace.py).
+    3. Make room for those whose rights (displace.py) or value (exchange.py) demand it.
     4. Move and resize running jobs where that clearly pays (moves.py).
     5. Again from 2 until nothing changes.
     6. Where the certified gap is large, have the solver try (optimum.py), unless the policy forbids it; then
@@ -33,9 +33,10 @@ from dataclasses import replace
 
 from .actions import actions
 from .books import Books, Memo, Ranked, Seat, prices_of
-from .displace import improve, reclaim
+from .displace import reclaim
 from .errors import SolverError
 from .events import Event, Happened
+from .exchange import improve
 from .fill import Blocked, fill, order
 from .moves import move
 from .optimum import optimise, worth_trying

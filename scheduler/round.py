@@ -25,6 +25,8 @@ FEW = 8
 """So many jobs may be disturbed on the smallest cluster."""
 
 _Place = tuple[Placement | None, Candidate | None, float, bool]
+Mark = dict[JobId, _Place]
+"""Where jobs were at some moment of the round, of those that had changed by then."""
 
 
 class Round:
@@ -66,6 +68,24 @@ class Round:
         """Jobs that were touched in this round, in order of id."""
         return [self.seats[job] for job in sorted(self._first)]
 
+    def mark(self) -> Mark:
+        """Remember this moment."""
+        return {job: _place(self.seats[job]) for job in self._first}
+
+    def since(self, mark: Mark) -> list[tuple[Seat, _Place]]:
+        """Jobs that are not where they were at the mark, and where that was, in order of id."""
+        found = [(job, mark.get(job, first)) for job, first in self._first.items()]
+        return [(self.seats[job], was) for job, was in sorted(found) if _place(self.seats[job])[0] != was[0]]
+
+    def undo_to(self, mark: Mark) -> None:
+        """Put everybody back where they were at the mark."""
+        moved = self.since(mark)
+        for seat, _ in moved:
+            self.clear(seat)
+        for seat, (placement, column, started_at_s, waits) in moved:
+            if placement is not None:
+                self.restore(seat, placement, column, started_at_s, waits)
+
     def rewind(self) -> None:
         """Leave the books as they were when the round began."""
         self._disturbable.clear()
@@ -103,8 +123,7 @@ class Round:
 
     def _touch(self, seat: Seat) -> None:
         if seat.job.id not in self._first:
-            place = (seat.placement, seat.column, seat.started_at_s, seat.waits_for_release)
-            self._first[seat.job.id] = place
+            self._first[seat.job.id] = _place(seat)
 
     def _note(self, seat: Seat) -> None:
         run = seat.job.run
@@ -313,3 +332,7 @@ class Round:
         `already` is what earlier starts of this plan take, by node; this placement is added to it.
         """
         return self.cluster.pools[placement.pool].short(placement, already)
+
+
+def _place(seat: Seat) -> _Place:
+    return seat.placement, seat.column, seat.started_at_s, seat.waits_for_release
