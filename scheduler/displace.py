@@ -36,7 +36,7 @@ from .value import SHORTEST_H, remaining_s
 from .victims import Group, Victim, choose
 
 MARGIN = 1.1
-"""Value must be better by this factor: noise in the speeds moves nothing."""
+"""What is gained must be more than what is lost by this factor: noise in the speeds moves nothing."""
 
 
 def reclaim(round_: Round, blocked: list[Seat]) -> bool:

@@ -63,7 +63,7 @@ def _offers(round_: Round, seat: Seat) -> Iterator[Callable[[], bool]]:
             return
         if round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
             continue
-        worth = claim(round_, seat, column) / MARGIN
+        worth = claim(round_, seat, column)
         eligible = by_value(round_, seat, column, worth)
         if eligible.count:
             yield partial(swap, round_, seat, column, eligible, worth)

@@ -82,7 +82,7 @@ def _try(round_: Round, seat: Seat, column: Candidate) -> bool:
 def _exchange(round_: Round, seat: Seat, column: Candidate) -> bool | None:
     """Move into the place of less valuable jobs of the same tenant; they go where there is room, often to
     the place that this job leaves. None: there are none; False: it does not pay."""
-    worth = (claim(round_, seat, column) - own_charge(round_, seat, column)) / MARGIN
+    worth = claim(round_, seat, column) - own_charge(round_, seat, column)
     eligible = by_value(round_, seat, column, worth)
     if not eligible.count or round_.ledger.refusal(seat.job.tenant, column.accelerator, 0):
         return None
