@@ -114,9 +114,11 @@ def _balance(round_: Round, seat: Seat, before: Mark) -> tuple[float, float]:
     """Value per hour won by some and lost by others since the mark, moves counted as losses."""
     won = lost = 0.0
     hours = math.inf if seat.column is None else hours_left(seat, seat.column)
-    for other, (placement, old, *_) in round_.since(before):
+    for other, (placement, old, _, waited) in round_.since(before):
         new = other.column
-        change = (0.0 if new is None else new.value) - (0.0 if old is None else old.value)
+        now = 0.0 if new is None or other.waits_for_release else new.value
+        was = 0.0 if old is None or waited else old.value
+        change = now - was
         won += max(0.0, change)
         lost += max(0.0, -change)
         run, column = other.job.run, new or old

@@ -75,7 +75,11 @@ class Round:
     def since(self, mark: Mark) -> list[tuple[Seat, _Place]]:
         """Jobs that are not where they were at the mark, and where that was, in order of id."""
         found = [(job, mark.get(job, first)) for job, first in self._first.items()]
-        return [(self.seats[job], was) for job, was in sorted(found) if _place(self.seats[job])[0] != was[0]]
+        return [
+            (self.seats[job], was)
+            for job, was in sorted(found, key=itemgetter(0))
+            if _differs(self.seats[job], was)
+        ]
 
     def undo_to(self, mark: Mark) -> None:
         """Put everybody back where they were at the mark."""
@@ -336,3 +340,7 @@ class Round:
 
 def _place(seat: Seat) -> _Place:
     return seat.placement, seat.column, seat.started_at_s, seat.waits_for_release
+
+
+def _differs(seat: Seat, place: _Place) -> bool:
+    return seat.placement != place[0] or seat.waits_for_release != place[3]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from busbar.scheduler import Cell, Job, PerformanceTable, Policy, Snapshot, applied, plan
+from busbar.scheduler import Cell, Job, JobId, PerformanceTable, Policy, Snapshot, applied, plan
+from busbar.scheduler.books import Books
+from busbar.scheduler.fill import fill
+from busbar.scheduler.round import Round
 
 from .build import NOW, cluster, job, nodes, placed
 
@@ -68,3 +71,28 @@ def test_a_waiting_job_takes_a_place_whose_holder_finds_another() -> None:
     before = _three(_running("c", "V", "c"), held, waits)
     result, _ = plan(before, POLICY, NOW)
     assert _where(applied(before, result, NOW)) == {"c": "K", "z": "P", "y": "V"}
+
+
+def test_what_is_undone_is_as_it_was_promises_of_room_included() -> None:
+    """A job that waits for what another still holds, and one that runs: both are moved and put back."""
+    leaving = _running("a", "V", "a")
+    assert leaving.run is not None
+    leaving = replace(leaving, run=replace(leaving.run, releasing=True))
+    waits = job("w", workload_class="a", remaining=3600.0, accelerators=("V",))
+    round_ = Round(Books(_three(leaving, _running("c", "P", "c"), waits), POLICY, NOW), NOW)
+    fill(round_)
+    promised, running = round_.seats[waits.id], round_.seats[JobId("uid-c")]
+    assert promised.waits_for_release
+    before, was = round_.mark(), (promised.placement, running.placement, running.started_at_s)
+    for seat in (promised, running):
+        round_.clear(seat)
+    assert [seat.job.name for seat, _ in round_.since(before)] == ["c", "w"]
+    round_.undo_to(before)
+    assert (promised.placement, running.placement, running.started_at_s) == was
+    assert promised.waits_for_release
+    assert not round_.since(before)
+    round_.clear(promised)
+    round_.put(promised, promised.option.columns[0], ("V-0000",), release=False)
+    assert [seat.job.name for seat, _ in round_.since(before)] == ["w"]
+    round_.undo_to(before)
+    assert promised.waits_for_release
