@@ -150,20 +150,25 @@ class Books:
     def ranked(self, seat: Seat) -> list[Ranked]:
         """The job's columns, most profit first."""
         if seat.ranked is None:
-            job, prices, shapes = seat.job, self.market.prices, self._shapes
-            rows = []
-            for column in seat.option.columns:
-                key = (column.pool, column.per_pod, job.node_selector, job.required_domain)
-                profit = column.value - prices.get(column.accelerator, 0.0) * column.accelerators_m / 1000
-                rows.append(Ranked(profit, column, shapes.setdefault(key, len(shapes))))
-            rows.sort(key=lambda row: -row.profit)
-            seat.ranked = rows
-            self._unranked.pop(job.id, None)
-            if rows:
-                seat.rent = max(0.0, rows[0].profit)
-                self._rents[job.id] = seat.rent
-                seat.density = max(r.column.value / max(r.column.accelerators_m, 1) * 1000 for r in rows)
+            seat.ranked = self.rank_apart(seat)
+            self._unranked.pop(seat.job.id, None)
+            if seat.ranked:
+                self._rents[seat.job.id] = seat.rent
         return seat.ranked
+
+    def rank_apart(self, seat: Seat) -> list[Ranked]:
+        """Rank the columns of a seat that need not stand in the books."""
+        job, prices, shapes = seat.job, self.market.prices, self._shapes
+        rows = []
+        for column in seat.option.columns:
+            key = (column.pool, column.per_pod, job.node_selector, job.required_domain)
+            profit = column.value - prices.get(column.accelerator, 0.0) * column.accelerators_m / 1000
+            rows.append(Ranked(profit, column, shapes.setdefault(key, len(shapes))))
+        rows.sort(key=lambda row: -row.profit)
+        if rows:
+            seat.rent = max(0.0, rows[0].profit)
+            seat.density = max(r.column.value / max(r.column.accelerators_m, 1) * 1000 for r in rows)
+        return rows
 
     def rank(self) -> None:
         """Rank the columns of all jobs now, so that the first event need not."""
@@ -347,11 +352,6 @@ def _differ(old: Snapshot, new: Snapshot) -> bool:
     if new.pools is not old.pools and set(new.pools) != set(old.pools):
         return True
     return new.table is not old.table and set(new.table.rates) != set(old.table.rates)
-
-
-def prices_of(prices: Iterable[Price]) -> dict[str, float]:
-    """As a plan lists them, by accelerator."""
-    return {price.accelerator: price.price for price in prices}
 
 
 def validate(snapshot: Snapshot, known: Snapshot | None = None, jobs: Iterable[Job] | None = None) -> None:

@@ -75,6 +75,21 @@ def entitlements(claims: Iterable[Claim], capacity: Mapping[str, float]) -> dict
     return result
 
 
+def with_demand(
+    claims: Iterable[Claim], name: str, change: Iterable[tuple[frozenset[str], float]]
+) -> list[Claim]:
+    """The claims if one tenant wanted more (or less) units of these types."""
+
+    def changed(claim: Claim) -> Claim:
+        wanted = dict(claim.demand)
+        for kinds, amount in change:
+            wanted[kinds] = wanted.get(kinds, 0.0) + amount
+        rows = [(kinds, amount) for kinds, amount in wanted.items() if amount > EPS]
+        return replace(claim, demand=tuple(sorted(rows, key=lambda row: sorted(row[0]))))
+
+    return [changed(claim) if claim.name == name else claim for claim in claims]
+
+
 def user_shares(
     claims: Iterable[Claim],
     entitled: Mapping[str, float],

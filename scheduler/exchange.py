@@ -46,6 +46,11 @@ def improve(round_: Round, blocked: list[Seat]) -> bool:
     return changed
 
 
+def improve_one(round_: Round, seat: Seat) -> bool:
+    """The same for one job."""
+    return round_.calm() and any(kept(round_, seat, offer) for offer in _offers(round_, seat))
+
+
 def _fresh(round_: Round) -> list[Seat]:
     """Jobs that start in this round, in order of id."""
     return [

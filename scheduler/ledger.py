@@ -17,11 +17,12 @@ use orders claims and never takes part in an entitlement, so nobody loses a righ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 
 from .columns import Options, Sizes
-from .entitlement import Claim, Demand, entitlements, user_shares
+from .entitlement import Claim, Demand, entitlements, user_shares, with_demand
 from .plans import Policy, WaitCode
 from .table import TableView
 from .types import Quota, Snapshot, Tenant, User
@@ -103,14 +104,9 @@ class Ledger:
 
     def want(self, option: Options, sign: int = 1) -> None:
         """A job with these columns is there (sign=-1: no longer)."""
-        sizes = option.sizes
-        if not sizes:
+        if not option.sizes:
             return
-        known = self._wants.get(sizes)
-        if known is None:
-            units = max(amount * self.rate[kind] for kind, amount in sizes)
-            known = self._wants[sizes] = (frozenset(kind for kind, _ in sizes), round(units * MILLION))
-        kinds, amount = known
+        kinds, amount = self._want(option.sizes)
         users = self._demand.setdefault(option.job.tenant, {})
         row = users.setdefault(option.job.user, {})
         left = row.get(kinds, 0) + sign * amount
@@ -122,16 +118,49 @@ class Ledger:
                 del users[option.job.user]
         self._settled = False
 
+    def _want(self, sizes: Sizes) -> tuple[frozenset[str], int]:
+        """Types that a job may use and millionths of units that it asks for."""
+        known = self._wants.get(sizes)
+        if known is None:
+            units = max(amount * self.rate[kind] for kind, amount in sizes)
+            known = self._wants[sizes] = (frozenset(kind for kind, _ in sizes), round(units * MILLION))
+        return known
+
+    def entitled_now(self) -> dict[str, float]:
+        """What everybody is entitled to, worked out again."""
+        return entitlements(self._claimed(), self._capacity())
+
+    def entitled_if(self, now: Options, then: Options) -> dict[str, float]:
+        """What everybody would be entitled to if a job had other columns; changes nothing."""
+        if now.sizes == then.sizes:
+            return self.entitled
+        rows = [(self._want(o.sizes), sign) for o, sign in ((now, -1), (then, 1)) if o.sizes]
+        change = [(kinds, sign * amount / MILLION) for (kinds, amount), sign in rows]
+        return entitlements(with_demand(self._claims, now.job.tenant, change), self._capacity())
+
+    @contextmanager
+    def supposing(self, entitled: dict[str, float]) -> Iterator[None]:
+        """While this lasts everybody is entitled to so much."""
+        known = self.entitled
+        self._entitle(entitled)
+        try:
+            yield
+        finally:
+            self._entitle(known)
+
+    def _entitle(self, entitled: dict[str, float]) -> None:
+        if entitled != self.entitled:
+            self._forget()
+            self._user_shares.clear()
+            self.entitled, self._settled = entitled, True
+
     def settle(self) -> None:
         """Work out who is entitled to what, if demand, capacity or tenants changed."""
         if self._settled:
             return
         self._claims = self._claimed()
         self._user_shares.clear()
-        entitled = entitlements(self._claims, self._capacity())
-        if entitled != self.entitled:
-            self._forget()
-            self.entitled = entitled
+        self._entitle(entitlements(self._claims, self._capacity()))
         self._settled = True
 
     def _capacity(self) -> dict[str, float]:
@@ -227,6 +256,22 @@ class Ledger:
             if quota.borrowable_m is not None and after > quota.guaranteed_m + quota.borrowable_m + EPS:
                 return (WaitCode.BORROW_LIMIT, quota.accelerator, quota.guaranteed_m + quota.borrowable_m)
         return None
+
+    def shortages(self, tenant: str, accelerator: str, amount_m: int) -> dict[str, int]:
+        """For every quota row that forbids this much more: the limit, in thousandths, that would allow it."""
+        known, found = self.tenants.get(tenant), {}
+        leaving = self._leaving.get(tenant, _NOTHING)
+        for quota in () if known is None else known.quotas:
+            if quota.accelerator == accelerator:
+                after = float(self.held(tenant, accelerator) + leaving.get(accelerator, 0) + amount_m)
+            elif quota.accelerator == "*":
+                units = self.units(tenant) + self.units_of(accelerator, amount_m)
+                after = 1000 * (units + math.fsum(self.units_of(kind, m) for kind, m in leaving.items()))
+            else:
+                continue
+            if after > limit(quota) + EPS:
+                found[quota.accelerator] = math.ceil(after - EPS)
+        return found
 
     def right(self, tenant: str, accelerator: str, amount_m: int) -> Right:
         """The right to this much more."""

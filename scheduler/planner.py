@@ -32,7 +32,7 @@ import json
 from dataclasses import replace
 
 from .actions import actions
-from .books import Books, Memo, Ranked, Seat, prices_of
+from .books import Books, Memo, Ranked, Seat
 from .displace import reclaim
 from .errors import SolverError
 from .events import Event, Happened
@@ -41,6 +41,7 @@ from .fill import Blocked, fill, order
 from .moves import move
 from .optimum import optimise, worth_trying
 from .plans import Known, Plan, Policy, Price, SharePrice, WaitCode
+from .prices import prices_of
 from .records import records
 from .round import Round
 from .types import JobId, Snapshot

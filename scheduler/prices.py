@@ -21,13 +21,14 @@ price, which is half of why planning again gives no actions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .columns import Options
+from .plans import Price
 from .types import JobId
 
 Floats = NDArray[np.float64]
@@ -156,3 +157,8 @@ def _growth(rows: Ints, sizes: Floats) -> Floats:
     out = np.empty(len(rows))
     out[by_job] = grown
     return out
+
+
+def prices_of(prices: Iterable[Price]) -> dict[str, float]:
+    """As a plan lists them, by accelerator."""
+    return {price.accelerator: price.price for price in prices}

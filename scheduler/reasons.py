@@ -6,17 +6,16 @@ A record is made from the state at the end of the round, so it is never stale: i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from .books import Ranked, Seat
-from .columns import Candidate, per_pod_on
+from .columns import Candidate
 from .ledger import Right
 from .plans import Change, Holder, WaitCode, WaitingRecord
 from .pool_nodes import request
+from .remedies import Remedies
 from .round import Round
-from .sentences import amount_text
-from .types import Job, Pool, Resources
+from .types import Job
 
 _Key = tuple[object, ...]
 
@@ -31,13 +30,10 @@ class Book:
 
     def __init__(self, round_: Round) -> None:
         self.round = round_
+        self.remedies = Remedies(round_)
         self._cache: dict[_Key, WaitingRecord] = {}
         self._holders: dict[str, tuple[Holder, ...]] = {}
         self._free: dict[str, int] = {}
-        self._rooms: dict[_Key, int] = {}
-        self._pools: dict[str, list[Pool]] = {}
-        self._own: dict[int, set[str]] = {}
-        """Accelerators that jobs may use, by what they ask for."""
         self._empty: dict[int, int] = {}
         """Pods that would fit if nothing of ours ran, by shape."""
         self._refusals: dict[tuple[str, str, int], bool] = {}
@@ -86,7 +82,7 @@ class Book:
         rows = self.round.ranked(seat)
         open_ = [row for row in rows if not self._refused(job.tenant, row.column)]
         if not open_:
-            return self._quota(seat, min(rows, key=_smallest).column)
+            return self._quota(seat)
         fits_empty = [row for row in open_ if self._pods_if_empty(job, row) >= row.column.pods]
         if not fits_empty:
             return self._too_small(seat, min(open_, key=_smallest).column)
@@ -110,21 +106,21 @@ class Book:
             "tenant": WaitCode.NO_POOL,
             "memory": WaitCode.DOES_NOT_FIT,
         }[reason]
-        changes = tuple(self._elsewhere(seat)) if code is WaitCode.NO_ACCELERATOR else ()
+        changes: tuple[Change, ...] = ()
+        if code is WaitCode.NO_ACCELERATOR:
+            changes = tuple(self.remedies.elsewhere(seat))
+        elif code is WaitCode.DOES_NOT_FIT:
+            changes = self._other_place(seat)
         resource = ",".join(job.accelerators) or "*"
         requested = job.min_pods * job.per_pod.accelerators_m
         if job.tenant not in self.round.ledger.tenants:
             code, changes = WaitCode.UNKNOWN_TENANT, ()
         return WaitingRecord(job.id, code, resource, job.tenant, requested=requested, changes=changes)
 
-    def _usable_pools(self, job: Job) -> list[Pool]:
-        if job.tenant not in self._pools:
-            pools = sorted(self.round.snapshot.pools, key=lambda pool: pool.name)
-            self._pools[job.tenant] = [p for p in pools if p.tenants is None or job.tenant in p.tenants]
-        return self._pools[job.tenant]
-
-    def _quota(self, seat: Seat, column: Candidate) -> WaitingRecord:
-        ledger, job = self.round.ledger, seat.job
+    def _quota(self, seat: Seat) -> WaitingRecord:
+        """Every column is refused by quota: said of the one that the least raise would start, or the smallest."""
+        ledger, job, remedies = self.round.ledger, seat.job, self.remedies
+        column, more = remedies.quota(seat) or (min(self.round.ranked(seat), key=_smallest).column, [])
         refusal = ledger.refusal(job.tenant, column.accelerator, column.accelerators_m)
         assert refusal is not None
         code, row, limit = refusal
@@ -136,12 +132,8 @@ class Book:
             need = round(1000 * ledger.units_of(column.accelerator, column.accelerators_m))
         else:
             held, need = ledger.held(job.tenant, row), column.accelerators_m
-        changes = [*self._fewer(seat, column)]
-        if self.round.find(job, column) is not None:
-            changes.append(Change("quota", amount_text(limit), amount_text(held + need)))
-        return replace(
-            base, resource=row, requested=need, allocated=held, limit=limit, changes=tuple(changes)
-        )
+        changes = (*remedies.fewer(seat), *remedies.elsewhere(seat), *more)
+        return replace(base, resource=row, requested=need, allocated=held, limit=limit, changes=changes)
 
     def _too_small(self, seat: Seat, column: Candidate) -> WaitingRecord:
         """No node, even empty, holds one pod; or all together not the gang. Says of which resource."""
@@ -154,16 +146,20 @@ class Book:
         for k in range(4):
             if ask[k] > largest[k]:
                 change = {1: "cpu", 2: "memory"}.get(k)
-                changes = (Change(change, str(ask[k]), str(largest[k])),) if change else ()
+                less = self.remedies.smaller_pods(seat, change, ask[k], largest[k]) if change else []
+                changes = (*less, *self._other_place(seat))
                 return replace(base, resource=names[k], requested=ask[k], limit=largest[k], changes=changes)
         places = nodes.places_if_empty(ask, seat.job.node_selector, seat.job.required_domain)
         limit = places * column.per_pod.accelerators_m
-        changes = (Change("pods", str(column.pods), str(places)),) if places else ()
+        changes = (*self.remedies.fewer(seat), *self._other_place(seat))
         return replace(base, limit=limit, changes=changes)
+
+    def _other_place(self, seat: Seat) -> tuple[Change, ...]:
+        return (*self.remedies.elsewhere(seat), *self.remedies.other_mode(seat))
 
     def _contended(self, seat: Seat, column: Candidate) -> WaitingRecord:
         """It could run, if others did not."""
-        round_, ledger, job = self.round, self.round.ledger, seat.job
+        ledger, job = self.round.ledger, seat.job
         free = self._free_m(column.pool)
         right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
         if free >= column.accelerators_m:
@@ -176,12 +172,9 @@ class Book:
             code = WaitCode.CAPACITY
         if code is not WaitCode.FRAGMENTED and self._outranked(job, column.accelerator):
             code = WaitCode.PRIORITY
-        changes = [*self._fewer(seat, column), *self._elsewhere(seat)]
-        if code is WaitCode.PRIORITY:
-            lowest = min(low for low, _ in self._running(job.tenant).values())
-            if round_.priority(job) <= lowest and lowest + 1 <= ledger.tenants[job.tenant].priority_ceiling:
-                changes.append(Change("priority", str(job.priority), str(lowest + 1)))
-        return self._base(seat, column, code, tuple(changes))
+        remedies = self.remedies
+        changes = (*remedies.fewer(seat), *self._other_place(seat), *remedies.higher(seat))
+        return self._base(seat, column, code, changes)
 
     def _outranked(self, job: Job, accelerator: str) -> bool:
         """Whether jobs of higher priority of its own tenant hold the resource."""
@@ -255,62 +248,3 @@ class Book:
                 ask, job.node_selector, job.required_domain
             )
         return known
-
-    def _fewer(self, seat: Seat, column: Candidate) -> list[Change]:
-        """The most pods, below the least it asks for, that would start now."""
-        most = min(seat.job.min_pods - 1, self._room_now(seat.job, column))
-        if seat.job.required_domain is None and most > 0:
-            sizes: Iterable[int] = (most,)
-        else:
-            sizes = range(most, 0, -1)
-        for pods in sizes:
-            if self._would_start(seat.job, replace(column, pods=pods)):
-                return [Change("pods", str(seat.job.min_pods), str(pods))]
-        return []
-
-    def _room_now(self, job: Job, column: Candidate) -> int:
-        """Pods of this size that the pool's nodes have room for now, wherever they stand."""
-        key = ("now", column.pool, column.per_pod, job.node_selector)
-        if key not in self._rooms:
-            nodes = self.round.cluster.pools[column.pool]
-            ask = request(column.per_pod, nodes.pool.is_cpu)
-            allowed = nodes.selected(job)
-            self._rooms[key] = sum(room for _, room in nodes.rooms(ask, False, allowed))
-        return self._rooms[key]
-
-    def _elsewhere(self, seat: Seat) -> list[Change]:
-        """Accelerators it does not allow, on which it would start now."""
-        job = seat.job
-        own = self._own.get(id(seat.option.row))
-        if own is None:
-            own = self._own[id(seat.option.row)] = {column.accelerator for column in seat.option.columns}
-        found: list[Change] = []
-        for pool in self._usable_pools(job):
-            if pool.accelerator in own or pool.accelerator in {c.needed for c in found}:
-                continue
-            column = self._column_on(job, pool)
-            if column is not None and self._would_start(job, column):
-                found.append(Change("accelerator", ",".join(job.accelerators) or "any", pool.accelerator))
-        return found
-
-    def _column_on(self, job: Job, pool: Pool) -> Candidate | None:
-        if job.per_pod.accelerators_m <= 0 and not pool.is_cpu:
-            return None
-        size = job.min_pods * per_pod_on(job, pool, None).accelerators_m
-        for mode in job.modes:
-            estimate = self.round.table.estimate(job.workload_class, pool.accelerator, mode, size, job.tenant)
-            if estimate is None or (
-                pool.memory_mib and not pool.is_cpu and estimate.memory_mib > pool.memory_mib
-            ):
-                continue
-            per_pod: Resources = per_pod_on(job, pool, estimate)
-            return Candidate(
-                pool.name, pool.accelerator, mode, job.min_pods, per_pod, estimate.speed, 0.0, 0.0
-            )
-        return None
-
-    def _would_start(self, job: Job, column: Candidate) -> bool:
-        if self._refused(job.tenant, column):
-            return False
-        found = self.round.find(job, column)
-        return found is not None and not found[1]

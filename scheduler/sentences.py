@@ -79,4 +79,4 @@ def _units(resource: str) -> _Unit:
 
 def amount_text(amount_m: int) -> str:
     """Thousandths of an accelerator as people write them."""
-    return f"{amount_m / 1000:g}"
+    return f"{amount_m / 1000:.3f}".rstrip("0").rstrip(".")

@@ -237,6 +237,12 @@ class TableView:
             key = (cell.tenant, cell.accelerator, cell.mode, cell.power_cap)
             known.cells.setdefault(key, {})[cell.accelerators_m] = cell
 
+    def modes(self, workload_class: str, tenant: str = "") -> tuple[str, ...]:
+        """Engine modes that any cell of the class is about, by name."""
+        known = self._classes.get(workload_class)
+        cells = () if known is None else known.cells
+        return tuple(sorted({mode for owner, _, mode, _ in cells if owner in ("", tenant)}))
+
     def _facts(self, workload_class: str) -> object:
         known = self._classes.get(workload_class)
         return None if known is None else known.facts()

@@ -60,6 +60,7 @@ def jobs(draw: st.DrawFn, number: int) -> Job:
             1000 * draw(st.sampled_from((1, 1, 2, 4, 8))), 1000, draw(st.sampled_from((1024, 65536)))
         ),
         accelerators=tuple(sorted(draw(st.sets(st.sampled_from(KINDS), max_size=2)))),
+        modes=draw(st.sampled_from((("resident",), ("resident",), ("resident", "offload"), ("offload",)))),
         priority=draw(st.sampled_from((50, 100, 100, 200))),
         preemptible=draw(st.sampled_from((True, True, True, False))),
         submitted_at_s=NOW - draw(st.integers(0, 100_000)),
@@ -85,7 +86,7 @@ def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: floa
                 chosen.append(node.name)
         if len(chosen) == pods:
             free.update(left)
-            placement = Placement(pool.name, pool.accelerator, "resident", tuple(chosen), job.per_pod)
+            placement = Placement(pool.name, pool.accelerator, job.modes[0], tuple(chosen), job.per_pod)
             return replace(job, run=Run(placement, since, since))
     return job
 
@@ -111,6 +112,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         Cell(name, kind, 1000, speed=draw(st.sampled_from((0.5, 1.0, 2.0, 4.0))))
         for name in ("x", "y")
         for kind in KINDS
+    )
+    cells += tuple(
+        Cell("x", kind, 1000, "offload", speed=draw(st.sampled_from((0.5, 1.0)))) for kind in KINDS[:2]
     )
     rates = tuple(Rate(kind, rate) for kind, rate in zip(KINDS, (3.0, 0.5, 1.0), strict=True))
     pools = tuple(Pool(kind, kind) for kind in kinds)

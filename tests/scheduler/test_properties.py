@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from busbar.scheduler import (
     ActionKind,
     Cell,
+    Change,
     Event,
     Job,
     JobId,
@@ -32,6 +33,7 @@ from busbar.scheduler import (
     TableView,
     Tenant,
     WaitCode,
+    WaitingRecord,
     applied,
     check_plan,
     plan,
@@ -135,9 +137,8 @@ def test_with_arrivals_stopped_every_feasible_job_starts(snapshot: Snapshot) -> 
     assert left == []
 
 
-@quiet
-@given(snapshots(), st.lists(st.floats(-0.01, 0.01), min_size=6, max_size=6))
-def test_noise_in_the_speeds_moves_nothing(snapshot: Snapshot, noise: list[float]) -> None:
+def _settled(snapshot: Snapshot) -> tuple[Snapshot, float]:
+    """After some rounds, when nothing is left to do."""
     now = NOW
     for _ in range(8):
         result = made(snapshot, now)
@@ -146,6 +147,13 @@ def test_noise_in_the_speeds_moves_nothing(snapshot: Snapshot, noise: list[float
         snapshot = applied(snapshot, result, now)
         now += 400.0
     assume(not made(snapshot, now).actions)
+    return snapshot, now
+
+
+@quiet
+@given(snapshots(), st.lists(st.floats(-0.01, 0.01), min_size=8, max_size=8))
+def test_noise_in_the_speeds_moves_nothing(snapshot: Snapshot, noise: list[float]) -> None:
+    snapshot, now = _settled(snapshot)
     cells = tuple(
         replace(cell, speed=cell.speed * (1 + error))
         for cell, error in zip(snapshot.table.cells, noise, strict=True)
@@ -156,29 +164,55 @@ def test_noise_in_the_speeds_moves_nothing(snapshot: Snapshot, noise: list[float
 
 @quiet
 @given(snapshots())
-def test_a_proposed_change_starts_the_job(snapshot: Snapshot) -> None:
-    result = made(snapshot)
-    assume(not result.actions)
-    for record in result.waiting:
+def test_a_proposed_change_starts_the_job_and_a_smaller_one_does_not(snapshot: Snapshot) -> None:
+    """Every kind of change; the smaller one is half of it, of pods one pod less."""
+    snapshot, now = _settled(snapshot)
+    for record in made(snapshot, now).waiting:
         for change in record.changes:
-            if change.kind not in ("accelerator", "quota", "pods"):
-                continue
-            job = next(job for job in snapshot.jobs if job.id == record.job)
-            if change.kind == "accelerator":
-                other = replace(job, accelerators=(change.needed,))
-            elif change.kind == "pods":
-                other = replace(job, min_pods=int(change.needed), max_pods=int(change.needed))
-            else:
-                other = job
-            changed = replace(snapshot, jobs=tuple(other if j.id == job.id else j for j in snapshot.jobs))
-            if change.kind == "quota":
-                changed = replace(
-                    changed, tenants=_raised(changed, record.tenant, record.resource, change.needed)
-                )
-            if record.code is WaitCode.NODE_TOO_SMALL:
-                continue
-            again = made(changed)
-            assert any(action.job == job.id for action in again.actions), (record, change)
+            assert _starts(snapshot, now, record, change.kind, change.needed), (record, change)
+            less = _less(change)
+            assert less is None or not _starts(snapshot, now, record, change.kind, less), (
+                record,
+                change,
+                less,
+            )
+
+
+def _less(change: Change) -> str | None:
+    """Half of the change; of pods the next smaller change. None: there is none."""
+    if change.kind == "pods":
+        more = int(change.needed) + 1
+        return str(more) if more < int(change.current) else None
+    if change.kind == "priority":
+        less = (int(change.current) + int(change.needed)) // 2
+        return str(less) if less > int(change.current) else None
+    if change.kind == "quota":
+        return str((float(change.current) + float(change.needed)) / 2)
+    if change.kind in ("cpu", "memory"):
+        return str((int(change.current) + int(change.needed)) // 2)
+    return None
+
+
+def _starts(snapshot: Snapshot, now: float, record: WaitingRecord, kind: str, needed: str) -> bool:
+    """Whether the job starts when this is changed (the solver may still find a better use for its place)."""
+    job = next(job for job in snapshot.jobs if job.id == record.job)
+    if kind == "accelerator":
+        job = replace(job, accelerators=(needed,))
+    elif kind == "pods":
+        job = replace(job, min_pods=int(needed), max_pods=int(needed))
+    elif kind in ("cpu", "memory"):
+        less = {"cpu": "cpu_m", "memory": "memory_mib"}[kind]
+        job = replace(job, per_pod=replace(job.per_pod, **{less: int(needed)}))
+    elif kind == "mode":
+        job = replace(job, modes=(needed,))
+    elif kind == "priority":
+        job = replace(job, priority=int(needed))
+    changed = replace(snapshot, jobs=tuple(job if j.id == job.id else j for j in snapshot.jobs))
+    if kind == "quota":
+        changed = replace(changed, tenants=_raised(changed, record.tenant, record.resource, needed))
+    return any(
+        action.job == job.id and action.kind is ActionKind.START for action in made(changed, now).actions
+    )
 
 
 def _raised(snapshot: Snapshot, tenant: str, row: str, needed: str) -> tuple[Tenant, ...]:
