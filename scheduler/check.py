@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields, replace
 
 from .plans import ActionKind, Plan
-from .types import Job, Node, Placement, Pool, Snapshot, Tenant
+from .types import Job, Node, Placement, Pool, Resources, Snapshot, Tenant
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> list[str]:
@@ -212,9 +213,30 @@ def _order(snapshot: Snapshot, plan: Plan, before: Mapping[str, Placement]) -> l
     moving = {key for key in early if key in before}
     held = dict(before)
     for key, placement in early.items():
-        held[key + " (new)" if key in moving else key] = placement
+        if key not in moving:
+            held[key] = placement
+            continue
+        for number, more in enumerate(_beyond(before[key], placement)):
+            held[f"{key} (new, {number})"] = more
     starts = {key for key in early if key not in moving}
     return [f"too early: {text}" for text in _room(snapshot, held, starts)]
+
+
+def _beyond(old: Placement, new: Placement) -> list[Placement]:
+    """What a job that moves takes on each node beyond what it has there: it stops before it starts again."""
+    if old.devices or new.devices:
+        return [new]
+    has, wants = Counter(old.nodes), Counter(new.nodes)
+    found = []
+    for name, pods in sorted(wants.items()):
+        amounts = {
+            field.name: max(
+                0, pods * getattr(new.per_pod, field.name) - has[name] * getattr(old.per_pod, field.name)
+            )
+            for field in fields(Resources)
+        }
+        found.append(replace(new, nodes=(name,), per_pod=Resources(**amounts)))
+    return found
 
 
 def _quota(

@@ -91,7 +91,7 @@ def fill(
     """
     _sooner(round_)
     blocked = Blocked() if blocked is None else blocked
-    wanted = [s for s in (round_.waiting() if seats is None else seats) if not _ended(s)]
+    wanted = [s for s in (round_.waiting() if seats is None else seats) if not _ended(round_, s)]
     keep = {seat.job.id for seat in wanted}
     left = [*wanted, *others]
     left.sort(key=lambda seat: order(round_, seat), reverse=True)
@@ -107,9 +107,10 @@ def fill(
     return [seat for seat in tried if seat.job.id in keep]
 
 
-def _ended(seat: Seat) -> bool:
-    """Pods that are not ours end when they are stopped: they start nowhere else."""
-    return seat.job.kind is JobKind.OPAQUE and seat.job.run is not None
+def _ended(round_: Round, seat: Seat) -> bool:
+    """Pods that are not ours end when they are stopped: they start nowhere else at the same moment."""
+    job = seat.job
+    return job.kind is JobKind.OPAQUE and (job.run is not None or job.last_move_at_s == round_.now)
 
 
 def _sooner(round_: Round) -> None:

@@ -235,6 +235,14 @@ class Ledger:
         """An amount in exchange-rate units."""
         return amount_m * self.rate.get(accelerator, 0.001)
 
+    def counted_m(self, tenant: str, accelerator: str) -> float:
+        """What counts against a limit on this type ("*": on all, in thousandths of units), stopping jobs included."""
+        leaving = self._leaving.get(tenant, _NOTHING)
+        if accelerator != "*":
+            return float(self.held(tenant, accelerator) + leaving.get(accelerator, 0))
+        units = math.fsum(self.units_of(kind, amount) for kind, amount in leaving.items())
+        return 1000 * (self.units(tenant) + units)
+
     def refusal(self, tenant: str, accelerator: str, amount_m: int) -> tuple[WaitCode, str, int] | None:
         """Why quota forbids this much more: the code, the row's accelerator and its limit; None: it may."""
         known = self.tenants.get(tenant)
@@ -242,13 +250,9 @@ class Ledger:
             return (WaitCode.UNKNOWN_TENANT, accelerator, 0)
         for quota in known.quotas:
             if quota.accelerator == accelerator:
-                leaving = self._leaving.get(tenant, _NOTHING)
-                after = float(self.held(tenant, accelerator) + leaving.get(accelerator, 0) + amount_m)
+                after = self.counted_m(tenant, accelerator) + amount_m
             elif quota.accelerator == "*":
-                units = self.units(tenant) + self.units_of(accelerator, amount_m)
-                leaving = self._leaving.get(tenant, _NOTHING)
-                units += math.fsum(self.units_of(kind, amount) for kind, amount in leaving.items())
-                after = 1000 * units
+                after = self.counted_m(tenant, "*") + 1000 * self.units_of(accelerator, amount_m)
             else:
                 continue
             if quota.ceiling_m is not None and after > quota.ceiling_m + EPS:

@@ -8,7 +8,8 @@ priority never take more of a type, together, than they have in the plan and tha
     maximise    value of the columns chosen  -  what moving costs
     each job    one column at most
     each type   by user and priority: what they have in the plan, and a part of what is free
-    quota       as the ledger says
+    quota       by user and priority: what they have in the plan, and a part of what the ledger leaves; that part
+                only if nobody waits for it who comes first in the tenant, by priority or by the users' shares
     churn       as many running jobs disturbed as the round may still disturb
 
 The program counts accelerators, not nodes. So its answer is tried out on the nodes, large gangs first; a job that
@@ -28,7 +29,7 @@ from .displace import own_charge
 from .ledger import limit
 from .moves import pays
 from .round import Round
-from .types import Placement
+from .types import Placement, Quota
 
 LEAST_GAP = 0.01
 """A plan that is certified to be so near the optimum is left as it is."""
@@ -123,7 +124,7 @@ def _program(round_: Round, choices: list[_Choice]) -> solver.Program:
         program.row([*terms, (share, -1.0)], high=has.get(key, 0.0))
     for kind, terms in sorted(shares.items()):
         program.row(terms, high=_free(round_, kind))
-    _quotas(round_, program, rows, has)
+    _quotas(round_, program, choices, rows, has)
     if stays:
         program.row(stays, low=len(stays) - max(0, round_.budget_left))
     return program
@@ -148,28 +149,57 @@ def _free(round_: Round, kind: str) -> float:
 def _quotas(
     round_: Round,
     program: solver.Program,
+    choices: list[_Choice],
     rows: dict[_Group, list[tuple[int, float]]],
     has: dict[_Group, float],
 ) -> None:
-    """No tenant's jobs that may be changed take more than its limits leave them."""
+    """No tenant's jobs that may be changed take more than its limits leave them, and nobody takes what others of
+    the tenant have of a limit: a job that only a limit holds back stops nobody, so it could not take it back."""
     ledger = round_.ledger
     for name, tenant in sorted(ledger.tenants.items()):
         for quota in tenant.quotas:
             most = limit(quota)
-            terms: list[tuple[int, float]] = []
-            held = 0.0
-            for key, own in sorted(rows.items()):
-                if key[0] == name and quota.accelerator in ("*", key[3]):
-                    unit = ledger.units_of(key[3], 1000) if quota.accelerator == "*" else 1.0
-                    terms += [(variable, unit * size) for variable, size in own]
-                    held += unit * has.get(key, 0.0)
-            if terms and not math.isinf(most):
-                taken = (
-                    ledger.units(name)
-                    if quota.accelerator == "*"
-                    else ledger.held(name, quota.accelerator) / 1000
-                )
-                program.row(terms, high=max(held, most / 1000 - (taken - held)))
+            own = {key: terms for key, terms in rows.items() if _counts(quota, key) and key[0] == name}
+            if not own or math.isinf(most):
+                continue
+            unit = {key: ledger.units_of(key[3], 1000) if quota.accelerator == "*" else 1.0 for key in own}
+            spare = max(0.0, (most - ledger.counted_m(name, quota.accelerator)) / 1000)
+            first = _first_turns(round_, choices, name, quota)
+            shares: list[tuple[int, float]] = []
+            for user, priority in sorted({key[1:3] for key in own}):
+                mine = sorted(key for key in own if key[1:3] == (user, priority))
+                terms = [(variable, unit[key] * size) for key in mine for variable, size in own[key]]
+                if (user, priority) in first:
+                    share = program.variable(0.0, 0.0, math.inf)
+                    shares.append((share, 1.0))
+                    terms.append((share, -1.0))
+                program.row(terms, high=sum(unit[key] * has.get(key, 0.0) for key in mine))
+            if shares:
+                program.row(shares, high=spare)
+
+
+def _counts(quota: Quota, key: _Group) -> bool:
+    return quota.accelerator in ("*", key[3])
+
+
+def _first_turns(round_: Round, choices: list[_Choice], tenant: str, quota: Quota) -> set[tuple[str, int]]:
+    """Users and priorities of the tenant that come no later than everybody who waits under this limit."""
+    turns: dict[tuple[str, int], tuple[int, bool]] = {}
+    first: tuple[int, bool] | None = None
+    for choice in choices:
+        seat = choice.seat
+        if seat.job.tenant != tenant or not any(
+            quota.accelerator in ("*", column.accelerator) for _, column in choice.columns
+        ):
+            continue
+        priority = round_.priority(seat.job)
+        outside = round_.ledger.user_turn(tenant, seat.job.user, seat.option.row.sizes)[0]
+        turn = (-priority, outside and round_.ledger.shared(tenant))
+        key = (seat.job.user, priority)
+        turns[key] = min(turn, turns.get(key, turn))
+        if choice.now is None:
+            first = turn if first is None else min(turn, first)
+    return {key for key, turn in turns.items() if first is None or turn <= first}
 
 
 def _as_planned(program: solver.Program, choices: list[_Choice]) -> list[float]:
