@@ -249,11 +249,8 @@ class Ledger:
         if known is None:
             return (WaitCode.UNKNOWN_TENANT, accelerator, 0)
         for quota in known.quotas:
-            if quota.accelerator == accelerator:
-                after = self.counted_m(tenant, accelerator) + amount_m
-            elif quota.accelerator == "*":
-                after = self.counted_m(tenant, "*") + 1000 * self.units_of(accelerator, amount_m)
-            else:
+            after = self._after_m(quota, tenant, accelerator, amount_m)
+            if after is None:
                 continue
             if quota.ceiling_m is not None and after > quota.ceiling_m + EPS:
                 return (WaitCode.CEILING, quota.accelerator, quota.ceiling_m)
@@ -261,19 +258,20 @@ class Ledger:
                 return (WaitCode.BORROW_LIMIT, quota.accelerator, quota.guaranteed_m + quota.borrowable_m)
         return None
 
+    def _after_m(self, quota: Quota, tenant: str, accelerator: str, amount_m: int) -> float | None:
+        """What would count against a quota row with this much more; None: the row is about another type."""
+        if quota.accelerator == accelerator:
+            return self.counted_m(tenant, accelerator) + amount_m
+        if quota.accelerator == "*":
+            return self.counted_m(tenant, "*") + 1000 * self.units_of(accelerator, amount_m)
+        return None
+
     def shortages(self, tenant: str, accelerator: str, amount_m: int) -> dict[str, int]:
         """For every quota row that forbids this much more: the limit, in thousandths, that would allow it."""
         known, found = self.tenants.get(tenant), {}
-        leaving = self._leaving.get(tenant, _NOTHING)
         for quota in () if known is None else known.quotas:
-            if quota.accelerator == accelerator:
-                after = float(self.held(tenant, accelerator) + leaving.get(accelerator, 0) + amount_m)
-            elif quota.accelerator == "*":
-                units = self.units(tenant) + self.units_of(accelerator, amount_m)
-                after = 1000 * (units + math.fsum(self.units_of(kind, m) for kind, m in leaving.items()))
-            else:
-                continue
-            if after > limit(quota) + EPS:
+            after = self._after_m(quota, tenant, accelerator, amount_m)
+            if after is not None and after > limit(quota) + EPS:
                 found[quota.accelerator] = math.ceil(after - EPS)
         return found
 
