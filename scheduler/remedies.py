@@ -113,6 +113,8 @@ class Remedies:
         """The least priority with which it would start in the place of jobs of its tenant."""
         round_, job = self.round, seat.job
         own, most = round_.priority(job), round_.ledger.tenants[job.tenant].priority_ceiling
+        if self._quiet(seat):
+            return []
         levels = [level for level in self._levels_of(job.tenant) if own <= level < most]
         for level in sorted({*levels, *(level + 1 for level in levels)} - {own}):
             trial = self._trial(replace(job, priority=level))
@@ -186,8 +188,8 @@ class Remedies:
         may not keep the place). None: there are no tries left."""
         if self._open(trial):
             return "unsure"
-        round_, job = self.round, trial.job
-        if not round_.calm() and round_.ledger.best_right(job.tenant, trial.option.sizes) > Right.GUARANTEED:
+        round_ = self.round
+        if self._quiet(trial):
             return False
         if self._left <= 0:
             return None
@@ -204,6 +206,11 @@ class Remedies:
         if not sure or column is None or self._contested(seat, trial, column, new=True):
             return "unsure"
         return by
+
+    def _quiet(self, seat: Seat) -> bool:
+        """Whether no more jobs may be stopped for this one in this round."""
+        best = self.round.ledger.best_right(seat.job.tenant, seat.option.sizes)
+        return not self.round.calm() and best > Right.GUARANTEED
 
     def _starts_with(self, seat: Seat, row: str, limit: int, anyhow: bool = False) -> bool:
         """Whether the job starts in free room, in its turn, if this row of quota allows so much; `anyhow`: or by
