@@ -16,7 +16,8 @@
     an admitted job is not evicted for one that it      test_nobody_is_stopped_for_a_job_that_was_stopped_for_it
       would evict
     1 % noise in speeds moves nothing                   test_noise_in_the_speeds_moves_nothing
-    explanations are true and minimal                   test_a_proposed_change_starts_the_job (and those like it)
+    explanations are true and minimal                   test_a_proposed_change_starts_the_job_and_a_smaller_one_does_not;
+                                                        test_remedies.py
     a memo changes nothing                              test_react.py: test_a_memo_changes_nothing_and_every_answer_is_allowed
 
 Examples in which one of these once failed: test_settles.py.
