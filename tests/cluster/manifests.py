@@ -200,7 +200,7 @@ def tenant() -> JSON:
             "organisation": "Example",
             "namespaces": ["research"],
             "members": [
-                {"subject": {"kind": "User", "name": "alice"}, "role": "admin"},
+                {"subject": {"kind": "User", "name": "alice"}, "role": "admin", "weight": 2},
                 {
                     "subject": {"kind": "ServiceAccount", "name": "ci", "namespace": "research"},
                     "role": "member",
