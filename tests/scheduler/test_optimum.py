@@ -67,7 +67,7 @@ def test_the_solver_leaves_the_last_of_a_quota_to_the_higher_priority(
     snapshot = cluster(
         job("first", "a", priority=200, remaining=1e7, accelerators=("H100",)),
         job("short", "a", priority=100, remaining=10.0, accelerators=("H100",)),
-        tenants=(tenant("a", **quota),),
+        tenants=(tenant("a", 1.0, **quota),),
         H100=1,
     )
     assert started(snapshot) == {"uid-first"}
