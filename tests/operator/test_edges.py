@@ -1,11 +1,9 @@
-"""The edges: the queue, settings, workload ports, events, merge patches, and the HTTP ports."""
+"""The edges: the queue, settings, merge patches, pods, events, and the gateway's demand."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,25 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.builders import NOW, SETTINGS, running
 
-from busbar.kube.contracts.forecast import ForecastAnswer
-from busbar.kube.contracts.routes import Routes
-from busbar.kube.contracts.workload import bearer_for
 from busbar.kube.errors import AlreadyExists
 from busbar.kube.informer import Key
-from busbar.operator.actions import Ask
 from busbar.operator.demand import DemandReader
-from busbar.operator.errors import Busy, ProbeRefused, SettingsError
+from busbar.operator.errors import SettingsError
 from busbar.operator.events import EventQueue, Notice
 from busbar.operator.metrics import Metrics
 from busbar.operator.modelservice import place_of
 from busbar.operator.pods import Node, Pod, project_pod
-from busbar.operator.prober import Prober, address_of
 from busbar.operator.rounds import policy_of
-from busbar.operator.server import Draft, RoutesFeed, Server
 from busbar.operator.settings import Settings, from_environ
 from busbar.operator.workqueue import KeyQueue
 from busbar.operator.writer import merge_difference
-from busbar.scheduler import Objective, Policy, Snapshot
+from busbar.scheduler import Objective, Policy
 
 LOOPBACK = Node("node-0", (), (), 0, 0, 0, (), True, ("127.0.0.0/8",))
 
@@ -152,143 +144,6 @@ def test_the_difference_turns_one_status_into_the_other(old: dict[str, Any], new
     patch = merge_difference(old, new)
     assert merged(old, patch) == new
     assert bool(patch) == (old != new)
-
-
-# -- workload ports ------------------------------------------------------------------------------------
-
-
-def talking(**fields: Any) -> Pod:
-    return running(0, port=9400, ip="10.1.0.7", **fields)
-
-
-@pytest.mark.parametrize(
-    ("pod", "node", "why"),
-    [
-        (running(0, ip="10.1.0.7"), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "no port"),
-        (talking(host_network=True), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "host network"),
-        (talking(), replace(LOOPBACK, cidrs=("10.2.0.0/24",)), "not in the pod range"),
-        (talking(), replace(LOOPBACK, cidrs=()), "not in the pod range"),
-        (talking(), None, "not in the pod range"),
-    ],
-)
-def test_a_pod_that_breaks_a_rule_is_not_dialled(pod: Pod, node: Node | None, why: str) -> None:
-    with pytest.raises(ProbeRefused, match=why):
-        address_of(pod, node)
-
-
-def test_a_pod_that_keeps_the_rules_is_dialled_at_its_declared_port() -> None:
-    assert address_of(talking(), replace(LOOPBACK, cidrs=("10.1.0.0/24",))) == "http://10.1.0.7:9400"
-
-
-@asynccontextmanager
-async def workload(handler: Any) -> AsyncIterator[tuple[Prober, Pod, list[str]]]:
-    """A pod whose port is answered by ``handler``, and the prober that reads it."""
-    seen: list[str] = []
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        seen.append(f"{request.method} {request.path} {request.headers.get('Authorization', '')}")
-        made: web.StreamResponse = await handler(request)
-        return made
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    pod = running(0, port=runner.addresses[0][1], ip="127.0.0.1")
-    settings = replace(SETTINGS, poll_timeout_s=0.3)
-    prober = Prober(settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda pod: None)
-    try:
-        yield prober, pod, seen
-    finally:
-        await prober.close()
-        await runner.cleanup()
-
-
-async def test_a_valid_answer_is_kept_and_the_bearer_is_the_objects_own() -> None:
-    async def ok(request: web.Request) -> web.Response:
-        return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
-
-    async with workload(ok) as (prober, pod, seen):
-        await prober.poll_once()
-        assert prober.training[pod.uid].status.step == 3
-        assert seen == [f"GET /status Bearer {bearer_for(SETTINGS.workload_key, pod.owner_uid)}"]
-
-
-async def _redirect(request: web.Request) -> web.Response:
-    return web.Response(status=302, headers={"Location": "/elsewhere"})
-
-
-async def _large(request: web.Request) -> web.Response:
-    return web.Response(body=b"x" * 70_000)
-
-
-async def _slow(request: web.Request) -> web.Response:
-    await asyncio.Event().wait()
-    return web.Response()
-
-
-async def _words(request: web.Request) -> web.Response:
-    return web.Response(text="hello")
-
-
-async def _wrong(request: web.Request) -> web.Response:
-    return web.json_response({"kind": "training", "step": "many", "totalSteps": []})
-
-
-@pytest.mark.parametrize("handler", [_redirect, _large, _slow, _words, _wrong])
-async def test_a_hostile_answer_is_dropped_and_followed_nowhere(handler: Any) -> None:
-    async with workload(handler) as (prober, _, seen):
-        await prober.poll_once()
-        assert prober.training == {}
-        assert len(seen) == 1
-
-
-async def test_a_refusal_is_said_once_and_forgotten_when_it_ends() -> None:
-    said: list[str] = []
-    pod = talking()
-    prober = Prober(
-        SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None, lambda p, why: said.append(why)
-    )
-    await prober.poll_once()
-    await prober.poll_once()
-    assert len(said) == 1
-    assert pod.uid in prober.refusals
-
-
-class FakeClock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-async def test_a_pod_whose_answers_differ_each_time_gets_an_event_now_and_then() -> None:
-    answers = iter(range(400, 500))
-
-    async def each_time_another(request: web.Request) -> web.Response:
-        return web.Response(status=next(answers))
-
-    said: list[str] = []
-    clock = FakeClock()
-    async with workload(each_time_another) as (reader, pod, _):
-        prober = Prober(
-            reader._settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda p: None,
-            lambda p, why: said.append(why), clock=clock,
-        )  # fmt: skip
-        for clock.now in (0.0, 2.0, 59.0, 60.0, 61.0):
-            await prober.poll_once()
-        await prober.close()
-        assert [text[-3:] for text in said] == ["400", "403"]
-        assert prober.refusals[pod.uid].endswith("404")  # the status says the last, as before
-
-
-async def test_a_pod_that_cannot_be_asked_is_not_waited_for() -> None:
-    pod = talking(host_network=True)
-    prober = Prober(SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None)
-    prober.ask(Ask(pod.key, pod.uid, "/checkpoint", 30.0), pod)
-    await asyncio.gather(*prober._tasks)
-    assert prober.asked["/checkpoint"] == {pod.uid: True}
 
 
 # -- pods ----------------------------------------------------------------------------------------------
@@ -464,141 +319,6 @@ async def test_a_demand_that_comes_in_pieces_is_read_whole() -> None:
     found = reader.of(Key("team", "web-49"))
     assert found is not None
     assert found.in_flight == 49
-
-
-# -- the HTTP ports ------------------------------------------------------------------------------------
-
-
-class Reviewing:
-    """Answers TokenReviews: a token is its user's name."""
-
-    async def call(self, method: str, path: str, *, body: Mapping[str, Any]) -> dict[str, Any]:
-        token = body["spec"]["token"]
-        known = token != "stranger"
-        return {
-            "status": {"authenticated": known, "audiences": ["busbar-operator"], "user": {"username": token}}
-        }
-
-
-async def forecast(draft: Draft) -> ForecastAnswer:
-    if draft.metadata.name == "busy":
-        raise Busy("others are asking")
-    return ForecastAnswer(start_p50_seconds=60, start_p90_seconds=120, ended_jobs=7)
-
-
-@asynccontextmanager
-async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
-    settings = replace(
-        SETTINGS, namespace="busbar-system", internal_host="127.0.0.1", internal_port=0, metrics_port=0
-    )
-    client: Any = Reviewing()
-    made = Server(
-        settings,
-        client,
-        Metrics(),
-        feed,
-        lambda draft: Snapshot(version=1 if draft else 0),
-        forecast,
-        list,
-        lambda: True,
-    )
-    await made.start()
-    async with aiohttp.ClientSession() as session:
-        yield made, session
-    await made.stop()
-
-
-API = {"Authorization": "Bearer system:serviceaccount:busbar-system:busbar-api"}
-
-
-@pytest.mark.parametrize("path", ["/snapshot", "/routes", "/forecast"])
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 401),
-        ({"Authorization": "Bearer stranger"}, 401),
-        ({"Authorization": "Bearer system:serviceaccount:team:default"}, 403),
-        ({"Authorization": "Bearer system:serviceaccount:other:busbar-api"}, 403),
-    ],
-)
-async def test_the_internal_port_is_for_our_own_processes(
-    path: str, headers: dict[str, str], status: int
-) -> None:
-    feed = RoutesFeed(lambda revision: Routes(revision=revision))
-    feed.refresh()
-    async with (
-        server(feed) as (made, session),
-        session.get(f"http://127.0.0.1:{made.ports['internal']}{path}", headers=headers) as response,
-    ):
-        assert response.status == status
-
-
-async def test_a_draft_is_added_and_a_wrong_one_is_named_by_its_field() -> None:
-    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
-        url = f"http://127.0.0.1:{made.ports['internal']}/snapshot"
-        draft = {"kind": "TrainingJob", "metadata": {"name": "d"}, "spec": {"template": {"image": "i"}}}
-        async with session.post(url, json={"object": draft}, headers=API) as response:
-            assert (await response.json())["version"] == 1
-        draft["spec"] = {"template": {"image": "i"}, "priority": 5000}
-        async with session.post(url, json={"object": draft}, headers=API) as response:
-            assert response.status == 422
-            assert (await response.json())["error"]["field"] == "spec.priority"
-        async with session.post(url, data=b"[]", headers=API) as response:
-            assert response.status == 400
-
-
-async def test_a_forecast_is_answered_and_too_many_at_once_are_told_to_come_back() -> None:
-    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
-        url = f"http://127.0.0.1:{made.ports['internal']}/forecast"
-        draft = {"kind": "TrainingJob", "metadata": {"name": "d"}, "spec": {"template": {"image": "i"}}}
-        async with session.post(url, json={"object": draft}, headers=API) as response:
-            assert await response.json() == {
-                "startP50Seconds": 60.0, "startP90Seconds": 120.0, "endedJobs": 7, "promises": 0,
-            }  # fmt: skip
-        draft["metadata"] = {"name": "busy"}
-        async with session.post(url, json={"object": draft}, headers=API) as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (503, "Busy")
-        async with session.post(url, data=b"[]", headers=API) as response:
-            assert response.status == 400
-
-
-async def test_routes_are_sent_whole_and_again_when_they_change() -> None:
-    documents = [Routes(revision=0), Routes.model_validate({"revision": 0, "services": [_route()]})]
-    feed = RoutesFeed(lambda revision: documents[0].model_copy(update={"revision": revision}))
-    feed.refresh()
-    async with server(feed) as (made, session):
-        url = f"http://127.0.0.1:{made.ports['internal']}/routes"
-        async with session.get(url, headers=API) as response:
-            first = Routes.model_validate_json(await response.content.readline())
-            feed.refresh()  # nothing new: no line
-            documents.pop(0)
-            feed.refresh()
-            second = Routes.model_validate_json(await response.content.readline())
-    assert (first.revision, first.services) == (1, [])
-    assert second.revision == 2
-    assert second.services[0].key == "team/web"
-
-
-def _route() -> dict[str, Any]:
-    return {"tenant": "t", "namespace": "team", "name": "web", "uid": "u", "modelId": "web", "bearer": "b"}
-
-
-async def test_nothing_is_streamed_before_everything_was_seen() -> None:
-    feed = RoutesFeed(lambda revision: Routes(revision=revision))
-    async with server(feed) as (made, session):
-        url = f"http://127.0.0.1:{made.ports['internal']}/routes"
-        async with session.get(url, headers=API) as response:
-            feed.refresh()
-            assert Routes.model_validate_json(await response.content.readline()).revision == 1
-
-
-async def test_metrics_and_health_are_open() -> None:
-    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
-        base = f"http://127.0.0.1:{made.ports['metrics']}"
-        async with session.get(f"{base}/metrics") as response:
-            assert "busbar_lease_held" in await response.text()
-        async with session.get(f"{base}/healthz") as response:
-            assert response.status == 200
 
 
 def test_settings_keep_the_key_out_of_their_text() -> None:

@@ -1,0 +1,156 @@
+"""Reading workload ports: who is dialled, and what a hostile answer can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.operator.builders import SETTINGS, running
+
+from busbar.kube.contracts.workload import bearer_for
+from busbar.operator.actions import Ask
+from busbar.operator.errors import ProbeRefused
+from busbar.operator.metrics import Metrics
+from busbar.operator.pods import Node, Pod
+from busbar.operator.prober import Prober, address_of
+
+LOOPBACK = Node("node-0", (), (), 0, 0, 0, (), True, ("127.0.0.0/8",))
+
+
+def talking(**fields: Any) -> Pod:
+    return running(0, port=9400, ip="10.1.0.7", **fields)
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "why"),
+    [
+        (running(0, ip="10.1.0.7"), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "no port"),
+        (talking(host_network=True), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "host network"),
+        (talking(), replace(LOOPBACK, cidrs=("10.2.0.0/24",)), "not in the pod range"),
+        (talking(), replace(LOOPBACK, cidrs=()), "not in the pod range"),
+        (talking(), None, "not in the pod range"),
+    ],
+)
+def test_a_pod_that_breaks_a_rule_is_not_dialled(pod: Pod, node: Node | None, why: str) -> None:
+    with pytest.raises(ProbeRefused, match=why):
+        address_of(pod, node)
+
+
+def test_a_pod_that_keeps_the_rules_is_dialled_at_its_declared_port() -> None:
+    assert address_of(talking(), replace(LOOPBACK, cidrs=("10.1.0.0/24",))) == "http://10.1.0.7:9400"
+
+
+@asynccontextmanager
+async def workload(handler: Any) -> AsyncIterator[tuple[Prober, Pod, list[str]]]:
+    """A pod whose port is answered by ``handler``, and the prober that reads it."""
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(f"{request.method} {request.path} {request.headers.get('Authorization', '')}")
+        made: web.StreamResponse = await handler(request)
+        return made
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pod = running(0, port=runner.addresses[0][1], ip="127.0.0.1")
+    settings = replace(SETTINGS, poll_timeout_s=0.3)
+    prober = Prober(settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda pod: None)
+    try:
+        yield prober, pod, seen
+    finally:
+        await prober.close()
+        await runner.cleanup()
+
+
+async def test_a_valid_answer_is_kept_and_the_bearer_is_the_objects_own() -> None:
+    async def ok(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
+
+    async with workload(ok) as (prober, pod, seen):
+        await prober.poll_once()
+        assert prober.training[pod.uid].status.step == 3
+        assert seen == [f"GET /status Bearer {bearer_for(SETTINGS.workload_key, pod.owner_uid)}"]
+
+
+async def _redirect(request: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"Location": "/elsewhere"})
+
+
+async def _large(request: web.Request) -> web.Response:
+    return web.Response(body=b"x" * 70_000)
+
+
+async def _slow(request: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+async def _words(request: web.Request) -> web.Response:
+    return web.Response(text="hello")
+
+
+async def _wrong(request: web.Request) -> web.Response:
+    return web.json_response({"kind": "training", "step": "many", "totalSteps": []})
+
+
+@pytest.mark.parametrize("handler", [_redirect, _large, _slow, _words, _wrong])
+async def test_a_hostile_answer_is_dropped_and_followed_nowhere(handler: Any) -> None:
+    async with workload(handler) as (prober, _, seen):
+        await prober.poll_once()
+        assert prober.training == {}
+        assert len(seen) == 1
+
+
+async def test_a_refusal_is_said_once_and_forgotten_when_it_ends() -> None:
+    said: list[str] = []
+    pod = talking()
+    prober = Prober(
+        SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None, lambda p, why: said.append(why)
+    )
+    await prober.poll_once()
+    await prober.poll_once()
+    assert len(said) == 1
+    assert pod.uid in prober.refusals
+
+
+class FakeClock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_pod_whose_answers_differ_each_time_gets_an_event_now_and_then() -> None:
+    answers = iter(range(400, 500))
+
+    async def each_time_another(request: web.Request) -> web.Response:
+        return web.Response(status=next(answers))
+
+    said: list[str] = []
+    clock = FakeClock()
+    async with workload(each_time_another) as (reader, pod, _):
+        prober = Prober(
+            reader._settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda p: None,
+            lambda p, why: said.append(why), clock=clock,
+        )  # fmt: skip
+        for clock.now in (0.0, 2.0, 59.0, 60.0, 61.0):
+            await prober.poll_once()
+        await prober.close()
+        assert [text[-3:] for text in said] == ["400", "403"]
+        assert prober.refusals[pod.uid].endswith("404")  # the status says the last, as before
+
+
+async def test_a_pod_that_cannot_be_asked_is_not_waited_for() -> None:
+    pod = talking(host_network=True)
+    prober = Prober(SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None)
+    prober.ask(Ask(pod.key, pod.uid, "/checkpoint", 30.0), pod)
+    await asyncio.gather(*prober._tasks)
+    assert prober.asked["/checkpoint"] == {pod.uid: True}
