@@ -53,6 +53,7 @@ class History:
         self._pending: dict[str, list[tuple[Sample, datetime]]] = {}
         self._last_sample: dict[str, Sample] = {}
         self._counts: dict[str, int] = {}
+        self._flushing = asyncio.Lock()
         store.subscribe(self._on_change)
 
     # -- filling ---------------------------------------------------------------------------------------
@@ -74,16 +75,23 @@ class History:
             self._pending.setdefault(uid, []).append((sample, self._now()))
 
     async def run(self) -> None:
-        """Flush for ever. A database that is away costs nothing but delay: what is pending stays pending."""
+        """Flush for ever. A database that is away costs nothing but delay: what is pending stays pending.
+
+        Whoever cancels this cuts off no write: it ends by itself, and the next `flush` waits for it.
+        """
         await self._store.synced(timeout_s=3600)
-        await self.reconcile()
+        await asyncio.shield(self.reconcile())
         while True:
             await asyncio.sleep(FLUSH_S)
             with contextlib.suppress(SQLAlchemyError, OSError):
-                await self.flush()
+                await asyncio.shield(self.flush())
 
     async def reconcile(self) -> None:
         """After a start: rows of objects that are no longer there are closed."""
+        async with self._flushing:
+            await self._reconcile()
+
+    async def _reconcile(self) -> None:
         alive = {
             obj["metadata"]["uid"]
             for resource in (TRAINING_JOBS, MODEL_SERVICES)
@@ -99,10 +107,14 @@ class History:
             async with self._db.write() as tx:
                 for uid in lost:
                     await tx.execute(update(jobs).where(jobs.c.uid == uid).values(deleted_at=self._now()))
-        await self.flush()
+        await self._flush()
 
     async def flush(self) -> None:
         """Write what changed since the last flush, in one transaction."""
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         if not (self._changed or self._gone or self._pending):
             return
         changed, gone, pending = self._changed, self._gone, self._pending

@@ -7,13 +7,15 @@ through one lock in this process; on PostgreSQL the lock is not taken.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Table, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from busbar.api.errors import SettingsError
@@ -38,13 +40,13 @@ class Database:
         self.engine = make_engine(url)
         self._writer = asyncio.Lock()
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A connection for queries."""
         async with self.engine.connect() as connection:
             yield connection
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed when the block ends without an exception."""
         if self.is_sqlite:
@@ -74,9 +76,21 @@ def make_engine(url: str) -> AsyncEngine:
         # One thread per connection: a small pool keeps memory low and still lets reads pass a write.
         engine = create_async_engine(url, pool_size=3, max_overflow=2)
         event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
+        event.listen(engine.sync_engine, "invalidate", _sqlite_rollback)
         return engine
     settings = {"server_settings": {"timezone": "UTC", "application_name": "busbar-api"}}
     return create_async_engine(url, pool_size=5, max_overflow=5, pool_pre_ping=True, connect_args=settings)
+
+
+def _sqlite_rollback(connection: Any, _record: Any, _error: BaseException | None) -> None:
+    """End the transaction of a write that was cancelled half way.
+
+    The connection is closed next, but SQLite keeps a closed connection, its transaction and so the write lock for
+    as long as a statement of it exists, and the traceback of the cancellation holds one: until it was freed,
+    every other write failed after `busy_timeout`.
+    """
+    with contextlib.suppress(SQLAlchemyError, sqlite3.Error):  # there may be nothing left to talk to
+        connection.rollback()
 
 
 def _sqlite_pragmas(connection: Any, _record: Any) -> None:

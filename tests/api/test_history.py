@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -298,6 +299,33 @@ async def test_a_write_that_fails_is_written_by_the_next_flush(
     await history.flush()
     assert [p["step"] for p in await history.curve(uid)] == [1, 2]
     assert (await totals(history))[0][2] == 6.0
+
+
+async def test_an_end_in_the_middle_of_a_write_cuts_nothing_off(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = await life.start()
+    write, begun, go_on = history._write, asyncio.Event(), asyncio.Event()
+
+    async def slow(*pending: Any) -> None:
+        begun.set()
+        await go_on.wait()
+        await write(*pending)
+
+    monkeypatch.setattr(module, "FLUSH_S", 0.001)
+    monkeypatch.setattr(history, "_write", slow)
+    running = asyncio.create_task(history.run())
+    life.observe(usage={"acceleratorSeconds": 10.0, "cost": 1.0})
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    last = asyncio.create_task(history.flush())
+    await asyncio.sleep(0)
+    assert not last.done()
+    go_on.set()
+    await last
+    assert await totals(history) == [("ada", 1, 10.0, 1.0)]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), "nan", None, "oops"])
