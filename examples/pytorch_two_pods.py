@@ -79,6 +79,7 @@ def main() -> int:
             dist.barrier()
             if wish.item() and step + 1 < STEPS:
                 print(f"rank {rank}: saved after step {step + 1}, stopping", flush=True)
+                dist.destroy_process_group()
                 return 143
     weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
     print(f"rank {rank} of {dist.get_world_size()}: done, weights sum {weights.sum().item():.6f}", flush=True)
@@ -87,4 +88,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    # Not sys.exit: under DistributedDataParallel gloo's threads outlive destroy_process_group, and one that lets go
+    # of its last tensor while the interpreter shuts down aborts the process (torch 2.15), with the work all done.
+    os._exit(code)
