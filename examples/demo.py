@@ -193,12 +193,14 @@ def describe(status: dict[str, Any]) -> str:
     progress = status.get("progress") or {}
     if not progress.get("step"):
         return f"{status.get('phase', 'Pending')}: {status.get('message', '')}"
-    eta = progress.get("etaSeconds")
-    return (
-        f"{status.get('phase')} step {progress['step']}/{progress.get('totalSteps', '?')}"
-        f" · loss {progress.get('loss') or 0:.3f} · {progress.get('tokensPerSecond') or 0:.0f} tokens/s"
-        f" · ETA {eta if eta is None else int(eta)} s · checkpoint at step {(status.get('checkpoint') or {}).get('step')}"
-    )
+    said = [
+        ("loss {:.3f}", progress.get("loss")),
+        ("{:.0f} tokens/s", progress.get("tokensPerSecond")),
+        ("ETA {:.0f} s", progress.get("etaSeconds")),
+        ("checkpoint at step {}", (status.get("checkpoint") or {}).get("step")),
+    ]
+    first = f"{status.get('phase')} step {progress['step']}/{progress.get('totalSteps', '?')}"
+    return " · ".join([first, *(text.format(value) for text, value in said if value is not None)])
 
 
 def train(cluster: Cluster, teller: Teller, limit_s: float) -> tuple[dict[str, Any], dict[str, Any], int]:
