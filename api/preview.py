@@ -25,6 +25,7 @@ from busbar.api.identity import Caller
 from busbar.api.kubernetes import Object
 from busbar.api.objects import Objects, metadata_of
 from busbar.api.operator_client import Snapshots
+from busbar.api.settings import Settings
 from busbar.kube.contracts.forecast import ForecastAnswer
 from busbar.kube.resources import Resource
 
@@ -98,15 +99,14 @@ class Previews:
         objects: Objects,
         snapshots: Snapshots,
         authorizer: Authorizer,
+        settings: Settings,
         clock: Clock = utc_now,
-        objective: str = "fairness",
-        usage_half_life_s: float = 7 * 86400.0,
     ) -> None:
         self._objects = objects
         self._snapshots = snapshots
         self._authorizer = authorizer
+        self._settings = settings
         self._now = clock
-        self._objective, self._half_life_s = objective, usage_half_life_s
         self._planning = asyncio.Semaphore(PLANS_AT_ONCE)
 
     async def preview(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Preview:
@@ -149,8 +149,12 @@ class Previews:
         """The operator's, without the part that takes seconds."""
         from busbar.scheduler import Objective, Policy
 
-        objective = Objective(self._objective)
-        return Policy(objective=objective, usage_half_life_s=self._half_life_s, solver=False)
+        return Policy(
+            objective=Objective(self._settings.objective),
+            usage_half_life_s=self._settings.usage_half_life_s,
+            guarantee_reclaim_s=self._settings.guarantee_reclaim_s,
+            solver=False,
+        )
 
 
 def answer(

@@ -141,9 +141,7 @@ def build(
         history=History(database, store, tenancy, clock),
         objects=objects,
         pods=Pods(kube, objects, authorizer),
-        previews=Previews(
-            objects, snapshots, authorizer, clock, settings.objective, settings.usage_half_life_s
-        ),
+        previews=Previews(objects, snapshots, authorizer, settings, clock),
         cluster=Cluster(store, tenancy, authorizer, objects, snapshots),
         keys=keys,
         desk=TokenDesk(tokens, keys, authorizer, audit),

@@ -70,6 +70,8 @@ class Settings:
     """The operator's objective: previews are planned as it plans."""
     usage_half_life_s: float = 7 * 86400.0
     """The operator's half-life of past use; likewise."""
+    guarantee_reclaim_s: float = 300.0
+    """The operator's deadline for taking back a guarantee; likewise."""
     log_level: str = "info"
     oidc: Oidc | None = None
 

@@ -31,6 +31,7 @@ from busbar.kube.types.performance_profile import (
     StatedCell,
     TenantConduct,
 )
+from busbar.kube.types.training_job import Admission
 from busbar.operator.speeds import Said
 from busbar.scheduler import Cell, PerformanceTable, Source
 from busbar.scheduler.reports import close
@@ -86,6 +87,14 @@ def place_of(cell: Cell | Record) -> Place:
     return (cell.accelerator, cell.accelerators_m, cell.mode, cell.power_cap)
 
 
+def place_of_line(line: ProfileCell) -> Place:
+    return (line.accelerator, line.accelerators * 1000, line.mode, line.power_cap_percent / 100)
+
+
+def place_of_admission(at: Admission) -> Place:
+    return (at.accelerator, at.pods * at.accelerators_per_pod * 1000, at.mode or "resident", 1.0)
+
+
 def digests(tenants: Iterable[Tenant]) -> dict[str, str]:
     """Tenant's name to what stands for it in profiles."""
     return {t.metadata.name: _digest(t.metadata.uid) for t in tenants}
@@ -106,6 +115,14 @@ def by_class(profiles: Iterable[PerformanceProfile]) -> dict[str, PerformancePro
     for profile in sorted(profiles, key=_age):
         found.setdefault(profile.spec.workload_class, profile)
     return found
+
+
+def slack_at(profile: PerformanceProfile, admission: Admission) -> float | None:
+    """Mean over low of the speeds believed of an admission's place; None: nothing is."""
+    for cell in (profile.status.cells if profile.status is not None else None) or ():
+        if place_of_line(cell) == place_of_admission(admission):
+            return max(1.0, cell.tokens_per_second / cell.low) if cell.low else None
+    return None
 
 
 def _age(profile: PerformanceProfile) -> tuple[float, str]:

@@ -91,6 +91,7 @@ class Handlers:
             refusals=self._prober.refusals,
             asked=self._prober.asked.get(CHECKPOINT_PATH, {}),
             counted=self.profiles.counted(job),
+            slack=self.profiles.slack(job),
             refused=self._refused.get((KIND_TRAINING, key), ""),
         )
         decision = trainingjob.reconcile(view, order)

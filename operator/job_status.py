@@ -48,12 +48,17 @@ def _held(view: JobView, admission: Admission) -> Held:
     return Held.of(float(admission.pods * admission.accelerators_per_pod), view.pool, rate)
 
 
+def counted_to(status: TrainingJobStatus) -> datetime | None:
+    """The moment up to which the usage of a job's place is counted; None for one that holds none."""
+    return (status.last_usage_time or status.admission.admitted_at) if status.admission is not None else None
+
+
 def count_usage(view: JobView, status: TrainingJobStatus, until: datetime) -> TrainingJobStatus:
     """Usage up to ``until``, written with the moment it is counted to."""
     admission = view.status.admission
     if admission is None:
         return status
-    since = view.status.last_usage_time or admission.admitted_at or until
+    since = counted_to(view.status) or until
     until = max(until, since)
     usage = add_usage(status.usage, _held(view, admission), (until - since) / timedelta(seconds=1))
     return status.model_copy(update={"usage": usage, "last_usage_time": until})
@@ -79,7 +84,7 @@ def with_readings(view: JobView, status: TrainingJobStatus, current: dict[int, P
 
 
 def _merged(view: JobView, status: TrainingJobStatus, reading: Reading) -> TrainingJobStatus:
-    merged = merge_reading(status, reading, view.now)
+    merged = merge_reading(status, reading, view.now, view.slack)
     spec = view.job.spec
     if merged.checkpoint is None or spec.output is None:
         return merged

@@ -38,6 +38,7 @@ class JobView:
     refusals: Mapping[str, str] = field(default_factory=dict)  # by pod uid: why its port is not read
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /checkpoint, answered or not
     counted: bool = True  # what it said of its speed, once it has ended, is kept where it outlives the job
+    slack: float | None = None  # see progress.merge_reading
     refused: str = ""  # why the API server did not take its pods, the last time they were sent
 
     @property

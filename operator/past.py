@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.forecast import Promise
 from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.job_status import counted_to
 from busbar.scheduler import Finished, Outcome
 from busbar.scheduler.history import OUTCOMES
 
@@ -131,7 +132,7 @@ class Past:
             del self._told[key]
 
     def _end(self, job: TrainingJob, at_s: float, tenant_of: TenantOf) -> None:
-        seconds, tenant = ran_s(job), tenant_of(job.metadata.namespace or "")
+        seconds, tenant = ran_s(job, at_s), tenant_of(job.metadata.namespace or "")
         made = job.metadata.creation_timestamp
         if seconds <= 0 or not tenant:
             return
@@ -152,12 +153,14 @@ def size_m(job: TrainingJob) -> int:
     return max(1, 1000 * job.spec.shape.min_pods * job.spec.shape.accelerators_per_pod)
 
 
-def ran_s(job: TrainingJob) -> float:
+def ran_s(job: TrainingJob, now_s: float) -> float:
     """For how long it held its accelerators in all; 0 for one that never ran."""
     status = job.status
-    if status is None or status.usage is None:
+    if status is None:
         return 0.0
-    return status.usage.accelerator_seconds * 1000 / size_m(job)
+    counted = status.usage.accelerator_seconds * 1000 / size_m(job) if status.usage is not None else 0.0
+    since = counted_to(status) if status.phase not in TERMINAL_PHASES else None
+    return counted + (max(0.0, now_s - since.timestamp()) if since is not None else 0.0)
 
 
 def _told(job: TrainingJob, promise: Promise, tenant: str) -> Told:

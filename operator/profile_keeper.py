@@ -25,7 +25,7 @@ from busbar.kube.types.reasons import Reason
 from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingPhase
 from busbar.operator.actions import Action, Create, Delete
 from busbar.operator.controller import Controller, utc_now
-from busbar.operator.evidence import by_class, digests, read
+from busbar.operator.evidence import by_class, digests, read, slack_at
 from busbar.operator.orders import Order
 from busbar.operator.pool import DISCOVERED
 from busbar.operator.profiles import Left, ProfileView, leaves, left_behind, reconcile, too_soon
@@ -81,7 +81,7 @@ class ProfileKeeper:
         of_class[left.run] = left
         while len(of_class) > MOST_LEFT:
             del of_class[next(iter(of_class))]
-        profile = by_class(self._world.profiles.items.values()).get(name)
+        profile = self._profile(name)
         if profile is not None:
             self._controller.add("PerformanceProfile", Key("", profile.metadata.name))
 
@@ -110,8 +110,17 @@ class ProfileKeeper:
         said = said_by(job, self._tenant_of())
         if said is None:
             return True
-        profile = by_class(self._world.profiles.items.values()).get(said.record.workload_class)
+        profile = self._profile(said.record.workload_class)
         return profile is not None and read(profile, {}).has(said)
+
+    def slack(self, job: TrainingJob) -> float | None:
+        """How many times as long the job's rest takes at the lowest speed that is believed of its place; None:
+        nothing is believed of it."""
+        status = job.status
+        if status is None or status.admission is None or not status.workload_class:
+            return None
+        profile = self._profile(status.workload_class)
+        return None if profile is None else slack_at(profile, status.admission)
 
     # -- the handler -----------------------------------------------------------------------------------
 
@@ -128,7 +137,7 @@ class ProfileKeeper:
         left = dict(self._left.get(name, {}))
         view = ProfileView(
             profile=profile,
-            counts=by_class(self._world.profiles.items.values())[name].metadata.name,
+            counts=(self._profile(name) or profile).metadata.name,
             table=self._current(),
             jobs=tuple(job for job in jobs if class_of(job) == name),
             uids=frozenset(job.metadata.uid for job in jobs),
@@ -161,6 +170,9 @@ class ProfileKeeper:
             )
             self._table = (time.monotonic(), table)
         return self._table[1]
+
+    def _profile(self, workload_class: str) -> PerformanceProfile | None:
+        return by_class(self._world.profiles.items.values()).get(workload_class)
 
     def _tenant_of(self) -> dict[str, str]:
         return tenant_of_namespace(self._world.tenants.items.values())

@@ -28,7 +28,6 @@ from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.evidence import (
     Known,
-    Place,
     Stay,
     conduct_of,
     evidence_of,
@@ -37,6 +36,8 @@ from busbar.operator.evidence import (
     hold,
     most_checked,
     place_of,
+    place_of_admission,
+    place_of_line,
     read,
 )
 from busbar.operator.settings import Settings
@@ -115,10 +116,8 @@ def stay_of(job: TrainingJob) -> Stay | None:
     status = job.status
     if status is None or status.admission is None or status.admission.admitted_at is None:
         return None
-    at = status.admission
-    place = (at.accelerator, at.pods * at.accelerators_per_pod * 1000, at.mode or "resident", 1.0)
     ended = status.completion_time if status.phase in TERMINAL_PHASES else None
-    return Stay(place, status.admission.admitted_at, ended)
+    return Stay(place_of_admission(status.admission), status.admission.admitted_at, ended)
 
 
 def leaves(old: TrainingJob, new: TrainingJob | None) -> bool:
@@ -193,8 +192,8 @@ def _moved(old: PerformanceProfileStatus, new: PerformanceProfileStatus) -> bool
     """Whether the two say something different of the class, numbers that hardly changed aside."""
     if (old.observed_generation, old.conditions) != (new.observed_generation, new.conditions):
         return True
-    before = {_key(c): c for c in old.cells or ()}
-    after = {_key(c): c for c in new.cells or ()}
+    before = {place_of_line(c): c for c in old.cells or ()}
+    after = {place_of_line(c): c for c in new.cells or ()}
     return before.keys() != after.keys() or any(_differs(before[k], after[k]) for k in after)
 
 
@@ -246,7 +245,7 @@ def _cells(view: ProfileView, old: Iterable[ProfileCell], whole: Known) -> list[
     """The class's cells: as they were, then what the table says now, then what people state."""
     name = whole.workload_class
     found = {
-        _key(cell): cell.model_copy(update={"reports": 0, "quarantined": 0})
+        place_of_line(cell): cell.model_copy(update={"reports": 0, "quarantined": 0})
         for cell in map(_unstated, old)
         if cell is not None
     }
@@ -332,7 +331,3 @@ def _needs(cell: Cell) -> dict[str, object]:
 def _short(value: float | None) -> float | None:
     """Six digits: more is noise."""
     return None if value is None else float(f"{value:.6g}")
-
-
-def _key(cell: ProfileCell) -> Place:
-    return (cell.accelerator, cell.accelerators * 1000, cell.mode, cell.power_cap_percent / 100)

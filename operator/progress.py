@@ -61,12 +61,19 @@ def from_termination_message(text: str) -> Reading | None:
         return None
 
 
-def merge_reading(status: TrainingJobStatus, reading: Reading, now: datetime) -> TrainingJobStatus:
-    """The job's status after taking the reading in."""
+def merge_reading(
+    status: TrainingJobStatus, reading: Reading, now: datetime, slack: float | None = None
+) -> TrainingJobStatus:
+    """The job's status after taking the reading in.
+
+    Args:
+        slack: how many times as long the rest takes at the lowest speed that is believed of the job's place; None:
+            nothing is believed of it.
+    """
     said = reading.status
     fields: dict[str, Any] = {}
     if said.total_steps or said.step:
-        fields["progress"] = _progress(said, now)
+        fields["progress"] = _progress(said, now, slack)
     if said.checkpoint is not None:
         fields["checkpoint"] = CheckpointStatus(
             step=_count(said.checkpoint.step), saved_at=_past(said.checkpoint.saved_at, now)
@@ -81,7 +88,7 @@ def merge_reading(status: TrainingJobStatus, reading: Reading, now: datetime) ->
     return status.model_copy(update=fields)
 
 
-def _progress(said: TrainingStatus, now: datetime) -> Progress:
+def _progress(said: TrainingStatus, now: datetime, slack: float | None) -> Progress:
     done = said.phase in (TrainingState.DONE, TrainingState.EVALUATING)
     eta = _amount(said.eta_seconds, 0) if not done else None
     step, total = _count(said.step), _count(said.total_steps)
@@ -95,7 +102,7 @@ def _progress(said: TrainingStatus, now: datetime) -> Progress:
         eta_seconds=eta,
         eta=human_duration(eta) if eta is not None else None,
         eta_p50=_moment(now, eta, 1.0),
-        eta_p90=_moment(now, eta, 1.2),
+        eta_p90=_moment(now, eta, slack) if slack is not None else None,
         percent=round(percent, 1) if percent is not None else None,
     )
 

@@ -71,7 +71,11 @@ RELEASE_REASONS = {
 
 def policy_of(settings: Settings) -> Policy:
     """How this cluster wants to decide."""
-    return Policy(objective=Objective(settings.objective), usage_half_life_s=settings.usage_half_life_s)
+    return Policy(
+        objective=Objective(settings.objective),
+        usage_half_life_s=settings.usage_half_life_s,
+        guarantee_reclaim_s=settings.guarantee_reclaim_s,
+    )
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Settings:
     round_check_s: float = 1.0  # after a round that ordered something, the next comes at the latest then
     objective: str = "fairness"  # what the scheduler wants most, one of OBJECTIVES
     usage_half_life_s: float = 7 * 86400.0  # fair share: use that is older counts half
+    guarantee_reclaim_s: float = 300.0  # what others borrowed of a guarantee is back within this time
     explain_period_s: float = 15.0  # a waiting job's sentence changes at most this often
 
     forecast_pause_s: float = 5.0  # waiting jobs are looked through this often for forecasts to make
@@ -110,9 +111,10 @@ def from_environ(environ: Mapping[str, str] | None = None) -> Settings:
         values[key] = _convert(name, text, str(known[key].type))
     if values.get("objective", OBJECTIVES[0]) not in OBJECTIVES:
         raise SettingsError(f"{PREFIX}OBJECTIVE={values['objective']!r} is none of {', '.join(OBJECTIVES)}")
-    half_life_s = values.get("usage_half_life_s", 1.0)
-    if not (isinstance(half_life_s, float) and half_life_s > 0):
-        raise SettingsError(f"{PREFIX}USAGE_HALF_LIFE_S={half_life_s} must be above 0 seconds")
+    for key in ("usage_half_life_s", "guarantee_reclaim_s"):
+        seconds = values.get(key, 1.0)
+        if not (isinstance(seconds, float) and seconds > 0):
+            raise SettingsError(f"{PREFIX}{key.upper()}={seconds} must be above 0 seconds")
     if env.get("POD_NAMESPACE"):
         values.setdefault("namespace", env["POD_NAMESPACE"])
     values.setdefault("identity", _identity(env))

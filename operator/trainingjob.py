@@ -34,7 +34,7 @@ from busbar.operator.actions import Action, Create, LiftGate
 from busbar.operator.job_end import attempt_over, fail, finished
 from busbar.operator.job_forecast import foretold, started, withdrawn
 from busbar.operator.job_release import begin_release, releasing, stuck_pod
-from busbar.operator.job_status import count_usage, in_phase, numbers_due, with_readings
+from busbar.operator.job_status import count_usage, counted_to, in_phase, numbers_due, with_readings
 from busbar.operator.job_view import (
     Decision,
     JobView,
@@ -179,7 +179,7 @@ def _held_s(view: JobView, admission: Admission) -> float:
     status = view.status
     devices = admission.pods * admission.accelerators_per_pod
     counted = status.usage.accelerator_seconds / devices if status.usage is not None and devices else 0.0
-    since = status.last_usage_time or admission.admitted_at or view.now
+    since = counted_to(status) or view.now
     return counted + max(0.0, (view.now - since) / timedelta(seconds=1))
 
 

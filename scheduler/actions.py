@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from .books import Seat
+from .ledger import Right
 from .plans import Action, ActionKind
 from .round import Round
 from .types import JobId, Placement
@@ -16,10 +17,11 @@ def actions(round_: Round) -> tuple[Action, ...]:
     starts: list[Action] = []
     leaving = _leaving(round_)
     taken: dict[str, list[int]] = {}
-    for seat in round_.changed:
+    # The stronger right has what is free already; the others wait for what is being stopped.
+    for seat in sorted(round_.changed, key=lambda seat: _right(round_, seat)):
         run = seat.job.run
-        before = None if run is None or run.releasing else run.placement
-        if before == seat.placement or (run is not None and run.releasing):
+        before = None if run is None else run.placement
+        if seat.stays or (run is not None and run.releasing) or before is seat.placement is None:
             continue
         if seat.placement is None:
             releases.append(_action(round_, seat, ActionKind.PREEMPT, before, ()))
@@ -33,6 +35,12 @@ def actions(round_: Round) -> tuple[Action, ...]:
             starts.append(_action(round_, seat, kind, before, after))
     starts.sort(key=lambda action: (len(action.after) > 0, action.job))
     return tuple(releases + starts)
+
+
+def _right(round_: Round, seat: Seat) -> Right:
+    """By which its tenant holds in the plan what the job has there."""
+    place = seat.placement
+    return Right.BORROWING if place is None else round_.ledger.right(seat.job.tenant, place.accelerator, 0)
 
 
 def _kind(before: Placement | None, after: Placement) -> ActionKind:
@@ -51,7 +59,7 @@ def _leaving(round_: Round) -> dict[str, set[JobId]]:
     leaving: dict[str, set[JobId]] = {}
     for seat in round_.changed:
         run = seat.job.run
-        if run is not None and not run.releasing and run.placement != seat.placement:
+        if run is not None and not run.releasing and not seat.stays:
             for name in run.placement.nodes:
                 leaving.setdefault(name, set()).add(seat.job.id)
     return leaving

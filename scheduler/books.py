@@ -77,6 +77,13 @@ class Seat:
     order: tuple[int, bool, bool, float, float, JobId] | None = None
     """Kept by `fill.order`."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether the job goes on where it runs. Its own nodes, once others have gone, is not that: what it has
+        now is somebody else's in the plan."""
+        run = self.job.run
+        return run is not None and run.placement == self.placement and not self.waits_for_release
+
 
 class Books:
     """The books of one snapshot, under one policy, at one moment's values and prices."""

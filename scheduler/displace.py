@@ -1,7 +1,7 @@
 """Making room: taking back guarantees, evening out shares, priorities, and better use inside one tenant.
 
 Who may be stopped for whom (both in the same pool; the victim must be preemptible and have run for
-`min_run_s`, so that nothing is ever stopped and started in a flicker):
+`min_run_s`, so that nothing is ever stopped and started in a flicker, unless a guarantee's deadline demands it):
 
     the job's right   victims
     GUARANTEED        jobs that other tenants run above their own guarantee
@@ -14,7 +14,14 @@ Who may be stopped for whom (both in the same pool; the victim must be preemptib
 
 All but the last may also take a place that was given to such a job only in this round, and an elastic victim of
 theirs goes on with the pods that are not needed (`shrink.py`); a job that its tenant's fair share covers in part
-gives no more than the rest. The last leaves other users their share. Each of these is a strict order, so no job
+gives no more than the rest. The last leaves other users their share.
+
+A guarantee is taken back within its reclaim deadline. A job that is still blocked when it is due
+(`Round.due_at_s`) may also take jobs of the first row that have only just started: otherwise borrowers that start
+in every hole would be protected, each for a while, for ever. First those that have run for `min_run_s` are tried
+on all its columns, so nobody loses this protection without need.
+
+Each of these is a strict order, so no job
 is stopped for one that it could stop in turn.
 """
 
@@ -43,26 +50,37 @@ def reclaim(round_: Round, blocked: list[Seat]) -> bool:
     """Start blocked jobs on the strength of their rights; whether anything changed."""
     changed = False
     hopeless: set[tuple[object, ...]] = set()
-    ledger = round_.ledger
     for seat in blocked:
-        job = seat.job
-        if not round_.calm() and ledger.best_right(job.tenant, seat.option.row.sizes) > Right.GUARANTEED:
-            continue
-        for ranked in round_.ranked(seat):
-            column = ranked.column
-            if ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
-                continue
-            right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
-            if right is not Right.GUARANTEED and not round_.calm():
-                continue
-            key = (job.tenant, job.user, round_.priority(job), right, ranked.shape, column.pods)
-            if key in hopeless:
-                continue
-            if _take(round_, seat, column, right):
-                changed = True
-                break
-            hopeless.add(key)
+        due = round_.due_at_s(seat) <= round_.now
+        if _reclaimed(round_, seat, hopeless) or (due and _reclaimed(round_, seat, hopeless, due)):
+            changed = True
     return changed
+
+
+def _reclaimed(round_: Round, seat: Seat, hopeless: set[tuple[object, ...]], due: bool = False) -> bool:
+    """Whether the job could be started on the strength of its right to one of its columns.
+
+    Args:
+        hopeless: what was tried in vain, of jobs that are alike.
+        due: only of its guarantee, also from those who have just started.
+    """
+    job, ledger = seat.job, round_.ledger
+    if (due or not round_.calm()) and ledger.best_right(job.tenant, seat.option.row.sizes) > Right.GUARANTEED:
+        return False
+    for ranked in round_.ranked(seat):
+        column = ranked.column
+        if ledger.refusal(job.tenant, column.accelerator, column.accelerators_m):
+            continue
+        right = ledger.right(job.tenant, column.accelerator, column.accelerators_m)
+        if right is not Right.GUARANTEED and (due or not round_.calm()):
+            continue
+        key = (job.tenant, job.user, round_.priority(job), right, ranked.shape, column.pods, due)
+        if key in hopeless:
+            continue
+        if _take_due(round_, seat, column) if due else _take(round_, seat, column, right):
+            return True
+        hopeless.add(key)
+    return False
 
 
 def _take(round_: Round, seat: Seat, column: Candidate, right: Right) -> bool:
@@ -77,6 +95,44 @@ def _take(round_: Round, seat: Seat, column: Candidate, right: Right) -> bool:
     return displace(
         round_, seat, column, _by_right(round_, seat, column, right, planned=False), by_right=True
     )
+
+
+def _take_due(round_: Round, seat: Seat, column: Candidate) -> bool:
+    """Start the job by a guarantee that is due: of what others borrowed, whatever loses least, or else what stands
+    on the nodes where most can be had."""
+    nodes = round_.cluster.pools[column.pool]
+    others = [
+        tenant
+        for tenant in sorted(round_.ledger.tenants)
+        if tenant != seat.job.tenant and not round_.ledger.covered(tenant, column.accelerator)
+    ]
+    found = {tenant: round_.takeable(column.pool, tenant) for tenant in others}
+    gain: dict[int, int] = {}
+    for victim in (victim for victims in found.values() for victim in victims):
+        for i, frees in victim.frees.items():
+            gain[i] = gain.get(i, 0) + frees[nodes.key]
+
+    def together(victim: Victim) -> tuple[int, int]:
+        return min((-(gain[i] + nodes.later[i][nodes.key]), i) for i in victim.frees)
+
+    for victims in (found, {tenant: sorted(found[tenant], key=together) for tenant in others}):
+        groups = [Group(_lent(round_, column, tenant, victims[tenant]), nodes) for tenant in others]
+        if displace(round_, seat, column, [group for group in groups if group.count], by_right=True):
+            return True
+    return False
+
+
+def _lent(round_: Round, column: Candidate, tenant: str, victims: list[Victim]) -> list[Victim]:
+    """The first of these without which the tenant is back inside its guarantee."""
+    held = round_.ledger.held(tenant, column.accelerator)
+    open_ = _most(lambda m: not round_.ledger.covered(tenant, column.accelerator, -m), held)
+    taken, found = 0, []
+    for victim in victims:
+        if taken > open_:
+            break
+        found.append(victim)
+        taken += victim.amount_m
+    return found
 
 
 def regret(round_: Round, seat: Seat, column: Candidate) -> float:

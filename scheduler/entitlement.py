@@ -10,7 +10,7 @@ Level by level, everybody's flow is raised in proportion to its weight until som
 demand a cap. There are three levels: first between organisations, then between the tenants of each, then
 between the users of a tenant, who share what the tenant is entitled to and never get more, all others held at
 theirs. Where all jobs may use the same types there is one thing to share, and the level is found by walking
-along the levels at which somebody stops (`_one_pot`): the same answer as the flow, about eighty times sooner.
+along the levels at which somebody stops (`_one_pot`): the same answer as the flow, without one.
 
 Nothing here looks at what runs where or at what was used before, only at demand (running and waiting
 together), weights and quotas. So an entitlement does not change when a plan is carried out, and more weight or

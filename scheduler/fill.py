@@ -1,7 +1,8 @@
 """Starting waiting jobs in free room, in order of rights.
 
-Whose turn it is: the tenant whose next job has the strongest right (guarantee, fair share, borrowing), then
-the one that holds, and has held lately, least for its weight. Which job: highest priority, then serving, then
+Whose turn it is: the tenant whose next job has the strongest right (guarantee, fair share, borrowing), then,
+of guarantees, the one whose job has waited into its deadline (`Round.due_at_s`; the earliest first), then the
+one that holds, and has held lately, least for its weight. Which job: highest priority, then serving, then
 those that were not stopped lately; then its users take turns by the same rule (inside their share of the
 tenant's, then least for their weight); a user's jobs by most value per accelerator. Where: the column with
 the most value above its price.
@@ -18,6 +19,7 @@ does not take back the place it was stopped for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import cast
@@ -97,14 +99,27 @@ def fill(
     left.sort(key=lambda seat: order(round_, seat), reverse=True)
     tried = left
     known = -1
-    for right, worthwhile in PASSES:
+    full = _full(round_, left)
+    for right, worthwhile in PASSES[-1:] if full else PASSES:
         if right is Right.BORROWING or _anybody(round_, left, blocked, right, worthwhile):
-            tried = _pass(round_, left, blocked, right, worthwhile)
+            tried = _pass(round_, left, blocked, right, worthwhile, full)
             left = [seat for seat in left if seat.placement is None]
         if blocked.notes != known:
             known = blocked.notes
             left = [seat for seat in left if seat.job.id in keep or not _hopeless(round_, seat, blocked)]
     return [seat for seat in tried if seat.job.id in keep]
+
+
+def _full(round_: Round, seats: Iterable[Seat]) -> bool:
+    """Whether there is no room for any of these: then nobody starts, and only their order remains to be told."""
+    least: dict[int, tuple[int, Seat, Ranked]] = {}
+    """The fewest pods of each shape, and who asks for them."""
+    for seat in seats:
+        for row in seat.ranked or round_.ranked(seat):
+            known, pods = least.get(row.shape), row.column.pods
+            if known is None or pods < known[0]:
+                least[row.shape] = pods, seat, row
+    return all(round_.places(seat.job, row.column) < pods for pods, seat, row in least.values())
 
 
 def _ended(round_: Round, seat: Seat) -> bool:
@@ -188,8 +203,11 @@ class _Line:
             heappush(self.heap, self._key(self.first))
 
 
-def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, worthwhile: bool) -> list[Seat]:
-    """One pass over the jobs, which come last first; returns those left, in the order tried."""
+def _pass(
+    round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, worthwhile: bool, full: bool
+) -> list[Seat]:
+    """One pass over the jobs, which come last first; returns those left, in the order tried (`full`: there is no
+    room for any of them)."""
     queues: dict[str, list[Seat]] = {}
     for seat in seats:
         queues.setdefault(seat.job.tenant, []).append(seat)
@@ -198,11 +216,11 @@ def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, wo
     heapify(heap)
     left: list[Seat] = []
     while heap:
-        right, _, name = heappop(heap)
+        right, _, _, name = heappop(heap)
         line = lines[name]
         while True:
             seat = line.pop()
-            if right > weakest or not start(round_, seat, blocked, weakest, worthwhile):
+            if full or right > weakest or not start(round_, seat, blocked, weakest, worthwhile):
                 left.append(seat)
             line.stand()
             if not line:
@@ -215,9 +233,11 @@ def _pass(round_: Round, seats: list[Seat], blocked: Blocked, weakest: Right, wo
     return left
 
 
-def _turn(round_: Round, seat: Seat) -> tuple[Right, float]:
+def _turn(round_: Round, seat: Seat) -> tuple[Right, float, float]:
     ledger, tenant = round_.ledger, seat.job.tenant
-    return ledger.best_right(tenant, seat.option.row.sizes), ledger.standing(tenant)
+    right = ledger.best_right(tenant, seat.option.row.sizes)
+    due = round_.due_at_s(seat) if right is Right.GUARANTEED else math.inf
+    return right, due if due <= round_.now else math.inf, ledger.standing(tenant)
 
 
 def start(round_: Round, seat: Seat, blocked: Blocked, weakest: Right, worthwhile: bool) -> bool:

@@ -193,10 +193,11 @@ class Policy:
     usage_half_life_s: float = 7 * 86400.0
     """Usage older than this counts half: a week's use matters, and is forgiven."""
     guarantee_reclaim_s: float = 300.0
-    """Within this time borrowed capacity is back with the tenant it is guaranteed to."""
+    """Within this time, from when a job began to wait, borrowed capacity is back with the tenant it is guaranteed
+    to: decided in the first half, carried out in the second."""
     min_run_s: float = 300.0
-    """A started job is not stopped or moved before it has run this long, whoever asks; a job that was stopped
-    stands behind its equals for as long."""
+    """A started job is not stopped or moved before it has run this long, but for a guarantee whose deadline needs it;
+    a job that was stopped stands behind its equals for as long."""
     max_preemptions: int = 5
     """After so many (a shrink counts) a job is only preempted to give back a guarantee, or for a job of its own
     tenant with a higher priority."""

@@ -100,6 +100,9 @@ class PoolNodes:
         self._kinds: dict[Resources, Request] = {}
         self._shelves = (Shelves(losses), Shelves(losses))
         self._states: tuple[list[State], list[State]] = ([], [])
+        self._stale: tuple[set[int], set[int]] = (set(), set())
+        """Nodes that have changed since they were put on their shelf: looked at again when a shelf is needed, however
+        often they change until then."""
         for which, book in enumerate((self.now, self.later)):
             states = self._states[which]
             for i, free in enumerate(book):
@@ -126,6 +129,7 @@ class PoolNodes:
     @property
     def parts(self) -> list[int]:
         """Thousandths left of devices that are shared, now."""
+        self._filed(0)
         states = self._states[0]
         return [left for i, state in enumerate(states) if self.usable[i] for left in state[3]]
 
@@ -171,26 +175,34 @@ class PoolNodes:
         return found
 
     def _book(self, placement: Placement, now: int, later: int) -> None:
-        signs = tuple((which, sign) for which, sign in ((0, now), (1, later)) if sign)
-        books = (self.now, self.later)
+        first, stale = self.first, self._stale
+        books = [(self.now, now, stale[0])] if now else []
+        if later:
+            books.append((self.later, later, stale[1]))
         for i, amounts in self._each(placement):
-            if i not in self.first:
-                self.first[i] = (list(self.now[i]), list(self.later[i]))
-            for which, sign in signs:
-                free = books[which][i]
+            if i not in first:
+                first[i] = (self.now[i].copy(), self.later[i].copy())
+            for book, sign, changed in books:
+                free = book[i]
                 for k, amount in enumerate(amounts):
                     if amount:
                         free[k] += sign * amount
-                self._refile(which, i, free)
+                changed.add(i)
 
-    def _refile(self, which: int, i: int, free: _Free) -> None:
-        state, states = self._state(free), self._states[which]
-        before = states[i]
-        if state != before:
-            states[i] = state
-            if self.usable[i]:
-                self._shelves[which].take(i, before)
-                self._shelves[which].put(i, state)
+    def _filed(self, which: int) -> Shelves:
+        """The shelves of one book, every node on its own."""
+        shelves, states, stale = self._shelves[which], self._states[which], self._stale[which]
+        if stale:
+            book = self.later if which else self.now
+            for i in sorted(stale):
+                state, before = self._state(book[i]), states[i]
+                if state != before:
+                    states[i] = state
+                    if self.usable[i]:
+                        shelves.take(i, before)
+                        shelves.put(i, state)
+            stale.clear()
+        return shelves
 
     def begin(self) -> None:
         """The round begins: nothing has changed yet."""
@@ -201,7 +213,7 @@ class PoolNodes:
         for i, (now, later) in self.first.items():
             for which, book, free in ((0, self.now, now), (1, self.later, later)):
                 book[i] = free
-                self._refile(which, i, free)
+                self._stale[which].add(i)
         self.first.clear()
 
     def _kind(self, per_pod: Resources) -> Request:
@@ -218,7 +230,7 @@ class PoolNodes:
     ) -> tuple[int, Loss] | None:
         """The node that one pod should go to, and what that costs the rest of the cluster."""
         ask = request(per_pod, self.pool.is_cpu)
-        book, shelves = (self.later if later else self.now), self._shelves[later]
+        book, shelves = (self.later if later else self.now), self._filed(later)
         kind = self._kind(per_pod)
         if allowed is None and not (ask[1] or ask[2] or ask[3]):
             # Nothing else is asked for: but a node may be over-committed in what is not asked for.
@@ -303,7 +315,7 @@ class PoolNodes:
         """Usable nodes with room for at least one such pod, and for how many."""
         book, is_cpu = (self.later if later else self.now), self.pool.is_cpu
         found = []
-        for (_, cpu_m, whole, parts), nodes in self._shelves[later].nodes.items():
+        for (_, cpu_m, whole, parts), nodes in self._filed(later).nodes.items():
             if cpu_m >= ask[1] if is_cpu else 1000 * whole >= ask[0] or (parts and max(parts) >= ask[0]):
                 for i in nodes if allowed is None else nodes & allowed:
                     room = self.room_in(book[i], ask)

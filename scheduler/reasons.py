@@ -25,6 +25,11 @@ def _smallest(row: Ranked) -> tuple[int, float, str, str]:
     return column.accelerators_m, -row.profit, column.pool, column.mode
 
 
+def _smaller(one: Candidate, other: Candidate) -> bool:
+    """Whether it asks for fewer accelerators; of as many: is in the pool with the later name."""
+    return (-one.accelerators_m, one.pool) > (-other.accelerators_m, other.pool)
+
+
 class Book:
     """Records of one round; equal requests of one tenant share one."""
 
@@ -37,24 +42,28 @@ class Book:
         self._empty: dict[int, int] = {}
         """Pods that would fit if nothing of ours ran, by shape."""
         self._refusals: dict[tuple[str, str, int], bool] = {}
-        self._priorities: dict[str, dict[str, tuple[int, int]]] = {}
-        """Lowest and highest priority of the jobs that run, by tenant and accelerator."""
+        self._highest: dict[str, dict[str, int]] = {}
+        """The highest priority of the jobs that run, by tenant and accelerator."""
 
     def simple(self, seat: Seat, code: WaitCode) -> WaitingRecord:
-        """A job whose place is decided and not yet free."""
-        column = seat.column
+        """A job that has no place yet because of what is being stopped: itself, or others."""
+        column, tenant = seat.column, seat.job.tenant
         accelerator = column.accelerator if column is not None else "*"
         if column is None and seat.job.run is not None:
             accelerator = seat.job.run.placement.accelerator
-        return WaitingRecord(
-            job=seat.job.id,
-            code=code,
-            resource=accelerator,
-            tenant=seat.job.tenant,
-            requested=0 if column is None else column.accelerators_m,
-            allocated=self.round.ledger.held(seat.job.tenant, accelerator),
-            holders=self.holders(accelerator),
-        )
+        requested = 0 if column is None else column.accelerators_m
+        key = (code, tenant, accelerator, requested)
+        if key not in self._cache:
+            self._cache[key] = WaitingRecord(
+                job=seat.job.id,
+                code=code,
+                resource=accelerator,
+                tenant=tenant,
+                requested=requested,
+                allocated=self.round.ledger.held(tenant, accelerator),
+                holders=self.holders(accelerator),
+            )
+        return self._cache[key]
 
     def record(self, seat: Seat) -> WaitingRecord:
         job = seat.job
@@ -72,23 +81,43 @@ class Book:
 
     def offer(self, seat: Seat, accelerator: str) -> float:
         """The most that the job offers for an accelerator-hour."""
-        own = [column for column in seat.option.columns if column.accelerator == accelerator]
-        return max([column.value * 1000 / max(column.accelerators_m, 1) for column in own], default=0.0)
+        most = 0.0
+        for column in seat.option.columns:
+            if column.accelerator == accelerator:
+                most = max(most, column.value * 1000 / max(column.accelerators_m, 1))
+        return most
 
     def _make(self, seat: Seat) -> WaitingRecord:
         if not seat.option.columns:
             return self._impossible(seat)
-        job = seat.job
-        rows = self.round.ranked(seat)
+        job, rows = seat.job, self.round.ranked(seat)
+        column = self._without_others(job, rows)
+        if column is not None:
+            return self._contended(seat, column)
         open_ = [row for row in rows if not self._refused(job.tenant, row.column)]
-        if not open_:
-            return self._quota(seat)
-        fits_empty = [row for row in open_ if self._pods_if_empty(job, row) >= row.column.pods]
-        if not fits_empty:
-            return self._too_small(seat, min(open_, key=_smallest).column)
-        best = max(fits_empty, key=lambda row: (row.profit, -row.column.accelerators_m, row.column.pool))
-        same = [row for row in fits_empty if row.column.pool == best.column.pool]
-        return self._contended(seat, min(same, key=_smallest).column)
+        return self._too_small(seat, min(open_, key=_smallest).column) if open_ else self._quota(seat)
+
+    def _without_others(self, job: Job, rows: list[Ranked]) -> Candidate | None:
+        """The smallest column in the pool where the job gains most, if nothing of ours ran; None: it fits nowhere.
+
+        Args:
+            rows: most profit first.
+        """
+        best: Ranked | None = None
+        for row in rows:
+            if best is not None and row.profit < best.profit:
+                break
+            if self._possible(job, row) and (best is None or _smaller(row.column, best.column)):
+                best = row
+        if best is None:
+            return None
+        pool = best.column.pool
+        same = [row for row in rows if row.column.pool == pool and (row is best or self._possible(job, row))]
+        return best.column if len(same) == 1 else min(same, key=_smallest).column
+
+    def _possible(self, job: Job, row: Ranked) -> bool:
+        """Whether quota allows the column and it would fit if nothing of ours ran."""
+        return not self._refused(job.tenant, row.column) and self._pods_if_empty(job, row) >= row.column.pods
 
     def _refused(self, tenant: str, column: Candidate) -> bool:
         """Whether quota forbids this much more."""
@@ -179,24 +208,19 @@ class Book:
     def _outranked(self, job: Job, accelerator: str) -> bool:
         """Whether jobs of higher priority of its own tenant hold the resource."""
         known = self._running(job.tenant).get(accelerator)
-        return known is not None and known[1] > self.round.priority(job)
+        return known is not None and known > self.round.priority(job)
 
-    def _running(self, tenant: str) -> dict[str, tuple[int, int]]:
-        if tenant not in self._priorities:
-            rows: dict[str, tuple[int, int]] = {}
-            for pool in self.round.cluster.pools:
-                for seat in self.round.held.get((pool, tenant), {}).values():
-                    assert seat.placement is not None
-                    own, kind = seat.job.priority, seat.placement.accelerator
-                    low, high = rows.get(kind, (own, own))
-                    if own <= low or own >= high:
-                        rows[kind] = (min(low, own), max(high, own))
-            known = self.round.ledger.tenants.get(tenant)
-            if known is not None:
-                most = known.priority_ceiling
-                rows = {kind: (min(low, most), min(high, most)) for kind, (low, high) in rows.items()}
-            self._priorities[tenant] = rows
-        return self._priorities[tenant]
+    def _running(self, tenant: str) -> dict[str, int]:
+        rows = self._highest.get(tenant)
+        if rows is None:
+            rows = self._highest[tenant] = {}
+            for (pool, owner), seats in self.round.held.items():
+                nodes = self.round.cluster.pools.get(pool)
+                if seats and owner == tenant and nodes is not None:
+                    kind = nodes.pool.accelerator
+                    most = max(self.round.priority(seat.job) for seat in seats.values())
+                    rows[kind] = max(most, rows.get(kind, most))
+        return rows
 
     def _base(
         self, seat: Seat, column: Candidate, code: WaitCode, changes: tuple[Change, ...] = ()

@@ -1,7 +1,8 @@
 """One record for every waiting job: new ones for those that were looked at, the last plan's for the rest.
 
 A full plan looks at everybody. An answer to an event keeps what it did not touch, with the stamp of the plan
-that made it. What a record says is worked out in `reasons.py`.
+that made it, and says of the jobs that it stops, which can be hundreds, only that: why they wait is said once they
+do. What a record says is worked out in `reasons.py`.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ def records(
     made = _Records(round_, identity, last, touched)
     after = {action.job for action in actions if action.after}
     for seat in blocked:
-        if seat.placement is None:
+        if seat.placement is None and (last is None or seat.job.run is None):
             made.tried(seat)
     for seat in round_.changed:
         if seat.waits_for_release or seat.job.id in after:
             made.add(seat, made.book.simple(seat, WaitCode.PREEMPTING))
         elif seat.placement is None and seat.job.run is not None and seat.job.id not in made.found:
-            made.add(seat, made.book.record(seat))
+            made.add(
+                seat, made.book.record(seat) if last is None else made.book.simple(seat, WaitCode.RELEASING)
+            )
     for seat in round_.books.releasing.values():
         if not made.keep_releasing(seat):
             made.add(seat, made.book.simple(seat, WaitCode.RELEASING))

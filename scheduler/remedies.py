@@ -52,6 +52,7 @@ class Remedies:
         self._left = TRIES
         self._pools: dict[str, list[Pool]] = {}
         self._levels: dict[str, list[int]] = {}
+        self._known_modes: dict[tuple[str, str], tuple[str, ...]] = {}
         self._entitled: dict[tuple[object, ...], dict[str, float]] = {}
         self._least: dict[str, dict[str, int]] = {}
         self._rooms: dict[int, int] = {}
@@ -91,7 +92,7 @@ class Remedies:
         """The fastest engine mode that it does not allow and in which it would start now."""
         job = seat.job
         best: tuple[float, str] | None = None
-        for mode in self.round.table.modes(job.workload_class, job.tenant):
+        for mode in self._modes(job):
             if mode in job.modes:
                 continue
             trial = self._trial(replace(job, modes=(mode,)))
@@ -290,6 +291,12 @@ class Remedies:
             pools = self.round.snapshot.pools
             self._pools[tenant] = [p for p in pools if p.tenants is None or tenant in p.tenants]
         return self._pools[tenant]
+
+    def _modes(self, job: Job) -> tuple[str, ...]:
+        key = job.workload_class, job.tenant
+        if key not in self._known_modes:
+            self._known_modes[key] = self.round.table.modes(*key)
+        return self._known_modes[key]
 
     def _levels_of(self, tenant: str) -> list[int]:
         """Priorities of the tenant's running jobs, lowest first."""

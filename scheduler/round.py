@@ -23,6 +23,9 @@ from .victims import Victim
 T = TypeVar("T")
 FEW = 8
 """So many jobs may be disturbed on the smallest cluster."""
+DECIDED = 0.5
+"""After this part of its reclaim deadline a guarantee is taken back from whoever holds it, however lately that one
+started; the rest of the deadline is for stopping and starting."""
 
 _Place = tuple[Placement | None, Candidate | None, float, bool]
 Mark = dict[JobId, _Place]
@@ -130,8 +133,7 @@ class Round:
             self._first[seat.job.id] = _place(seat)
 
     def _note(self, seat: Seat) -> None:
-        run = seat.job.run
-        if run is not None and run.placement != seat.placement:
+        if seat.job.run is not None and not seat.stays:
             self.disturbed.add(seat.job.id)
         else:
             self.disturbed.discard(seat.job.id)
@@ -155,6 +157,13 @@ class Round:
             known = self._disturbable[key] = [(self.lost_s(v.seat), v.id, v) for v in victims]
             known.sort(key=itemgetter(0, 1))
         return [victim for _, _, victim in known]
+
+    def takeable(self, pool: str, tenant: str) -> list[Victim]:
+        """Jobs of the tenant that have, or were given in this round, a place in this pool and may be stopped for a
+        guarantee that is due, least work lost per unit first: whether they run already or not makes no difference."""
+        seats = self.held.get((pool, tenant), {}).values()
+        found = [self._victim(seat, pool) for seat in seats if seat.job.preemptible]
+        return sorted(found, key=lambda victim: (self.lost_s(victim.seat), victim.id))
 
     def _stoppable(self, seat: Seat) -> bool:
         return seat.job.preemptible and self.settled(seat)
@@ -216,7 +225,7 @@ class Round:
         """Give a job without a place this place."""
         run = seat.job.run
         placement = column.placed(nodes, self._devices(seat, column, nodes, release))
-        unchanged = run is not None and run.placement == placement
+        unchanged = run is not None and run.placement == placement and not release
         started_at_s = run.started_at_s if run is not None and unchanged else self.now
         self.restore(seat, placement, column, started_at_s, release)
 
@@ -312,6 +321,13 @@ class Round:
     def settled(self, seat: Seat) -> bool:
         """Whether the job has run long enough to be disturbed."""
         return self.now - seat.started_at_s >= self.policy.min_run_s
+
+    def due_at_s(self, seat: Seat) -> float:
+        """From when on nobody's minimum runtime holds up the job, if its tenant's guarantee covers it. Its reclaim
+        deadline counts from when it began to wait: what is stopped in this round begins now."""
+        job = seat.job
+        since = self.now if job.run is not None else max(job.submitted_at_s, job.last_move_at_s or 0.0)
+        return since + DECIDED * (job.reclaim_deadline_s or self.policy.guarantee_reclaim_s)
 
     def stopped_lately(self, job: Job) -> bool:
         """Whether a waiting job was stopped in this round or shortly before it."""

@@ -39,7 +39,7 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
             f"Needs {need} {what}, {free} of {limit} are free; jobs of higher priority of this tenant go first"
         ),
         WaitCode.PREEMPTING: f"Its place on {need} {what} is being cleared.",
-        WaitCode.RELEASING: "It was stopped and is saving its state.",
+        WaitCode.RELEASING: "It is being stopped and saves its state.",
     }
     text = texts[record.code]
     if text.endswith("."):

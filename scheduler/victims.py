@@ -69,7 +69,7 @@ class Victim:
         return self._offers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
     """One victim as one node sees it: what a unit costs if it goes."""
 
@@ -237,9 +237,13 @@ class _Search:
         return None if best is None else self._spared(best[2])
 
     def best(self) -> list[Victim] | None:
-        """A gang's places: bought one by one, from whatever node it begins, or left when everybody is spared who
-        can be; the cheapest of these, made better with or without one victim again and again while that helps.
-        On small clusters this comes near the least; on large ones only few or no alternatives are looked at."""
+        """A gang's places. Where there is just enough if all victims went there is nothing to choose. Otherwise:
+        bought one by one, from whatever node it begins, or left when everybody is spared who can be; the cheapest
+        of these, made better with or without one victim again and again while that helps. On small clusters this
+        comes near the least; on large ones only few or no alternatives are looked at."""
+        room = self._room_if_all_went()
+        if room <= self.pods:
+            return self._spared(self._all()) if room == self.pods else None
         bought = self.many()
         if bought is None:
             return None
@@ -295,7 +299,7 @@ class _Search:
         self.extra = {}
         total = sum(room for _, room in self.nodes.rooms(self.ask, True, self.allowed))
         heap = list(self._bounds())
-        if not self._enough(total, [i for _, i in heap]):
+        if self._gained(total, [i for _, i in heap]) < self.pods:
             return None
         guessed = {i for _, i in heap}
         offers: _Offered = {}
@@ -347,17 +351,24 @@ class _Search:
                 heappop(heap)
         return None
 
-    def _enough(self, total: int, touched: Iterable[int]) -> bool:
-        """Whether the gang would fit if all victims went."""
+    def _gained(self, total: int, touched: Iterable[int]) -> int:
+        """Room if all victims on these nodes went; no further than more than enough."""
         for i in touched:
-            if total >= self.pods:
+            if total > self.pods:
                 break
             more = [0] * self.width
-            for offer in self._offers(i):
-                for k in range(self.width):
-                    more[k] += offer.frees[k]
+            for offers in self.maps:
+                for offer in offers.get(i, ()):
+                    for k in range(self.width):
+                        more[k] += offer.frees[k]
             total += self._room(i, more) - self._room(i)
-        return total >= self.pods
+        return total
+
+    def _room_if_all_went(self) -> int:
+        """Places if all victims went, or at least one more than the gang needs."""
+        self.extra = {}
+        total = sum(room for _, room in self.nodes.rooms(self.ask, True, self.allowed))
+        return self._gained(total, [i for _, i in self._bounds()])
 
     def _free(self, victim: Victim, sign: int = 1) -> None:
         for i, frees in victim.frees.items():

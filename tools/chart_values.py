@@ -151,6 +151,10 @@ class Scheduling(Section):
         default=168,
         description="Use that is older counts half when the same right is claimed by several tenants or users.",
     )
+    guarantee_reclaim_seconds: Annotated[int, Field(ge=10, le=86400)] = Field(
+        default=300,
+        description="What others borrowed of a guarantee is back within this time, decided in the first half of it.",
+    )
 
 
 class Oidc(Section):

@@ -319,11 +319,11 @@ def _eta(progress: Object, phase: str) -> str:
 
 
 def _eta_range(progress: Object, now: datetime) -> str:
-    """The forecast's middle and its pessimistic end, as time from now."""
+    """How long the rest takes at this speed, and at the lowest that is believed of its place."""
     middle, late = parse_time(progress.get("etaP50")), parse_time(progress.get("etaP90"))
     if middle is None or late is None or middle <= now:
         return ""
-    return f"half of such runs {span((middle - now).total_seconds())}, nine in ten {span((late - now).total_seconds())}"
+    return f"{span((middle - now).total_seconds())} at this speed, {span((late - now).total_seconds())} at the slowest believed"
 
 
 def _lost(lost: Object) -> str:

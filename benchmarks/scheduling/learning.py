@@ -26,9 +26,10 @@ from typing import Any
 from busbar.scheduler import Policy
 from busbar.scheduler.learning import quarantined
 from busbar.scheduler.reports import distrusted
-from busbar.scheduler.simulate.engine import Settings, simulate, true_table
+from busbar.scheduler.simulate.engine import Settings, simulate
 from busbar.scheduler.simulate.learner import Lie, TableLearner, honest
 from busbar.scheduler.simulate.metrics import Result
+from busbar.scheduler.simulate.speeds import true_table
 from busbar.scheduler.simulate.trace import Trace, TraceCluster, TraceJob
 from busbar.scheduler.table import Cell, PerformanceTable, Source
 

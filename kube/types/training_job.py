@@ -209,9 +209,10 @@ class Progress(StatusModel):
     tokens: Count = Field(default=0, description="Tokens trained on.")
     eta_seconds: Amount | None = Field(default=None, description="Seconds until the last step at this speed.")
     eta: ShortText | None = Field(default=None, description="The same for people, e.g. 4m10s.")
-    eta_p50: datetime | None = Field(default=None, description="The end, as likely earlier as later.")
+    eta_p50: datetime | None = Field(default=None, description="The end at this speed, without interruption.")
     eta_p90: datetime | None = Field(
-        default=None, description="The end, with nine chances in ten to be earlier."
+        default=None,
+        description="The same at the lowest speed believed of its place; absent while nothing is believed of it.",
     )
     percent: Annotated[float, Field(ge=0, le=100)] | None = Field(
         default=None, description="Share of the steps done."

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from random import Random
 
 from ..apply import applied
 from ..check import check_plan
 from ..planner import plan
 from ..plans import Plan, Policy
-from ..table import Cell, PerformanceTable, Rate, Source
-from ..types import Job, JobId, Node, Placement, Pool, Resources, Run, Snapshot, Tenant
+from ..types import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
 from .metrics import JobResult, Result, percentile, summarise
+from .past import Past
+from .speeds import Learner, true_table
 from .trace import Trace, TraceCluster, TraceJob
 
 
@@ -71,48 +72,6 @@ class _Live:
     end_key: int = 0
 
 
-@dataclass
-class Learner:
-    """Keeps the table that the policy sees. The default knows the truth from the start; `learner.py` has one
-    that learns."""
-
-    table: PerformanceTable = field(default_factory=PerformanceTable)
-
-    def observe(
-        self, job: TraceJob, place: Placement, held_s: float, progress_s: float, speed: float
-    ) -> None:
-        """A job held this place for so long since the last call, and worked at this true speed for a part
-        of it."""
-
-    def repeats(self, job: TraceJob, work: float) -> None:
-        """A job lost so much work and must do it again."""
-
-    def ended(self, job: TraceJob) -> None:
-        """A job has done all its work."""
-
-    def remaining(self, job: TraceJob, left: float) -> float:
-        """What the policy is told of the work that is left."""
-        return left
-
-    def current(self, jobs: Iterable[TraceJob]) -> PerformanceTable:
-        """The table as the policy should see it now, with these jobs in the system."""
-        return self.table
-
-
-def true_table(trace: Trace, cluster: TraceCluster) -> PerformanceTable:
-    """Every class on every type, exactly."""
-    cells: dict[tuple[str, str, int], Cell] = {}
-    for job in trace.jobs:
-        for kind in cluster.nodes:
-            size = job.pods * job.per_pod_m
-            speed = job.speeds.get(kind, 0.0)
-            cells[job.workload_class, kind, size] = Cell(
-                job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE
-            )
-    rates = tuple(Rate(kind, cluster.rates.get(kind, 1.0)) for kind in sorted(cluster.nodes))
-    return PerformanceTable(tuple(cells[key] for key in sorted(cells)), rates)
-
-
 def simulate(
     trace: Trace,
     cluster: TraceCluster,
@@ -152,6 +111,7 @@ class _Engine:
         self.deciding = replace(policy, solver_seconds=None)  # no clock: the same seed gives the same bytes
         self.learner = learner or Learner(true_table(trace, cluster))
         self.progress = progress
+        self.past = Past(policy.usage_half_life_s)
         self.live: dict[JobId, _Live] = {}
         self.done: dict[str, JobResult] = {}
         self.events: list[tuple[float, int, int, str]] = []
@@ -297,8 +257,9 @@ class _Engine:
         if held > 0:
             place = run.placement
             rate = self.cluster.rates.get(place.accelerator, 1.0)
-            attained = entry.seen.attained_s + held * rate * place.accelerators_m / 1000
-            entry.seen = replace(entry.seen, attained_s=attained)
+            used = held * rate * place.accelerators_m / 1000
+            entry.seen = replace(entry.seen, attained_s=entry.seen.attained_s + used)
+            self.past.add(entry.job.tenant, entry.job.user, used, now)
             self.learner.observe(entry.job, place, held, max(0.0, now - begin), entry.speed)
         entry.updated_s = now
 
@@ -354,7 +315,8 @@ class _Engine:
             jobs.append(seen)
         version = self.snapshot.version + 1
         table = self.learner.current(entry.job for entry in self.live.values())
-        return replace(self.snapshot, jobs=tuple(jobs), table=table, version=version)
+        tenants = self.past.known(self.snapshot.tenants)
+        return replace(self.snapshot, tenants=tenants, jobs=tuple(jobs), table=table, version=version)
 
     def _plan(self, now: float) -> None:
         self.snapshot = self._snapshot(now)

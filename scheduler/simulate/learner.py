@@ -15,7 +15,7 @@ from ..learning import learn
 from ..reports import Report, absorb, contradicted, distrusted, held, overstated, settle
 from ..table import PerformanceTable, Source
 from ..types import Placement
-from .engine import Learner
+from .speeds import Learner
 from .trace import TraceJob
 
 Lie = Callable[[TraceJob, str], float]

@@ -87,8 +87,9 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", list(Objective))
 def test_an_admin_chooses_what_the_scheduler_wants(tmp_path: Path, objective: Objective) -> None:
     chosen = {"BUSBAR_OPERATOR_OBJECTIVE": objective.value, "BUSBAR_OPERATOR_USAGE_HALF_LIFE_S": "3600"}
+    chosen["BUSBAR_OPERATOR_GUARANTEE_RECLAIM_S"] = "60"
     policy = policy_of(from_environ(environment(tmp_path, **chosen)))
-    assert policy == Policy(objective=objective, usage_half_life_s=3600.0)
+    assert policy == Policy(objective=objective, usage_half_life_s=3600.0, guarantee_reclaim_s=60.0)
     assert policy_of(from_environ(environment(tmp_path))) == Policy()
 
 
@@ -100,6 +101,7 @@ def test_an_admin_chooses_what_the_scheduler_wants(tmp_path: Path, objective: Ob
         {"BUSBAR_OPERATOR_NETWORK_POLICIES": "yes"},
         {"BUSBAR_OPERATOR_OBJECTIVE": "speed"},
         {"BUSBAR_OPERATOR_USAGE_HALF_LIFE_S": "0"},
+        {"BUSBAR_OPERATOR_GUARANTEE_RECLAIM_S": "-1"},
     ],
 )
 def test_an_unknown_or_wrong_setting_is_refused_by_name(tmp_path: Path, more: dict[str, str]) -> None:

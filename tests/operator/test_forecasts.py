@@ -38,7 +38,7 @@ from busbar.scheduler import (
     plan,
 )
 
-from .builders import NOW, SETTINGS, admit, job, view
+from .builders import NOW, SETTINGS, admit, admitted, job, view
 
 T = NOW.timestamp()
 
@@ -258,6 +258,12 @@ def test_a_withdrawn_job_takes_its_promise_with_it_and_a_started_one_leaves_it()
         past.forget(each, tenant_of, NOW)
     assert [key for key, _ in past.outcomes] == ["uid-r/0"]
     assert [row.seconds for row in past.ended] == [10]
+
+
+def test_a_job_that_is_deleted_while_it_runs_ran_until_then() -> None:
+    past = Past()
+    past.forget(admitted(job("r"), last_usage_time=NOW - timedelta(seconds=60)), tenant_of, NOW)
+    assert [row.seconds for row in past.ended] == [60]
 
 
 def test_a_job_in_nobodys_namespace_says_nothing() -> None:

@@ -14,7 +14,7 @@ from tests.operator.test_speeds import CONFIG, STEPS, done, ran, tokens
 
 from busbar.kube.types import PerformanceProfile, TrainingJob
 from busbar.kube.types.performance_profile import CellSource, HeldTime, ProfileCell
-from busbar.operator.evidence import Stay, digests, fold, hold, read
+from busbar.operator.evidence import Stay, digests, fold, hold, read, slack_at
 from busbar.operator.pods import Node
 from busbar.operator.profile_keeper import MOST_PROFILES, made_room
 from busbar.operator.profiles import Decision, ProfileView, leaves, left_behind, reconcile
@@ -122,6 +122,20 @@ def test_what_an_ended_job_measured_is_there_when_the_job_is_gone() -> None:
     assert learned["A100"].source is Source.MEASURED
     assert learned["A100"].speed == pytest.approx(formula("A100") * 0.4, rel=0.1)
     assert learned["V100"].speed < 0.75 * formula("V100")
+
+
+def test_an_end_is_told_by_the_lowest_speed_believed_of_the_place() -> None:
+    of = written(profile(), finished(0.4), waiting())
+    admission = ran(1.0).status.admission  # type: ignore[union-attr]
+    assert admission is not None
+    measured = cell(of, "A100")
+    assert measured.low is not None
+    assert slack_at(of, admission) == measured.tokens_per_second / measured.low > 1
+    guessed = slack_at(of, admission.model_copy(update={"accelerator": "V100"}))
+    assert guessed is not None
+    assert guessed > measured.tokens_per_second / measured.low  # nobody has run there
+    assert slack_at(of, admission.model_copy(update={"pods": 64})) is None
+    assert slack_at(profile(), admission) is None
 
 
 def test_a_restarted_operator_without_the_jobs_makes_the_same_plan() -> None:

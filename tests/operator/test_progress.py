@@ -58,6 +58,18 @@ def test_numbers_are_cut_to_what_json_can_hold() -> None:
     assert status.progress.eta is None
 
 
+@pytest.mark.parametrize(("slack", "late_s"), [(None, None), (1.5, 90)])
+def test_the_pessimistic_end_is_told_only_where_the_speed_has_a_range(
+    slack: float | None, late_s: float | None
+) -> None:
+    reading = parse_reading({"kind": "training", "phase": "Training", "step": 1, "etaSeconds": 60.0})
+    assert reading is not None
+    progress = merge_reading(TrainingJobStatus(), reading, NOW, slack).progress
+    assert progress is not None
+    assert progress.eta_p50 == NOW + timedelta(seconds=60)
+    assert progress.eta_p90 == (None if late_s is None else NOW + timedelta(seconds=late_s))
+
+
 def test_a_checkpoint_is_never_in_the_future_and_has_a_time_zone() -> None:
     later = (NOW + timedelta(days=1)).isoformat()
     for text in (later, "2026-11-21T13:00:00"):

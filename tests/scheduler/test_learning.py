@@ -30,8 +30,9 @@ from busbar.scheduler.learning import EXPLORED, STEADY, learn
 from busbar.scheduler.ratios import FROM_FORMULA, FROM_RATES, Observed, posterior
 from busbar.scheduler.ratios import learn as covariances
 from busbar.scheduler.reports import distrusted, held, settle
-from busbar.scheduler.simulate.engine import Settings, simulate, true_table
+from busbar.scheduler.simulate.engine import Settings, simulate
 from busbar.scheduler.simulate.readers import gavel, gavel_throughputs
+from busbar.scheduler.simulate.speeds import true_table
 from busbar.scheduler.simulate.trace import Trace, TraceCluster
 
 from .build import NOW

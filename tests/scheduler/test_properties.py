@@ -11,8 +11,8 @@
     more quota or weight never lowers an entitlement    test_more_weight_or_guarantee_never_lowers_an_entitlement;
                                                         test_a_higher_ceiling_never_lowers_an_entitlement
     with arrivals stopped every feasible job starts     test_with_arrivals_stopped_every_feasible_job_starts
-    a tenant under its guarantee starts within          test_a_tenant_under_its_guarantee_starts_within_the_deadline
-      the reclaim deadline
+    a tenant under its guarantee starts within          test_a_tenant_under_its_guarantee_starts_within_the_deadline;
+      the reclaim deadline                              test_deadline.py, where borrowers refill every hole
     an admitted job is not evicted for one that it      test_nobody_is_stopped_for_a_job_that_was_stopped_for_it
       would evict
     1 % noise in speeds moves nothing                   test_noise_in_the_speeds_moves_nothing

@@ -165,6 +165,21 @@ def test_a_guarantee_is_taken_back_at_once() -> None:
     assert [r.code for r in told.waiting if r.job == "uid-x"] == [WaitCode.PREEMPTING]
 
 
+def test_jobs_that_an_answer_stops_are_told_why_they_wait_once_they_do() -> None:
+    lent = [job(f"b{i}", "b", size=4, on=placed("H100", "H100-0000", size=4)) for i in range(2)]
+    before = cluster(*lent, tenants=(tenant("a", H100=(8, None, None)),), H100=1)
+    made, memo = plan(before, POLICY, NOW)
+    after = updated(before, Delta(jobs=(job("x", "a", size=8),)))
+    told, memo = react(after, made, Event.between(before, after, NOW + 1), memo)
+    codes = {str(r.job): r.code for r in told.waiting}
+    assert codes == {"uid-x": WaitCode.PREEMPTING, "uid-b0": WaitCode.RELEASING, "uid-b1": WaitCode.RELEASING}
+    gone = applied(after, told, NOW + 2)
+    told, _ = react(gone, told, Event.between(after, gone, NOW + 2), memo)
+    assert {str(r.job): r.code for r in told.waiting} == dict.fromkeys(
+        ("uid-b0", "uid-b1"), WaitCode.FAIR_SHARE
+    )
+
+
 def test_a_promised_place_is_not_given_to_a_weaker_job_while_it_is_being_freed() -> None:
     lent = [job(f"b{i}", "b", size=4, on=placed("H100", "H100-0000", size=4)) for i in range(2)]
     mine = job("x", "a", size=8)

@@ -84,6 +84,22 @@ def test_whole_nodes_are_given_back() -> None:
     assert len(set(shrink.to.nodes)) == 2
 
 
+def test_a_gang_that_needs_all_that_is_lent_takes_no_more() -> None:
+    """Just enough if everybody went: all go but the one whose place on no node makes room for a pod."""
+    jobs = [
+        job(f"lent-{i}", "b", 4, on=placed("H100", f"H100-{i // 2:04d}", size=4), since=NOW - 9000)
+        for i in range(4)
+    ]
+    kept = [job("kept", "owner", 4, on=placed("H100", "H100-0002", size=4), since=NOW - 9000)]
+    apart = [job("apart", "b", 2, on=placed("H100", "H100-0002", size=2), since=NOW - 9000)]
+    gang = job("gang", "owner", 8, pods=2)
+    now = cluster(*jobs, *kept, *apart, gang, tenants=(tenant("owner", H100=(20, None, None)),), H100=3)
+    result, _ = plan(now, Policy(solver_seconds=None), NOW)
+    stopped = {str(a.job) for a in result.actions if a.kind is ActionKind.PREEMPT}
+    assert stopped == {f"uid-lent-{i}" for i in range(4)}
+    assert [str(a.job) for a in result.actions if a.kind is ActionKind.START] == ["uid-gang"]
+
+
 def test_a_lower_priority_shrinks_for_a_higher_one_of_its_tenant() -> None:
     low = replace(elastic("low", "a", 1, *["H100-0000"] * 8), priority=10)
     result = decide(low, job("high", "a", size=4, priority=500), tenants=())

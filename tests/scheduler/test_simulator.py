@@ -54,6 +54,21 @@ def test_the_same_run_gives_the_same_numbers(trace: Trace) -> None:
     assert runs[0].jobs == runs[1].jobs
 
 
+def test_of_equal_claims_the_tenant_goes_first_that_has_used_less() -> None:
+    """Both wait for one accelerator while a third runs; who was there first has held it for a day before."""
+    day = 86400.0
+    jobs = (
+        replace(one_job(day, name="early"), tenant="greedy"),
+        replace(one_job(1000.0, day - 500.0, "third"), tenant="third"),
+        replace(one_job(1000.0, day + 10.0, "again"), tenant="greedy"),
+        replace(one_job(1000.0, day + 20.0, "modest"), tenant="modest"),
+    )
+    for half_life_s, first in ((7 * day, "modest"), (0.1, "again")):  # all forgotten: by name
+        result = simulate(Trace("t", jobs), TraceCluster({"gpu": 1}), Policy(usage_half_life_s=half_life_s))
+        ends = {job.id: job.jct_s + job.arrival_s for job in result.jobs}
+        assert min(("again", "modest"), key=ends.__getitem__) == first
+
+
 def test_a_job_alone_takes_its_length_and_is_not_charged() -> None:
     result = simulate(Trace("t", (one_job(),)), TraceCluster({"gpu": 1}), Policy())
     assert result.jobs[0].jct_s == 1000.0
