@@ -24,7 +24,9 @@ def main() -> int:
         from busbar.workloads.serving import process
 
         process.set_up_logs(as_json=True)
-        return asyncio.run(process.run(settings, lambda loaded: log.info("ready: %s", settings.model_id)))
+        process.leave(
+            asyncio.run(process.run(settings, lambda loaded: log.info("ready: %s", settings.model_id)))
+        )
     except ServingError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         from busbar.workloads.serving.process import write_termination_message

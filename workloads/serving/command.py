@@ -132,7 +132,7 @@ def serve(
         process.set_up_logs(as_json=False)
         if token is None and host not in ("127.0.0.1", "::1", "localhost"):
             click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
-        sys.exit(asyncio.run(process.run(settings, lambda loaded: _announce(settings, loaded))))
+        process.leave(asyncio.run(process.run(settings, lambda loaded: _announce(settings, loaded))))
     except ServingError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_status)

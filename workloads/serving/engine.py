@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from busbar.workloads.serving.loader import Loaded
 
 log = logging.getLogger(__name__)
+ENGINE_THREAD = "engine"
+"""The thread's name."""
 
 
 class EngineState(StrEnum):
@@ -69,7 +71,7 @@ class Engine:
         self._streams: dict[str, Stream] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
 
     def start(self) -> None:
         self._thread.start()

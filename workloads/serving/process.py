@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from aiohttp import web
 
 from busbar.kube.contracts.workload import TERMINATION_LIMIT_BYTES
-from busbar.workloads.serving.engine import Engine, EngineState
+from busbar.workloads.serving.engine import ENGINE_THREAD, Engine, EngineState
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.loader import Loaded, load
 from busbar.workloads.serving.server import Server
@@ -52,8 +55,21 @@ async def run(settings: ServerSettings, on_ready: Callable[[Loaded], None] = lam
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         await runner.cleanup()
-        if engine.state in (EngineState.READY, EngineState.LOADING):
+        if engine.state is EngineState.READY:
             await asyncio.to_thread(engine.stop, 5.0)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with `code`, also while the engine's thread is in torch (loading, or in a long step).
+
+    Such a thread cannot be stopped, and if it comes back while the interpreter shuts down, the process aborts.
+    """
+    if any(thread.name == ENGINE_THREAD for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 async def _listen(runner: web.AppRunner, settings: ServerSettings) -> None:
