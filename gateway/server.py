@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -42,9 +43,13 @@ _DELIVERY_AT_END_S = 3.0
 class Gateway:
     """A whole gateway. `start`, then `stop`; the addresses really bound are in `public` and `internal`."""
 
-    def __init__(self, settings: Settings, *, reviewer: Reviewer | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, reviewer: Reviewer | None = None, rng: random.Random | None = None
+    ) -> None:
+        """`rng` chooses among replicas that are equally busy."""
         self._settings = settings
         self._reviewer = reviewer
+        self._rng = rng
         self._stack = AsyncExitStack()
         self._sites: list[web.TCPSite] = []
         self.public = ("", 0)
@@ -63,7 +68,7 @@ class Gateway:
         replicas = await self._session(aiohttp.TCPConnector(limit=0, force_close=True))
         api = PlatformApi(control, settings.api_url, TokenFile(settings.api_token_file))
         self._metrics = Metrics()
-        self._room = Room(_limits(settings), time.monotonic)
+        self._room = Room(_limits(settings), time.monotonic, self._rng)
         self._metrics.watch_demand(self._room.demand)
         self._ledger = self._open_ledger(api)
         keys = KeyDirectory(

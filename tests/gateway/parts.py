@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -24,6 +25,10 @@ from busbar.kube.contracts.auth import Reviewer
 from busbar.kube.contracts.keys import KeyIdentity, digest_of
 from busbar.kube.contracts.usage import UsageBatch
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
+
+T = TypeVar("T")
 OPERATOR = "system:serviceaccount:busbar-system:busbar-operator"
 
 
@@ -35,6 +40,13 @@ def key(letter: str) -> str:
 KEY_A = key("a")
 KEY_A2 = key("z")
 KEY_B = key("b")
+
+
+class FirstOfEquals(random.Random):
+    """Of replicas that are equally busy the first named: a faulty one that stands first is met."""
+
+    def choice(self, seq: SupportsLenAndGetItem[T]) -> T:
+        return seq[0]
 
 
 class Server:
@@ -358,7 +370,7 @@ class House:
         self.session = aiohttp.ClientSession()
 
     async def start_gateway(self) -> None:
-        self.gateway = Gateway(self.settings(), reviewer=Reviewer(review))
+        self.gateway = Gateway(self.settings(), reviewer=Reviewer(review), rng=FirstOfEquals())
         await self.gateway.start()
 
     async def stop_gateway(self) -> None:

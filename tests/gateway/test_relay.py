@@ -74,6 +74,7 @@ async def test_a_draining_replica_that_answers_503_costs_the_client_nothing(hous
     await house.publish(route("m", draining, engine))
     for _ in range(4):
         assert (await house.ask())[0] == 200
+    assert draining.bodies
 
 
 async def test_a_replica_marked_draining_gets_no_new_request(house: House) -> None:
@@ -219,6 +220,7 @@ async def test_a_replica_with_another_bearer_gets_no_second_chance_on_this_reque
     await house.publish(route("m", stranger, engine))
     for _ in range(4):
         assert (await house.ask())[0] == 200
+    assert stranger.bodies
 
 
 async def test_the_openai_client_streams_through_the_gateway(house: House) -> None:
