@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,12 @@ from tests.training.crash import Point, train_in_a_process
 from tests.training.small import TEXTS, manifest
 
 from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.control import Control
+from busbar.workloads.training.environment import run_from_manifest
+from busbar.workloads.training.report import Lines
+from busbar.workloads.training.session import run
+from busbar.workloads.training.status import Status
+from busbar.workloads.training.trainer import Trainer
 
 # A checkpoint every 4 of 12 steps, written in the background: where the newest durable one is a matter of timing,
 # the expectation is None and the disk tells after the kill.
@@ -108,6 +117,32 @@ def test_other_settings_do_not_resume_from_these_checkpoints(uninterrupted: Path
     status = json.loads((claims / "status.json").read_text())
     assert status["resumedFromStep"] is None
     assert (claims / "out/model/checkpoints.previous").is_dir()
+
+
+def test_a_run_that_fails_keeps_the_checkpoint_that_it_was_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims, failed = prepare(tmp_path), threading.Event()
+    write, step = CheckpointFolder.write, Trainer.step
+
+    def write_after_the_failure(*arguments: Any) -> int:
+        assert failed.wait(60)
+        time.sleep(0.2)
+        return write(*arguments)
+
+    def fail_at_six(trainer: Trainer, data: Any) -> Any:
+        if trainer.done == 5:
+            failed.set()
+            raise RuntimeError("the device fell off the bus")
+        return step(trainer, data)
+
+    monkeypatch.setattr(CheckpointFolder, "write", write_after_the_failure)
+    monkeypatch.setattr(Trainer, "step", fail_at_six)
+    status = Status()
+    described = run_from_manifest(manifest(), claims, None, {})
+    assert run(described, status, Control(), Lines("fails", io.StringIO())) == 1
+    assert "fell off the bus" in status.to_json()["message"]
+    assert (claims / "out/model/checkpoints/step-00000004/state.safetensors").is_file()
 
 
 def test_losses_fall(uninterrupted: Path) -> None:

@@ -115,6 +115,10 @@ class Saver:
         if failure is not None:
             raise failure
 
+    def close(self) -> None:
+        """Wait for a write under way; a run that fails keeps the checkpoint that it had begun."""
+        self._join()
+
     def _join(self) -> CheckpointError | None:
         if self._writer is not None:
             self._writer.join()

@@ -12,6 +12,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,7 +191,8 @@ class _Session:
                 saver.durable_step = trainer.done
             self._phase("Training", f"from step {trainer.done} of {self.spec.steps}")
             self.control.open()
-            _Loop(self, trainer, saver, journal, prepared).go()
+            with closing(saver):
+                _Loop(self, trainer, saver, journal, prepared).go()
             self.fingerprint = {
                 "losses": journal.digest(trainer.done),
                 "weights": weights_digest(trainer.model),
