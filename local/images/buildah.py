@@ -40,8 +40,8 @@ if [ -s /run/auth.json ]; then export REGISTRY_AUTH_FILE=/run/auth.json; fi
 if [ -n "$BUSBAR_REGISTRY" ]; then
     ip link set lo up
     $BUSBAR_REGISTRY &
-    for attempt in 1 2 3 4 5 6 7 8 9 10; do
-        if (exec 3<>/dev/tcp/127.0.0.1/5000) 2>/dev/null; then break; fi
+    until (exec 3<>/dev/tcp/127.0.0.1/5000) 2>/dev/null; do
+        kill -0 $! || exit 1  # it ended before it served; its own lines say why
         sleep 0.2
     done
     status=0

@@ -63,15 +63,21 @@ class Cluster:
         return found
 
     def wait(self, what: str, probe: Callable[[], Any], limit_s: float = 120) -> Any:
-        """Poll ``probe`` until it gives something true; the last value in the message when it never does."""
+        """Poll ``probe`` until it gives something true; the last value in the message when it never does.
+
+        A call that a busy API server refused is asked again like any other answer that is not the wanted one.
+        """
         deadline = time.monotonic() + limit_s
-        value: Any = None
+        seen: Any = None
         while time.monotonic() < deadline:
-            value = probe()
+            try:
+                seen = value = probe()
+            except AssertionError as refused:
+                seen, value = refused, None
             if value:
                 return value
             time.sleep(1)
-        raise AssertionError(f"{what} did not happen within {limit_s:g} s; last seen: {value!r}")
+        raise AssertionError(f"{what} did not happen within {limit_s:g} s; last seen: {seen!r}")
 
     def status(self, kind: str, name: str, namespace: str = "demo") -> dict[str, Any]:
         """The status of one of our objects; empty while it has none."""

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.node
 def test_a_plain_pytorch_script_runs_over_two_pods(cluster: Cluster) -> None:
     cluster.kube("-n", "demo", "apply", "-f", str(ROOT / "examples" / "pytorch-two-pods.yaml"))
     name = "two-pods"
-    cluster.wait("both pods", lambda: cluster.phase("trainingjob", name) in ("Running", "Succeeded"), 90)
+    cluster.wait("both pods", lambda: cluster.phase("trainingjob", name) in ("Running", "Succeeded"))
     pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
     assert sorted(p["metadata"]["name"] for p in pods) == [f"{name}-1-0", f"{name}-1-1"]
     cluster.wait("the end of the job", lambda: cluster.phase("trainingjob", name) == "Succeeded", 180)
@@ -21,5 +21,4 @@ def test_a_plain_pytorch_script_runs_over_two_pods(cluster: Cluster) -> None:
     cluster.wait(
         "the pods' end",
         lambda: not cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"],
-        60,
     )

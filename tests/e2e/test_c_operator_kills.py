@@ -68,11 +68,11 @@ def replaced(cluster: Cluster, kill: Callable[[Cluster, int], None]) -> None:
 
     Dead first: a pod that is told to go may renew its lease once more before it does.
     """
-    victim: int = cluster.wait("one operator", lambda: operator_process(cluster), 30)
+    victim: int = cluster.wait("one operator", lambda: operator_process(cluster))
     kill(cluster, victim)
-    cluster.wait("the operator's end", lambda: not Path(f"/proc/{victim}").exists(), 30)
+    cluster.wait("the operator's end", lambda: not Path(f"/proc/{victim}").exists())
     ended = time.time()
-    cluster.wait("a leading operator", lambda: operator_leads(cluster, since=ended), 60)
+    cluster.wait("a leading operator", lambda: operator_leads(cluster, since=ended))
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def test_a_suspended_job_saves_and_frees_its_place_and_goes_on(cluster: Cluster)
     cluster.wait("some progress", lambda: steps_done(cluster, name) > 20, 150)
     patch = json.dumps({"spec": {"suspend": True}})
     cluster.kube("-n", "demo", "patch", "trainingjob", name, "--type=merge", "-p", patch)
-    cluster.wait("the pause", lambda: cluster.phase("trainingjob", name) == "Suspended", 90)
+    cluster.wait("the pause", lambda: cluster.phase("trainingjob", name) == "Suspended")
     pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
     assert not [p for p in pods if p["status"]["phase"] in ("Pending", "Running")], "its place is still held"
     saved = cluster.status("trainingjob", name)["checkpoint"]["step"]
@@ -140,9 +140,7 @@ def test_a_suspended_job_saves_and_frees_its_place_and_goes_on(cluster: Cluster)
 def test_deleting_a_running_job_leaves_nothing(cluster: Cluster) -> None:
     name = "short-lived"
     cluster.submit(small_job(name, steps=1_000_000))
-    cluster.wait(
-        "a pod", lambda: cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"], 60
-    )
+    cluster.wait("a pod", lambda: cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"])
     cluster.kube("-n", "demo", "delete", "trainingjob", name, "--wait=true")
     left = ("get", "-n", "demo", "pods,services,configmaps", "-l", f"busbar.dev/job={name}", "-o", "name")
-    cluster.wait("nothing left", lambda: not cluster.kube(*left).strip(), 90)
+    cluster.wait("nothing left", lambda: not cluster.kube(*left).strip())

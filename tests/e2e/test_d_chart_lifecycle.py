@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import UTC, datetime
 
 import pytest
 from tests.e2e.instance import BUSBAR, ROOT, Cluster, small_job
@@ -49,7 +50,16 @@ def test_a_stopped_cluster_comes_back_with_its_objects_and_its_platform(cluster:
     before = set(cluster.kube(*listed).split())
     assert before
     subprocess.run([*BUSBAR, "down", "--name", cluster.name], check=True)
+    stopped = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     subprocess.run([*BUSBAR, "up", "--name", cluster.name], check=True)
     assert before <= set(cluster.kube(*listed).split())
+    started = "jsonpath={.items[*].status.containerStatuses[*].state.running.startedAt}"
     ready = "jsonpath={.items[*].status.readyReplicas}"
-    assert cluster.kube("-n", SYSTEM, "get", "deployments", "-o", ready).split() == ["1", "1", "1"]
+
+    def is_back() -> bool:
+        """The stored status tells of the life before the stop until the kubelet and a controller have looked anew."""
+        times = cluster.kube("-n", SYSTEM, "get", "pods", "-o", started).split()
+        counts = cluster.kube("-n", SYSTEM, "get", "deployments", "-o", ready).split()
+        return len(times) == 3 and min(times) >= stopped and counts == ["1", "1", "1"]
+
+    cluster.wait("the platform's return", is_back)

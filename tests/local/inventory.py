@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -42,7 +43,7 @@ def take(name: str) -> Inventory:
     return Inventory(
         mounts=frozenset(line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()),
         links=frozenset(link for link in links if link.startswith("busbar")),
-        routes=frozenset(_run("ip", "route", "show", "table", "all").splitlines()),
+        routes=frozenset(_routes()),
         tables=frozenset(_run("nft", "list", "tables").splitlines()),
         settings=frozenset(_settings()),
         cgroups=frozenset(
@@ -84,12 +85,23 @@ def _settings() -> list[str]:
     for root in (*files, NETWORK_SETTINGS):
         for file in [root] if root.is_file() else sorted(root.rglob("*")):
             # Settings of a network device vanish with it; others' devices may come and go meanwhile.
-            if file.is_file() and not {"conf", "neigh"} & set(file.parts) and os.access(file, os.R_OK):
-                try:
+            if {"conf", "neigh"} & set(file.parts):
+                continue
+            try:
+                state = file.stat()
+                # What nobody may write is no setting: it counts something, such as the machine's connections.
+                if stat.S_ISREG(state.st_mode) and state.st_mode & 0o222 and os.access(file, os.R_OK):
                     found.append(f"{file}={file.read_text().strip()}")
-                except OSError:
-                    continue
+            except OSError:
+                continue
     return found
+
+
+def _routes() -> list[str]:
+    """Without the seconds that a route learnt from a router has left."""
+    return [
+        route.partition(" expires ")[0] for route in _run("ip", "route", "show", "table", "all").splitlines()
+    ]
 
 
 def _run(*command: str) -> str:

@@ -79,6 +79,22 @@ def test_half_an_installed_go_is_never_found(monkeypatch: pytest.MonkeyPatch, tm
     assert (folder / "bin" / "go").exists()
 
 
+def test_a_download_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "DOWNLOAD_PAUSES_S", (0.0, 0.0))
+    answers = [(1, "proxy.golang.org: 502 Bad Gateway"), (1, "unexpected EOF"), (0, "")]
+
+    def go(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        code, complaint = answers.pop(0)
+        return subprocess.CompletedProcess(command, code, "one\ntwo\n", complaint)
+
+    monkeypatch.setattr(subprocess, "run", go)
+    assert build.patiently(lambda: build._count_packages("go", build.program("etcd"), {})) == 2
+    answers = [(1, "refused")] * 3
+    with pytest.raises(BuildError, match="refused"):
+        build.patiently(lambda: build._count_packages("go", build.program("etcd"), {}))
+    assert answers == []
+
+
 def test_a_cluster_of_your_own_needs_no_kubernetes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from busbar.local.forward import forward, parse
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody else is given meanwhile.
+
+    It is bound and does not listen: a connection to it is refused, until somebody who names it, as the forwarder
+    does, listens there.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def test_a_rule_is_parsed() -> None:
@@ -25,29 +34,29 @@ async def test_bytes_go_both_ways_and_the_end_is_passed_on() -> None:
         await writer.wait_closed()
 
     server = await asyncio.start_server(shout, "127.0.0.1", 0)
-    far, near = server.sockets[0].getsockname()[1], free_port()
-    task = asyncio.create_task(forward([(near, "127.0.0.1", far)]))
-    reader, writer = await connect(near)
-    writer.write(b"hello")
-    writer.write_eof()
-    assert await reader.read() == b"HELLO"
-    writer.close()
-    await writer.wait_closed()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    with held_port() as near:
+        task = asyncio.create_task(forward([(near, "127.0.0.1", server.sockets[0].getsockname()[1])]))
+        reader, writer = await connect(near)
+        writer.write(b"hello")
+        writer.write_eof()
+        assert await reader.read() == b"HELLO"
+        writer.close()
+        await writer.wait_closed()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     server.close()
     await server.wait_closed()
 
 
 async def test_a_target_that_does_not_answer_closes_the_connection() -> None:
-    near, nobody = free_port(), free_port()
-    task = asyncio.create_task(forward([(near, "127.0.0.1", nobody)]))
-    reader, writer = await connect(near)
-    assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    with held_port() as near, held_port() as nobody:
+        task = asyncio.create_task(forward([(near, "127.0.0.1", nobody)]))
+        reader, writer = await connect(near)
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.local.inventory import processes, take
@@ -25,6 +26,7 @@ from busbar.local.kubectl import Kubectl, Object, wait_for
 pytestmark = pytest.mark.node
 FIRST, SHARED = "inventory-one", "inventory-two"
 QUICK_S = 60
+PATIENCE_S = 120  # for what may take a while on a busy machine, and ends as soon as it is there
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,14 +113,19 @@ def run_pod(kubectl: Kubectl, script: str, until: str) -> None:
     def has_account() -> bool:
         return bool(kubectl.get("-n", "t", "serviceaccount", "default", "--ignore-not-found"))
 
-    wait_for("the namespace's service account", has_account, 20, "kube-controller-manager.log")
+    wait_for("the namespace's service account", has_account, PATIENCE_S, "kube-controller-manager.log")
     kubectl.run("-n", "t", "delete", "pod", "p", "--ignore-not-found")
     kubectl.apply([pod])
-    wait_for(f"the pod's phase {until}", lambda: phase(kubectl) == until, 60, "kubelet.log")
+    wait_for(f"the pod's phase {until}", lambda: phase(kubectl) == until, PATIENCE_S, "kubelet.log")
 
 
 def alive(found: dict[int, str]) -> dict[int, str]:
     return {pid: command for pid, command in found.items() if start_ticks(pid) is not None}
+
+
+def api_server(instance: Instance) -> dict[str, Any]:
+    """What the supervisor last said of the API server."""
+    return cluster.state(instance)["kube-apiserver"]
 
 
 def supervisor(instance: Instance) -> int:
@@ -156,7 +163,7 @@ def test_after_a_kill_9_of_the_supervisor_everything_dies_and_down_removes_the_r
     run_pod(kubectl, "sleep 1000", "Running")
     ours = processes(supervisor(instance))
     os.kill(supervisor(instance), signal.SIGKILL)
-    wait_for("the end of its processes", lambda: not alive(ours), 20, "/proc")
+    wait_for("the end of its processes", lambda: not alive(ours), PATIENCE_S, "/proc")
     assert running(FIRST) is None
 
     teardown.down(FIRST, purge=False)
@@ -168,12 +175,17 @@ def test_after_a_kill_9_of_the_supervisor_everything_dies_and_down_removes_the_r
 
 def test_a_part_that_dies_is_started_again(shared: tuple[Instance, Kubectl]) -> None:
     instance, kubectl = shared
+    before = api_server(instance)
     pid = next(p for p, command in processes(supervisor(instance)).items() if "/kube-apiserver " in command)
     os.kill(pid, signal.SIGKILL)
     wait_for(
-        "the part's restart", lambda: cluster.state(instance)["kube-apiserver"]["restarts"] == 1, 20, "logs"
+        "the part's restart",
+        lambda: api_server(instance)["pid"] not in (None, before["pid"]),
+        PATIENCE_S,
+        "logs",
     )
-    wait_for("the API server's return", kubectl.answers, 30, "logs")
+    assert api_server(instance)["restarts"] > before["restarts"]
+    wait_for("the API server's return", kubectl.answers, PATIENCE_S, "logs")
 
 
 def test_two_instances_do_not_disturb_each_other(shared: tuple[Instance, Kubectl]) -> None:
@@ -184,8 +196,10 @@ def test_two_instances_do_not_disturb_each_other(shared: tuple[Instance, Kubectl
     kubectl_one.run("create", "namespace", "only-in-one")
     assert kubectl_two.get("ns", "only-in-one", "--ignore-not-found") == {}
 
+    serving = api_server(two)
     teardown.down(FIRST, purge=True)
-    assert kubectl_two.answers()
+    wait_for("the other's answer", kubectl_two.answers, PATIENCE_S, "logs")  # its etcd shares the busy disk
+    assert api_server(two) == serving
     assert port_is_free(one.portal_port)
     assert not port_is_free(two.portal_port)
 
@@ -200,7 +214,8 @@ def test_a_pod_gets_its_limits_names_token_and_a_shell(shared: tuple[Instance, K
     assert inside("id -u; id -g").split() == [str(recipe.USER), str(recipe.USER)]
     assert "Read-only" in inside("touch /etc/x 2>&1")
     assert inside("touch /data/x && echo written") == "written"
-    assert inside("getent hosts kubernetes.default.svc.cluster.local").startswith("10.")
+    name = "kubernetes.default.svc.cluster.local"
+    wait_for("the name", lambda: inside(f"getent hosts {name}").startswith("10."), PATIENCE_S, "coredns.log")
     assert (
         inside("grep -c . /proc/self/status >/dev/null; awk '/Seccomp:/ {print $2}' /proc/self/status") == "2"
     )
@@ -226,7 +241,7 @@ def test_nobody_reaches_kubelet_etcd_or_api_server_without_a_certificate(
         anybody = ssl.create_default_context()
         anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
         try:
-            with urllib.request.urlopen(url, timeout=5, context=anybody) as answer:
+            with urllib.request.urlopen(url, timeout=30, context=anybody) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as refused:
             with refused:
