@@ -110,20 +110,19 @@ class World:
         return client(self.public, {"Authorization": f"Bearer {token}"})
 
     async def settle(self) -> None:
-        """Until the store has seen everything the cluster holds."""
-        async with asyncio.timeout(5):
+        """Until the store has seen everything the cluster holds, and what it holds no more."""
+        async with asyncio.timeout(30):
             while not self._seen():  # noqa: ASYNC110 - there is no event for "a watch has caught up"
                 await asyncio.sleep(0)
 
     def _seen(self) -> bool:
-        find = self.services.store.find
-        return all(
-            (find(resource, name, space) or {"metadata": {}})["metadata"].get("resourceVersion")
-            == obj["metadata"]["resourceVersion"]
-            for (plural, space, name), obj in self.kube.objects.items()
-            for resource in WATCHED
-            if resource.plural == plural
-        )
+        def version(plural: str, obj: dict[str, Any]) -> tuple[str, str, str, str]:
+            meta = obj["metadata"]
+            return plural, meta.get("namespace") or "", meta["name"], meta["resourceVersion"]
+
+        seen = {version(r.plural, obj) for r in WATCHED for obj in self.services.store.all(r)}
+        watched = {resource.plural for resource in WATCHED}
+        return seen == {version(key[0], obj) for key, obj in self.kube.objects.items() if key[0] in watched}
 
 
 def client(like: httpx2.AsyncClient, headers: dict[str, str]) -> httpx2.AsyncClient:
@@ -287,7 +286,7 @@ class running:
             replace(self._settings), self._kube, operator, clock=clock, backoff_s=(0.001, 0.01)
         )
         await built.store.start()
-        await built.store.synced(5)
+        await built.store.synced(30)
         public, internal = (
             httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://busbar.test")
             for app in apps_of(built)

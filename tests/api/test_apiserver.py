@@ -87,8 +87,8 @@ async def real(platform: ApiServer, sqlite_url: str) -> AsyncIterator[Real]:  # 
     settings = Settings(session_secret=SECRET, database_url=sqlite_url, gateway_url="http://127.0.0.1:9")
     built = wiring.build(settings, Kubernetes(login), ScriptedOperator(MemoryKube()))
     tasks = await built.start()
-    await built.store.synced(20)
-    async with asyncio.timeout(20):
+    await built.store.synced(60)
+    async with asyncio.timeout(60):
         while not all(built.store.find(TENANTS, name) for name in (mine, theirs)):  # noqa: ASYNC110 - no event for it
             await asyncio.sleep(0.05)
     public = httpx2.AsyncClient(
@@ -100,7 +100,7 @@ async def real(platform: ApiServer, sqlite_url: str) -> AsyncIterator[Real]:  # 
 
 async def eventually(ask: Any, wanted: Any) -> None:
     """Until the answer is as wanted: policies and watches act a moment later."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found = await ask()
             if found == wanted:
@@ -295,7 +295,9 @@ async def test_the_process_serves_both_ports_stays_small_and_ends_at_once_on_sig
     command = [sys.executable, "-m", "busbar.api.main"]
     process = await asyncio.create_subprocess_exec(*command, env=environment)
     try:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60
+        ) as http:
             await eventually(lambda: _status(http, "/ready"), 200)
             assert (await http.get(f"http://127.0.0.1:{internal}/ready")).status_code == 200
             assert (

@@ -6,7 +6,8 @@ import asyncio
 import fcntl
 import os
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -179,22 +180,32 @@ async def test_a_write_that_is_cancelled_half_way_holds_up_no_other(sqlite_url: 
     database = Database(sqlite_url)
     at = datetime(2026, 3, 1, tzinfo=UTC)
     row = {"groups": [], "source": "token", "first_seen": at, "last_seen": at}
-    begun = asyncio.Event()
+    loop, half_way, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
-    async def write_many(name: str, count: int) -> None:
+    def stop_half_way() -> int:
+        """Called by SQLite, in its thread, amid the rows."""
+        loop.call_soon_threadsafe(half_way.set)
+        go_on.wait()
+        return 0
+
+    async def write_many(name: str, count: int, progress: Callable[[], int] | None) -> None:
         async with database.write() as tx:
             await tx.execute(text("PRAGMA busy_timeout=200"))
-            rows = [{"name": f"{name}-{number}", **row} for number in range(count)]
-            begun.set()
-            await tx.execute(tables.subjects.insert(), rows)
+            driver = (await tx.get_raw_connection()).driver_connection
+            assert driver is not None
+            await driver.set_progress_handler(progress, 1000)
+            await tx.execute(
+                tables.subjects.insert(), [{"name": f"{name}-{number}", **row} for number in range(count)]
+            )
 
-    long = asyncio.create_task(write_many("long", 50_000))
-    await begun.wait()
-    await asyncio.sleep(0.02)
+    long = asyncio.create_task(write_many("long", 1000, stop_half_way))
+    await half_way.wait()
     long.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await long
-    await write_many("short", 1)  # the traceback in `long` keeps alive whatever was in use
+    await write_many("short", 1, None)  # the traceback in `long` keeps alive whatever was in use
     async with database.read() as db:
         assert (await db.execute(select(tables.subjects.c.name))).scalars().all() == ["short-0"]
     await database.close()

@@ -42,7 +42,7 @@ class Life:
         self.store = Store(self.kube, backoff_s=(0.001, 0.01))
         made = History(self.database, self.store, Tenancy(self.store), self.clock)
         await self.store.start()
-        await self.store.synced(5)
+        await self.store.synced(30)
         await made.reconcile()
         return made
 

@@ -94,20 +94,18 @@ class Provider:
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Provider]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    made = Provider(f"http://127.0.0.1:{port}")
-    server = uvicorn.Server(
-        uvicorn.Config(made.app(), host="127.0.0.1", port=port, log_level="error", lifespan="off", ws="none")
-    )
-    thread = threading.Thread(target=server.run)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    made = Provider(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    server = uvicorn.Server(uvicorn.Config(made.app(), log_level="error", lifespan="off", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
         time.sleep(0.01)
     yield made
     server.should_exit = True
     thread.join()
+    listener.close()
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ async def test_a_silent_pod_is_followed_at_once_and_let_go_when_the_caller_leave
 
     monkeypatch.setattr(world.kube, "log", watched)
     caller = await _caller(world)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         stream = await world.services.pods.logs(caller, TRAINING_JOBS, "ada-lab", "ada-run", follow=True)
         world.kube.logs["ada-lab", "ada-run-1-0"].append(b"at last\n")
         assert await anext(stream) == b"at last\n"

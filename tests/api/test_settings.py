@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,17 @@ def test_serving_without_a_secret_is_refused_and_tokens_need_none() -> None:
     assert load({}, needs_secret=False).session_secret == ""
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """The command sets up the process's logging, and this process goes on with other tests."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("own_logging")
 def test_the_command_makes_a_token_and_prints_it_alone_on_standard_output(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

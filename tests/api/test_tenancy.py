@@ -107,6 +107,7 @@ def walk(world: World) -> list[tuple[str, Route]]:
 async def test_a_member_of_a_reads_nothing_of_b_in_any_list_or_page(world: World) -> None:
     await lived_in(world)
     alice = await world.as_("alice")
+    chance = [token.prefix for token in await world.services.tokens.listing("alice")]
     seen = 0
     for method, route in walk(world):
         if method != "GET":
@@ -118,7 +119,10 @@ async def test_a_member_of_a_reads_nothing_of_b_in_any_list_or_page(world: World
             for headers in ({}, {"HX-Request": "true"}):
                 answer = await alice.get(path + suffix, headers=headers)
                 assert answer.status_code < 500, f"{path}: {answer.text}"
-                assert not BOBS.search(answer.text), f"GET {path + suffix} tells: {answer.text[:2000]}"
+                told = answer.text
+                for prefix in chance:  # seven random letters, which may spell anybody
+                    told = told.replace(prefix, "")
+                assert not BOBS.search(told), f"GET {path + suffix} tells: {answer.text[:2000]}"
                 seen += answer.status_code == 200
     assert seen > 50
 

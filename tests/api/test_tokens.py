@@ -164,7 +164,7 @@ async def keys(database: Database) -> AsyncIterator[tuple[Keys, Tokens, MemoryKu
     seed(kube)
     store = Store(kube, backoff_s=(0.001, 0.01))
     await store.start()
-    await store.synced(5)
+    await store.synced(30)
     tokens = Tokens(database, clock)
     yield Keys(tokens, Tenancy(store)), tokens, kube, store, clock
     await store.stop()

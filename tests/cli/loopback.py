@@ -19,7 +19,7 @@ async def listening(app: Any) -> AsyncIterator[str]:
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0)
     try:

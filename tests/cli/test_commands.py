@@ -363,6 +363,7 @@ async def test_usage_is_shown_and_understands_how_long_ago(site: Site) -> None:
 
 
 async def test_names_of_objects_are_completed(site: Site) -> None:
+    site.monkeypatch.setattr("busbar.cli.completions.PATIENCE_S", 30.0)
     site.monkeypatch.setenv("COMP_WORDS", "busbar describe ada")
     site.monkeypatch.setenv("COMP_CWORD", "2")
     site.monkeypatch.setenv("_BUSBAR_COMPLETE", "bash_complete")

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -78,6 +79,31 @@ class Stage:
     kube: MemoryKube
     services: Services
     loop: asyncio.AbstractEventLoop
+    held: set[str]
+
+    @contextlib.contextmanager
+    def holding(self, job: str) -> Iterator[None]:
+        """A job of this name does not end in the block, however slow the browser is."""
+        self.held.add(job)
+        try:
+            yield
+        finally:
+            self.held.discard(job)
+
+    def wait_until_routed(self, service: str) -> None:
+        """Until the gateway has heard of the service: its routes come by themselves, and after the page's news."""
+        ask = urllib.request.Request(
+            f"{self.gateway_url}/v1/models", headers={"Authorization": f"Bearer {self.tokens['alice']}"}
+        )
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        until = time.monotonic() + 60
+        while True:
+            with direct.open(ask, timeout=60) as answer:
+                models = {card["id"] for card in json.load(answer)["data"]}
+            if service in models:
+                return
+            assert time.monotonic() < until, f"the gateway knows {sorted(models)}, not {service}"
+            time.sleep(0.05)
 
     def kube_call(self, do: Callable[[MemoryKube], object]) -> None:
         """Script the cluster from the test's thread."""
@@ -105,7 +131,7 @@ def stage(*, gateway: bool = True, fast: bool = True) -> Iterator[Stage]:
 
     thread = threading.Thread(target=body, name="stage")
     thread.start()
-    up.wait(60)
+    up.wait()
     if failed:
         thread.join()
         raise failed[0]
@@ -113,7 +139,7 @@ def stage(*, gateway: bool = True, fast: bool = True) -> Iterator[Stage]:
         yield ready[0]
     finally:
         down.set()
-        thread.join(30)
+        thread.join()
     if failed:
         raise failed[0]
 
@@ -170,6 +196,7 @@ async def _run(
                     kube,
                     built,
                     asyncio.get_running_loop(),
+                    actor.held,
                 )
             )
             up.set()
@@ -177,7 +204,7 @@ async def _run(
         finally:
             if child is not None:
                 child.terminate()
-                child.wait(15)
+                await asyncio.to_thread(child.wait, 60)  # it may have something to tell the API at the end
             acting.cancel()
             stopping.set()
             for ended in await asyncio.gather(serving, acting, return_exceptions=True):
@@ -195,6 +222,8 @@ class Actor:
         self._engine = engine_url
         self._tick_s = tick_s
         self._began: dict[str, float] = {}
+        self.held: set[str] = set()
+        """Names of jobs that stay short of their last step."""
 
     async def run(self) -> None:
         while True:
@@ -242,7 +271,8 @@ class Actor:
             if phase != "Starting":
                 self._start(namespace, name)
             return
-        step = min(total, int((age - 6) * max(1, total / STEPS)))
+        last = total - 1 if name in self.held else total
+        step = min(last, int((age - 6) * max(1, total / STEPS)))
         progress = {
             "step": step,
             "totalSteps": total,
@@ -544,7 +574,7 @@ def _gateway(
 
 
 async def _answers(port: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
