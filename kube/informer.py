@@ -169,6 +169,7 @@ class Informer(Cache[T]):
         wait, longest = self._backoff_s
         delay = wait
         while True:
+            begun = self._revision
             try:
                 if not self._revision:
                     await self._fill()
@@ -177,6 +178,8 @@ class Informer(Cache[T]):
             except Gone:
                 self._revision = ""
             except (ConnectionFailed, ApiError):
+                if begun and self._revision != begun:
+                    delay = wait  # this watch had worked: what broke it says nothing about the next
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(delay * 2, longest)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tests.cluster.apiserver import Answer
 from tests.cluster.manifests import JSON
 
-SETTLE_S = 15.0
+SETTLE_S = 60.0
 Attempt = Callable[..., Answer]
 """A request that takes query parameters by keyword."""
 

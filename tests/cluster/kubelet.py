@@ -149,7 +149,7 @@ class Kubelet:
                 ],
             }
         }
-        await self._client.patch(PODS, meta["name"], patch, meta["namespace"], subresource="status")
+        await self._write_status(meta, patch)
 
     async def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
         """Ends a pod as its kubelet would."""
@@ -167,8 +167,13 @@ class Kubelet:
                 "containerStatuses": [_container(pod, ready=False, state={"terminated": done})],
             }
         }
-        await self._client.patch(PODS, meta["name"], patch, meta["namespace"], subresource="status")
+        await self._write_status(meta, patch)
         await self._stop(meta["uid"])
+
+    async def _write_status(self, meta: Object, patch: Object) -> None:
+        """The answer counts at once: a pod that the watch still calls Pending must not be started again."""
+        name, namespace = meta["name"], meta["namespace"]
+        self._informer.observe(await self._client.patch(PODS, name, patch, namespace, subresource="status"))
 
     async def _serve(self, pod: Object, running: _Running) -> None:
         name = pod["metadata"]["name"]

@@ -6,7 +6,8 @@ Lease or a review is numbered from 1. Faults:
 * ``kill_at(n, "before" | "after")``: the n-th write is not forwarded, or forwarded and its answer swallowed; from
   then on nothing of this client gets through (what a SIGKILL at that moment looks like from the server), and
   ``killed`` is set, until ``revive()``. ``kill_each("before" | "after")`` does so once for each different write.
-* ``answer(matches, status, …)``: the next matching requests are answered here (409, 410, 429 with Retry-After).
+* ``answer(matches, status, …)``: the next matching requests are answered here (409, 410, 429 with Retry-After), until
+  ``forgive()``.
 * ``cut_watches()``: every open watch is broken off; ``stall_watches()``: they stay open and say nothing more.
 """
 
@@ -127,6 +128,11 @@ class FaultProxy:
         self._met.add(write.likeness)
         return True
 
+    @property
+    def died_at(self) -> int:
+        """At how many different writes a ``kill_each`` struck; those that were side by side shared a death."""
+        return len(self._met)
+
     def revive(self) -> None:
         """Lets the next client through."""
         self._dead, self._kill = False, None
@@ -143,6 +149,10 @@ class FaultProxy:
     ) -> None:
         """The next ``times`` requests for which ``matches(method, path)`` holds get this Status instead."""
         self._faults.append(Fault(matches, status, reason, headers or {}, times))
+
+    def forgive(self) -> None:
+        """Answers no more instead of the server."""
+        self._faults.clear()
 
     def cut_watches(self) -> None:
         for task in list(self._watches):

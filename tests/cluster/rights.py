@@ -15,7 +15,7 @@ from tests.cluster.manifests import JSON
 
 SYSTEM = "busbar-system"
 RBAC = "rbac.authorization.k8s.io"
-RIGHT_S = 10.0
+RIGHT_S = 60.0
 
 
 def user(name: str) -> JSON:
@@ -91,7 +91,7 @@ def wait_for_right(client: Client, path: str) -> None:
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Until a right that was just given counts. Raises AssertionError after ten seconds."""
+    """Until a right that was just given counts. Raises AssertionError after a minute."""
     end = time.monotonic() + RIGHT_S
     while not holds():
         assert time.monotonic() < end, f"waited {RIGHT_S:.0f} s until {what}"

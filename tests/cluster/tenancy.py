@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import PATIENCE_S, Cluster
 
 from busbar.kube.client import Object
 from busbar.kube.resources import ROLE_BINDINGS, TENANTS
@@ -14,13 +14,13 @@ from busbar.kube.resources import ROLE_BINDINGS, TENANTS
 
 async def becomes(look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
     """Looks until it is as wanted."""
-    last = None
-    for _ in range(500):
+    end = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
         last = await look()
         if wanted(last):
             return last
+        assert asyncio.get_running_loop().time() < end, f"after {PATIENCE_S:.0f} s: {last}"
         await asyncio.sleep(0.02)
-    raise AssertionError(f"after 10 s: {last}")
 
 
 def opted_in(name: str, cpu: str = "1") -> Object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script
+from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.resources import MODEL_SERVICES, PODS, SERVICES, TRAINING_JOBS, Resource
@@ -42,16 +42,14 @@ def collector(apiserver: ApiServer) -> Iterator[None]:
 
 
 async def nothing_is_left(cluster: Cluster) -> None:
-    left: list[str] = []
-    for _ in range(1500):
-        left = []
+    async def left() -> list[str]:
+        found: list[str] = []
         for resource in (TRAINING_JOBS, MODEL_SERVICES, PODS, SERVICES):
             items, _ = await cluster.client.list(resource, cluster.namespace)
-            left += [f"{resource.kind}/{i['metadata']['name']}" for i in items]
-        if not left:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"after 30 s there are still {left}")
+            found += [f"{resource.kind}/{i['metadata']['name']}" for i in items]
+        return found
+
+    await becomes(left, lambda names: names == [])
 
 
 def suspended(cluster: Cluster) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, engine_job, with_the_charts_rights
 from tests.cluster.kubelet import Script, said
+from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.resources import PERFORMANCE_PROFILES, TRAINING_JOBS
@@ -52,13 +52,12 @@ def training(seconds: float, speed: float = SPEED) -> dict[str, Any]:
 
 async def the_profile(cluster: Cluster) -> Object:
     """The only one, once it is there."""
-    for _ in range(500):
-        found, _ = await cluster.client.list(PERFORMANCE_PROFILES)
-        if found:
-            assert len(found) == 1
-            return found[0]
-        await asyncio.sleep(0.02)
-    raise AssertionError("no profile was made")
+
+    async def profiles() -> list[Object]:
+        return (await cluster.client.list(PERFORMANCE_PROFILES))[0]
+
+    [found] = await becomes(profiles, lambda there: there != [])
+    return cast(Object, found)
 
 
 def table(cluster: Cluster) -> PerformanceTable:
@@ -67,12 +66,11 @@ def table(cluster: Cluster) -> PerformanceTable:
 
 
 async def gone(cluster: Cluster, name: str) -> None:
-    for _ in range(750):
+    async def names() -> list[str]:
         found, _ = await cluster.client.list(TRAINING_JOBS, cluster.namespace)
-        if name not in [o["metadata"]["name"] for o in found]:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{name} is still there")
+        return [o["metadata"]["name"] for o in found]
+
+    await becomes(names, lambda there: name not in there)
 
 
 async def test_what_a_job_measured_outlives_it_and_the_operator(platform: ApiServer) -> None:
@@ -92,7 +90,7 @@ async def test_what_a_job_measured_outlives_it_and_the_operator(platform: ApiSer
         await cluster.until(
             PERFORMANCE_PROFILES,
             name,
-            lambda s: any(c["source"] == "Measured" and c["reports"] == 1 for c in s["cells"]),
+            lambda s: any(c["source"] == "Measured" and c["reports"] == 1 for c in s.get("cells") or ()),
         )
         await cluster.kill()
         await cluster.start()
@@ -147,11 +145,11 @@ async def test_a_speed_that_cannot_be_right_is_shown_at_the_job_and_in_the_profi
             PERFORMANCE_PROFILES, profile["metadata"]["name"], lambda s: s.get("quarantined", 0) >= 1
         )
         await cluster.create(job("next", suspend=True))  # a round
-        for _ in range(500):
-            told = [e for e in await cluster.events() if e["reason"] == "SpeedQuarantined"]
-            if told:
-                break
-            await asyncio.sleep(0.02)
+
+        async def quarantined() -> list[Object]:
+            return [e for e in await cluster.events() if e["reason"] == "SpeedQuarantined"]
+
+        told = await becomes(quarantined, lambda events: events != [])
         assert told[0]["involvedObject"]["name"] == "liar"
         assert told[0]["type"] == "Warning"
         assert "far from what is known of jobs like it" in told[0]["message"]

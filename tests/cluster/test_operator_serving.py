@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster
 from tests.cluster.kubelet import Script
+from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, ServiceDemand
@@ -58,7 +58,7 @@ async def test_a_service_follows_the_scale_subresource_and_drains_before_it_dele
 
     async with Cluster(apiserver, script=script) as cluster:
         operator = await cluster.start()
-        await cluster.create(service("web", drainSeconds=5))
+        await cluster.create(service("web", drainSeconds=60))
         status = await cluster.until(MODEL_SERVICES, "web", ready(1))
         assert status["phase"] == "Ready"
         assert status["selector"] == "busbar.dev/kind=modelservice,busbar.dev/job=web"
@@ -91,12 +91,13 @@ async def test_a_held_request_wakes_a_service_at_zero_and_idleness_sends_it_back
         status = await cluster.until(MODEL_SERVICES, "nap", ready(1))
         assert status["desiredReplicas"] == 1
         assert (await cluster.get(MODEL_SERVICES, "nap"))["spec"]["replicas"] == 0
-        for _ in range(100):
+
+        async def without_requests() -> dict[str, Any]:
             demand(cluster, "nap", last_request_age_seconds=30.0)
-            if (await cluster.status(MODEL_SERVICES, "nap")).get("phase") == "Idle":
-                break
-            await asyncio.sleep(0.1)
-        assert (await cluster.status(MODEL_SERVICES, "nap"))["desiredReplicas"] == 0
+            return await cluster.status(MODEL_SERVICES, "nap")
+
+        idle = await becomes(without_requests, lambda s: s.get("phase") == "Idle")
+        assert idle["desiredReplicas"] == 0
 
 
 async def test_a_service_waits_for_the_job_whose_output_it_serves(apiserver: ApiServer) -> None:
@@ -126,12 +127,8 @@ async def test_a_replica_that_vanishes_is_replaced(apiserver: ApiServer) -> None
         await cluster.until(MODEL_SERVICES, "keep", ready(1))
         pod = (await cluster.pods())["keep-0"]
         await cluster.kubelet.end(pod, 1)
-        await cluster.until(
-            MODEL_SERVICES, "keep", lambda s: s.get("readyReplicas") == 1 and s["replicas"] == 1
+        gone = pod["metadata"]["uid"]
+        await becomes(
+            cluster.pods, lambda pods: [p["metadata"]["uid"] == gone for p in pods.values()] == [False]
         )
-        for _ in range(200):
-            pods = await cluster.pods()
-            if pods and all(p["metadata"]["uid"] != pod["metadata"]["uid"] for p in pods.values()):
-                break
-            await asyncio.sleep(0.02)
         await cluster.until(MODEL_SERVICES, "keep", ready(1))

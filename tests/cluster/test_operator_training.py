@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
 import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, engine_job, gang_job
 from tests.cluster.kubelet import Script, said
+from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.resources import PODS, TENANTS, TRAINING_JOBS
@@ -34,6 +36,10 @@ def training(seconds: float, step_s: float = 0.05) -> dict[str, Any]:
     }
 
 
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
 async def test_a_job_is_admitted_runs_and_succeeds_with_its_last_numbers(apiserver: ApiServer) -> None:
     message = said(
         step=10, totalSteps=10, loss=1.5, tokens=1000,
@@ -49,19 +55,22 @@ async def test_a_job_is_admitted_runs_and_succeeds_with_its_last_numbers(apiserv
         assert status["evaluation"]["bitsPerByte"] == 2.0
         assert status["outputUri"] == "pvc://claim/model"
         assert status["attempt"] == 1
-        assert 0 < status["usage"]["acceleratorSeconds"] < 5
+        held = _moment(status["lastUsageTime"]) - _moment(status["admission"]["admittedAt"])
+        assert status["usage"]["acceleratorSeconds"] == pytest.approx(held.total_seconds(), abs=0.002)
+        assert held.total_seconds() > 0
         assert list(await cluster.pods()) == ["one-1-0"]
         ready = next(c for c in status["conditions"] if c["type"] == "Ready")
         assert ready["status"] == "True"
         tenant = f"tenant-{cluster.namespace}"
-        counted = await cluster.until(
-            TENANTS, tenant, lambda s: s.get("usage", {}).get("acceleratorSeconds", 0) > 0
-        )
-        assert counted["held"] == 0
+        await cluster.until(
+            TENANTS, tenant,
+            lambda s: s.get("usage", {}).get("acceleratorSeconds", 0) > 0 and s["held"] == 0,
+        )  # fmt: skip
 
 
 async def test_a_gang_comes_up_together_and_finishes_together(apiserver: ApiServer) -> None:
-    async with Cluster(apiserver, nodes=2, cpu="2", script=lambda pod: Script(run_s=0.5)) as cluster:
+    script = Script()
+    async with Cluster(apiserver, nodes=2, cpu="2", script=lambda pod: script) as cluster:
         await cluster.start()
         await cluster.create(gang_job("gang", 3))
         status = await cluster.until(TRAINING_JOBS, "gang", phase("Running"))
@@ -74,6 +83,7 @@ async def test_a_gang_comes_up_together_and_finishes_together(apiserver: ApiServ
         env = {e["name"]: e.get("value") for e in pods["gang-1-2"]["spec"]["containers"][0]["env"]}
         assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("2", "3", "gang-1-0.gang")
         assert await cluster.services() == ["gang"]
+        script.run_s = 0.0  # seen running: now it may end
         await cluster.until(TRAINING_JOBS, "gang", phase("Succeeded"))
 
 
@@ -149,12 +159,12 @@ async def test_a_finished_job_is_deleted_after_its_time(apiserver: ApiServer) ->
     async with Cluster(apiserver) as cluster:
         await cluster.start()
         await cluster.create(engine_job("brief", ttlSecondsAfterFinished=0))
-        for _ in range(500):
-            if cluster.kubelet.created and not await cluster.status(TRAINING_JOBS, "brief"):
-                break
-            await asyncio.sleep(0.02)
-        items, _ = await cluster.client.list(TRAINING_JOBS, cluster.namespace)
-        assert items == []
+
+        async def jobs() -> list[Object]:
+            return (await cluster.client.list(TRAINING_JOBS, cluster.namespace))[0]
+
+        await becomes(jobs, lambda items: items == [])
+        assert list(cluster.kubelet.created.values()) == [f"{cluster.namespace}/brief-1-0"]
 
 
 async def test_a_job_of_another_controller_is_left_alone(apiserver: ApiServer) -> None:
@@ -170,10 +180,10 @@ async def test_a_guarantee_takes_its_share_back_and_the_victim_saves_and_resumes
     apiserver: ApiServer,
 ) -> None:
     other = "op-guaranteed"
-    borrower = Script(status=training)
+    borrower, claimant = Script(status=training), Script()
 
     def script(pod: Object) -> Script:
-        return borrower if pod["metadata"]["namespace"] != other else Script(run_s=1.0)
+        return borrower if pod["metadata"]["namespace"] != other else claimant
 
     async with Cluster(apiserver, cpu="1", script=script) as cluster:
         await asyncio.to_thread(apiserver.make_namespace, other)
@@ -185,14 +195,14 @@ async def test_a_guarantee_takes_its_share_back_and_the_victim_saves_and_resumes
         await cluster.until(TRAINING_JOBS, "borrows", phase("Running"))
         claim = {"apiVersion": TRAINING_JOBS.api_version, **engine_job("claims", preemptible=False)}
         await cluster.client.create(TRAINING_JOBS, claim, other)
-        given_back = await cluster.until(TRAINING_JOBS, "borrows", phase("Queued"), 30)
+        given_back = await cluster.until(TRAINING_JOBS, "borrows", phase("Queued"))
         assert given_back["preemptions"] == 1
         assert borrower.saved == ["borrows-1-0"]
-        for _ in range(1000):
-            said = (await cluster.client.get(TRAINING_JOBS, "claims", other)).get("status") or {}
-            if said.get("phase") == "Succeeded":
-                break
-            await asyncio.sleep(0.02)
-        assert said["phase"] == "Succeeded"
-        resumed = await cluster.until(TRAINING_JOBS, "borrows", phase("Running"), 30)
+        claimant.run_s = 0.0  # the other was seen waiting: now the claim may end
+
+        async def claims() -> dict[str, Any]:
+            return (await cluster.client.get(TRAINING_JOBS, "claims", other)).get("status") or {}
+
+        await becomes(claims, phase("Succeeded"))
+        resumed = await cluster.until(TRAINING_JOBS, "borrows", phase("Running"))
         assert (resumed["attempt"], resumed.get("restarts", 0)) == (2, 0)

@@ -78,7 +78,7 @@ async def test_no_reason_event_or_status_of_a_names_b(
         def waits(status: dict[str, Any]) -> bool:
             return status.get("phase") == "Queued" and bool(status.get("waiting", {}).get("holders"))
 
-        preempted = await cluster.until(TRAINING_JOBS, "borrows", waits, 30)
+        preempted = await cluster.until(TRAINING_JOBS, "borrows", waits)
         assert preempted["preemptions"] == 1
         waiting = await cluster.until(TRAINING_JOBS, "waits", waits)
         assert "another tenant" in waiting["message"]

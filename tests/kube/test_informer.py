@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from busbar.kube.client import Object
+from busbar.kube.errors import ConnectionFailed
 from busbar.kube.informer import Cache, Informer, Key
 from busbar.kube.resources import PODS
 
@@ -48,6 +49,53 @@ class Ending:
             yield event
 
 
+class Breaking:
+    """A server whose every watch tells of one change and breaks off."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.sixth = asyncio.Event()
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncIterator[Object]:
+        self.version += 1
+        if self.version == 7:
+            self.sixth.set()
+        yield {"type": "MODIFIED", "object": named("p", self.version)}
+        raise ConnectionFailed("reset")
+
+
+async def test_a_watch_that_worked_before_it_broke_is_opened_again_without_a_longer_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Breaking()
+    informer: Informer[Object] = Informer(
+        server,  # type: ignore[arg-type]
+        PODS,
+        lambda obj: obj,
+    )
+    informer._revision = "1"
+    waits = recorded(monkeypatch)
+    task = asyncio.create_task(informer.run())
+    async with asyncio.timeout(60):
+        await server.sixth.wait()
+    task.cancel()
+    assert len(waits) >= 5
+    assert max(waits) <= 0.2
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is slept from now on; nobody really waits."""
+    waits: list[float] = []
+    pause = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await pause(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return waits
+
+
 async def test_a_server_that_ends_each_watch_at_once_is_asked_ever_more_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -58,16 +106,9 @@ async def test_a_server_that_ends_each_watch_at_once_is_asked_ever_more_slowly(
         lambda obj: obj,
     )
     informer._revision = "1"
-    waits: list[float] = []
-    pause = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        await pause(0)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    waits = recorded(monkeypatch)
     task = asyncio.create_task(informer.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await server.third.wait()
     task.cancel()
     assert len(waits) >= 2

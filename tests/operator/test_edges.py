@@ -286,7 +286,7 @@ async def test_an_event_that_was_told_before_is_counted_without_reading_events()
     for _ in range(2):
         queue.put(Notice("v1", "Pod", "ns", "p", "uid", "Waiting", "because"))
     task = asyncio.create_task(queue.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await told.wrote.wait()
     task.cancel()
     assert told.event["count"] == 6

@@ -46,7 +46,7 @@ def test_a_pod_that_keeps_the_rules_is_dialled_at_its_declared_port() -> None:
 
 
 @asynccontextmanager
-async def workload(handler: Any) -> AsyncIterator[tuple[Prober, Pod, list[str]]]:
+async def workload(handler: Any, timeout_s: float = 60.0) -> AsyncIterator[tuple[Prober, Pod, list[str]]]:
     """A pod whose port is answered by ``handler``, and the prober that reads it."""
     seen: list[str] = []
 
@@ -61,7 +61,7 @@ async def workload(handler: Any) -> AsyncIterator[tuple[Prober, Pod, list[str]]]
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     pod = running(0, port=runner.addresses[0][1], ip="127.0.0.1")
-    settings = replace(SETTINGS, poll_timeout_s=0.3)
+    settings = replace(SETTINGS, poll_timeout_s=timeout_s)
     prober = Prober(settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda pod: None)
     try:
         yield prober, pod, seen
@@ -103,7 +103,7 @@ async def _wrong(request: web.Request) -> web.Response:
 
 @pytest.mark.parametrize("handler", [_redirect, _large, _slow, _words, _wrong])
 async def test_a_hostile_answer_is_dropped_and_followed_nowhere(handler: Any) -> None:
-    async with workload(handler) as (prober, _, seen):
+    async with workload(handler, 1.0 if handler is _slow else 60.0) as (prober, _, seen):
         await prober.poll_once()
         assert prober.training == {}
         assert len(seen) == 1
