@@ -28,16 +28,16 @@ def tell():
 
 process.load, loading = load, threading.Event()
 threading.Thread(target=tell).start()
-settings = ServerSettings(EngineSettings(Path("nowhere")), "model", port=0)
+settings = ServerSettings(EngineSettings(Path("nowhere")), "model", port=0, drain_s=float(sys.argv[1]))
 print("kept though not flushed")
 process.leave(asyncio.run(process.run(settings)))
 """
 
 
-@pytest.mark.parametrize("again", range(3))
-def test_sigterm_while_a_model_loads_ends_the_process_at_once_and_well(again: int) -> None:
+@pytest.mark.parametrize("drain_s", ["30", "0"])
+def test_sigterm_while_a_model_loads_ends_the_process_at_once_and_well(drain_s: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOADS_FOR_EVER],
+        [sys.executable, "-c", LOADS_FOR_EVER, drain_s],
         capture_output=True,
         text=True,
         timeout=120,

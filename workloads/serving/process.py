@@ -104,7 +104,8 @@ async def _watch(
 async def _drain(server: Server, engine: Engine, limit_s: float) -> int:
     server.start_drain()
     try:
-        await asyncio.wait_for(server.quiet.wait(), limit_s)
+        if not server.quiet.is_set():  # a limit of 0 leaves nobody the time to be asked
+            await asyncio.wait_for(server.quiet.wait(), limit_s)
     except TimeoutError:
         log.warning("drain time of %s s is over; cutting %d requests", limit_s, engine.open_streams)
         engine.cut("the server is shutting down; send the request again")
