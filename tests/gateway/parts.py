@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import json
 import random
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
 
 T = TypeVar("T")
+PATIENCE_S = 60.0
+"""Longest wait for what must happen: no more than a stop for a test that would hang."""
 OPERATOR = "system:serviceaccount:busbar-system:busbar-operator"
 
 
@@ -54,6 +57,8 @@ class Server:
 
     def __init__(self) -> None:
         self.port = 0
+        self.running = 0
+        """Requests that end by themselves or with their client."""
         self._runner: web.AppRunner | None = None
 
     def app(self) -> web.Application:
@@ -66,13 +71,29 @@ class Server:
     async def start(self) -> None:
         self._runner = web.AppRunner(self.app(), handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        await web.SockSite(self._runner, self._listener).start()
 
     async def stop(self) -> None:
+        """Take no more connections, end what was begun, and go."""
         if self._runner is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            await self._quiet()
             await self._runner.cleanup()
             self._runner = None
+
+    async def _quiet(self) -> None:
+        """Until nothing runs any more: aiohttp would cut an answer after a moment.
+
+        A connection taken just now becomes a request in some turns of the loop; asyncio loses one whose server
+        closes meanwhile, and its socket with it.
+        """
+        turns = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while turns < 20:
+                turns = 0 if self.running else turns + 1
+                await asyncio.sleep(0)
 
 
 class Engine(Server):
@@ -93,7 +114,6 @@ class Engine(Server):
         self.knows_continuous = True
         self.bodies: list[dict[str, Any]] = []
         self.seen_headers: list[Mapping[str, str]] = []
-        self.running = 0
         self.arrived = asyncio.Event()
         self.cancelled = asyncio.Event()
 
@@ -234,7 +254,7 @@ class Api(Server):
 
     async def wait_for(self, requests: int) -> None:
         """Until so many usage records have arrived."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.records) < requests:
                 self.arrived.clear()
                 await self.arrived.wait()
@@ -334,7 +354,7 @@ class House:
             "operator_token_file": self.folder / "operator",
             "api_url": self.api.url,
             "api_token_file": self.folder / "api",
-            "hold_timeout_s": 5.0,
+            "hold_timeout_s": PATIENCE_S,
             "suspect_s": 0.02,
             "suspect_max_s": 0.05,
             "connect_timeout_s": 1.0,
@@ -342,7 +362,7 @@ class House:
             "usage_commit_s": 0.0,
             "usage_delivery_s": 0.0,
             "linger_s": 0.0,
-            "drain_s": 5.0,
+            "drain_s": PATIENCE_S,
         }
         return Settings(**{**values, **self.overrides})
 
@@ -399,9 +419,17 @@ class House:
         """Publish routes and wait until the gateway has them."""
         await self.operator.publish(*services)
         assert self.gateway is not None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while self.gateway.revision != self.operator.revision:  # noqa: ASYNC110
                 await asyncio.sleep(0)
+
+    async def routes_saved(self) -> Path:
+        """The gateway's file of routes, once there is one: it is written after they are in force."""
+        saved = self.folder / "state" / "routes.json"
+        async with asyncio.timeout(PATIENCE_S):
+            while not saved.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return saved
 
     @asynccontextmanager
     async def post(

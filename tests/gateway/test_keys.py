@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.gateway.parts import KEY_A, key
+from tests.gateway.parts import KEY_A, PATIENCE_S, key
 
 from busbar.gateway.errors import Unauthenticated, Unavailable
 from busbar.gateway.keys import ApiUnreachable, KeyDirectory
@@ -99,7 +99,7 @@ async def test_while_the_api_is_known_to_be_away_a_known_key_does_not_wait_for_i
     here.now, here.away = 60.0, True
     await here.identify()  # this one has waited, and has found out
     here.gate = asyncio.Event()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         for _ in range(5):
             await here.identify()
             await asyncio.sleep(0)

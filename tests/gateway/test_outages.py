@@ -7,7 +7,7 @@ import stat
 from typing import Any
 
 import pytest
-from tests.gateway.parts import KEY_A2, House, route, text_of
+from tests.gateway.parts import KEY_A2, PATIENCE_S, House, route, text_of
 
 
 async def get(house: House, path: str, token: str | None = None) -> tuple[int, str]:
@@ -27,7 +27,7 @@ async def demand(house: House) -> list[dict[str, Any]]:
 
 async def waiting(house: House, number: int) -> None:
     """Until so many requests wait."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while sum(service["waiting"] for service in await demand(house)) != number:
             pass
 
@@ -57,7 +57,7 @@ async def test_no_request_fails_while_a_service_goes_from_one_to_two_to_zero_and
             done.append(text_of(await house.stream()))
 
     async def reached(number: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(done) < number:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
@@ -81,7 +81,7 @@ async def test_no_request_fails_while_a_service_goes_from_one_to_two_to_zero_and
 
 async def test_the_waiting_room_of_a_service_is_bounded_and_says_when_to_come_again(house: House) -> None:
     await house.stop_gateway()
-    house.overrides.update(hold_limit=2, hold_timeout_s=0.3)
+    house.overrides.update(hold_limit=2)
     await house.start_gateway()
     await house.publish(route("m"))
     held = [asyncio.create_task(house.ask()) for _ in range(2)]
@@ -89,9 +89,22 @@ async def test_the_waiting_room_of_a_service_is_bounded_and_says_when_to_come_ag
     async with house.post({"model": "m"}) as response:
         assert response.status == 503
         assert int(response.headers["Retry-After"]) > 0
-    for status, answer in await asyncio.gather(*held):
-        assert (status, answer["error"]["code"]) == (503, "unavailable")
-        assert "became ready" in answer["error"]["message"]
+    await house.publish(route("m", await house.engine()))
+    assert [status for status, _ in await asyncio.gather(*held)] == [200] * 2
+
+
+async def test_a_request_that_waited_in_vain_is_told_so_and_when_to_come_again(house: House) -> None:
+    await house.stop_gateway()
+    house.overrides.update(hold_timeout_s=0.1)
+    await house.start_gateway()
+    await house.publish(route("m"))
+    async with house.post({"model": "m"}) as response:
+        assert response.status == 503
+        assert int(response.headers["Retry-After"]) > 0
+        error = (await response.json())["error"]
+    assert error["code"] == "unavailable"
+    assert "became ready" in error["message"]
+    assert [service["waiting"] for service in await demand(house)] == [0]
 
 
 async def test_one_key_cannot_fill_the_waiting_room(house: House) -> None:
@@ -140,7 +153,7 @@ async def test_inference_goes_on_without_operator_and_api(house: House) -> None:
 async def test_a_gateway_that_starts_without_an_operator_uses_the_last_routes(house: House) -> None:
     await house.publish(route("m", await house.engine("a")))
     assert (await house.ask())[0] == 200
-    saved = house.folder / "state" / "routes.json"
+    saved = await house.routes_saved()
     await house.stop_gateway()
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600  # it holds bearers
     await house.operator.stop()
@@ -150,8 +163,9 @@ async def test_a_gateway_that_starts_without_an_operator_uses_the_last_routes(ho
 
 async def test_saved_routes_that_cannot_be_read_are_passed_over(house: House) -> None:
     await house.publish(route("m", await house.engine("a")))
+    saved = await house.routes_saved()
     await house.stop_gateway()
-    (house.folder / "state" / "routes.json").write_bytes(b"{")
+    saved.write_bytes(b"{")
     await house.start_gateway()
     await house.publish(route("m", await house.engine("b")))
     assert (await house.ask())[0] == 200
@@ -204,7 +218,7 @@ async def test_an_orderly_end_finishes_what_runs_and_turns_away_what_waits(
     engine.pause_at = 1
     await house.publish(route("m", engine), route("asleep"))
     running = asyncio.create_task(house.stream() if stream else house.ask())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.arrived.wait()
     held = asyncio.create_task(house.ask("asleep"))
     await waiting(house, 1)

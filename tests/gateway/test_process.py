@@ -6,21 +6,14 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.gateway.parts import KEY_A, House, events, route, text_of
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+from tests.gateway.parts import KEY_A, PATIENCE_S, House, events, route, text_of
+from tests.serving.processes import free_port
 
 
 class Process:
@@ -42,7 +35,7 @@ class Process:
             )
         ready = f"http://127.0.0.1:{self.port}/ready"
         assert self.house.session is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     async with self.house.session.get(ready) as response:
@@ -99,7 +92,7 @@ async def test_usage_survives_kill_9_at_every_stage_and_is_counted_once(process:
         await process.end(signal.SIGKILL)
         with pytest.raises(aiohttp.ClientError):
             await response.content.read()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.cancelled.wait()
 
     engine.pause_at = None
@@ -125,6 +118,7 @@ async def test_a_killed_gateway_comes_back_with_its_last_routes_while_the_operat
     house = process.house
     await house.operator.publish(route("m", await house.engine("a")))
     await process.start()
+    await house.routes_saved()
     await house.operator.stop()
     await process.end(signal.SIGKILL)
     await process.start()
@@ -138,10 +132,10 @@ async def test_sigterm_lets_a_stream_end(process: Process) -> None:
     await house.operator.publish(route("m", engine))
     await process.start()
     streaming = asyncio.create_task(process.stream())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.arrived.wait()
     ending = asyncio.create_task(process.end(signal.SIGTERM))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await accepts(process.port):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     engine.go.set()
@@ -153,10 +147,10 @@ async def test_sigterm_lets_a_stream_end(process: Process) -> None:
 async def accepts(port: int) -> bool:
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
+        writer.close()
+        await writer.wait_closed()
+    except ConnectionError:  # refused; or reset, when the port closed over a connection that nobody had taken
         return False
-    writer.close()
-    await writer.wait_closed()
     return True
 
 

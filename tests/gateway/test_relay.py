@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from openai import APIError, AsyncOpenAI
-from tests.gateway.parts import KEY_A, Engine, House, events, route, text_of
+from tests.gateway.parts import KEY_A, PATIENCE_S, Engine, House, events, route, text_of
 
 from busbar.gateway.platform import PlatformApi
 from busbar.gateway.relay import Relay
@@ -152,7 +152,7 @@ async def test_a_400_about_something_else_is_passed_on_at_once(house: House) -> 
 
 async def test_a_replica_that_takes_all_its_time_is_not_followed_by_another(house: House) -> None:
     await house.stop_gateway()
-    house.overrides["first_byte_timeout_s"] = 0.1
+    house.overrides["first_byte_timeout_s"] = 0.5
     await house.start_gateway()
     engines = [await house.engine("a"), await house.engine("a")]
     for engine in engines:
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_stops_the_work_and_pays_for_what_it_got(hous
     async with house.post({"model": "m", "stream": True}) as response:
         assert b"a" in await response.content.readuntil(b"\n\n")
         response.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.cancelled.wait()
     await finished(house, 1)
     assert house.api.total("id-a") == (1, 7, 1)
@@ -181,7 +181,7 @@ async def test_a_client_that_leaves_before_an_answer_stops_the_work_and_pays_not
     engine.pause_at = 0
     await house.publish(route("m", engine))
     asking = asyncio.create_task(house.ask())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.arrived.wait()
         asking.cancel()
         await engine.cancelled.wait()
@@ -250,7 +250,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(house: House) -> None:
     engine = await house.engine(*["x" * 65536] * 400)
     await house.publish(route("m", engine))
     async with house.post({"model": "m", "stream": True}, read_bufsize=1024) as response:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await engine.cancelled.wait()
         with pytest.raises(aiohttp.ClientError):
             await response.read()

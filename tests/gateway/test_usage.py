@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.gateway.parts import PATIENCE_S
 
 from busbar.gateway.errors import SpoolError, Unavailable
 from busbar.gateway.keys import ApiUnreachable
@@ -252,7 +253,7 @@ async def test_usage_goes_from_the_request_to_the_api(tmp_path: Path) -> None:
     here.start()
     for number in range(4):
         use(here, number)
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     assert sorted(r["requestId"] for r in api.taken.values()) == [f"req-{n}" for n in range(4)]
     assert {r["completionTokens"] for r in api.taken.values()} == {3}
     assert here.undelivered == 0
@@ -262,7 +263,7 @@ async def test_a_request_that_got_nothing_is_not_a_record(tmp_path: Path) -> Non
     api = Api()
     here = ledger(tmp_path, api)
     use(here, 1, 0, 0)
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     assert api.taken == {}
     assert Tally(tmp_path / "running", 4).in_use == 0
 
@@ -273,13 +274,13 @@ async def test_while_the_api_is_away_usage_waits_on_disk_for_the_next_process(tm
     here = ledger(tmp_path, api)
     here.start()
     use(here, 1)
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     assert len(api.taken) == 0
     api.away = False
     heir = ledger(tmp_path, api)
     heir.start()
     use(heir, 2)
-    await heir.stop(5)
+    await heir.stop(PATIENCE_S)
     assert [r["requestId"] for _, r in sorted(api.taken.items())] == ["req-1", "req-2"]
 
 
@@ -288,11 +289,11 @@ async def test_a_lost_answer_does_not_double(tmp_path: Path) -> None:
     api.lose_answer = True
     here = ledger(tmp_path, api)
     use(here, 1)
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     assert len(api.taken) == 1
     api.lose_answer = False
     heir = ledger(tmp_path, api)
-    await heir.stop(5)
+    await heir.stop(PATIENCE_S)
     assert len(api.taken) == 1
     assert heir.undelivered == 0
 
@@ -303,10 +304,10 @@ async def test_a_request_cut_off_by_the_gateways_death_is_counted_by_the_next(tm
     use(dead, 1, 7, 2, end=False)
     die(dead)
     heir = ledger(tmp_path, api)
-    await heir.stop(5)
+    await heir.stop(PATIENCE_S)
     assert [(r["promptTokens"], r["completionTokens"]) for r in api.taken.values()] == [(7, 2)]
     again = ledger(tmp_path, api)
-    await again.stop(5)
+    await again.stop(PATIENCE_S)
     assert len(api.taken) == 1
 
 
@@ -319,7 +320,7 @@ async def test_a_death_between_spool_and_slot_does_not_double(tmp_path: Path) ->
     )
     die(dead)
     heir = ledger(tmp_path, api)
-    await heir.stop(5)
+    await heir.stop(PATIENCE_S)
     assert len(api.taken) == 1
     assert Tally(tmp_path / "running", 4).in_use == 0
 
@@ -340,7 +341,7 @@ async def test_what_the_disk_refuses_is_not_served_and_not_lost(
             await here._write()
         with pytest.raises(Unavailable, match="disk"):
             use(here, 2)
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     assert [r["requestId"] for r in api.taken.values()] == ["req-1"]
 
 
@@ -370,7 +371,7 @@ async def test_a_folder_put_back_from_an_old_copy_neither_doubles_nor_loses(tmp_
     for seq in (1, 2, 3):
         api.taken[(copy._spool.gateway_id, seq)] = {"requestId": f"req-{seq}"}
     use(copy, 4)
-    await copy.stop(5)
+    await copy.stop(PATIENCE_S)
     assert sorted(r["requestId"] for r in api.taken.values()) == ["req-1", "req-2", "req-3", "req-4"]
     assert len({gateway for gateway, _ in api.taken}) == 2
 
@@ -384,20 +385,20 @@ async def test_stopping_in_mid_write_neither_loses_nor_doubles(
 
     def slow(batch: list[Record]) -> list[Record]:
         writing.set()
-        go.wait(5)
+        go.wait(PATIENCE_S)
         return append(batch)
 
     monkeypatch.setattr(here._spool, "append", slow)
     here.start()
     use(here, 1)
-    await asyncio.to_thread(writing.wait, 5)
-    stopping = asyncio.create_task(here.stop(5))
+    await asyncio.to_thread(writing.wait, PATIENCE_S)
+    stopping = asyncio.create_task(here.stop(PATIENCE_S))
     await asyncio.sleep(0)
     go.set()
     await stopping
     assert len(api.taken) == 1
     heir = ledger(tmp_path, api)
-    await heir.stop(5)
+    await heir.stop(PATIENCE_S)
     assert len(api.taken) == 1
 
 
@@ -419,7 +420,7 @@ async def test_slots_are_on_disk_before_a_record_leaves_the_spool(
     monkeypatch.setattr(here._tally, "flush", flushing)
     monkeypatch.setattr(here._spool, "acknowledge", acknowledging)
     use(here, 1)
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     assert order == ["flush", "acknowledge"]
 
 
@@ -429,7 +430,7 @@ async def test_a_text_over_the_contracts_bound_is_cut(tmp_path: Path) -> None:
     usage = here.begin(**{**WHO, "model": "m" * 1000})
     usage.set(1, 1)
     usage.end()
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     assert [len(r["model"]) for r in api.taken.values()] == [253]
 
 
@@ -439,7 +440,7 @@ async def test_a_replica_that_claims_impossible_numbers_blocks_nobodys_usage(tmp
     here.start()
     use(here, 1, prompt=2**70, completion=10**30)
     use(here, 2)
-    await here.stop(5)
+    await here.stop(PATIENCE_S)
     counted = [(r["promptTokens"], r["completionTokens"]) for r in api.taken.values()]
     assert counted == [(10**9, 10**9), (7, 3)]
 

@@ -27,6 +27,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """A model that takes its time."""
+    import torch
+    from tests.serving.models import save_deep_model
+
+    torch.set_num_threads(1)
+    save_deep_model(tmp_path / "deep")
+    return tmp_path / "deep"
+
+
 def at(*engines: Running) -> dict[str, Any]:
     endpoints = [
         {"pod": f"m-1-{index}", "url": engine.url, "ready": True, "draining": False}
@@ -86,9 +97,9 @@ async def test_no_request_fails_while_one_of_two_engines_drains_and_leaves(house
 
 
 async def test_an_engine_killed_in_mid_stream_ends_it_with_an_error_and_counts_what_came(
-    house: House, model: Path
+    house: House, deep: Path
 ) -> None:
-    with serving(model, "--model-id", "m", token="secret") as engine:
+    with serving(deep, "--model-id", "m", token="secret") as engine:
         await house.publish(at(engine))
         async with client(house) as openai:
             stream = await openai.completions.create(**{**ASK, "max_tokens": 400}, stream=True)

@@ -27,3 +27,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("llama")
     return folder, save_model(folder)
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that takes its time."""
+    import torch
+    from tests.serving.models import save_deep_model
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("deep")
+    save_deep_model(folder)
+    return folder

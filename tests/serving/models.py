@@ -74,6 +74,11 @@ def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: An
     return model
 
 
+def save_deep_model(folder: Path) -> None:
+    """A model of so many layers that a long answer, of seconds, outlives what a test does meanwhile."""
+    save_model(folder, num_hidden_layers=64)
+
+
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     """transformers' greedy tokens after `prompt`, up to and including the end token."""
     with torch.no_grad():

@@ -66,7 +66,7 @@ class Running:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def wait_for(self, what: Any, limit_s: float = 30.0) -> None:
+    def wait_for(self, what: Any, limit_s: float = 60.0) -> None:
         """Polls until `what()` is true."""
         end = time.monotonic() + limit_s
         while not what():
@@ -105,9 +105,15 @@ class OpenStream:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """A port for a process that is about to start, kept for it for a minute.
+
+    A connection through it ends here, and the kernel gives no port away at which one has just ended; a server
+    that asks for this very one (with SO_REUSEADDR, as servers do) gets it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()
         return port
 
 

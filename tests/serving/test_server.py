@@ -30,6 +30,14 @@ def server(llama: tuple[Path, Any]) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def slow_server(deep: Path) -> Iterator[Running]:
+    """One whose long streams do not end while a test looks at them."""
+    flags = ("--model-id", MODEL, "--block-tokens", "16", "--max-running", "4", "--max-waiting", "8")
+    with serving(deep, *flags, token="secret") as running:
+        yield running
+
+
 @pytest.fixture
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as made:
@@ -254,7 +262,8 @@ def test_the_gateways_request_id_comes_back(server: Running) -> None:
         assert answer.status == 400
 
 
-def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
+def test_a_client_that_leaves_frees_its_blocks(slow_server: Running) -> None:
+    server = slow_server
     server.wait_for(lambda: server.status()["running"] == 0)
     answer = open_stream(server, 490)
     answer.line()
@@ -266,8 +275,9 @@ def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
     assert status["tokensTotal"] > 0
 
 
-def test_requests_beyond_the_queue_are_refused_with_retry_after(server: Running) -> None:
+def test_requests_beyond_the_queue_are_refused_with_retry_after(slow_server: Running) -> None:
     """Four run, eight may wait: of sixteen long ones some are refused at once, and none hangs."""
+    server = slow_server
     answers = [open_stream(server, 400) for _ in range(4)]
     for answer in answers:
         answer.line()  # it runs: no longer one of those that wait
@@ -295,9 +305,22 @@ def test_status_is_what_the_operator_reads(server: Running) -> None:
     assert len(json.dumps(status)) < 4096
 
 
+@contextlib.contextmanager
+def half_sent(server: Running) -> Iterator[tuple[http.client.HTTPConnection, bytes]]:
+    """A request whose body is still arriving, for which a drain waits; and the rest of the body."""
+    body = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 4}).encode()
+    address = server.url.removeprefix("http://")
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        connection.putrequest("POST", "/v1/completions")
+        connection.putheader("Authorization", f"Bearer {server.token}")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:10])
+        yield connection, body[10:]
+
+
 def test_sigterm_lets_running_streams_end_and_refuses_new_ones(llama: tuple[Path, Any]) -> None:
     flags = ("--model-id", MODEL, "--drain-seconds", "60")
-    with serving(llama[0], *flags, token="secret") as server:
+    with serving(llama[0], *flags, token="secret") as server, half_sent(server) as (connection, rest):
         streams = [open_stream(server, 400) for _ in range(3)]
         for stream in streams:
             stream.line()
@@ -307,6 +330,8 @@ def test_sigterm_lets_running_streams_end_and_refuses_new_ones(llama: tuple[Path
         assert (status, body["error"]["type"]) == (503, "ServiceUnavailableError")
         assert "Retry-After" in headers
         assert server.get("/health")[0] == 200
+        connection.send(rest)
+        assert connection.getresponse().status == 200
         ends: list[bytes] = [b""] * 3
 
         def read(index: int) -> None:
@@ -319,42 +344,36 @@ def test_sigterm_lets_running_streams_end_and_refuses_new_ones(llama: tuple[Path
             reader.join()
         assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
         assert all(b'"finish_reason":"length","token_index":400' in end for end in ends)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_a_drain_waits_for_a_request_whose_body_is_still_arriving(llama: tuple[Path, Any]) -> None:
     with serving(llama[0], "--model-id", MODEL, "--drain-seconds", "60", token="secret") as server:
-        body = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 4}).encode()
-        address = server.url.removeprefix("http://")
-        with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as connection:
-            connection.putrequest("POST", "/v1/completions")
-            connection.putheader("Authorization", "Bearer secret")
-            connection.putheader("Content-Length", str(len(body)))
-            connection.endheaders(body[:10])
+        with half_sent(server) as (connection, rest):
             server.wait_for(lambda: server.post("/drain", {})[2]["running"] == 1)
             server.process.send_signal(signal.SIGTERM)
             server.wait_for(lambda: server.get("/ready")[0] == 503)
             with pytest.raises(subprocess.TimeoutExpired):
                 server.process.wait(2.0)  # longer than the clean-up takes
-            connection.send(body[10:])
+            connection.send(rest)
             answer = connection.getresponse()
             assert answer.status == 200
             assert json.loads(answer.read())["usage"]["completion_tokens"] >= 1
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
-def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(llama: tuple[Path, Any]) -> None:
-    spec = {"model": {"trainingJob": "x"}, "kvCacheMemory": "2Mi", "drainSeconds": 0}
+def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(deep: Path) -> None:
+    spec = {"model": {"trainingJob": "x"}, "kvCacheMemory": "64Mi", "drainSeconds": 0}
     env = {
         "BUSBAR_SPEC": json.dumps(spec),
         "BUSBAR_JOB_NAME": MODEL,
         "BUSBAR_NAMESPACE": "demo",
-        "BUSBAR_MODEL_DIR": str(llama[0]),
+        "BUSBAR_MODEL_DIR": str(deep),
         "BUSBAR_TOKEN": "secret",
     }
-    with serving(llama[0], env=env, token="secret") as server:
+    with serving(deep, env=env, token="secret") as server:
         assert server.status()["modelId"] == MODEL
-        assert server.status()["kvBlocksTotal"] == 63  # 2 MiB of 32 KiB blocks, less the scratch one
+        assert server.status()["kvBlocksTotal"] == 63  # 64 MiB of 1 MiB blocks, less the scratch one
         for name in (MODEL, f"demo/{MODEL}"):
             status, _, answer = server.post(
                 "/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1}
@@ -371,6 +390,6 @@ def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(llama: tuple[Pat
             rest = stream.rest()
             assert b'"error":{"message":"the server is shutting down' in rest
             assert rest.endswith(b"data: [DONE]\n\n")
-        assert server.process.wait(20) == 143
+        assert server.process.wait(60) == 143
         assert all(json.loads(line)["event"] for line in server.log().splitlines())
         assert "secret" not in server.log()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.training.test_pod import free_port
+from tests.serving.processes import free_port
 
 from busbar.workloads.training.environment import read_manifest, run_from_manifest
 from busbar.workloads.training.errors import InfeasiblePlan
@@ -83,15 +83,15 @@ def weights_of(outcome: list[tuple[int, str]]) -> set[str]:
 
 
 def test_two_ranks_stop_together_when_one_is_told_and_resume_to_the_same_weights(tmp_path: Path) -> None:
-    steps = 120
     port = free_port()
-    stopped = [start(rank, port, tmp_path / "a", steps) for rank in (0, 1)]
+    stopped = [start(rank, port, tmp_path / "a", steps=1_000_000) for rank in (0, 1)]
     first_output = stopped[0].stdout
     assert first_output is not None
     assert "step 50/" in first_output.readline()
     stopped[1].send_signal(signal.SIGTERM)
     assert [code for code, _ in finish(stopped)] == [143, 143]
 
+    steps = torch.load(tmp_path / "a/checkpoint.pt")["step"] + 70
     port = free_port()
     resumed = weights_of(finish([start(rank, port, tmp_path / "a", steps) for rank in (0, 1)]))
     port = free_port()

@@ -102,7 +102,7 @@ def test_a_stream_keeps_order_and_waits_for_events_of_another() -> None:
     first: Stream = WorkerStream("first")
     second: Stream = WorkerStream("second")
     gate, seen = threading.Event(), list[str]()
-    first.submit(lambda: gate.wait(10))
+    first.submit(lambda: gate.wait(60))
     first.submit(lambda: seen.append("first"))
     second.wait(first.record())
     second.submit(lambda: seen.append("second"))

@@ -16,6 +16,7 @@ import httpx2 as httpx
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.serving.processes import free_port
 from tests.training.small import TEXTS, engine, manifest
 from tests.training.test_port import TOKEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -82,14 +83,6 @@ class Pod:
         output, _ = self.process.communicate(timeout=limit_s)
         self.client.close()
         return self.process.returncode, output
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

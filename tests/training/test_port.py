@@ -23,7 +23,7 @@ class Served:
     def __init__(self, token: str = TOKEN) -> None:
         self.status, self.control = Status(clock=lambda: 1000.0), Control()
         self.port = Port(self.status, self.control, token, "127.0.0.1", 0)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port.number}", timeout=10)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port.number}", timeout=60)
 
     def get(self, path: str, token: str | None = TOKEN) -> httpx.Response:
         return self.client.get(path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
@@ -141,7 +141,7 @@ def test_a_save_is_answered_when_it_is_durable(served: Served) -> None:
     assert answer == {}
     request.step = 17
     request.answered.set()
-    thread.join(10)
+    thread.join(60)
     assert answer == {"code": 200, "body": {"step": 17, "durable": True}}
 
 
@@ -151,7 +151,7 @@ def test_a_save_that_fails_says_why(served: Served) -> None:
     request = take_one(served.control)
     request.problem = "no space left"
     request.answered.set()
-    thread.join(10)
+    thread.join(60)
     assert answer["code"] == 409
     assert answer["body"]["error"]["message"] == "no space left"
 
@@ -159,7 +159,7 @@ def test_a_save_that_fails_says_why(served: Served) -> None:
 def test_a_save_before_and_after_training_is_refused_at_once(served: Served) -> None:
     for closed in ("preparing", "over"):
         thread, answer = post_in_background(served)
-        thread.join(10)
+        thread.join(60)
         assert answer["code"] == 409
         assert closed in answer["body"]["error"]["message"]
         served.control.open()
