@@ -48,13 +48,12 @@ def run(what: str, command: list[str], *, tries: int = 1, **kwargs: object) -> N
     """
     say(f"{what} …")
     started = time.monotonic()
-    done = subprocess.run(command, check=False, **kwargs)  # type: ignore[call-overload]
-    for _ in range(tries - 1):
-        if not done.returncode:
+    for left in reversed(range(tries)):
+        done = subprocess.run(command, check=False, **kwargs)  # type: ignore[call-overload]
+        if not done.returncode or not left:
             break
         say(f"{what}: failed with exit code {done.returncode}; again in {PAUSE_S:g} s …")
         time.sleep(PAUSE_S)
-        done = subprocess.run(command, check=False, **kwargs)  # type: ignore[call-overload]
     if done.returncode:
         raise SetupError(f"{what} failed with exit code {done.returncode}: {' '.join(command)}")
     say(f"{what}: done in {time.monotonic() - started:.0f} s")

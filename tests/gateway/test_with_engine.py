@@ -27,17 +27,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def deep(tmp_path: Path) -> Path:
-    """A model that takes its time."""
-    import torch
-    from tests.serving.models import save_deep_model
-
-    torch.set_num_threads(1)
-    save_deep_model(tmp_path / "deep")
-    return tmp_path / "deep"
-
-
 def at(*engines: Running) -> dict[str, Any]:
     endpoints = [
         {"pod": f"m-1-{index}", "url": engine.url, "ready": True, "draining": False}
@@ -97,9 +86,12 @@ async def test_no_request_fails_while_one_of_two_engines_drains_and_leaves(house
 
 
 async def test_an_engine_killed_in_mid_stream_ends_it_with_an_error_and_counts_what_came(
-    house: House, deep: Path
+    house: House, tmp_path: Path
 ) -> None:
-    with serving(deep, "--model-id", "m", token="secret") as engine:
+    from tests.serving.models import save_deep_model
+
+    save_deep_model(tmp_path / "deep")
+    with serving(tmp_path / "deep", "--model-id", "m", token="secret") as engine:
         await house.publish(at(engine))
         async with client(house) as openai:
             stream = await openai.completions.create(**{**ASK, "max_tokens": 400}, stream=True)

@@ -68,23 +68,13 @@ async def test_a_watch_that_worked_before_it_broke_is_opened_again_without_a_lon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Breaking()
-    informer: Informer[Object] = Informer(
-        server,  # type: ignore[arg-type]
-        PODS,
-        lambda obj: obj,
-    )
-    informer._revision = "1"
-    waits = recorded(monkeypatch)
-    task = asyncio.create_task(informer.run())
-    async with asyncio.timeout(60):
-        await server.sixth.wait()
-    task.cancel()
+    waits = await waits_until(server.sixth, server, monkeypatch)
     assert len(waits) >= 5
     assert max(waits) <= 0.2
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What is slept from now on; nobody really waits."""
+async def waits_until(event: asyncio.Event, server: object, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What an informer of this server sleeps until the event; nobody really waits."""
     waits: list[float] = []
     pause = asyncio.sleep
 
@@ -93,6 +83,16 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         await pause(0)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
+    informer: Informer[Object] = Informer(
+        server,  # type: ignore[arg-type]
+        PODS,
+        lambda obj: obj,
+    )
+    informer._revision = "1"
+    task = asyncio.create_task(informer.run())
+    async with asyncio.timeout(60):
+        await event.wait()
+    task.cancel()
     return waits
 
 
@@ -100,16 +100,6 @@ async def test_a_server_that_ends_each_watch_at_once_is_asked_ever_more_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Ending()
-    informer: Informer[Object] = Informer(
-        server,  # type: ignore[arg-type]
-        PODS,
-        lambda obj: obj,
-    )
-    informer._revision = "1"
-    waits = recorded(monkeypatch)
-    task = asyncio.create_task(informer.run())
-    async with asyncio.timeout(60):
-        await server.third.wait()
-    task.cancel()
+    waits = await waits_until(server.third, server, monkeypatch)
     assert len(waits) >= 2
     assert waits[1] > 0.15

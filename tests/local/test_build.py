@@ -81,7 +81,7 @@ def test_half_an_installed_go_is_never_found(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_download_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "DOWNLOAD_PAUSES_S", (0.0, 0.0))
-    answers = [(1, "proxy.golang.org: 502 Bad Gateway"), (1, "unexpected EOF"), (0, "")]
+    answers = [(1, "the module proxy answered 502 Bad Gateway"), (1, "unexpected EOF"), (0, "")]
 
     def go(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         code, complaint = answers.pop(0)

@@ -55,8 +55,8 @@ async def run(settings: ServerSettings, on_ready: Callable[[Loaded], None] = lam
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         await runner.cleanup()
-        if engine.state is EngineState.READY:
-            await asyncio.to_thread(engine.stop, 5.0)
+        # A step ends soon; a load that is under way does not, and nobody waits for it.
+        await asyncio.to_thread(engine.stop, 0.0 if engine.state is EngineState.LOADING else 5.0)
 
 
 def leave(code: int) -> NoReturn:
