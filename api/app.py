@@ -1,7 +1,7 @@
 """The two applications: REST and portal for people (:8080), look-ups and usage for the gateway (:8081).
 
-They share one set of services. Errors are answered in one place: JSON below `/api` and on the internal port,
-a page or a redirect to the login everywhere else.
+Both use the same services. Errors become answers in one place: JSON below `/api` and on the internal port, a
+page or a redirect to the login everywhere else.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from busbar.api.errors import (
     Unavailable,
     body_of,
 )
-from busbar.api.guard import Guard, dressed
-from busbar.api.routes import cluster, health, internal, kinds, people, usage
+from busbar.api.middleware import SecurityMiddleware, with_security_headers
+from busbar.api.routes import cluster, description, health, internal, kinds, people, usage
 from busbar.api.services import Services
 
 BASE = "/api/v1alpha1"
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 
 def rest_app() -> FastAPI:
-    """The routes of REST and the probes: what OpenAPI describes. Nothing of them works without services."""
+    """The routes of REST and the probes, which OpenAPI describes. Without services it can only be described,
+    not called."""
     app = FastAPI(
         title=TITLE,
         version="v1alpha1",
@@ -62,7 +63,7 @@ def rest_app() -> FastAPI:
 def public_app(services: Services) -> FastAPI:
     """REST below `/api/v1alpha1`, the portal at `/`."""
     app = rest_app()
-    app.include_router(health.description())
+    app.include_router(description.router(rest_app))
     portal.install(app, services)
     return _finish(app, services)
 
@@ -84,7 +85,7 @@ def _finish(app: FastAPI, services: Services) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(SQLAlchemyError, _on_database_error)
     app.add_exception_handler(Exception, _on_defect)
-    app.add_middleware(Guard)
+    app.add_middleware(SecurityMiddleware)
     return app
 
 
@@ -93,13 +94,17 @@ def answer(request: Request, error: ApiError) -> Response:
     path = request.url.path
     if path.startswith(("/api/", "/internal/", "/health", "/ready")) or request.app.title != TITLE:
         return as_json(error)
-    return portal.error_page(request, error)
+    page = portal.error_page(request, error)
+    page.headers.update(_retry_after(error))
+    return page
+
+
+def _retry_after(error: ApiError) -> dict[str, str]:
+    return {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
 
 
 def as_json(error: ApiError) -> JSONResponse:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
+    headers = _retry_after(error)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body_of(error), status_code=error.status, headers=headers)
@@ -134,9 +139,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    # Starlette logs the traceback; the caller learns nothing of our inside. It asks outside of the Guard.
+    # Starlette logs the traceback; the answer says nothing of it. This runs outside of SecurityMiddleware.
     response = answer(request, Internal("something broke here; it is in the log of busbar-api"))
-    response.raw_headers = dressed(response.raw_headers)
+    response.raw_headers = with_security_headers(request.scope, response.raw_headers)
     return response
 
 

@@ -1,4 +1,4 @@
-"""The clock, as an argument: tests pass one that stands still."""
+"""The clock as an argument, so that tests can control time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,5 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """Now, with its zone."""
+    """The current time, in UTC."""
     return datetime.now(UTC)
-
-
-def parse_time(text: object) -> datetime | None:
-    """A Kubernetes timestamp; None when absent or malformed."""
-    if not isinstance(text, str) or not text:
-        return None
-    try:
-        value = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)

@@ -11,7 +11,6 @@
      ├─ TooMany                     TooManyRequests      429   wait `retry_after_s`
      ├─ Unavailable                 Unavailable          503   another part (operator, gateway, Kubernetes) is away
      └─ Internal                    Internal             500   a defect of ours; the log has the details
-    SettingsError                                              the process cannot start; never sent over HTTP
 
 Codes are frozen: clients and tests match on them. The body is always `{"error": {"code", "message", "field"?}}`.
 A foreign object answers `NotFound`, never `Forbidden`: whether it exists is its tenant's business.
@@ -24,21 +23,25 @@ from typing import ClassVar
 from pydantic import BaseModel
 
 
-class SettingsError(Exception):
-    """A setting is missing, unknown or unsafe. The message names the variable and says what to do."""
-
-
 class ApiError(Exception):
-    """Base of what the API answers instead of a result."""
+    """Base of what the API answers instead of a result.
+
+    Message and field may quote what the caller sent. Half surrogate pairs in them become `?`, because no answer
+    could carry them.
+    """
 
     code: ClassVar[str] = "Internal"
     status: ClassVar[int] = 500
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.field = field
+        self.message = _encodable(message)
+        self.field = _encodable(field) if field is not None else None
         self.retry_after_s = retry_after_s
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 class Invalid(ApiError):

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import subprocess
 import sys
 from datetime import timedelta
 
-from busbar.api.errors import ApiError, SettingsError
-from busbar.api.logs import set_up
+from busbar.api.errors import ApiError
 from busbar.api.settings import Settings, load
+from busbar.kube import logs
+from busbar.kube.errors import SettingsError
+
+MAX_DAYS = 36_500
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         settings = load(os.environ, needs_secret=arguments.command in (None, "serve"))
-        set_up(settings.log_level)
+        logs.set_up(settings.log_format, settings.log_level)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
         if arguments.command == "migrate":
             return _migrate(settings, arguments.to)
         if arguments.command == "token":
@@ -51,8 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("--scopes", default="rest,inference", help="comma-separated: rest, inference")
     create.add_argument("--tenant", help="tenant that inference counts for")
     create.add_argument("--description", default="made at the command line")
-    create.add_argument("--expires-in-days", type=float)
+    create.add_argument("--expires-in-days", type=_days, help="default: the setting TOKEN_DAYS")
     return parser
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days <= MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MAX_DAYS} days")
+    return days
 
 
 def _migrate(settings: Settings, revision: str) -> int:
@@ -63,10 +75,11 @@ def _migrate(settings: Settings, revision: str) -> int:
 
 
 async def _create_token(settings: Settings, arguments: argparse.Namespace) -> int:
-    from busbar.api.audit import Audit
+    from busbar.api.access.audit import Audit
+    from busbar.api.access.identity import CallerRole, Scope
+    from busbar.api.access.token_rules import TokenRules
+    from busbar.api.access.tokens import Tokens
     from busbar.api.database.engine import Database
-    from busbar.api.identity import Role, Scope
-    from busbar.api.tokens import Tokens
 
     scopes = [Scope(name.strip()) for name in arguments.scopes.split(",") if name.strip()]
     days = arguments.expires_in_days
@@ -78,11 +91,11 @@ async def _create_token(settings: Settings, arguments: argparse.Namespace) -> in
             text, token = await Tokens(database).create(
                 arguments.subject,
                 created_by="command-line",
-                role=Role(arguments.role),
+                role=CallerRole(arguments.role),
                 scopes=scopes,
                 tenant=arguments.tenant,
                 description=arguments.description,
-                lifetime=timedelta(days=days) if days else None,
+                lifetime=TokenRules.of(settings).lifetime(timedelta(days=days) if days is not None else None),
             )
     finally:
         await database.close()

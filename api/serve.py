@@ -12,10 +12,10 @@ from pathlib import Path
 
 import uvicorn
 
-from busbar.api import services
+from busbar.api import services, slow_clients
 from busbar.api.app import internal_app, public_app
-from busbar.api.kubernetes import Kubernetes
-from busbar.api.operator_client import OperatorClient
+from busbar.api.kubernetes.client import Kubernetes
+from busbar.api.objects.operator_client import OperatorClient
 from busbar.api.settings import Settings
 from busbar.kube.login import find_login, from_kubeconfig
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: one handler stops both listeners."""
+    """A server without signal handlers of its own: one handler stops both listeners."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -61,7 +61,7 @@ async def run(built: services.Services, stopping: asyncio.Event) -> None:
     try:
         await asyncio.wait([waiting, *serving], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        built.live.close()
+        built.change_stream.close()
         for server in servers:
             server.should_exit = True
         waiting.cancel()
@@ -79,6 +79,7 @@ def _config(settings: Settings, app: object, port: int) -> uvicorn.Config:
         access_log=False,
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=30,
+        http=slow_clients.protocol(settings.header_timeout_s, settings.body_timeout_s),
         server_header=False,
         proxy_headers=False,
         lifespan="off",

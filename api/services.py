@@ -1,4 +1,4 @@
-"""Everything the handlers use, made in one place and handed over by the app's state."""
+"""The services that handlers use, created in one place and passed on in the app's state."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from busbar.api.audit import Audit
-from busbar.api.authentication import Authenticator
-from busbar.api.authorization import Authorizer, reviewer
+from busbar.api.access.audit import Audit
+from busbar.api.access.authentication import Authenticator
+from busbar.api.access.authorization import Authorizer, reviewer
+from busbar.api.access.forwarded import Forwarded
+from busbar.api.access.keys import Keys
+from busbar.api.access.sessions import Sessions
+from busbar.api.access.tenancy import Tenancy
+from busbar.api.access.throttle import Throttle
+from busbar.api.access.token_rules import TokenRules
+from busbar.api.access.token_service import TokenService
+from busbar.api.access.tokens import Tokens
 from busbar.api.clock import Clock, utc_now
-from busbar.api.cluster import Cluster
-from busbar.api.completions import Completions
 from busbar.api.database.engine import Database
-from busbar.api.history import History
-from busbar.api.keys import Keys
-from busbar.api.kubernetes import KubeApi
-from busbar.api.ledger import Ledger
-from busbar.api.live import Live
-from busbar.api.objects import Objects
-from busbar.api.operator_client import Snapshots
-from busbar.api.pods import Pods
-from busbar.api.preview import Previews
-from busbar.api.sessions import Sessions
+from busbar.api.kubernetes.client import KubeApi
+from busbar.api.kubernetes.store import Store
+from busbar.api.objects.change_stream import ChangeStream
+from busbar.api.objects.cluster import Cluster
+from busbar.api.objects.completions import Completions
+from busbar.api.objects.objects import Objects
+from busbar.api.objects.operator_client import Operator
+from busbar.api.objects.overview import Overviews
+from busbar.api.objects.pods import Pods
+from busbar.api.objects.preview import Previews
+from busbar.api.records.history import History
+from busbar.api.records.usage import Usage
+from busbar.api.records.usage_ledger import UsageLedger
 from busbar.api.settings import Settings
-from busbar.api.store import Store
-from busbar.api.tenancy import Tenancy
-from busbar.api.token_desk import TokenDesk
-from busbar.api.tokens import Tokens
 
 HOUSEKEEPING_S = 3600.0
 
@@ -41,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Services:
-    """The parts of a running API."""
+    """All services of a running API."""
 
     settings: Settings
     kube: KubeApi
@@ -53,21 +58,25 @@ class Services:
     tokens: Tokens
     sessions: Sessions
     audit: Audit
-    ledger: Ledger
+    usage_ledger: UsageLedger
     history: History
+    usage: Usage
     objects: Objects
     pods: Pods
     previews: Previews
     cluster: Cluster
+    overviews: Overviews
     keys: Keys
-    desk: TokenDesk
+    token_service: TokenService
+    login_throttle: Throttle
+    forwarded: Forwarded
     completions: Completions
-    live: Live
-    snapshots: Snapshots
+    change_stream: ChangeStream
+    operator: Operator
     clock: Clock
 
     async def start(self) -> list[asyncio.Task[None]]:
-        """Begin to watch and to keep history; returns the tasks, for `stop`."""
+        """Start the watches and the history; returns the tasks, for `stop`."""
         await self.store.start()
         return [
             asyncio.create_task(_keep_going(self.history.run), name="history"),
@@ -75,8 +84,8 @@ class Services:
         ]
 
     async def stop(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Stop, writing what history still holds."""
-        self.live.close()
+        """Stop, and write the history that is still pending."""
+        self.change_stream.close()
         await self.store.stop()
         for task in tasks:
             task.cancel()
@@ -84,7 +93,7 @@ class Services:
         with contextlib.suppress(SQLAlchemyError, OSError):
             await self.history.flush()
         await self.completions.close()
-        await self.snapshots.close()
+        await self.operator.close()
         await self.kube.close()
         await self.database.close()
 
@@ -110,7 +119,7 @@ async def _keep_going(run: Callable[[], Awaitable[None]]) -> None:
 def build(
     settings: Settings,
     kube: KubeApi,
-    snapshots: Snapshots,
+    operator: Operator,
     *,
     clock: Clock = utc_now,
     backoff_s: tuple[float, float] = (0.2, 30.0),
@@ -126,6 +135,8 @@ def build(
     audit = Audit(database, clock)
     objects = Objects(kube, store, authorizer, audit)
     keys = Keys(tokens, tenancy)
+    usage_ledger = UsageLedger(database, clock)
+    history = History(database, store, tenancy, clock)
     return Services(
         settings=settings,
         kube=kube,
@@ -137,16 +148,27 @@ def build(
         tokens=tokens,
         sessions=sessions,
         audit=audit,
-        ledger=Ledger(database, clock),
-        history=History(database, store, tenancy, clock),
+        usage_ledger=usage_ledger,
+        history=history,
+        usage=Usage(usage_ledger, history.compute, authorizer, tenancy),
         objects=objects,
         pods=Pods(kube, objects, authorizer),
-        previews=Previews(objects, snapshots, authorizer, settings, clock),
-        cluster=Cluster(store, tenancy, authorizer, objects, snapshots),
+        previews=Previews(objects, operator, authorizer),
+        cluster=Cluster(store, tenancy, authorizer, objects, operator),
+        overviews=Overviews(store, objects, tenancy, authorizer, clock),
         keys=keys,
-        desk=TokenDesk(tokens, keys, authorizer, audit),
+        token_service=TokenService(
+            tokens,
+            TokenRules.of(settings),
+            Throttle(settings.token_creations_per_minute, "new tokens", clock),
+            keys,
+            authorizer,
+            audit,
+        ),
+        login_throttle=Throttle(settings.logins_per_minute, "logins", clock),
+        forwarded=Forwarded(settings),
         completions=Completions(settings.gateway_url, keys),
-        live=Live(store),
-        snapshots=snapshots,
+        change_stream=ChangeStream(store),
+        operator=operator,
         clock=clock,
     )

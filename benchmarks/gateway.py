@@ -1,11 +1,11 @@
-"""What the gateway costs: the same requests to a model server directly and through the gateway.
+"""The cost of the gateway: the same requests to a model server directly and through the gateway.
 
     python benchmarks/gateway.py [--requests N] [--streams N] [--words N]
 
-The model server answers at once, so that everything measured is HTTP. The gateway is a process of its own, with
-API, operator, model server and client together in another, all on loopback and on the same cores: on a
-small machine they share them, which is why the ratio to the direct run beside it is what counts. Usage is spooled
-and fsync'd as in production, and the script checks at the end that every token was counted once.
+The model server answers at once, so that only HTTP is measured. The gateway is a process of its own, with
+API, operator, model server and client together in another, all on loopback and on the same cores: so the result is
+the ratio to the direct run of the same process. Usage is spooled and fsync'd as in production, and the script checks
+at the end that every token was counted once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def latency(session: aiohttp.ClientSession, url: str, bearer: str, request
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds a process has used: the number that a busy machine does not spoil."""
+    """CPU seconds that a process has used, which do not depend on other load."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -49,7 +49,7 @@ class Client:
         timeout_s: float | None = None,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """`timeout_s` is the patience with each answer; None: 5 s to connect, 30 s for the rest."""
+        """`timeout_s` limits each request; None: 5 s to connect, 30 s for the rest."""
         parts = _address(server)
         self.server = server.rstrip("/")
         self._http = httpx2.Client(
@@ -58,7 +58,7 @@ class Client:
             timeout=TIMEOUT if timeout_s is None else httpx2.Timeout(timeout_s),
             verify=_trusted(ca_file),
             transport=transport,
-            # A proxy of the environment cannot reach what listens on this machine.
+            # A proxy from the environment cannot reach a server on this machine.
             trust_env=parts.hostname not in _LOOPBACK,
         )
 
@@ -76,7 +76,7 @@ class Client:
     # -- objects of our kinds ---------------------------------------------------------------------------
 
     def listing(self, kind: Kind, namespace: str | None = None) -> list[Object]:
-        """Objects of a kind, newest first; without a namespace all that the caller may see."""
+        """Objects of a kind, newest first; without a namespace, all objects that the caller may see."""
         path = f"/{kind.plural}" if namespace is None else _collection(kind, namespace)
         return [Object(kind, document) for document in self._json("GET", path)["items"]]
 
@@ -97,7 +97,7 @@ class Client:
         self._send("DELETE", _one(kind, namespace, name))
 
     def cancel(self, kind: Kind, namespace: str, name: str) -> Object:
-        """Suspend: save the state, give everything back, keep the object and its output."""
+        """Suspend: save the state, release all resources, keep the object and its output."""
         return Object(kind, self._json("POST", _one(kind, namespace, name) + "/cancel"))
 
     def resume(self, kind: Kind, namespace: str, name: str) -> Object:
@@ -105,12 +105,12 @@ class Client:
         return Object(kind, self._json("POST", _one(kind, namespace, name) + "/resume"))
 
     def scale(self, namespace: str, name: str, replicas: int | None) -> Object:
-        """Set a service's replica count; None gives it back to the autoscaler."""
+        """Set a service's replica count; None returns control to the autoscaler."""
         path = _one(results.MODEL_SERVICE, namespace, name) + "/scale"
         return Object(results.MODEL_SERVICE, self._json("PUT", path, {"replicas": replicas}))
 
     def preview(self, document: Mapping[str, Any], namespace: str | None = None) -> results.Preview:
-        """Where a draft would run, when, at what cost, or exactly why not. Nothing is made."""
+        """Where a draft would run, when, at what cost, or exactly why not. No object is created."""
         kind_of(document)
         namespace = namespace or _namespace_of(document)
         path = f"/namespaces/{quote(namespace, safe='')}/preview"
@@ -130,7 +130,7 @@ class Client:
         tail: int | None = None,
         attempt: int | None = None,
     ) -> Iterator[str]:
-        """Lines of the log of one rank, as they come."""
+        """Lines of the log of one rank, as they arrive."""
         asked: dict[str, str | int] = {"rank": rank, "follow": "true" if follow else "false"}
         if tail is not None:
             asked["tail"] = tail
@@ -180,8 +180,20 @@ class Client:
                 asked[name] = moment.isoformat()
         return _parse(results.Usage, self._json("GET", "/usage", params=asked))
 
-    def tokens(self) -> list[results.Token]:
-        return [_parse(results.Token, item) for item in self._json("GET", "/tokens")["items"]]
+    def tokens(self, *, subject: str | None = None, state: str | None = None) -> Iterator[results.Token]:
+        """Tokens without their texts, newest first; asks for page after page.
+
+        Args:
+            subject: for admins: only this person's.
+            state: `live` or `ended` (revoked or expired); None: both.
+        """
+        asked = {name: value for name, value in (("subject", subject), ("state", state)) if value is not None}
+        while True:
+            page = self._json("GET", "/tokens", params={**asked, "limit": "500"})
+            yield from (_parse(results.Token, item) for item in page["items"])
+            if page.get("next") is None:
+                return
+            asked["before"] = page["next"]
 
     def create_token(
         self,
@@ -193,7 +205,7 @@ class Client:
         tenant: str | None = None,
         expires_in_days: float | None = None,
     ) -> results.NewToken:
-        """A new token; its text is in the answer and nowhere else."""
+        """A new token; only this answer contains its text."""
         asked: dict[str, Any] = {"scopes": list(scopes), "description": description, "role": role}
         for name, value in (("subject", subject), ("tenant", tenant), ("expiresInDays", expires_in_days)):
             if value is not None:
@@ -202,6 +214,12 @@ class Client:
 
     def revoke_token(self, token_id: str) -> None:
         self._send("DELETE", f"/tokens/{quote(token_id, safe='')}")
+
+    def revoke_tokens(self, subject: str | None) -> int:
+        """Revoke all live tokens of a person, or (None, for admins) of everybody, and end their browser sessions;
+        the token of this client stays. Returns how many were live."""
+        asked = {"everyone": True} if subject is None else {"subject": subject}
+        return int(self._json("POST", "/tokens/revoke", asked)["revoked"])
 
     # -- transport --------------------------------------------------------------------------------------
 
@@ -239,7 +257,7 @@ def _address(server: str) -> SplitResult:
         parts = urlsplit(server)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
-    except ValueError:  # a port or an IPv6 address that is none
+    except ValueError:  # an invalid port or IPv6 address
         pass
     raise UsageProblem(f"{server!r} is not a server's address; write it as https://busbar.example")
 

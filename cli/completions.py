@@ -1,7 +1,7 @@
 """Names of jobs and services for shell completion.
 
-Asked of the server with a short patience, and silent when that fails: completion must never print an error
-into somebody's command line.
+The server is asked with a short time limit, and a failure gives no names: completion must never print an error into
+a command line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PATIENCE_S = 2.0
 
 
 def objects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """References that begin with what was typed."""
+    """References that begin with the typed text."""
     from busbar.cli.errors import BusbarError
     from busbar.cli.session import Session
 

@@ -1,7 +1,7 @@
-"""Where the server is and who we are: `${XDG_CONFIG_HOME:-~/.config}/busbar/config.yaml`, mode 0600.
+"""The server's address and the caller's token: `${XDG_CONFIG_HOME:-~/.config}/busbar/config.yaml`, mode 0600.
 
-Written by `busbar login`. `BUSBAR_SERVER`, `BUSBAR_TOKEN` and `BUSBAR_NAMESPACE` win over the file, so that
-a pipeline needs no file at all.
+Written by `busbar login`. `BUSBAR_SERVER`, `BUSBAR_TOKEN` and `BUSBAR_NAMESPACE` take precedence over the file, so
+that a pipeline needs no file.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Config:
 
 
 def path(environ: Mapping[str, str] = os.environ) -> Path:
-    """The file's place."""
+    """The file's path."""
     base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or str(Path.home()), ".config")
     return Path(base) / "busbar" / "config.yaml"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Config:
-    """The file's settings, with the environment's on top. Raises UsageProblem for a file that is not ours."""
+    """The file's settings, overridden by the environment. Raises UsageProblem for a file of another form."""
     file = path(environ)
     config = Config()
     if file.exists():

@@ -1,14 +1,14 @@
-"""What can go wrong at the command line, and the exit code that says so to scripts.
+"""The errors of the command line, and their exit codes.
 
     BusbarError                1  the operation failed
     ├── Invalid                1  the server refused a field (`field` says which)
     ├── UsageProblem           2  the command was used wrongly
     ├── NotFound               3  no such object (or none that you may see)
-    ├── NotAuthorised          4  no token, a wrong one, or one that may not do this
+    ├── NotAuthorised          4  no token, a wrong one, or one without the right
     ├── Unreachable            5  the server, or a part it needs, does not answer
     └── JobFailed              6  the job that was waited for failed
 
-The same exceptions are what `busbar.cli.client.Client` raises.
+`busbar.cli.client.Client` raises the same exceptions.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class BusbarError(Exception):
 
 
 class Invalid(BusbarError):
-    """The server refused what was sent."""
+    """The server refused the request's content."""
 
 
 class UsageProblem(BusbarError):
-    """Wrong use of the command, found after its options were read."""
+    """Wrong use of the command, found after its options were parsed."""
 
     exit_code = 2
 

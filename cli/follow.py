@@ -1,8 +1,8 @@
-"""Follows an object until it is where it is meant to be, showing the way.
+"""Follows an object until it has reached its goal, and prints its progress.
 
 On a terminal a training run is a progress bar; elsewhere (a pipeline's log) it is one line per change of
-phase and per tenth of the run. Polling, because it survives every proxy and a restart of the server: a server
-that is away for a while is waited for.
+phase and per tenth of the run. It polls, because polling works through every proxy and across a restart of the
+server; it waits for a server that is unavailable for some time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PAUSE_S = 1.0
 PATIENCE_S = 120.0
-"""How long a server that does not answer is waited for."""
+"""How long to wait for a server that does not answer."""
 
 FAILED = "Failed"
 _END = {"TrainingJob": {"Succeeded", FAILED}, "ModelService": {"Ready", "Idle", FAILED}}
@@ -39,9 +39,9 @@ def states(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Object]:
-    """The object again and again, until it has ended, failed or been suspended.
+    """Yields the object at each poll until it has ended, failed or been suspended.
 
-    Raises Unreachable when the server stays away, TimeoutError after `timeout_s`.
+    Raises Unreachable when the server stays unavailable, TimeoutError after `timeout_s`.
     """
     start = last_answer = clock()
     while True:
@@ -61,7 +61,7 @@ def states(
 
 
 def is_settled(found: Object) -> bool:
-    """Whether following it further would show nothing new."""
+    """Whether the object has reached its final state."""
     generation = found.metadata.get("generation")
     observed = found.status.get("observedGeneration")
     if generation is not None and observed is not None and observed < generation:
@@ -70,7 +70,7 @@ def is_settled(found: Object) -> bool:
 
 
 def follow(get: Callable[[], Object], *, timeout_s: float | None = None) -> Object:
-    """Show the way of the object to its end and return it. Raises JobFailed when it failed."""
+    """Print the object's progress until its end and return it. Raises JobFailed when it failed."""
     with display() as shown:
         last: Object | None = None
         try:
@@ -80,7 +80,7 @@ def follow(get: Callable[[], Object], *, timeout_s: float | None = None) -> Obje
             assert timeout_s is not None
             where = f"is {last.phase}: {last.message or last.reason}" if last else "was not seen"
             raise JobFailed(
-                f"After {duration(timeout_s)} the object {where}. It goes on without us."
+                f"After {duration(timeout_s)} the object {where}. It continues to run; only the wait has ended."
             ) from None
     assert last is not None  # the iterator ends only after it yielded
     if last.phase == FAILED:
@@ -107,7 +107,7 @@ class Display(AbstractContextManager["Display"]):
         return None
 
     def show(self, found: Object) -> None:
-        """Tell what is new."""
+        """Print the changes."""
         tenth = _tenth(found)
         phase = f"{found.phase}|{found.reason}|{found.message}"
         if phase != self._phase:
@@ -175,7 +175,7 @@ def bar_on(console: Console) -> Display:
 
 
 def headline(found: Object) -> str:
-    """Phase, and why."""
+    """Phase and reason."""
     why = found.message or found.reason
     return f"{found.phase}: {why}" if why else found.phase
 

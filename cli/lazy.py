@@ -57,7 +57,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _load(name: str, target: str) -> click.Command:
-    """The command at `module:attribute`; raises ClickException saying what is missing."""
+    """The command at `module:attribute`; raises ClickException that says what is missing."""
     module, _, attribute = target.partition(":")
     try:
         command = getattr(importlib.import_module(module), attribute)
@@ -66,10 +66,14 @@ def _load(name: str, target: str) -> click.Command:
             f"`busbar {name}` needs the Python package {error.name!r}, which is not installed.{_advice(name)}"
         ) from error
     if not isinstance(command, click.Command):
-        raise click.ClickException(f"{target} is not a click command; tell the package that brings it")
+        raise click.ClickException(
+            f"{target} is not a click command; report this to the package that provides it"
+        )
     return command
 
 
 def _advice(name: str) -> str:
-    extra = {"train": "workloads", "serve": "workloads", "simulate": "scheduler"}.get(name)
+    extra = {"plan": "scheduler", "train": "workloads", "serve": "workloads", "simulate": "scheduler"}.get(
+        name
+    )
     return f" Install it with: pip install 'busbar[{extra}]'" if extra else ""

@@ -1,8 +1,8 @@
-"""The `busbar` command: reads the command line, and nothing else until a command runs.
+"""The `busbar` command: before a command runs, it only parses the command line.
 
-`busbar --help` must answer at once, so each command is named here with its one line of help and imported only
-when it is run or its own help is asked for. Commands of other parts (`up`, `train`, `serve`, …) come from the
-entry point group `busbar.commands`; packages of others may add theirs.
+`busbar --help` must answer at once, so each command is named here with its one line of help and imported only when it
+runs or its own help is shown. Commands of other parts (`up`, `train`, `serve`, …) come from the entry point group
+`busbar.commands`; other packages may add theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from busbar.cli.lazy import LazyGroup
 
 OWN = {
     "apply": ("busbar.cli.commands.apply:apply", "Create or change jobs and services from files."),
-    "cancel": ("busbar.cli.commands.cancel:cancel", "Suspend: save the state, give everything back."),
+    "cancel": ("busbar.cli.commands.cancel:cancel", "Suspend: save the state, release all resources."),
     "completion": ("busbar.cli.commands.completion:completion", "Print the shell's completion script."),
     "delete": ("busbar.cli.commands.delete:delete", "Delete jobs and services; outputs stay."),
     "describe": (
@@ -30,16 +30,17 @@ OWN = {
     ),
     "login": ("busbar.cli.commands.login:login", "Store a server and a token."),
     "logs": ("busbar.cli.commands.logs:logs", "Print a job's or service's log."),
-    "preview": ("busbar.cli.commands.preview:preview", "Say where a job would run, when, at what cost."),
-    "resume": ("busbar.cli.commands.cancel:resume", "Undo a cancel; go on from the last checkpoint."),
+    "preview": ("busbar.cli.commands.preview:preview", "Show where a job would run, when, at what cost."),
+    "resume": ("busbar.cli.commands.cancel:resume", "Undo a cancel; continue from the last checkpoint."),
     "scale": ("busbar.cli.commands.scale:scale", "Set a service's replicas."),
     "token": ("busbar.cli.commands.token:token", "Create, list and revoke API tokens."),
-    "usage": ("busbar.cli.commands.usage:usage", "Show what was used, by tenant, model, key or day."),
+    "usage": ("busbar.cli.commands.usage:usage", "Show usage by tenant, model, key or day."),
 }
 OTHERS = {
     "up": "Start the one-machine cluster with Busbar on it.",
     "down": "End the one-machine cluster and clean up.",
     "status": "Show what runs on this machine, and what it uses.",
+    "plan": "Show what a training job needs, and how fast it would be.",
     "train": "Train on this machine, without Kubernetes.",
     "serve": "Serve a model on this machine, without Kubernetes.",
     "simulate": "Replay a trace through the scheduler.",
@@ -84,7 +85,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"Error: {error.message}", err=True)
         return error.exit_code
     except BrokenPipeError:
-        # The reader of our output left (`busbar list | head`); Python must not try to flush to it at exit.
+        # The reader closed the pipe (`busbar list | head`); Python must not try to flush to it at exit.
         sys.stdout = None
         return 0
     return code if isinstance(code, int) else 0

@@ -13,7 +13,7 @@ Document = dict[str, Any]
 
 
 def read(files: Iterable[str]) -> list[Document]:
-    """All documents of all files, `-` being standard input. Raises UsageProblem saying file and line."""
+    """All documents of all files, `-` being standard input. Raises UsageProblem with file and line."""
     documents = [document for file in files for document in _documents(file)]
     if not documents:
         raise UsageProblem("The files hold no object.")

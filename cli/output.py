@@ -26,7 +26,7 @@ def output_option(command: F) -> F:
 
 
 def emit(output: str, document: Any, table: Callable[[], str], names: Iterable[str]) -> None:
-    """Print in the form asked for; only what is printed is computed."""
+    """Print in the requested form; only that form is computed."""
     if output == "json":
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
     elif output == "yaml":
@@ -41,7 +41,7 @@ def emit(output: str, document: Any, table: Callable[[], str], names: Iterable[s
 
 
 def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Aligned columns; nothing is cut, so that programs may read them too."""
+    """Aligned columns; nothing is truncated, so that programs may read them too."""
     lines = [[head.upper() for head in heads], *([_cell(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(heads))]
     return "\n".join(
@@ -51,7 +51,7 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and values below each other; those without a value are left out."""
+    """One name and value per line; names without a value are omitted."""
     known = [(name, _cell(value)) for name, value in pairs if value not in (None, "", [])]
     width = max((len(name) for name, _ in known), default=0)
     return "\n".join(f"{name + ':':<{width + 1}} {value}" for name, value in known)
@@ -68,7 +68,7 @@ def _cell(value: object) -> str:
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """Time since a moment, as kubectl writes it."""
+    """Time since then, as kubectl writes it."""
     if moment is None:
         return "-"
     return duration(((now or datetime.now(UTC)) - moment).total_seconds())

@@ -17,8 +17,8 @@ _INTRODUCTION = """\
 Generated from the commands by `python -m tools.generate cli`; do not edit.
 
 `busbar login URL` stores a server and a token. `BUSBAR_SERVER`, `BUSBAR_TOKEN`, `BUSBAR_NAMESPACE` and
-`BUSBAR_CA_FILE` win over what is stored. `-o json|yaml|name` is for programs; messages go to standard error.
-A NAME is the name of a job or a service; where both exist, write `job/NAME` or `service/NAME`.
+`BUSBAR_CA_FILE` take precedence over the stored settings. `-o json|yaml|name` is for programs; messages go to
+standard error. A NAME is the name of a job or a service; where both exist, write `job/NAME` or `service/NAME`.
 """
 
 

@@ -1,7 +1,7 @@
 """What the client returns: REST's answers as typed, immutable values.
 
-They keep what this version knows and ignore the rest, so that an older client works with a newer server.
-Objects of our kinds stay whole: `Object.document` is the JSON as it came, and `Object.typed()` the full model.
+They have the fields that this version knows and ignore others, so that an older client works with a newer server.
+Objects of our kinds stay whole: `Object.document` is the JSON of the answer, and `Object.typed()` the full model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS = (TRAINING_JOB, MODEL_SERVICE)
 
 
 class Progress(WireModel):
-    """How far a training run is."""
+    """Progress of a training run."""
 
     step: int = 0
     total_steps: int = 0
@@ -114,7 +114,7 @@ class Membership(WireModel):
 
 
 class Me(WireModel):
-    """Who the server takes us for."""
+    """The caller as the server has identified it."""
 
     subject: str
     admin: bool = False
@@ -126,7 +126,7 @@ class Me(WireModel):
 
 
 class Change(WireModel):
-    """A smallest change that would let a draft start now."""
+    """The smallest change of one kind that would let a draft start now."""
 
     kind: str
     current: str = ""
@@ -134,7 +134,7 @@ class Change(WireModel):
 
 
 class Preview(WireModel):
-    """What the next scheduling round would do with a draft."""
+    """The decision that the next scheduling round would make about a draft."""
 
     starts_now: bool
     possible: bool = True
@@ -189,7 +189,7 @@ class Token(WireModel):
 
 
 class NewToken(WireModel):
-    """A token with its text, which is told this once."""
+    """A token with its text, which is shown only once."""
 
     token: str = Field(repr=False)
     info: Token
@@ -227,7 +227,7 @@ class Usage(WireModel):
 
 
 class Node(WireModel):
-    """One node and what jobs hold of it."""
+    """One node and what jobs have allocated on it."""
 
     name: str
     pool: str = ""
@@ -238,7 +238,7 @@ class Node(WireModel):
 
 
 class Model(WireModel):
-    """A model that the caller may ask."""
+    """A model that the caller may use."""
 
     id: str
     namespace: str = ""

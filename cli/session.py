@@ -1,4 +1,4 @@
-"""What most commands need: a client, the namespace, and the objects that their arguments mean.
+"""The parts that most commands need: a client, the namespace, and the objects that their arguments name.
 
 `connected` gives a command the options `--server` and `--namespace` and a `Session` as its first argument.
 """
@@ -34,7 +34,7 @@ class Session:
 
     @property
     def client(self) -> Client:
-        """The connection, opened at first use. Raises NotAuthorised when nobody is logged in."""
+        """The connection, opened at first use. Raises NotAuthorised without a login."""
         if self._client is None:
             from dataclasses import replace
 
@@ -56,7 +56,7 @@ class Session:
         return self._given_namespace
 
     def namespace(self) -> str:
-        """The option's, the configuration's, or the only one the caller has. Raises UsageProblem."""
+        """The namespace of the option, of the configuration, or the caller's only one. Raises UsageProblem."""
         chosen = self._given_namespace or self._config.namespace
         if chosen:
             return chosen
@@ -67,7 +67,7 @@ class Session:
         raise UsageProblem(f"Which namespace? Say --namespace NAME or set BUSBAR_NAMESPACE; {told}.")
 
     def find(self, reference: str, only: Kind | None = None) -> Object:
-        """The object that `name` or `kind/name` means. Raises NotFound, or UsageProblem when it is not clear."""
+        """The object that `name` or `kind/name` refers to. Raises NotFound, or UsageProblem when it is ambiguous."""
         from busbar.cli.results import KINDS
 
         kind, name = parse_reference(reference)
@@ -112,7 +112,7 @@ def parse_reference(reference: str) -> tuple[Kind | None, str]:
 def connected(command: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
     """Give a command `--server`, `--namespace` and a Session."""
 
-    @click.option("--server", metavar="URL", help="Another server than the one of `busbar login`.")
+    @click.option("--server", metavar="URL", help="A server other than that of `busbar login`.")
     @click.option(
         "-n",
         "--namespace",

@@ -1,13 +1,14 @@
-"""What can go wrong in the gateway, and how each is told to an OpenAI client.
+"""The errors of the gateway, and their form for an OpenAI client.
 
     GatewayError
-    ├── SettingsError            a setting is unknown or malformed (never reaches a client)
     ├── SpoolError               the usage spool cannot be written or read
     └── ClientError              answered as OpenAI error JSON
         ├── BadRequest           400  the request itself is wrong
         ├── Unauthenticated      401  no key, or not a valid one
         ├── Forbidden            403  a valid key that may not do this
         ├── ModelNotFound        404  unknown and foreign models alike
+        ├── UnknownRoute         404  no such path
+        ├── MethodNotAllowed     405  a path that takes other methods
         ├── TooLarge             413  body over the limit
         ├── TooManyRequests      429  this key has too many requests waiting
         ├── BadUpstream          502  the replica answered something that is not OpenAI
@@ -23,10 +24,6 @@ from typing import ClassVar
 
 class GatewayError(Exception):
     """Base of every error of this package."""
-
-
-class SettingsError(GatewayError):
-    """A `BUSBAR_GATEWAY_*` variable is unknown or does not parse."""
 
 
 class SpoolError(GatewayError):
@@ -69,6 +66,18 @@ class ModelNotFound(ClientError):
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+
+class UnknownRoute(ClientError):
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_route"
+
+
+class MethodNotAllowed(ClientError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
 
 
 class TooLarge(ClientError):

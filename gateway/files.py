@@ -1,4 +1,4 @@
-"""Files that are either the old or the new version, never half of one."""
+"""Atomic replacement of files: a reader sees the old or the new version."""
 
 from __future__ import annotations
 

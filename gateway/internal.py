@@ -1,6 +1,6 @@
 """The internal port: /demand for the operator, /metrics for Prometheus, /health.
 
-Any pod of the cluster may reach this port, so it believes nobody without a token: /demand is for the
+Any pod of the cluster may reach this port, so every caller needs a token: /demand is for the
 operator alone, and /metrics names services only to callers with an allowed token.
 """
 

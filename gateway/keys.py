@@ -1,10 +1,9 @@
-"""Who is calling: an API key becomes a tenant, by asking the API and remembering the answer.
+"""Authentication by API key: the key's tenant is looked up at the API, and the answer is cached.
 
-Only the SHA-256 of a key leaves this process, and only the SHA-256 is kept. An answer is believed for
-`fresh_s`; when the API cannot be reached, for `stale_s` at most, and never past the key's own expiry.
-While it is away, a key we remember does not wait for the next try to fail.
-"No such key" is believed briefly, so that a wrong key does not become load on the API. Look-ups of one
-key at the same moment are one question.
+Only the SHA-256 of a key leaves this process, and only the SHA-256 is kept. An answer is used for `fresh_s`; when the
+API cannot be reached, for `stale_s` at most, and never past the key's own expiry. While the API is unavailable, a
+request with a cached key does not wait for the next attempt. "No such key" is cached for a short time, so that a
+wrong key causes little load on the API. Concurrent look-ups of one key are one request.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class KeyDirectory:
         remembered = entry.key if entry and age < self._stale_s else None
         asking = self._begin(digest)
         if remembered and self._away:
-            return remembered  # the answer, when it comes, is for those who ask later
+            return remembered  # the answer will be cached for later requests
         try:
             # Shielded: one caller's disconnect must not fail the others that wait for the same answer.
             return (await asyncio.shield(asking)).key
@@ -98,7 +97,7 @@ class KeyDirectory:
             ) from error
 
     def _begin(self, digest: str) -> asyncio.Task[_Entry]:
-        """The question about a key: the one on its way, or a new one."""
+        """The look-up of a key: the one in flight, or a new one."""
         task = self._asking.get(digest)
         if task is None:
             task = asyncio.create_task(self._ask(digest))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import logging
 import os
 import signal
 import sys
 
 from busbar.gateway.errors import GatewayError
-from busbar.gateway.logs import configure
 from busbar.gateway.server import Gateway
-from busbar.gateway.settings import PREFIX, Settings
+from busbar.gateway.settings import PREFIX, Settings, load
+from busbar.kube import logs
+from busbar.kube.errors import SettingsError
+from busbar.kube.settings import variables
 
 
 def main() -> None:
@@ -24,12 +25,12 @@ def main() -> None:
         epilog=_settings_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    configure()
     try:
-        settings = Settings.from_env(os.environ)
-    except GatewayError as error:
+        settings = load(os.environ)
+    except SettingsError as error:
         print(f"busbar-gateway: {error}", file=sys.stderr)
         sys.exit(2)
+    logs.set_up(settings.log_format, settings.log_level)
     try:
         asyncio.run(_serve(settings))
     except (GatewayError, OSError) as error:
@@ -54,10 +55,9 @@ async def _serve(settings: Settings) -> None:
 
 def _settings_help() -> str:
     lines = ["environment (defaults in brackets):"]
-    for field in dataclasses.fields(Settings):
+    for name, field in variables(Settings, PREFIX):
         default = field.default
-        shown = ",".join(default) if isinstance(default, tuple) else default
-        lines.append(f"  {PREFIX}{field.name.upper()} [{shown}]")
+        lines.append(f"  {name} [{','.join(default) if isinstance(default, tuple) else default}]")
     return "\n".join(lines)
 
 

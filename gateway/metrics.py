@@ -1,4 +1,4 @@
-"""Numbers of the gateway, named `busbar_gateway_*`.
+"""Metrics of the gateway, named `busbar_gateway_*`.
 
 Two sets: totals, which anybody who reaches the internal port may read and which name no tenant, and one
 line per service, which only a caller with an allowed token gets (see `internal`).
@@ -52,6 +52,11 @@ class Metrics:
         self.broken = Counter(
             "busbar_gateway_streams_broken", "Streams that ended with an error event", registry=self.totals
         )
+        self.resumed = Counter(
+            "busbar_gateway_streams_resumed",
+            "Streams that went on at another replica after theirs had failed",
+            registry=self.totals,
+        )
         self.undelivered = Gauge(
             "busbar_gateway_usage_undelivered_records",
             "Usage records the API has not taken yet",
@@ -78,7 +83,7 @@ class Metrics:
         )
 
     def watch_demand(self, demand: Callable[[], list[ServiceDemand]]) -> None:
-        """Show the room's demand as gauges per service."""
+        """Show the endpoint picker's demand as gauges per service."""
         self.per_service.register(_Demand(demand))
 
     def served(self, service: ServiceRoute, code: int, prompt_tokens: int, completion_tokens: int) -> None:

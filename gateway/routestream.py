@@ -1,9 +1,9 @@
 """Follows the operator's stream of routes, and keeps the last ones on disk.
 
-The stream is NDJSON: a whole document per line, one at every change and one every 15 s. When it breaks or
-falls silent, it is opened again after a jittered pause; meanwhile, and after a restart with the operator
-away, the last document is in force: better an address that may have gone (a dead replica is survived, see
-`room`) than no service.
+The stream is NDJSON: a whole document per line, one at every change and one every 15 s. When it disconnects or times
+out, it is opened again after a jittered back-off; meanwhile, and after a restart while the operator is unavailable,
+the last document is used: an address of a dead replica costs a retry (see `endpoint_picker`), no address would cost
+the service.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import aiohttp
 from pydantic import ValidationError
 
 from busbar.gateway.files import write_atomically
-from busbar.kube.contracts.auth import TokenFile
 from busbar.kube.contracts.routes import PATH, RESEND_S, Routes
+from busbar.kube.token_file import TokenFile
 
 log = logging.getLogger("busbar.gateway.routes")
 
@@ -66,7 +66,7 @@ class RouteStream:
         return True
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow until cancelled."""
         pause = self._pause_s
         silent = False  # one line when it breaks, not one per attempt
         while True:

@@ -1,6 +1,6 @@
 """Puts the parts together, starts them, and ends them in order.
 
-Start:  spool and left-over tallies → routes from disk → ports open → stream of routes, delivery of usage.
+Start:  spool and left-over slots → routes from disk → ports open → stream of routes, delivery of usage.
 End:    /ready says no, connections are still taken (`linger`) → ports close, waiting requests are turned
         away with Retry-After → running streams end (`drain`) → usage is written and delivered.
 """
@@ -19,21 +19,23 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from busbar.gateway.front import Front
+from busbar.gateway.api_client import ApiClient
+from busbar.gateway.endpoint_picker import EndpointPicker, QueueLimits
+from busbar.gateway.http import PublicPort
+from busbar.gateway.inflight import InflightTable
 from busbar.gateway.internal import Internal
 from busbar.gateway.keys import KeyDirectory
-from busbar.gateway.ledger import Ledger
 from busbar.gateway.metrics import Metrics
-from busbar.gateway.platform import PlatformApi
-from busbar.gateway.relay import Relay
-from busbar.gateway.room import Limits, Room
+from busbar.gateway.proxy import Proxy
 from busbar.gateway.routes import RouteTable
 from busbar.gateway.routestream import RouteStream
 from busbar.gateway.settings import Settings, address
+from busbar.gateway.slow_clients import HeadLimit
 from busbar.gateway.spool import Spool
-from busbar.gateway.tally import Tally
-from busbar.kube.contracts.auth import ApiServerPoster, Reviewer, ReviewError, TokenFile
+from busbar.gateway.usage_recorder import UsageRecorder
+from busbar.kube.contracts.auth import ApiServerPoster, Reviewer, ReviewError
 from busbar.kube.contracts.routes import Routes
+from busbar.kube.token_file import TokenFile
 
 log = logging.getLogger("busbar.gateway")
 
@@ -51,7 +53,7 @@ class Gateway:
         self._reviewer = reviewer
         self._rng = rng
         self._stack = AsyncExitStack()
-        self._sites: list[web.TCPSite] = []
+        self._ports: list[asyncio.Server] = []
         self.public = ("", 0)
         self.internal = ("", 0)
 
@@ -64,13 +66,13 @@ class Gateway:
         """Open everything; raises SpoolError when the state folder cannot be used."""
         settings = self._settings
         control = await self._session(aiohttp.TCPConnector(limit=64))
-        # A fresh connection per request: one that idled may be dead without our knowing it.
+        # A new connection per request, because an idle one may have been closed unnoticed.
         replicas = await self._session(aiohttp.TCPConnector(limit=0, force_close=True))
-        api = PlatformApi(control, settings.api_url, TokenFile(settings.api_token_file))
+        api = ApiClient(control, settings.api_url, TokenFile(settings.api_token_file))
         self._metrics = Metrics()
-        self._room = Room(_limits(settings), time.monotonic, self._rng)
-        self._metrics.watch_demand(self._room.demand)
-        self._ledger = self._open_ledger(api)
+        self._picker = EndpointPicker(_limits(settings), time.monotonic, self._rng)
+        self._metrics.watch_demand(self._picker.demand)
+        self._recorder = self._open_recorder(api)
         keys = KeyDirectory(
             api.lookup,
             fresh_s=settings.key_cache_s,
@@ -78,8 +80,9 @@ class Gateway:
             negative_s=settings.key_negative_s,
             entries=settings.key_cache_entries,
         )
-        relay = Relay(settings, replicas, self._room, self._ledger, self._metrics)
-        self._front = Front(keys, relay, self._metrics, settings.request_body_mib << 20)
+        proxy = Proxy(settings, replicas, self._picker, self._recorder, self._metrics)
+        self._stack.push_async_callback(proxy.stop)
+        self._public_port = PublicPort(keys, proxy, self._metrics, settings.request_body_mib << 20)
         self._stream = RouteStream(
             control,
             settings.operator_url,
@@ -92,35 +95,35 @@ class Gateway:
             self._reviewer or await self._kubernetes(),
             settings.operator_subject,
             settings.metrics_subjects,
-            self._room.demand,
+            self._picker.demand,
             self._metrics,
             self._refresh,
         )
-        self._ledger.start()
-        self.public = await self._listen(self._front.app(), settings.public_address)
+        self._recorder.start()
+        self.public = await self._listen(self._public_port.app(), settings.public_address)
         self.internal = await self._listen(internal.app(), settings.internal_address)
         self._following = asyncio.create_task(self._stream.run())
         log.info("started", extra={"public": self.public, "internal": self.internal})
 
     async def stop(self) -> None:
-        """Shut down as the module says. Returns when the process may go."""
+        """Shut down in the order above. Returns when the process may exit."""
         settings = self._settings
-        self._front.closing = True
+        self._public_port.closing = True
         await asyncio.sleep(settings.linger_s)
-        await self._sites[0].stop()
-        self._room.close()
+        self._ports[0].close()
+        self._picker.close()
         try:
             async with asyncio.timeout(settings.drain_s):
-                await self._front.idle.wait()
+                await self._public_port.idle.wait()
         except TimeoutError:
-            log.warning("requests_cut_off", extra={"requests": self._front.in_hand})
+            log.warning("requests_cut_off", extra={"requests": self._public_port.in_hand})
         self._following.cancel()
         await asyncio.gather(self._following, return_exceptions=True)
         await self._stack.aclose()
         log.info("stopped")
 
     async def _kubernetes(self) -> Reviewer:
-        """Asks the cluster this runs in; outside of one nobody can be believed, so nobody is."""
+        """Asks the cluster this runs in; outside of one no caller can be verified, so all are refused."""
         try:
             poster = ApiServerPoster.in_cluster(os.environ)
         except (KeyError, OSError) as error:
@@ -128,17 +131,17 @@ class Gateway:
             return Reviewer(_no_cluster)
         return Reviewer(await self._stack.enter_async_context(poster))
 
-    def _open_ledger(self, api: PlatformApi) -> Ledger:
+    def _open_recorder(self, api: ApiClient) -> UsageRecorder:
         settings = self._settings
         spool = Spool(
             settings.state_dir / "usage",
             segment_bytes=settings.spool_segment_mib << 20,
             limit_bytes=settings.spool_limit_mib << 20,
         )
-        tally = Tally(settings.state_dir / "usage" / "running", 2 * settings.max_requests)
-        ledger = Ledger(
+        inflight = InflightTable(settings.state_dir / "usage" / "running", 2 * settings.max_requests)
+        recorder = UsageRecorder(
             spool,
-            tally,
+            inflight,
             api.deliver,
             batch=settings.usage_batch,
             running_limit=settings.max_requests,
@@ -146,8 +149,8 @@ class Gateway:
             commit_s=settings.usage_commit_s,
             delivery_s=settings.usage_delivery_s,
         )
-        self._stack.push_async_callback(ledger.stop, _DELIVERY_AT_END_S)
-        return ledger
+        self._stack.push_async_callback(recorder.stop, _DELIVERY_AT_END_S)
+        return recorder
 
     async def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
@@ -155,38 +158,47 @@ class Gateway:
 
     async def _listen(self, app: web.Application, where: str) -> tuple[str, int]:
         host, port = address(where)
+        limit = HeadLimit(self._settings.header_timeout_s)
+        app.middlewares.insert(0, limit.middleware)
         # Cancelling the handler when its client leaves is what stops the work at the replica.
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            keepalive_timeout=self._settings.idle_timeout_s,
+        )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        self._sites.append(site)
-        bound: tuple[str, int] = runner.addresses[0][:2]
+        assert runner.server is not None
+        listening = await limit.listen(runner.server, host, port)
+        self._stack.callback(listening.close)
+        self._ports.append(listening)
+        bound: tuple[str, int] = listening.sockets[0].getsockname()[:2]
         return bound
 
     def _apply(self, document: Routes) -> None:
-        self._front.table = RouteTable(document)
-        self._room.update(self._front.table)
+        self._public_port.table = RouteTable(document)
+        self._picker.update(self._public_port.table)
 
     def _refresh(self) -> None:
         metrics = self._metrics
-        metrics.in_hand.set(self._front.in_hand)
-        metrics.undelivered.set(self._ledger.undelivered)
-        metrics.spool_bytes.set(self._ledger.spool_bytes)
+        metrics.in_hand.set(self._public_port.in_hand)
+        metrics.undelivered.set(self._recorder.undelivered)
+        metrics.spool_bytes.set(self._recorder.spool_bytes)
         metrics.routes_connected.set(self._stream.connected)
-        metrics.services.set(len(self._front.table or ()))
+        metrics.services.set(len(self._public_port.table or ()))
 
 
 async def _no_cluster(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     raise ReviewError("this gateway runs outside of a cluster and cannot check tokens")
 
 
-def _limits(settings: Settings) -> Limits:
-    return Limits(
+def _limits(settings: Settings) -> QueueLimits:
+    return QueueLimits(
         hold_timeout_s=settings.hold_timeout_s,
         hold_limit=settings.hold_limit,
-        hold_limit_per_key=settings.hold_limit_per_key,
+        hold_limit_per_user=settings.hold_limit_per_user,
         replica_in_flight=settings.replica_in_flight,
         suspect_s=settings.suspect_s,
         suspect_max_s=settings.suspect_max_s,

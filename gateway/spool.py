@@ -12,7 +12,7 @@ delivering twice is harmless and delivering in order loses nothing. A line half 
 stopped has a wrong checksum and is cut off at the next start: only the last line can be such a line,
 anything else is damage and refused. Segments are removed once all their records are acknowledged.
 
-This module is plain blocking file work; `busbar.gateway.ledger` runs it off the event loop.
+This module is plain blocking file work; `busbar.gateway.usage_recorder` runs it off the event loop.
 """
 
 from __future__ import annotations

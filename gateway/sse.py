@@ -1,20 +1,28 @@
 """Server-sent events of an OpenAI stream: cutting, reading the usage, hiding what was not asked for.
 
 Pure code: bytes in, bytes out. The gateway asks every engine for its usage, so the stream it receives has
-more in it than the client wanted; `Meter` counts and takes out the surplus.
+more in it than the client wanted; `Meter` counts and takes out the surplus. Our engine sends what the client wants and
+puts its tokens in a side line behind it (`busbar.kube.contracts.streams`).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
 from busbar.gateway.errors import BadUpstream
+from busbar.kube.contracts.streams import SIDE_LINE, StreamEnd
 
 DONE = b"[DONE]"
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_USAGE_LAST = re.compile(rb',"usage":(\{[^{}]*(?:\{[^{}]*\}[^{}]*)?\})\}\Z')
+"""Usage as the last member of an event's object. Inside a JSON text its quotes would be escaped, and behind it
+only the object's own brace is left, so this is that member and nothing else."""
+_NOT_PLAIN = re.compile(rb'\n|\r|"error":|"choices":\[\]')
+"""Events that are looked at closely: several lines, errors, the final usage."""
 
 
 class Cutter:
@@ -62,7 +70,7 @@ class Wish:
 class Meter:
     """Counts the tokens of one stream and gives the client only what it asked for.
 
-    Counting: usage on every chunk where the engine has it (`continuous_usage_stats`), so that a broken
+    Counting: the tokens of the side lines, where there are some (our engine). Else usage on every chunk where the engine has it (`continuous_usage_stats`), so that a broken
     stream counts exactly what was delivered; else by `token_index`, where a choice has it (our engine), else
     one token per piece of text, until the final usage says better. Prompt tokens that an engine never told
     stay 0: nothing is charged on a guess.
@@ -71,8 +79,19 @@ class Meter:
     before the model has computed anything.
     """
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: Wish, tokens_limit: int = 0) -> None:
+        """`tokens_limit`: ids kept of one stream; one with more is no longer `traced`."""
         self._wish = wish
+        self._tokens_limit = tokens_limit
+        self.traces: dict[int, array[int]] = {}
+        """The ids of each choice's tokens."""
+        self.traced = True
+        """All that was passed on stands in `traces`."""
+        self.ended: set[int] = set()
+        """Choices whose finish reason was passed on; kept for traced streams."""
+        self.cached_tokens = 0
+        self.cut: StreamEnd | None = None
+        """The engine itself has ended the stream before the answer was whole."""
         self._told = False
         self._pieces = 0
         self._reached: dict[int, int] = {}
@@ -84,6 +103,13 @@ class Meter:
 
     def event(self, event: bytes) -> bytes | None:
         """The event as the client gets it (with its blank line), None when it is not for the client."""
+        text, mark, side = event.rpartition(SIDE_LINE)
+        if mark:
+            return self._sided(text, side)
+        if self.begun:
+            shown = self._at_a_glance(event)
+            if shown is not None:
+                return shown
         data = payload(event)
         if data is None:
             return event + b"\n\n"
@@ -102,6 +128,48 @@ class Meter:
         self._count(chunk)
         return self._shown(chunk, event)
 
+    def _sided(self, shown: bytes, side: bytes) -> bytes | None:
+        """An event of our engine: what is for the client stands before the side line, all else in it."""
+        try:
+            if side.startswith(b"! "):
+                self.cut = StreamEnd(side[2:].decode())
+                return None
+            if b"-" in side:
+                raise ValueError("negative")
+            choice, ended, prompt, cached, ids = side.split(b" ")
+            index, found = int(choice), array("I", map(int, ids.split(b","))) if ids else array("I")
+            self.prompt_tokens, self.cached_tokens = int(prompt), int(cached)
+        except (ValueError, OverflowError) as error:
+            raise BadUpstream("The model server sent a side line that cannot be read.") from error
+        self._told = self.begun = True
+        self.completion_tokens += len(found)
+        if self.completion_tokens > self._tokens_limit:
+            self.traced = False
+            self.traces.clear()
+        elif self.traced:
+            self.traces.setdefault(index, array("I")).extend(found)
+            if ended == b"1":
+                self.ended.add(index)
+        return shown + b"\n\n"
+
+    def _at_a_glance(self, event: bytes) -> bytes | None:
+        """A further piece of the answer that ends with its usage: counted and passed on without parsing it."""
+        found = _USAGE_LAST.search(event)
+        if found is None or not event.startswith(b"data: {") or _NOT_PLAIN.search(event):
+            return None
+        try:
+            usage = tokens(json.loads(found[1]))
+        except ValueError:
+            return None
+        if usage is None:
+            return None
+        self._told = True
+        self.traced = False
+        self.prompt_tokens, self.completion_tokens = usage
+        if self._wish.continuous:
+            return event + b"\n\n"
+        return event[: found.start()] + (b',"usage":null}\n\n' if self._wish.total else b"}\n\n")
+
     def _count(self, chunk: dict[str, Any]) -> None:
         usage = tokens(chunk.get("usage"))
         if usage is not None:
@@ -114,7 +182,8 @@ class Meter:
 
     def _count_choice(self, choice: dict[str, Any]) -> None:
         text = _has_text(choice)
-        self.begun = self.begun or text or choice.get("finish_reason") is not None
+        if text or choice.get("finish_reason") is not None:
+            self.begun, self.traced = True, False
         reached, index = choice.get("token_index"), choice.get("index")
         if isinstance(reached, int) and isinstance(index, int):
             self._reached[index] = max(reached, self._reached.get(index, 0))

@@ -1,15 +1,18 @@
 """A small Kubernetes client over raw JSON: no models, no code generation, bounded connections.
 
 Objects are plain dicts, as the server sends them. Every call either returns the parsed answer or raises a
-typed error of ``busbar.kube.errors``. What it takes care of:
+typed error of ``busbar.kube.errors``. It handles:
 
-* 429 and 503 with ``Retry-After`` are retried after that time (bounded by ``Limits.retry_s``), because the
-  server promises that it did not act on them; any other failure of a write is the caller's to look at again.
+* 429 and 503 with ``Retry-After`` are retried after that time (bounded by ``ClientLimits.retry_s``), because the server
+  guarantees that it did not act on them; any other failure of a write is left to the caller, which must read the
+  object again.
 * A broken connection is retried for reads only. A write whose answer was lost may have happened.
 * ``resourceVersion`` inside a body or a ``Preconditions`` on a delete make a write conditional.
-* Tokens in files are read again as they rotate.
+* Tokens in files are read again as they rotate. An exec plug-in runs again when its credential expires, and when the
+  server answers 401: it has not acted then, so the call is repeated once.
 
-``guard`` is called before every write, in time order with it, and may raise: the operator's lease fence.
+``guard`` is called immediately before every write; the operator uses it as its lease fence. It may raise, and it
+returns for how many seconds the write may last at most; nothing of it is sent later.
 """
 
 from __future__ import annotations
@@ -24,7 +27,15 @@ from typing import Any
 
 import aiohttp
 
-from busbar.kube.errors import ApiError, ConnectionFailed, TooManyRequests, api_error
+from busbar.kube.errors import (
+    ApiError,
+    ConfigError,
+    ConnectionFailed,
+    TooManyRequests,
+    Unauthorized,
+    api_error,
+)
+from busbar.kube.exec_plugin import Credential
 from busbar.kube.login import Login
 from busbar.kube.resources import Resource
 
@@ -39,19 +50,19 @@ _NETWORK_ERRORS = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError, O
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much of the API server one process may use."""
+class ClientLimits:
+    """ClientLimits on one process's use of the API server."""
 
-    connections: int = 32  # sockets, watches excluded: each watch holds one more
+    connections: int = 32  # sockets, without those of watches: each watch has one more
     request_s: float = 15.0  # one call, connection included
     connect_s: float = 5.0
     retry_s: float = 30.0  # total time spent on Retry-After before TooManyRequests is raised
-    read_retries: int = 3  # broken connections of a GET
+    read_retries: int = 3  # retries of a GET after a broken connection
 
 
 @dataclass(frozen=True)
 class Preconditions:
-    """What must still be true of an object for a delete to happen."""
+    """Conditions on the stored object, without which a delete is refused."""
 
     uid: str | None = None
     resource_version: str | None = None
@@ -65,15 +76,18 @@ class KubeClient:
         login: Login,
         *,
         user_agent: str = "busbar",
-        limits: Limits | None = None,
-        guard: Callable[[], None] | None = None,
+        limits: ClientLimits | None = None,
+        guard: Callable[[], float] | None = None,
     ) -> None:
         self.login = login
-        self.limits = limits or Limits()
+        self.limits = limits or ClientLimits()
         self.guard = guard
         self._agent = user_agent
         self._session: aiohttp.ClientSession | None = None
         self._watching: aiohttp.ClientSession | None = None
+        self._certificate: str | None = None  # the plug-in's, on the open connections
+        self._retired: set[aiohttp.ClientSession] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> KubeClient:
         return self
@@ -82,17 +96,18 @@ class KubeClient:
         await self.close()
 
     async def close(self) -> None:
-        for session in (self._session, self._watching):
+        for session in (self._session, self._watching, *self._retired):
             if session is not None:
                 await session.close()
         self._session = self._watching = None
+        self._retired.clear()
 
     # -- reading ---------------------------------------------------------------------------------------
 
     async def get(
         self, resource: Resource, name: str, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
-        """One object; NotFound when it is not there."""
+        """One object; NotFound when it does not exist."""
         return await self.call("GET", resource.path(namespace, name, subresource))
 
     async def list(
@@ -128,7 +143,7 @@ class KubeClient:
         params: Mapping[str, str],
         inactivity_s: float,
     ) -> AsyncIterator[Object]:
-        """Events ({"type", "object"}) until the server ends the stream; silence raises ConnectionFailed."""
+        """Events ({"type", "object"}) until the server ends the stream; inactivity raises ConnectionFailed."""
         path = resource.path(namespace)
         what = f"watch {path}"
         try:
@@ -152,22 +167,25 @@ class KubeClient:
     async def stream(
         self, path: str, params: Mapping[str, str], *, what: str, inactivity_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that goes on: a socket of its own, no limit on its length, only on its silence.
+        """A streamed answer: a socket of its own, no limit on its duration, only on its inactivity.
 
         Raises:
-            KubeError: the server refuses, does not answer, or breaks off.
+            KubeError: the server refuses, does not answer, or disconnects.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self.limits.connect_s, sock_read=inactivity_s
         )
+        proof = await self._proof(what)
         try:
             async with self._watch_session().get(
                 self.login.server + path,
                 params=params,
-                headers=self._headers(),
+                headers=_headers(self._agent, proof),
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
+                if response.status == 401:
+                    self._refused(proof)
                 if response.status != 200:
                     raise api_error(response.status, await _body(response), what)
                 yield response
@@ -206,7 +224,7 @@ class KubeClient:
         force: bool = False,
         subresource: str | None = None,
     ) -> Object:
-        """Server-side apply; ``force`` only for fields that nobody else may own."""
+        """Server-side apply; use ``force`` only for fields that no other manager may own."""
         meta = body["metadata"]
         path = resource.path(meta.get("namespace"), meta["name"], subresource)
         params = {"fieldManager": manager, "force": "true" if force else "false"}
@@ -234,7 +252,7 @@ class KubeClient:
         propagation: str | None = "Background",
         preconditions: Preconditions | None = None,
     ) -> Object:
-        """DELETE; NotFound when it is gone already, Conflict when a precondition does not hold."""
+        """DELETE; NotFound when it does not exist, Conflict when a precondition fails."""
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if propagation is not None:
             options["propagationPolicy"] = propagation
@@ -245,7 +263,7 @@ class KubeClient:
             options["preconditions"] = {k: v for k, v in held.items() if v is not None}
         return await self.call("DELETE", resource.path(namespace, name), body=options)
 
-    # -- the one way out -------------------------------------------------------------------------------
+    # -- all requests -------------------------------------------------------------------------------
 
     async def call(
         self,
@@ -259,12 +277,18 @@ class KubeClient:
         """One request with the retries described in the module's head; returns the parsed JSON object."""
         what = f"{method} {path}"
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        waited, broken = 0.0, 0
+        waited, broken, renewed = 0.0, 0, False
         while True:
+            proof = await self._proof(what)
+            limit_s = self.limits.request_s
             if method not in _SAFE and self.guard is not None:
-                self.guard()
+                limit_s = min(limit_s, self.guard())
             try:
-                return await self._once(method, path, data, content_type, params, what)
+                return await self._once(method, path, data, content_type, params, what, proof, limit_s)
+            except Unauthorized:
+                if renewed or not self._refused(proof):
+                    raise
+                renewed = True
             except _Later as later:
                 if waited + later.seconds > self.limits.retry_s:
                     raise later.error from None
@@ -284,8 +308,10 @@ class KubeClient:
         content_type: str,
         params: Mapping[str, str] | None,
         what: str,
+        proof: Credential,
+        limit_s: float,
     ) -> Object:
-        headers = self._headers()
+        headers = _headers(self._agent, proof)
         if data is not None:
             headers["Content-Type"] = content_type
         try:
@@ -295,6 +321,7 @@ class KubeClient:
                 data=data,
                 params=params,
                 headers=headers,
+                timeout=aiohttp.ClientTimeout(total=limit_s, sock_connect=self.limits.connect_s),
                 allow_redirects=False,
             ) as response:
                 answer = await _body(response)
@@ -309,12 +336,40 @@ class KubeClient:
             raise _Later(failure, _seconds(retry_after))
         raise failure
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Accept": "application/json", "User-Agent": self._agent}
-        bearer = self.login.bearer()
-        if bearer:
-            headers["Authorization"] = f"Bearer {bearer}"
-        return headers
+    async def _proof(self, what: str) -> Credential:
+        """What to send now; connections are opened anew when the client certificate is another one."""
+        plugin = self.login.plugin
+        try:
+            if plugin is not None and plugin.is_due():
+                proof = await asyncio.to_thread(plugin.current)
+            else:
+                proof = self.login.credential()
+        except (ConfigError, OSError) as error:
+            raise ConnectionFailed(f"{what}: no credential: {error}") from error
+        if plugin is not None and proof.client_cert_pem != self._certificate:
+            self._certificate = proof.client_cert_pem
+            self._retire()
+        return proof
+
+    def _refused(self, proof: Credential) -> bool:
+        """The server answered 401: whether another credential can be had now."""
+        return self.login.plugin is not None and self.login.plugin.refuse(proof)
+
+    def _retire(self) -> None:
+        """Leaves the open connections to the requests on them; watches on them end and begin again."""
+        loop = asyncio.get_running_loop()
+        for session in (self._session, self._watching):
+            if session is not None:
+                self._retired.add(session)
+                loop.call_later(2 * self.limits.request_s, self._close_retired, session)
+        self._session = self._watching = None
+
+    def _close_retired(self, session: aiohttp.ClientSession) -> None:
+        if session in self._retired:
+            self._retired.discard(session)
+            task = asyncio.get_running_loop().create_task(session.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _call_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -329,15 +384,21 @@ class KubeClient:
     def _open(self, connections: int) -> aiohttp.ClientSession:
         context = self.login.ssl_context()
         connector = aiohttp.TCPConnector(limit=connections, ssl=context if context is not None else True)
-        timeout = aiohttp.ClientTimeout(total=self.limits.request_s, sock_connect=self.limits.connect_s)
-        return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+        return aiohttp.ClientSession(connector=connector, trust_env=False, proxy=self.login.proxy_url)
 
 
 class _Later(Exception):
-    """The server asked us to come back; it did not act on the request."""
+    """The server asked for a retry; it did not act on the request."""
 
     def __init__(self, error: ApiError, seconds: float) -> None:
         self.error, self.seconds = error, seconds
+
+
+def _headers(agent: str, proof: Credential) -> dict[str, str]:
+    headers = {"Accept": "application/json", "User-Agent": agent}
+    if proof.token:
+        headers["Authorization"] = f"Bearer {proof.token}"
+    return headers
 
 
 def _seconds(retry_after: str | None) -> float:
@@ -345,7 +406,7 @@ def _seconds(retry_after: str | None) -> float:
         asked = float(retry_after) if retry_after is not None else 1.0
     except ValueError:
         asked = 1.0  # an HTTP date: the API server never sends one
-    # A little jitter on top, so that many callers do not come back in the same instant.
+    # Jitter, so that many callers do not retry at the same time.
     return max(0.0, asked) + random.uniform(0.0, 0.1)
 
 

@@ -1,14 +1,15 @@
-"""What can go wrong when we talk to Kubernetes.
+"""The errors of settings and of the Kubernetes client.
 
+    SettingsError               Settings           environment variables are unknown, missing or wrong
     KubeError                   code
-    ├── ConfigError             KubeConfig         no usable login; what was tried and what to set
+    ├── ConfigError             KubeConfig         no usable login; says what was tried and what to set
     ├── ConnectionFailed        KubeUnreachable    no answer: refused, reset, TLS, time-out
     └── ApiError                KubeApi            an answer that is not 2xx
         ├── BadRequest          KubeBadRequest     400
         ├── Unauthorized        KubeUnauthorized   401
         ├── Forbidden           KubeForbidden      403
         ├── NotFound            KubeNotFound       404
-        ├── Conflict            KubeConflict       409: the object changed, look again
+        ├── Conflict            KubeConflict       409: the object changed, read it again
         │   └── AlreadyExists   KubeAlreadyExists  409 with that reason
         ├── Gone                KubeGone           410: the resourceVersion is too old, list again
         ├── Invalid             KubeInvalid        422: refused by the schema, by a policy or by a test
@@ -16,7 +17,7 @@
         └── ServerError         KubeServer         5xx
 
 ``code`` never changes. A write that ends in ConnectionFailed may or may not have been done: callers are
-level-triggered and look again.
+level-triggered and read the state again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
+class SettingsError(Exception):
+    """The process cannot start as it is configured; the message names each variable and says what to do."""
+
+    code: ClassVar[str] = "Settings"
+
+
 class KubeError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of all errors that this package raises on purpose."""
 
     code: ClassVar[str] = "Kube"
 
@@ -112,7 +119,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def api_error(status: int, body: object, what: str) -> ApiError:
-    """The typed error for an answer: ``body`` is the Status object, or whatever text a proxy sent."""
+    """The typed error for an answer: ``body`` is the Status object, or a proxy's text."""
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     reason = str(fields.get("reason") or "Unknown")
     message = str(fields.get("message") or (body if isinstance(body, str) else "no message"))[:2000]

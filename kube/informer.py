@@ -1,4 +1,4 @@
-"""A cache of one resource, kept current by a watch, holding only the few fields that its caller names.
+"""A cache of one resource, updated by a watch, with only the fields that its caller projects.
 
     list (streamed where served) ──► items ──► watch from there ──► on_change(key, old, new)
           ▲                                        │
@@ -7,11 +7,10 @@
 
 * The first list is streamed (``sendInitialEvents``), so neither side builds the whole list in memory; a
   server without it answers 400 or 422 and we read pages of 500 instead.
-* Bookmarks keep the resourceVersion fresh; a stream that says nothing for ``inactivity_s`` is dropped.
-* ``project`` turns a raw object into what is kept (``managedFields`` is never seen by it). Returning None
-  leaves the object out.
-* After a relist, objects that are no longer there are reported as deleted: nobody misses a deletion.
-* ``observe`` puts the answer of our own write in at once, so that the next decision sees it.
+* Bookmarks keep the resourceVersion recent; a stream without events for ``inactivity_s`` is closed.
+* ``project`` turns a raw object, without ``managedFields``, into the cached value. None leaves the object out.
+* After a relist, objects that no longer exist are reported as deleted, so no deletion is missed.
+* ``observe`` stores the answer to our own write at once, so that the next decision sees it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ INITIAL_END = "k8s.io/initial-events-end"
 
 
 class Key(NamedTuple):
-    """An object's place: namespace is empty for cluster-scoped kinds."""
+    """An object's namespace and name; the namespace is empty for cluster-scoped kinds."""
 
     namespace: str
     name: str
@@ -58,7 +57,7 @@ def version_of(obj: Object) -> int:
 
 
 class Cache(Generic[T]):
-    """The projected objects of one resource by key; whoever feeds it, older news never overwrite newer."""
+    """The projected objects of one resource by key. An older version never overwrites a newer one, from any source."""
 
     def __init__(
         self,
@@ -74,16 +73,16 @@ class Cache(Generic[T]):
         self._tombstones: dict[Key, int] = {}
 
     def observe(self, obj: Object) -> None:
-        """Take in an object from a watch or from the answer to our own write, unless newer is known."""
+        """Store an object from a watch or from the answer to our own write, unless a newer version is stored."""
         if obj.get("kind", self.resource.kind) == self.resource.kind:
             self._put(obj)
 
     def forget(self, key: Key, version: int | None = None) -> None:
-        """Drop an object that is gone; ``version`` is that of its deletion, where known."""
+        """Remove a deleted object; ``version`` is that of its deletion, if known."""
         self._drop(key, self._versions.get(key, 0) if version is None else version)
 
     def replace(self, objects: list[Object], revision: str) -> None:
-        """Take in a complete list made at ``revision``: what it does not hold is gone, unless newer."""
+        """Store a complete list made at ``revision``; objects that it lacks are deleted, unless they are newer."""
         for obj in objects:
             self.observe(obj)
         self._drop_unlisted({key_of(obj) for obj in objects}, revision)
@@ -101,7 +100,7 @@ class Cache(Generic[T]):
         try:
             projected = self._project(obj)
         except Exception:
-            # Somebody's odd object must not end the watch of all others; it is as if it were not there.
+            # An object that cannot be projected must not end the watch; it is treated as absent.
             log.exception("%s %s is left out", self.resource.kind, key)
             projected = None
         old = self.items.get(key)
@@ -118,7 +117,7 @@ class Cache(Generic[T]):
         if version < self._versions.get(key, -1):
             return  # a late deletion of an earlier object with this name
         self._versions.pop(key, None)
-        # Remembered so that a late answer of our own write cannot bring the object back; bounded.
+        # Recorded so that a late answer to our own write cannot restore the object; bounded.
         self._tombstones[key] = version
         while len(self._tombstones) > 1000:
             self._tombstones.pop(next(iter(self._tombstones)))
@@ -128,7 +127,7 @@ class Cache(Generic[T]):
 
 
 class Informer(Cache[T]):
-    """A cache that feeds itself from the API server. Run ``run()`` as a task; wait for ``synced``."""
+    """A cache that lists and watches the API server. Run ``run()`` as a task; wait for ``synced``."""
 
     def __init__(
         self,
@@ -161,11 +160,11 @@ class Informer(Cache[T]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the server last said anything on this watch."""
+        """Seconds since the last data on this watch."""
         return time.monotonic() - self.heard_at
 
     async def run(self) -> None:
-        """List and watch for ever; ends only by cancellation."""
+        """List and watch until cancelled."""
         wait, longest = self._backoff_s
         delay = wait
         while True:
@@ -179,11 +178,21 @@ class Informer(Cache[T]):
                 self._revision = ""
             except (ConnectionFailed, ApiError):
                 if begun and self._revision != begun:
-                    delay = wait  # this watch had worked: what broke it says nothing about the next
+                    delay = wait  # this watch had worked, so the back-off starts again
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(delay * 2, longest)
 
     # -- listing ---------------------------------------------------------------------------------------
+
+    async def relist(self) -> None:
+        """Takes in a complete list beside the watch: afterwards nothing older than this call is missing."""
+        objects, revision = await self._client.list(
+            self.resource,
+            self._namespace,
+            label_selector=self._selectors.get("labelSelector"),
+            field_selector=self._selectors.get("fieldSelector"),
+        )
+        self.replace(objects, revision)
 
     async def _fill(self) -> None:
         self.relists += 1
@@ -260,7 +269,7 @@ class Informer(Cache[T]):
                 self._put(obj)
             self._revision = str(obj["metadata"]["resourceVersion"])
         if not said and time.monotonic() - opened < SHORT_WATCH_S:
-            # A server or proxy that ends each watch at once must not be asked in a tight loop.
+            # Do not reconnect in a tight loop to a server or proxy that ends each watch at once.
             raise ConnectionFailed(f"watch {self.resource.plural}: ended at once and said nothing")
 
 

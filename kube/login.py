@@ -1,53 +1,26 @@
 """How we log in to a cluster: the service account of the pod, or a kubeconfig file.
 
-``find_login()`` tries, in this order: the service account that Kubernetes mounts into a pod, the file that
-``KUBECONFIG`` names, ``~/.kube/config``. A Login is plain data; tokens that live in a file are read again
-when the file changes (the kubelet rotates them every hour), so a long-lived process never holds a dead one.
+``find_login()`` tries, in this order: the service account that Kubernetes mounts into a pod, the files that
+``KUBECONFIG`` names, ``~/.kube/config``. Credentials that change are followed: tokens in files (the kubelet renews them
+every hour), and what exec plug-ins print.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import ssl
-import subprocess
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from busbar.kube.errors import ConfigError
+from busbar.kube.exec_plugin import Credential, ExecPlugin
+from busbar.kube.kubeconfig import Entry, choose, listed, told_to_plugins
+from busbar.kube.token_file import TokenFile
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-
-
-@dataclass
-class TokenFile:
-    """A bearer token in a file that somebody else rotates; looked at again every ``check_s`` seconds."""
-
-    path: Path
-    check_s: float = 10.0
-    _value: str = ""
-    _mtime: float = -1.0
-    _checked: float = -1e9
-
-    def read(self) -> str:
-        now = time.monotonic()
-        if now - self._checked >= self.check_s:
-            self._checked = now
-            try:
-                mtime = self.path.stat().st_mtime
-                if mtime != self._mtime:
-                    self._value, self._mtime = self.path.read_text().strip(), mtime
-            except OSError as error:
-                if not self._value:
-                    raise ConfigError(f"token file {self.path} cannot be read: {error}") from error
-        return self._value
 
 
 @dataclass(frozen=True)
@@ -60,30 +33,67 @@ class Login:
     client_cert_pem: str | None = field(default=None, repr=False)
     client_key_pem: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
-    token_file: TokenFile | None = None
+    token_file: TokenFile | None = None  # goes before token
+    plugin: ExecPlugin | None = None  # goes before token, certificate and key
+    tls_server_name: str | None = None  # the name that the server's certificate must carry, if not its host's
+    proxy_url: str | None = None  # http:// or https://
     namespace: str = "default"
 
-    def bearer(self) -> str | None:
-        """The token to send now, if this login uses one."""
-        return self.token_file.read() if self.token_file is not None else self.token
+    def credential(self) -> Credential:
+        """What to send now. It may run an exec plug-in, which blocks: see ``ExecPlugin.is_due``.
+
+        Raises:
+            OSError: the token's file could never be read.
+            ConfigError: the exec plug-in gives no credential.
+        """
+        if self.plugin is not None:
+            return self.plugin.current()
+        token = self.token_file.read() if self.token_file is not None else self.token
+        return Credential(token, self.client_cert_pem, self.client_key_pem)
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """TLS settings for this login; None for plain http (a proxy on loopback)."""
+        """TLS settings for this login; None for plain http (a proxy on loopback). Raises as ``credential`` does."""
         if self.server.startswith("http://"):
             return None
-        context = ssl.create_default_context(cadata=self.ca_pem)
+        if self.tls_server_name is None:
+            context = ssl.create_default_context(cadata=self.ca_pem)
+        else:
+            context = _ContextForName(self.tls_server_name, self.ca_pem)
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if self.client_cert_pem and self.client_key_pem:
+        proof = self.credential()
+        if proof.client_cert_pem and proof.client_key_pem:
             # OpenSSL loads a chain from files only.
             with tempfile.TemporaryDirectory(prefix="busbar-login-") as folder:
                 cert, key = Path(folder, "cert"), Path(folder, "key")
-                cert.write_text(self.client_cert_pem)
+                cert.write_text(proof.client_cert_pem)
                 key.touch(mode=0o600)
-                key.write_text(self.client_key_pem)
+                key.write_text(proof.client_key_pem)
                 context.load_cert_chain(cert, key)
         return context
+
+
+class _ContextForName(ssl.SSLContext):
+    """Asks for, and checks, one name whatever host is connected to: every HTTP library takes it as it is."""
+
+    _name: str
+
+    def __new__(cls, name: str, ca_pem: str | None) -> _ContextForName:
+        made = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+        made._name = name
+        if ca_pem is not None:
+            made.load_verify_locations(cadata=ca_pem)
+        else:
+            made.load_default_certs()
+        return made
+
+    def __init__(self, name: str, ca_pem: str | None) -> None:
+        super().__init__()
+
+    def wrap_bio(self, *given: Any, **named: Any) -> ssl.SSLObject:
+        """As the base class, under the name of this context."""
+        return super().wrap_bio(*given, **{**named, "server_hostname": self._name})
 
 
 def find_login(environ: Mapping[str, str] | None = None, context: str | None = None) -> Login:
@@ -91,13 +101,13 @@ def find_login(environ: Mapping[str, str] | None = None, context: str | None = N
     env = os.environ if environ is None else environ
     if not context and env.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT / "token").exists():
         return in_cluster(env)
-    path = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else Path.home() / ".kube" / "config"
-    if not path.exists():
+    files = listed(env)
+    if not any(file.exists() for file in files):
         raise ConfigError(
-            f"no cluster to talk to: not in a pod, and {path} does not exist; "
+            f"no cluster to talk to: not in a pod, and {os.pathsep.join(map(str, files))} does not exist; "
             "set KUBECONFIG to your cluster's file"
         )
-    return from_kubeconfig(path, context)
+    return from_kubeconfig(files, context)
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Login:
@@ -114,62 +124,39 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Lo
     )
 
 
-def from_kubeconfig(path: Path, context: str | None = None) -> Login:
-    """The login that a kubeconfig's context describes: certificates, token, token file or exec plug-in."""
-    try:
-        config = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"kubeconfig {path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"kubeconfig {path} is empty or not a mapping")
-    name = context or config.get("current-context")
-    chosen = _named(config, "contexts", "context", name, path)
-    cluster = _named(config, "clusters", "cluster", chosen.get("cluster"), path)
-    user = _named(config, "users", "user", chosen.get("user"), path) if chosen.get("user") else {}
-    token_file = user.get("tokenFile")
-    cert, key = _pem(user, "client-certificate", path), _pem(user, "client-key", path)
-    token = user.get("token")
-    if user.get("exec"):
-        ran = _exec_plugin(user["exec"], path)
-        token = ran.get("token", token)
-        cert, key = ran.get("clientCertificateData", cert), ran.get("clientKeyData", key)
-    return Login(
-        server=str(cluster["server"]).rstrip("/"),
-        ca_pem=_pem(cluster, "certificate-authority", path),
-        insecure=bool(cluster.get("insecure-skip-tls-verify")),
+def from_kubeconfig(files: Path | Sequence[Path], context: str | None = None) -> Login:
+    """The login that a context describes, by default the current one.
+
+    An exec plug-in runs at once, so that one that does not work is reported at the start. As with kubectl it counts
+    only where the entry has no token.
+
+    Raises:
+        ConfigError: no such context, an unreadable file, or something that is not supported.
+    """
+    chosen = choose([files] if isinstance(files, Path) else files, context)
+    cluster, user = chosen.cluster, chosen.user
+    token_file, token = user.path("tokenFile"), user.text("token")
+    cert, key = user.pem("client-certificate"), user.pem("client-key")
+    if (cert is None) != (key is None):
+        raise user.wrong("client-certificate and client-key come together, and one of them is missing")
+    login = Login(
+        server=str(cluster.fields["server"]).rstrip("/"),
+        ca_pem=cluster.pem("certificate-authority"),
+        insecure=bool(cluster.fields.get("insecure-skip-tls-verify")),
         client_cert_pem=cert,
         client_key_pem=key,
         token=token,
-        token_file=TokenFile(path.parent / token_file) if token_file else None,
-        namespace=chosen.get("namespace") or "default",
+        token_file=TokenFile(token_file) if token_file is not None else None,
+        plugin=_plugin(user, cluster) if token is None and token_file is None else None,
+        tls_server_name=cluster.text("tls-server-name"),
+        proxy_url=cluster.text("proxy-url"),
+        namespace=chosen.namespace,
     )
+    if login.plugin is not None:
+        login.plugin.current()
+    return login
 
 
-def _named(
-    config: dict[str, Any], plural: str, singular: str, name: str | None, path: Path
-) -> dict[str, Any]:
-    for entry in config.get(plural) or []:
-        if entry.get("name") == name:
-            return dict(entry.get(singular) or {})
-    raise ConfigError(f"kubeconfig {path}: no entry named {name!r} under {plural}")
-
-
-def _pem(entry: dict[str, Any], key: str, path: Path) -> str | None:
-    if entry.get(f"{key}-data"):
-        return base64.b64decode(entry[f"{key}-data"]).decode()
-    if entry.get(key):
-        return (path.parent / str(entry[key])).read_text()
-    return None
-
-
-def _exec_plugin(spec: dict[str, Any], path: Path) -> dict[str, str]:
-    env = {**os.environ, **{e["name"]: e["value"] for e in spec.get("env") or []}}
-    command = [str(spec["command"]), *map(str, spec.get("args") or [])]
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=True)
-        status = json.loads(done.stdout)["status"]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"kubeconfig {path}: the exec plug-in {command[0]} gave no credential: {error}"
-        ) from error
-    return {str(k): str(v) for k, v in status.items()}
+def _plugin(user: Entry, cluster: Entry) -> ExecPlugin | None:
+    spec = user.fields.get("exec")
+    return ExecPlugin(spec, told_to_plugins(cluster), user.file) if spec else None

@@ -1,4 +1,4 @@
-"""Where each kind lives in the API: group, version, plural. One constant per kind that we touch."""
+"""The API resource of each kind: group, version, plural. One constant per kind that we use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VERSION = "v1alpha1"
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource of the API, enough to build its paths."""
+    """A resource of the API, with the data for its paths."""
 
     group: str  # empty for the core group
     version: str

@@ -1,18 +1,18 @@
-"""Which addresses and ports an instance uses: pure choices over what is taken.
+"""Which addresses and ports an instance uses: pure functions of those already in use.
 
-Every instance gets one private /16, ``10.N.0.0/16``, that overlaps nothing the machine already knows:
+Every instance gets one private /16, ``10.N.0.0/16``, that overlaps no network of the machine:
 
 ===================  ==========================================================================
 ``10.N.0.1``         the machine's end of the veth pair
 ``10.N.0.2``         the instance's end: API server, kubelet, node ports, DNS
-``10.N.4.0/24``      the way out to the internet, with ``--internet``
+``10.N.4.0/24``      the link to the internet, with ``--internet``
 ``10.N.64.0/18``     pods
 ``10.N.128.0/18``    services (``10.N.128.1`` the API server, ``10.N.128.10`` DNS)
-``10.N.192.0/18``    invented addresses of simulated pods; nothing ever dials them
+``10.N.192.0/18``    addresses of simulated pods; no program connects to them
 ===================  ==========================================================================
 
-The machine gets one route for the /16 through the veth, so that pods and services answer from the
-machine too; it vanishes with the veth.
+The machine gets one route for the /16 through the veth, so that pods and services are reachable from the machine; the
+route is removed with the veth.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Addresses:
 
     @property
     def network(self) -> IPv4Network:
-        """Everything the instance uses."""
+        """The instance's whole network."""
         return IPv4Network(self._at("0.0/16"))
 
     @property
@@ -77,17 +77,17 @@ class Addresses:
 
     @property
     def simulated(self) -> str:
-        """Range of simulated pods' invented addresses."""
+        """Range of simulated pods' addresses."""
         return self._at("192.0/18")
 
     @property
     def way_out(self) -> str:
-        """Range of the link through which pods reach the internet, where that was asked for."""
+        """Range of the link through which pods reach the internet, with ``--internet``."""
         return self._at("4.0/24")
 
     @property
     def way_out_dns(self) -> str:
-        """The machine's name servers, seen through that link."""
+        """Address of the machine's name servers on that link."""
         return self._at("4.3")
 
     @property
@@ -102,10 +102,10 @@ class Addresses:
 
 
 def check_name(name: str) -> str:
-    """The name, if it may name an instance.
+    """The name, if it is valid for an instance.
 
     Raises:
-        InstanceError: it may not.
+        InstanceError: it is not.
     """
     if not NAME.fullmatch(name):
         raise InstanceError(
@@ -120,7 +120,7 @@ def choose(name: str, taken: Iterable[IPv4Network]) -> Addresses:
     Raises:
         InstanceError: every candidate overlaps something in ``taken``.
     """
-    used = [network for network in taken if network.prefixlen > 0]  # the default route takes nothing
+    used = [network for network in taken if network.prefixlen > 0]  # the default route occupies no address
     count = LAST - FIRST + 1
     start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % count
     for offset in range(count):
@@ -147,7 +147,7 @@ def choose_port(preferred: int, is_free: Callable[[int], bool], avoid: Iterable[
 
 
 def parse_routes(routes: Iterable[str]) -> list[IPv4Network]:
-    """Networks out of ``ip -4 route`` destinations and interface addresses; others are passed over."""
+    """Networks out of ``ip -4 route`` destinations and interface addresses; other texts are ignored."""
     networks = []
     for route in routes:
         text = "0.0.0.0/0" if route == "default" else route

@@ -1,4 +1,4 @@
-"""The objects that every cluster gets before any chart: DNS, storage, and the rights of our own parts."""
+"""The objects that every cluster gets before any chart: DNS, storage, and the RBAC of our own parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WRITE = [*READ, "create", "patch", "update", "delete"]
 
 
 def objects(instance: Instance) -> list[Object]:
-    """All of them, in an order in which they can be applied."""
+    """The objects, in an order in which they can be applied."""
     return [*_rights(), *_dns(instance), *_storage()]
 
 
@@ -73,7 +73,7 @@ def _binding(name: str, role: str, user: str) -> Object:
 
 
 def _dns(instance: Instance) -> list[Object]:
-    """CoreDNS is a process of the node, not a pod: a service without selector leads to it."""
+    """CoreDNS is a process of the node, not a pod, so a service without selector points to it."""
     ports = [
         {"name": "dns", "port": 53, "protocol": "UDP"},
         {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
@@ -125,7 +125,7 @@ def _storage() -> list[Object]:
                 "name": "local-path",
                 "annotations": {
                     "storageclass.kubernetes.io/is-default-class": "true",
-                    "defaultVolumeType": "local",  # unlike hostPath, it honours the pod's fsGroup
+                    "defaultVolumeType": "local",  # unlike hostPath, `local` applies the pod's fsGroup
                 },
             },
             "provisioner": PROVISIONER,

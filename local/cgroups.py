@@ -1,7 +1,7 @@
 """The instance's cgroups, in version 1 (one tree per controller) and version 2 (one tree).
 
 Below ``busbar.<name>`` lie ``system/<part>`` (our processes, for accounting) and ``kubepods`` (the kubelet's).
-They are the one thing that does not vanish with the namespaces, so ``down`` removes them, also after a crash.
+Unlike everything else they are not removed with the namespaces, so ``down`` removes them, also after a crash.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def controllers(root: Path = ROOT) -> set[str]:
 
 
 def may_have_children(root: Path = ROOT) -> bool:
-    """False where version 2 refuses to hand controllers down: a cgroup that is not the real root holds processes."""
+    """False where version 2 cannot delegate controllers: a cgroup that is not the real root contains processes."""
     if not is_v2(root) or not (root / "cgroup.type").exists():  # the real root has no cgroup.type
         return True
     handed_down = set((root / "cgroup.subtree_control").read_text().split())
@@ -63,9 +63,9 @@ def create(path: str, root: Path = ROOT) -> None:
 
 
 def weigh(path: str, cores: int, root: Path = ROOT) -> None:
-    """Let all pods together weigh as much as two busy processes per core.
+    """Give all pods together the CPU weight of two busy processes per core.
 
-    Without it they would share what one process of the machine gets, however many cores there are.
+    By default they would share the CPU time of one process of the machine, however many cores there are.
     """
     if is_v2(root):
         (root / path / "cpu.weight").write_text(str(min(10_000, 200 * cores)))
@@ -74,7 +74,7 @@ def weigh(path: str, cores: int, root: Path = ROOT) -> None:
 
 
 def enter(path: str, pid: int, root: Path = ROOT) -> None:
-    """Put a process into ``path`` for accounting: the memory tree in version 1, the only one in version 2."""
+    """Put a process into ``path`` for accounting: the memory tree in version 1, the only tree in version 2."""
     folder = (root if is_v2(root) else root / "memory") / path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cgroup.procs").write_text(str(pid))
@@ -91,7 +91,7 @@ def members(path: str, root: Path = ROOT) -> list[int]:
 
 
 def remove(path: str, root: Path = ROOT) -> list[str]:
-    """Remove ``path`` and everything below it in every hierarchy; returns what would not go."""
+    """Remove ``path`` and everything below it in every hierarchy; returns the folders that could not be removed."""
     left = []
     for tree in trees(root):
         for folder, _, _ in os.walk(tree / path, topdown=False):
@@ -121,7 +121,7 @@ def working_set(folder: Path) -> int | None:
 
 
 def memory_folder(path: str, root: Path = ROOT) -> Path:
-    """Where the memory files of ``path`` lie."""
+    """The folder with the memory files of ``path``."""
     return (root if is_v2(root) else root / "memory") / path
 
 

@@ -25,7 +25,7 @@ CAP_SYS_RESOURCE = 24
 
 
 def start(instance: Instance, *, simulate: bool, with_traffic: bool, internet: bool = False) -> Kubectl:
-    """Start it, or bring a running one to the present configuration; returns a kubectl for it.
+    """Start the cluster, or update a running one to the current configuration; returns a kubectl for it.
 
     Raises:
         StartError: a part did not become ready.
@@ -46,7 +46,7 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool, internet: b
         wait_for("the node's registration", lambda: ready(instance, kubectl), NODE_TIMEOUT_S, logs(instance))
         label = "busbar.dev/accelerator=cpu"
         kubectl.run("label", "node", instance.node_name, label, "--overwrite")
-        # The range its pods' addresses come from: the platform dials no address outside its node's range.
+        # The range of its pods' addresses: the platform connects to no pod outside its node's range.
         pods = instance.addresses.pods
         patch = json.dumps({"spec": {"podCIDR": pods, "podCIDRs": [pods]}})
         kubectl.run("patch", "node", instance.node_name, "-p", patch)
@@ -54,7 +54,7 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool, internet: b
 
 
 def supervise(instance: Instance, *, simulate: bool, with_traffic: bool, internet: bool) -> None:
-    """Say which parts are wanted; starts the supervisor, or tells the one that runs."""
+    """Write which parts must run; start the supervisor, or make the running one read it."""
     chosen = parts.spec(instance, simulate=simulate, with_traffic=with_traffic, internet=internet)
     wanted = with_digests(chosen, instance)
     file = instance.folder / "supervisor.json"
@@ -87,12 +87,12 @@ def naming_the_unready(instance: Instance) -> Iterator[None]:
 
 
 def logs(instance: Instance) -> str:
-    """Where the parts write."""
+    """The folder of the parts' logs."""
     return str(instance.folder / "logs")
 
 
 def ready(instance: Instance, kubectl: Kubectl) -> bool:
-    """Whether the real node is Ready, by a heartbeat of this start."""
+    """Whether the real node is Ready, by a heartbeat after this start."""
     found = kubectl.get("nodes", instance.node_name, "--ignore-not-found") if kubectl.answers() else {}
     conditions = found.get("status", {}).get("conditions", [])
     now = running(instance.name)
@@ -140,7 +140,7 @@ def write_configuration(instance: Instance, *, internet: bool) -> None:
 
 
 def state(instance: Instance) -> dict[str, dict[str, object]]:
-    """What the supervisor last said of its parts."""
+    """The supervisor's last state of its parts."""
     try:
         found: dict[str, dict[str, object]] = json.loads((instance.folder / "parts.json").read_text())
     except (OSError, ValueError):

@@ -95,7 +95,7 @@ def down(name: str, purge: bool) -> None:
 @NAME
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Format.")
 def status(name: str, output: str) -> None:
-    """What runs, what it uses, where it is reached and where the logs are.
+    """What runs, what it uses, its addresses and its logs.
 
     Exits with 3 when the instance is not running.
 
@@ -143,6 +143,6 @@ def parse_counts(nodes: tuple[str, ...]) -> dict[str, int]:
 
 
 def fail(command: str, error: Exception) -> NoReturn:
-    """Print the error and leave with 1."""
+    """Print the error and exit with 1."""
     click.echo(f"busbar {command}: {error}", err=True)
     sys.exit(1)

@@ -21,12 +21,12 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Machine:
-    """What the configuration must know of the machine."""
+    """The facts of the machine that the configuration depends on."""
 
     may_lower_oom_score: bool  # CAP_SYS_RESOURCE
     pause_image: str
     base_image: str  # has a shell; makes the folders of volumes
-    reserved_memory_mib: int = 1024  # for the control plane, which runs outside the kubelet's sight
+    reserved_memory_mib: int = 1024  # for the control plane, which is no pod of the kubelet
     internet: bool = False
 
 
@@ -81,7 +81,7 @@ def kubelet(instance: Instance, machine: Machine) -> dict[str, object]:
         "systemReserved": {"memory": f"{machine.reserved_memory_mib}Mi"},
         "podLogsDir": f"{RUN}/podlogs",
         "maxPods": 110,
-        # The disk is the machine's own: never evict or collect because somebody else fills it.
+        # Other programs use the disk too: never evict pods or collect images because it is full.
         "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1Gi", "imagefs.available": "1Gi"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
@@ -92,7 +92,7 @@ def kubelet(instance: Instance, machine: Machine) -> dict[str, object]:
 
 
 def kube_proxy(instance: Instance) -> dict[str, object]:
-    """kube-proxy with nft tables, touching no machine-wide connection-tracking setting."""
+    """kube-proxy with nft tables; it changes no machine-wide connection-tracking setting."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -153,7 +153,7 @@ disabled_plugins = [{plugins}]
 
 
 def registry_hosts() -> str:
-    """Where containerd asks for ``localhost:5000/…``."""
+    """The address of the registry for images named ``localhost:5000/…``."""
     return f"""\
 server = "http://127.0.0.1:{REGISTRY_PORT}"
 
@@ -182,7 +182,7 @@ def cni(instance: Instance) -> dict[str, object]:
 
 
 def corefile(instance: Instance, machine: Machine) -> str:
-    """Cluster names, and the machine's own name servers for the rest where there is a way out."""
+    """Cluster names, and the machine's own name servers for all other names, with ``--internet``."""
     forward = f"    forward . {instance.addresses.way_out_dns}\n" if machine.internet else ""
     return f"""\
 .:53 {{

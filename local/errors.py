@@ -1,4 +1,4 @@
-"""What can go wrong on the one machine.
+"""The errors of the one-machine cluster.
 
 ::
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 
 class LocalError(Exception):
-    """Base of everything that ``busbar up``, ``down`` and ``status`` raise on purpose."""
+    """Base of all errors that ``busbar up``, ``down`` and ``status`` raise on purpose."""
 
     code = "local_error"
 
@@ -39,6 +39,6 @@ class StartError(LocalError):
 
 
 class InstanceError(LocalError):
-    """The instance's name or state does not allow what was asked."""
+    """The instance's name or state does not allow the request."""
 
     code = "instance"

@@ -1,8 +1,8 @@
 """Small TCP forwarders on 127.0.0.1 of the machine, so that a browser reaches the portal.
 
 ``python -m busbar.local.forward 30080=10.64.0.2:30080 …`` listens on each port of 127.0.0.1 and joins every
-connection to the address behind the ``=``.  A target that does not answer closes the connection: the
-platform may simply not be up yet.
+connection to the address behind the ``=``.  If the target does not answer, the connection is closed: the platform may
+still be starting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Install the platform the way everybody does: ``helm upgrade --install`` of the two charts."""
+"""Install the platform as on any cluster: ``helm upgrade --install`` of the two charts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from busbar.local.build import binary
 from busbar.local.errors import StartError
 from busbar.local.images.recipe import package_folder
 from busbar.local.kubectl import Kubectl, Object
+from busbar.local.parts import CLIENTS
 from busbar.local.progress import say, step
 
 NAMESPACE = "busbar-system"
@@ -35,7 +36,7 @@ class Helm:
         """Run helm.
 
         Raises:
-            StartError: it failed; carries what it said.
+            StartError: it failed; contains its error output.
         """
         environment = dict(os.environ)
         if self.kubeconfig is not None:
@@ -89,11 +90,11 @@ def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any], objects: list[
 
 
 def apply_patiently(kubectl: Kubectl, objects: list[Object], pause_s: float = 1.0) -> None:
-    """Apply objects of our kinds, with patience for an API server that has not found those kinds yet.
+    """Apply objects of our kinds; repeat while the API server does not serve those kinds yet.
 
-    It serves a new kind a moment after it has accepted its definition. And where the platform was installed
-    before, its admission policies name our kinds as their parameters: what they guard is refused until an API
-    server that has only just started has found them.
+    It serves a new kind shortly after it has accepted its definition. If the platform was installed before, its
+    admission policies use our kinds as parameters, and an API server that has just started refuses the objects that
+    they guard until it has found those kinds.
 
     Raises:
         StartError: refused for another reason, or still not ready after ``KINDS_PATIENCE_S``.
@@ -109,7 +110,7 @@ def apply_patiently(kubectl: Kubectl, objects: list[Object], pause_s: float = 1.
 
 
 def unlock(kubectl: Kubectl) -> None:
-    """Forget an installation that was interrupted half way: helm would refuse every later one."""
+    """Delete the record of an interrupted installation, because helm would refuse every later one."""
     pending = "owner=helm,status in (pending-install,pending-upgrade,pending-rollback)"
     kubectl.run("-n", NAMESPACE, "delete", "secrets", "-l", pending, "--ignore-not-found")
 
@@ -135,7 +136,7 @@ def roll_out(kubectl: Kubectl, name: str) -> None:
 
 
 def evidence(kubectl: Kubectl, name: str) -> str:
-    """What a person would look at first: the pods and the end of the log."""
+    """The pods and the end of the log, for the error message."""
     looked = []
     for arguments in (
         ("get", "pods", "-o", "wide"),
@@ -152,8 +153,8 @@ def evidence(kubectl: Kubectl, name: str) -> str:
 def local_values(registry: str, tag: str, portal_url: str, gateway_url: str) -> dict[str, Any]:
     """The charts' values for the one-machine cluster.
 
-    Processor requests are weights when the machine is full, and here trainers fill it: with the chart's
-    small defaults the operator would be starved until its liveness probe fails.
+    CPU requests become CPU weights when the machine is full, and here trainers fill it: with the chart's small defaults
+    the operator would get so little CPU time that its liveness probe fails.
     """
 
     def requests(cpu: str) -> dict[str, Any]:
@@ -162,6 +163,7 @@ def local_values(registry: str, tag: str, portal_url: str, gateway_url: str) -> 
     return {
         "image": {"registry": registry, "tag": tag},
         "service": {"type": "NodePort"},
+        "admission": {"podWriters": [CLIENTS["kwok"][0]]},  # it simulates the kubelets of simulated nodes
         "operator": requests("100m"),
         "api": {"publicUrl": portal_url, "publicGatewayUrl": gateway_url, **requests("50m")},
         "gateway": requests("75m"),

@@ -1,8 +1,9 @@
 """One named cluster on this machine: its folder, its addresses, and whether it runs.
 
-``instance.json`` in the folder holds what was chosen once and must stay (addresses, ports): certificates,
-etcd's content and people's bookmarks carry them.  ``running.json`` says which supervisor runs it now; it is
-believed only while that process lives and has the start time written there, because process ids are reused.
+``instance.json`` in the folder holds the settings that are chosen once and must not change (addresses, ports),
+because certificates, etcd's content and people's bookmarks contain them.  ``running.json`` names the supervisor that
+runs it now; it is valid only while that process lives and has the start time written there, because process ids are
+reused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEFAULT_NAME = "busbar"
 
 @dataclass(frozen=True)
 class Instance:
-    """The lasting facts of one instance."""
+    """The permanent settings of one instance."""
 
     name: str
     octet: int
@@ -39,7 +40,7 @@ class Instance:
 
     @property
     def addresses(self) -> Addresses:
-        """Where it is reached."""
+        """Its addresses."""
         return Addresses(self.octet)
 
     @property
@@ -63,7 +64,7 @@ class Instance:
         return self.folder / "kubeconfig"
 
     def save(self) -> None:
-        """Keep it for the next start."""
+        """Store it for the next start."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(self.folder / "instance.json", asdict(self))
 
@@ -113,7 +114,7 @@ def load_or_create(name: str) -> Instance:
 
 
 def machine_networks() -> list[IPv4Network]:
-    """Every IPv4 network the machine has a route to or an address in."""
+    """Every IPv4 network that the machine has a route to or an address in."""
     routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all"))
     links = json.loads(_ip("-j", "-4", "addr", "show"))
     found = [str(route.get("dst", "")) for route in routes if route.get("type") != "broadcast"]
@@ -146,7 +147,7 @@ class Running:
 
 
 def running(name: str) -> Running | None:
-    """The supervisor that runs the instance now, or none."""
+    """The supervisor that runs the instance now, or None."""
     file = folder(name) / "running.json"
     try:
         told = Running(**json.loads(file.read_text()))
@@ -156,7 +157,7 @@ def running(name: str) -> Running | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; none if it is gone or a zombie."""
+    """When a process started, in clock ticks since boot; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""The cluster as this package sees it: the real kubectl with one instance's kubeconfig."""
+"""Calls to the cluster: the real kubectl with one instance's kubeconfig."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Kubectl:
         """Run kubectl; returns its output.
 
         Raises:
-            StartError: it failed; carries what it said.
+            StartError: it failed; contains its error output.
         """
         command = [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig), *arguments]
         try:
@@ -65,7 +65,7 @@ class Kubectl:
 def wait_for(
     what: str, condition: Callable[[], bool], timeout_s: float, look: str, pause_s: float = 0.25
 ) -> None:
-    """Wait until ``condition`` holds.
+    """Wait until ``condition`` is true.
 
     Raises:
         StartError: not in ``timeout_s``; the message names ``what`` and where to ``look``.

@@ -1,7 +1,7 @@
 """The mounts that only an instance sees, made by the supervisor in its own mount namespace.
 
 Our own /proc, /run and writable /var, the machine's folders that we work in, and masks over the kernel settings
-that the kubelet would change.  They go with the namespace, so nothing has to be unmounted.
+that the kubelet would change.  They are removed with the namespace, so nothing has to be unmounted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def private_mounts(binds: Mapping[str, str]) -> None:
     mount, bind = namespaces.mount, namespaces.MS_BIND | namespaces.MS_REC
     mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
     mount("proc", "/proc", "proc")
-    resolvers = os.path.realpath("/etc/resolv.conf")  # may lead into /run
+    resolvers = os.path.realpath("/etc/resolv.conf")  # may be a link into /run
     machine_resolvers = Path(resolvers).read_text() if os.path.exists(resolvers) else ""
     mount("tmpfs", "/run", "tmpfs", options="mode=755,size=1g")
     for source, name in binds.items():
@@ -28,7 +28,7 @@ def private_mounts(binds: Mapping[str, str]) -> None:
         os.makedirs(source, exist_ok=True)
         os.makedirs(target, exist_ok=True)
         mount(source, target, flags=bind)
-    # The kubelet and the CNI plugins keep fixed folders under /var; what they write there stays here.
+    # The kubelet and the CNI plugins use fixed folders under /var; this overlay keeps their files inside the instance.
     for name in ("upper", "work"):
         os.makedirs(f"{RUN}/var/{name}")
     layers = f"lowerdir=/var,upperdir={RUN}/var/upper,workdir={RUN}/var/work"
@@ -37,16 +37,16 @@ def private_mounts(binds: Mapping[str, str]) -> None:
         os.makedirs("/var/run", exist_ok=True)
         mount("/run", "/var/run", flags=bind)
     _mask_settings()
-    Path(RUN, "machine-resolv.conf").write_text(machine_resolvers)  # for the way out, which asks them
+    Path(RUN, "machine-resolv.conf").write_text(machine_resolvers)  # for the internet link
     os.makedirs(os.path.dirname(resolvers), exist_ok=True)
     Path(resolvers).touch()
     mount(f"{RUN}/config/machine-resolv.conf", resolvers, flags=namespaces.MS_BIND)
-    # A peer group of our own, so that mounts that pods share reach the pods and nothing else.
+    # A peer group of our own, so that shared mounts propagate to pods and nowhere else.
     mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_SHARED)
 
 
 def _mask_settings() -> None:
-    """Let the kubelet find the machine-wide settings it insists on, without changing the machine."""
+    """Show the kubelet the machine-wide settings that it requires, without changing the machine."""
     wanted = {
         "vm/overcommit_memory": "1",
         "vm/panic_on_oom": "0",

@@ -1,4 +1,4 @@
-"""The four system calls that give an instance its own view of the machine.
+"""The system calls that give an instance its own namespaces and mounts.
 
 Python 3.12 has ``os.unshare`` and ``os.setns``; 3.11, which Debian 12 brings, does not, and no version has
 ``mount``, so they are called through the C library.
@@ -35,7 +35,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(descriptor: int, flags: int) -> None:
-    """Enter the namespace that an open ``/proc/PID/ns/…`` stands for."""
+    """Enter the namespace of an open ``/proc/PID/ns/…``."""
     _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(flags)), f"setns({flags:#x})")
 
 

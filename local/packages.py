@@ -1,4 +1,4 @@
-"""Debian packages that the cluster needs, installed by the program itself.
+"""Debian packages that the cluster needs; `busbar up` installs them.
 
 None of them starts a service.  ``docker-registry`` would, so it is only unpacked into the cache.
 """
@@ -15,7 +15,7 @@ from busbar.local.errors import BuildError
 from busbar.local.parts import registry_program
 from busbar.local.progress import step
 
-# package → a file it brings
+# package → a file that it installs
 NEEDED = {
     "runc": "/usr/sbin/runc",
     "containernetworking-plugins": "/usr/lib/cni/ptp",
@@ -37,7 +37,7 @@ def missing() -> list[str]:
 
 
 def ensure(extra: tuple[str, ...] = ()) -> None:
-    """Install what is missing, and the ``extra`` programs (packages named like their program).
+    """Install the missing packages, and the ``extra`` programs (packages named like their program).
 
     Raises:
         BuildError: apt-get failed or does not exist.

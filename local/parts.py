@@ -1,4 +1,4 @@
-"""The programs of one instance: what each is called with, and what it waits for.  Pure, but for paths.
+"""The programs of one instance: the arguments of each, and the parts it waits for.  Pure, except for paths.
 
 Everything listens on the instance's own loopback or on its node address; only ``forward`` runs in the
 machine's network, and only on 127.0.0.1.
@@ -55,7 +55,7 @@ def certificates(instance: Instance) -> list[Certificate]:
 
 
 def write_credentials(instance: Instance) -> None:
-    """Make what is missing of keys, certificates and kubeconfigs."""
+    """Make the keys, certificates and kubeconfigs that are missing."""
     authority = Authority(instance.folder / "pki")
     authority.key_pair("service-account")
     for certificate in certificates(instance):
@@ -221,7 +221,8 @@ def _forward(instance: Instance) -> Part:
 
 
 def _way_out(instance: Instance) -> Part:
-    """A way to the internet that changes nothing on the machine: a process that speaks for the instance."""
+    """A link to the internet that changes nothing on the machine: a user-space process forwards the instance's
+    traffic."""
     link = f"slirp4netns --configure --mtu=1500 --disable-host-loopback --cidr={instance.addresses.way_out}"
     # It sees the machine's own resolv.conf; its target, process 1, is the supervisor.
     script = f"mount --bind {RUN}/machine-resolv.conf /etc/resolv.conf && exec {link} 1 {WAY_OUT_DEVICE}"
@@ -230,14 +231,14 @@ def _way_out(instance: Instance) -> Part:
 
 
 def traffic(instance: Instance) -> Part:
-    """The simulated tenants' life; added once the platform's kinds exist."""
+    """The simulated tenants' jobs; added once the platform's kinds exist."""
     image = f"{REGISTRY}/busbar-workloads:simulated"  # never pulled
     argv = [sys.executable, "-m", "busbar.local.traffic", instance.addresses.api_url, PKI, image]
     return Part("traffic", argv, after=["kube-apiserver", "kwok"])
 
 
 def spec(instance: Instance, *, simulate: bool, with_traffic: bool, internet: bool = False) -> Spec:
-    """Everything the supervisor runs for this instance."""
+    """All programs that the supervisor runs for this instance."""
     at, folder = instance.addresses, instance.folder
     parts = [_etcd(), _api_server(instance), *_controllers(), *_node(instance), _forward(instance)]
     if internet:
@@ -260,7 +261,7 @@ def spec(instance: Instance, *, simulate: bool, with_traffic: bool, internet: bo
 
 
 def registry_storage() -> Path:
-    """Image layers, shared by all instances: they can be built again, so they are cache."""
+    """Image layers, shared by all instances. They can be built again, so they are in the cache."""
     return paths.cache() / "images" / "registry"
 
 

@@ -1,4 +1,4 @@
-"""Where things are kept.
+"""The folders of caches and data.
 
 Cache (may be deleted at any time; costs a rebuild): ``${XDG_CACHE_HOME:-~/.cache}/busbar``
 
@@ -9,7 +9,7 @@ Cache (may be deleted at any time; costs a rebuild): ``${XDG_CACHE_HOME:-~/.cach
 Data (people's): ``${XDG_DATA_HOME:-~/.local/share}/busbar/<instance>/``
 
 - ``kubeconfig``, ``pki/``, ``etcd/``, ``volumes/``, ``containerd/``, ``kubelet/``, ``logs/``, ``config/``
-- ``instance.json`` the addresses and ports once chosen, kept over restarts
+- ``instance.json`` the addresses and ports, chosen once and kept over restarts
 - ``running.json`` the supervisor that runs it now, and since when
 """
 

@@ -1,8 +1,8 @@
 """Keys and certificates of one instance: three authorities, and a kubeconfig per program.
 
-``cluster`` signs the API server, the kubelet and every client; ``etcd`` its own two ends; ``front-proxy`` the
-API server's aggregation client.  Everything lies in ``<data>/pki``; what is there, is valid for another
-month and names the right addresses is kept, so that a restart changes nothing.
+``cluster`` signs the API server, the kubelet and every client; ``etcd`` its server and its client; ``front-proxy``
+the API server's aggregation client.  All are in ``<data>/pki``. A certificate that is valid for another month and
+names the right addresses is kept, so that a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RENEW_BEFORE = datetime.timedelta(days=30)
 
 @dataclass(frozen=True)
 class Certificate:
-    """What one certificate says; ``authority`` is the file stem of its signer, empty for an authority."""
+    """The content of one certificate; ``authority`` is the file stem of its signer, empty for an authority."""
 
     file: str
     authority: str
     common_name: str
     organisation: str = ""
-    names: tuple[str, ...] = ()  # DNS names and addresses; makes it a server's
+    names: tuple[str, ...] = ()  # DNS names and addresses; not empty for a server certificate
 
 
 class Authority:
@@ -64,7 +64,7 @@ class Authority:
             self.path(f"{file}.pub").write_bytes(pem)
 
     def ensure(self, wanted: Certificate) -> None:
-        """Make the certificate unless a good one is there."""
+        """Make the certificate unless a valid one exists."""
         if not self._good(wanted):
             self._make(wanted)
 
@@ -88,7 +88,7 @@ class Authority:
         return {str(name.value) for name in extension} == set(wanted.names)
 
     def _belongs(self, found: x509.Certificate, wanted: Certificate) -> bool:
-        """Whether its key is there, and its authority is the one that is there now (a torn one was made anew)."""
+        """Whether its key exists and its authority is the current one (an incomplete authority was made again)."""
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -153,7 +153,7 @@ class Authority:
         self.path(f"{wanted.file}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
     def kubeconfig(self, file: str, url: str, target: Path, name: str) -> None:
-        """Write a kubeconfig that carries the certificate ``file``."""
+        """Write a kubeconfig with the certificate ``file``."""
 
         def embedded(source: str) -> str:
             return base64.b64encode(self.path(source).read_bytes()).decode()

@@ -1,6 +1,6 @@
-"""What the machine must have, looked at before anything is changed.
+"""The requirements on the machine, checked before anything is changed.
 
-``gather`` reads facts; ``complaints`` is pure and says, one sentence each, what is missing.
+``gather`` reads facts; ``complaints`` is pure and returns one sentence for each missing requirement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from busbar.local.packages import NEEDED
 
 GIB = 1024**3
 MEMORY_GIB = 6
-DISK_FIRST_GIB = 30  # programs, images and their layers in the node's store
+DISK_FIRST_GIB = 30  # programs, images, and image layers in containerd's store
 DISK_LATER_GIB = 4
 MACHINES = ("x86_64", "aarch64")
 NETLINK_NETFILTER = 12
@@ -32,7 +32,7 @@ NETLINK_NETFILTER = 12
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found on the machine."""
+    """The facts of the machine."""
 
     system: str
     machine: str
@@ -49,7 +49,7 @@ class Facts:
 
 
 def complaints(facts: Facts) -> list[str]:
-    """One sentence per thing that is missing; empty when all is well."""
+    """One sentence per missing requirement; empty if the machine is suitable."""
     if facts.system != "Linux":
         return [f"a Linux machine is needed, and this is {facts.system}: use a virtual machine"]
     found = []
@@ -80,7 +80,7 @@ def check(name: str) -> None:
     """Refuse a machine that cannot run the instance, before anything is changed.
 
     Raises:
-        PreflightError: with every complaint.
+        PreflightError: with every sentence.
     """
     found = complaints(gather(name))
     if found:
@@ -88,10 +88,10 @@ def check(name: str) -> None:
 
 
 def gather(name: str) -> Facts:
-    """Look at this machine; changes nothing."""
+    """Read the facts of this machine; changes nothing."""
     linux = sys.platform == "linux"
     root = os.geteuid() == 0
-    # With the programs and an earlier form of the images at hand, only thin layers are added.
+    # If the programs and earlier images exist, only small layers are added.
     built = not build.missing() and all(pushed(image.name, "latest") for image in recipe.IMAGES)
     return Facts(
         system=platform.system(),
@@ -160,9 +160,9 @@ def _loadable(module: str) -> bool:
 
 
 def _veth_works() -> bool:
-    """Try it in a namespace that vanishes with the child."""
+    """Try the feature in a namespace that ends with the child process."""
     if not Path(NEEDED["iproute2"]).exists():
-        return True  # cannot be tried before iproute2 is there
+        return True  # cannot be tried before iproute2 is installed
     child = os.fork()
     if child == 0:
         code = 1

@@ -1,8 +1,8 @@
-"""Progress that a person can read: a spinner with a clock on a terminal, plain lines elsewhere.
+"""Progress output: a spinner with a clock on a terminal, plain lines elsewhere.
 
-Every long thing is a *step*: a title, an optional moving detail, and a time at the end.  On a terminal the
+Every long operation is a *step*: a title, an optional changing detail, and a time at the end.  On a terminal the
 line of a running step is redrawn by rich; into a pipe or a log one line is printed at the start, one every
-``HEARTBEAT_S`` while the detail moves, and one at the end.
+``HEARTBEAT_S`` while the detail changes, and one at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEARTBEAT_S = 15.0
 
 
 class Step:
-    """One running step; ``update`` says how far it is."""
+    """One running step; ``update`` shows its progress."""
 
     def __init__(self, title: str, status: Status | None) -> None:
         self.title = title
@@ -73,7 +73,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(title: str) -> Iterator[Step]:
-    """Show one step from its start to its end; a failure is shown as such and passed on."""
+    """Show one step from its start to its end; an exception is shown as a failure and raised again."""
     global _spinning
     console = _terminal()
     spinner: Status | None = None

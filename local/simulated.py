@@ -1,9 +1,8 @@
-"""The simulated part of the machine room: nodes, pools and tenants, as plain objects.
+"""The simulated nodes, pools and tenants, as plain objects.
 
-KWOK answers for the nodes; the *stages* below say how a simulated node and pod live.  A pod on such a node
-runs at once and ends after the seconds in the annotation ``simulation/seconds``; nothing ever dials it.
-Real pods stay away because of the nodes' taint, which only the simulated pools tolerate: the platform needs
-no special case.
+KWOK simulates the nodes' kubelets; the *stages* below define the phases of a simulated node and pod.  A pod on such a
+node runs at once and ends after the seconds in the annotation ``simulation/seconds``; no program connects to it. The
+nodes' taint, which only the simulated pools tolerate, keeps real pods away, so the platform needs no special case.
 """
 
 from __future__ import annotations
@@ -26,18 +25,16 @@ class Model:
     accelerator: str
     nodes: int
     per_node: int
-    product: str  # as NVIDIA's feature discovery labels it
+    product: str  # the label of NVIDIA's feature discovery
     memory_gib: int
     cpu: int
     host_memory_gib: int
     price_per_hour: float
-    link_class: str
-    nvlink_island: int
     tenants: tuple[str, ...]
 
 
 MODELS = (
-    Model("H100", 4, 8, "NVIDIA-H100-80GB-HBM3", 80, 192, 2048, 3.9, "pcie5", 8, ("research", "language")),
+    Model("H100", 4, 8, "NVIDIA-H100-80GB-HBM3", 80, 192, 2048, 3.9, ("research", "language")),
     Model(
         "A100",
         8,
@@ -47,14 +44,12 @@ MODELS = (
         128,
         1024,
         2.1,
-        "pcie4",
-        8,
         ("research", "language", "vision"),
     ),
-    Model("L4", 8, 4, "NVIDIA-L4", 24, 48, 192, 0.7, "pcie4", 1, ("vision", "speech", "language")),
-    Model("V100", 4, 4, "Tesla-V100-SXM2-32GB", 32, 64, 384, 0.9, "pcie3", 4, ("speech", "vision")),
+    Model("L4", 8, 4, "NVIDIA-L4", 24, 48, 192, 0.7, ("vision", "speech", "language")),
+    Model("V100", 4, 4, "Tesla-V100-SXM2-32GB", 32, 64, 384, 0.9, ("speech", "vision")),
 )
-# Simulated tenants: weight, and what they are guaranteed of each accelerator.
+# Simulated tenants: weight, and their guarantee of each accelerator.
 TENANTS: dict[str, tuple[float, dict[str, int]]] = {
     "research": (2.0, {"H100": 16, "A100": 24}),
     "language": (2.0, {"H100": 16, "A100": 16, "L4": 8}),
@@ -64,7 +59,7 @@ TENANTS: dict[str, tuple[float, dict[str, int]]] = {
 
 
 def stages() -> str:
-    """KWOK's configuration: how simulated nodes and pods live (a stream of JSON documents, which is YAML)."""
+    """KWOK's configuration: the stages of simulated nodes and pods (a stream of JSON documents, which is YAML)."""
     return "\n---\n".join(json.dumps(stage, indent=2) for stage in (*_node_stages(), *_pod_stages())) + "\n"
 
 
@@ -230,7 +225,6 @@ def pools() -> list[Object]:
                 "tenants": list(model.tenants),
                 "pricePerHour": model.price_per_hour,
                 "memoryGib": model.memory_gib,
-                "interconnect": {"linkClass": model.link_class, "nvlinkIsland": model.nvlink_island},
             },
         )
         for model in MODELS

@@ -1,4 +1,4 @@
-"""What an instance runs, what it uses and where it is reached."""
+"""The processes of an instance, their resource use, and its addresses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Usage:
 
 
 def collect(instance: Instance) -> dict[str, Any]:
-    """Everything ``busbar status`` tells, ready for JSON."""
+    """All output of ``busbar status``, ready for JSON."""
     found = running(instance.name)
     facts: dict[str, Any] = {
         "name": instance.name,
@@ -61,12 +61,12 @@ def collect(instance: Instance) -> dict[str, Any]:
 
 
 def portal_url(instance: Instance) -> str:
-    """Where a browser finds the portal."""
+    """The portal's URL for a browser."""
     return f"http://127.0.0.1:{instance.portal_port}"
 
 
 def gateway_url(instance: Instance) -> str:
-    """Where an OpenAI client finds the models (with /v1 behind it)."""
+    """The gateway's URL for an OpenAI client, without the suffix /v1."""
     return f"http://127.0.0.1:{instance.gateway_port}"
 
 
@@ -143,7 +143,7 @@ def pod_folders(instance: Instance) -> dict[str, Path]:
 
 
 def render(facts: dict[str, Any]) -> str:
-    """The same for people."""
+    """The same as text."""
     state = (
         f"running since {facts['startedAt']}" if facts["running"] else "not running (`busbar up` starts it)"
     )

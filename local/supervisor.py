@@ -1,13 +1,13 @@
-"""The process that an instance consists of: PID 1 of its own process, mount and network namespaces.
+"""The supervisor of an instance: PID 1 of its own process, mount and network namespaces.
 
 ``launch`` starts it detached.  It makes the namespaces, a veth pair to the machine and a few private mounts,
-then keeps the parts named in ``supervisor.json`` running: each starts when the parts it comes ``after`` are
-ready, is restarted with growing pauses when it dies, and writes its own log.  SIGHUP reads the file again
-(new parts start, changed ones restart, missing ones stop); SIGTERM stops everything in order.
+then keeps the parts named in ``supervisor.json`` running: each starts when the parts in its ``after`` are ready, is
+restarted with a growing back-off when it dies, and writes its own log.  SIGHUP reads the file again (new parts start,
+changed ones restart, missing ones stop); SIGTERM stops everything in order.
 
-Why namespaces: when this process ends, in whatever way, the kernel ends every process in the PID namespace,
-and with the last of them the mounts, the network devices, the nft tables and the network settings are gone.
-Two instances never see each other, and only cgroups are left for ``down`` to remove.
+Why namespaces: when this process ends, in whatever way, the kernel ends every process in the PID namespace, and then
+removes the mounts, network devices, nft tables and network settings of the namespaces. Two instances do not affect
+each other, and only cgroups are left for ``down`` to remove.
 
 It imports nothing outside the standard library and this folder, and has one thread.
 """
@@ -34,8 +34,8 @@ from busbar.local.mounts import private_mounts
 TICK_S = 0.25
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-STEADY_AFTER_S = 30.0  # a part that lived this long starts again without a pause
-STOP_S = 8.0  # what a part, or all pods together, get between SIGTERM and SIGKILL
+STEADY_AFTER_S = 30.0  # a part that ran this long is restarted without a back-off
+STOP_S = 8.0  # time between SIGTERM and SIGKILL, for a part or for all pods together
 LOG_LIMIT = 32 * 1024 * 1024
 WAY_OUT_DEVICE = "out0"
 MASQUERADE = f"""
@@ -57,13 +57,13 @@ class Part:
     env: dict[str, str] = field(default_factory=dict)
     after: list[str] = field(default_factory=list)
     ready: str = ""  # "tcp:host:port" or "unix:/path"; empty: ready once started
-    digest: str = ""  # of its configuration files: when it changes, the part is restarted
-    host_network: bool = False  # runs in the machine's network, e.g. what listens on 127.0.0.1 for people
+    digest: str = ""  # digest of its configuration files: when it changes, the part is restarted
+    host_network: bool = False  # runs in the machine's network namespace, to listen on 127.0.0.1
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What one supervisor runs; the content of ``supervisor.json``."""
+    """The parts that one supervisor runs; the content of ``supervisor.json``."""
 
     name: str
     folder: str
@@ -88,7 +88,7 @@ class Spec:
 
 @dataclass
 class Child:
-    """A part and its present process."""
+    """A part and its current process."""
 
     part: Part
     process: subprocess.Popen[bytes] | None = None
@@ -116,7 +116,7 @@ def launch(folder: Path) -> int:
 
 
 def main() -> int:
-    """Make the PID and mount namespaces, fork the supervisor into them and tell its process id."""
+    """Make the PID and mount namespaces, fork the supervisor into them and report its process id."""
     folder = Path(sys.argv[1])
     namespaces.unshare(namespaces.CLONE_NEWPID | namespaces.CLONE_NEWNS | namespaces.CLONE_NEWIPC)
     gate_read, gate_write = os.pipe()
@@ -128,7 +128,7 @@ def main() -> int:
         print(pid, flush=True)
         os.write(gate_write, b"x")
         return 0
-    os.read(gate_read, 1)  # running.json is written: from here on `down` can find us
+    os.read(gate_read, 1)  # running.json is written: from now on `down` can find this process
     os.close(gate_read)
     os.close(gate_write)
     null = os.open(os.devnull, os.O_RDWR)
@@ -204,7 +204,7 @@ class Supervisor:
         for command in here:
             self.ip(command)
         self.ip(f"route add {spec.network} via {spec.node_address} dev {spec.host_device}", host=True)
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # of this namespace only
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # a setting of this namespace only
         subprocess.run(["nft", "-f", "-"], input=MASQUERADE, text=True, check=True, stdout=sys.stderr)
 
     def ip(self, command: str, host: bool = False) -> None:
@@ -213,13 +213,13 @@ class Supervisor:
         subprocess.run(["ip", *command.split()], check=True, stdout=sys.stderr, preexec_fn=before)
 
     def enter_host_network(self) -> None:
-        """In a child: go back to the machine's network."""
+        """In a child process: return to the machine's network namespace."""
         namespaces.setns(self.host_net, namespaces.CLONE_NEWNET)
 
     # -- parts -------------------------------------------------------------------------------------
 
     def adopt(self, spec: Spec) -> None:
-        """Make the running parts those of ``spec``."""
+        """Start, restart and stop parts so that those of ``spec`` run."""
         self.spec = spec
         wanted = {part.name: part for part in spec.parts}
         for name, child in list(self.children.items()):
@@ -230,7 +230,7 @@ class Supervisor:
             self.children.setdefault(name, Child(part))
 
     def tick(self) -> None:
-        """Reap, start what may start, look who became ready, and publish the state."""
+        """Reap dead children, start the parts that may start, check which became ready, and publish the state."""
         self.reap()
         now = time.monotonic()
         for child in self.children.values():
@@ -274,7 +274,7 @@ class Supervisor:
                 child.not_before = now + LONGEST_PAUSE_S
                 return
         child.started, child.ready = now, False
-        with suppress(OSError):  # it may be gone already
+        with suppress(OSError):  # it may have ended already
             cgroups.enter(f"{self.spec.cgroup}/system/{part.name}", child.process.pid)
 
     def reap(self) -> None:
@@ -292,7 +292,7 @@ class Supervisor:
                 self.buried(child, os.waitstatus_to_exitcode(status))
 
     def buried(self, child: Child, code: int) -> None:
-        """Note a part's death and when it may start again."""
+        """Record a part's end and when it may start again."""
         assert child.process is not None
         child.process.returncode = code
         child.process, child.ready = None, False
@@ -320,7 +320,7 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------------
 
     def stop(self, *names: str) -> None:
-        """SIGTERM to these parts together, wait, SIGKILL to who is left, and forget them."""
+        """Send SIGTERM to these parts together, wait, send SIGKILL to those that still run, and drop them."""
         children = [self.children[name] for name in names if name in self.children]
         for sent in (signal.SIGTERM, signal.SIGKILL):
             for child in children:
@@ -345,7 +345,7 @@ class Supervisor:
         log("stopped")
 
     def stop_pods(self) -> None:
-        """Give the pods' processes a moment to save what they hold."""
+        """Give the pods' processes time to save their state."""
         pods = f"{self.spec.cgroup}/kubepods"
         for pid in cgroups.members(pods):
             with suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
-"""Stop an instance and remove what it made on the machine, also when its supervisor is long gone.
+"""Stop an instance and remove everything that it made on the machine, also when its supervisor has ended.
 
-Ending the supervisor ends everything inside its namespaces.  What can be left on the machine, and is looked
-for here whatever the state files say: the supervisor itself (after a crash of ``up``), its cgroups, and the
-machine's end of the veth while the kernel still takes the namespaces apart.
+Ending the supervisor ends everything inside its namespaces.  These may be left on the machine and are searched for
+here, whatever the state files say: the supervisor itself (after a crash of ``up``), its cgroups, and the machine's
+end of the veth while the kernel is still removing the namespaces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GONE_TIMEOUT_S = 20.0
 
 
 def down(name: str, *, purge: bool) -> None:
-    """Stop and clean up the instance; with ``purge`` delete its data too.  Harmless when nothing runs.
+    """Stop and clean up the instance; with ``purge`` delete its data too.  Has no effect when nothing runs.
 
     Raises:
         InstanceError: something could not be removed; the message lists it.
@@ -34,7 +34,7 @@ def down(name: str, *, purge: bool) -> None:
     if instance is None:
         say(f"no instance called {name!r} was started here")
         return
-    # An `up` that is still at work would start again what is stopped here.
+    # An `up` that is still running would restart the parts that are stopped here.
     with build.locked(instance.folder / ".lock", f"another `busbar up` or `down` of {name}"):
         _down(instance, purge=purge)
 
@@ -56,7 +56,7 @@ def _down(instance: Instance, *, purge: bool) -> None:
 
 
 def stop(instance: Instance) -> None:
-    """End the supervisor: politely first."""
+    """End the supervisor: SIGTERM first."""
     found = running(instance.name)
     if found is not None:
         for sent, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, GONE_TIMEOUT_S)):
@@ -70,7 +70,7 @@ def stop(instance: Instance) -> None:
 
 
 def sweep(instance: Instance) -> list[str]:
-    """Remove what outlived the supervisor; returns what would not go."""
+    """Remove what the supervisor left; returns what could not be removed."""
     deadline = time.monotonic() + GONE_TIMEOUT_S
     while True:
         for pid in sorted({*strays(instance), *cgroups.members(instance.cgroup)}):
@@ -88,7 +88,7 @@ def sweep(instance: Instance) -> list[str]:
 
 
 def strays(instance: Instance) -> list[int]:
-    """Supervisors of this instance that no state file knows, found by their command line."""
+    """Supervisors of this instance that no state file names, found by their command line."""
     marker = f"busbar.local.supervisor\0{instance.folder}\0".encode()
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,9 +1,9 @@
-"""The simulated tenants' life: jobs that come, wait, run for a while on simulated nodes, and go.
+"""The simulated tenants' jobs: they are submitted, wait, run for some time on simulated nodes, and end.
 
 ``python -m busbar.local.traffic URL PKI_FOLDER IMAGE`` runs as one of the instance's parts, with rights on
-TrainingJobs only.  Jobs bring their own image (which no simulated node ever pulls) and the annotation that
-tells KWOK when they end.  They arrive a little faster than the pools can take them, so that there is always a
-short queue, some borrowing and a mixed pool to look at.
+TrainingJobs only.  Jobs use an image of their own (which no simulated node pulls) and the annotation that tells KWOK
+when they end.  New ones are made as jobs end, so that between three and eight always wait: the pools are full, and
+the queue shows reasons and forecasts.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ import random
 import ssl
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from busbar.local.simulated import DURATION, MODELS, TENANTS, namespace
 
-ARRIVAL_S = 7.0  # mean pause between two jobs
-ALIVE_LIMIT = 90  # never more unfinished jobs than this
+PAUSE_S = 4.0  # mean pause between two checks of the queue
+WAITING_LEAST, WAITING_MOST = 3, 8  # length of the queue while the simulated tenants are active
+REFILL = 6  # a queue that is too short is filled up to this length
+ALIVE_LIMIT = 120  # upper limit on unfinished jobs
+WAITING = ("", "Pending", "Queued")  # phases of a job that is not placed yet
 KEEP_FINISHED_S = 180
 NAMES = ("pretrain", "finetune", "distill", "ablation", "eval", "sweep", "align", "caption", "rerank")
 API = "/apis/busbar.dev/v1alpha1"
 
 
 class Client:
-    """Just enough of an API client: JSON over mutual TLS."""
+    """A minimal API client: JSON over mutual TLS."""
 
     def __init__(self, url: str, pki: Path) -> None:
         self.host = urlsplit(url).netloc
@@ -39,7 +43,7 @@ class Client:
         """One request.
 
         Raises:
-            OSError: the server is away or refused.
+            OSError: the server is unreachable or refused the request.
         """
         connection = http.client.HTTPSConnection(self.host, context=self.tls, timeout=20)
         try:
@@ -63,11 +67,14 @@ def draw(chance: random.Random, number: int, image: str) -> dict[str, Any]:
     allowed = [model for model in MODELS if tenant in model.tenants]
     first = chance.choice(allowed)
     accelerators = [first.accelerator]
-    if chance.random() < 0.5:  # half of the jobs do not mind where they run
+    if chance.random() < 0.5:  # half of the jobs accept any accelerator
         accelerators = [model.accelerator for model in allowed]
-    smallest = min(model.per_node for model in allowed if model.accelerator in accelerators)
+    usable = [model for model in allowed if model.accelerator in accelerators]
+    smallest = min(model.per_node for model in usable)
     per_pod = chance.choice([size for size in (1, 1, 2, 4, 4, 8) if size <= smallest])
-    pods = chance.choice((1, 1, 1, 1, 2, 2, 4)) if per_pod == smallest else 1
+    # A gang of more than half of a pool's nodes would wait for most of the demo and occupy the queue.
+    most = max(1, min(model.nodes for model in usable) // 2)
+    pods = min(most, chance.choice((1, 1, 1, 1, 2, 2, 4))) if per_pod == smallest else 1
     seconds = int(chance.lognormvariate(5.2, 0.6))  # median three minutes
     return {
         "apiVersion": "busbar.dev/v1alpha1",
@@ -87,36 +94,49 @@ def draw(chance: random.Random, number: int, image: str) -> dict[str, Any]:
     }
 
 
-def alive(client: Client) -> int:
-    """Unfinished jobs of the simulated tenants."""
-    count = 0
+@dataclass(frozen=True)
+class Load:
+    """Jobs of the simulated tenants that have not ended, and how many of these are not placed yet."""
+
+    unfinished: int
+    waiting: int
+
+
+def load(client: Client) -> Load:
+    """The current load; a job whose status was not written yet counts as waiting."""
+    phases: list[str] = []
     for tenant in TENANTS:
-        items = client.call("GET", f"{API}/namespaces/{namespace(tenant)}/trainingjobs?resourceVersion=0")[
-            "items"
-        ]
-        count += sum(item.get("status", {}).get("phase") not in ("Succeeded", "Failed") for item in items)
-    return count
+        path = f"{API}/namespaces/{namespace(tenant)}/trainingjobs?resourceVersion=0"
+        items = client.call("GET", path)["items"]
+        phases += [item.get("status", {}).get("phase") or "" for item in items]
+    unfinished = [phase for phase in phases if phase not in ("Succeeded", "Failed")]
+    return Load(len(unfinished), sum(phase in WAITING for phase in unfinished))
+
+
+def arrivals(now: Load) -> int:
+    """How many jobs to submit now: a short queue is filled up, a long one gets none, any other gets one more."""
+    room = max(0, ALIVE_LIMIT - now.unfinished)
+    if now.waiting < WAITING_LEAST:
+        return min(room, REFILL - now.waiting)
+    return min(room, 1 if now.waiting < WAITING_MOST else 0)
 
 
 def main() -> int:
-    """Make jobs until stopped."""
+    """Submit jobs until stopped."""
     url, pki, image = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     client = Client(url, pki)
     chance = random.Random(int(time.time()))
     number = int(time.time()) % 100_000
     while True:
         try:
-            unfinished = alive(client)
-            # The first minute fills the pools; then jobs come as they end.
-            burst = 6 if unfinished < 24 else 1
-            for _ in range(burst if unfinished < ALIVE_LIMIT else 0):
+            for _ in range(arrivals(load(client))):
                 number += 1
                 job = draw(chance, number, image)
                 client.call("POST", f"{API}/namespaces/{job['metadata']['namespace']}/trainingjobs", job)
         except OSError as error:
             print(error, file=sys.stderr, flush=True)
             time.sleep(5)
-        time.sleep(chance.expovariate(1 / ARRIVAL_S))
+        time.sleep(chance.expovariate(1 / PAUSE_S))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``busbar up`` as prose: look, install, compile and build, start, install the charts, fill."""
+"""``busbar up``: preflight check, packages, compile and build, start, install the charts, simulated tenants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from busbar.local.progress import say, step
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the caller asked for."""
+    """The options of the command."""
 
     name: str
     build_only: bool = False
@@ -32,10 +32,10 @@ class Wishes:
 
 
 def up(wishes: Wishes) -> Instance | None:
-    """Everything; safe to repeat.  None with ``build_only``.
+    """Run all steps; safe to repeat.  Returns None with ``build_only``.
 
     Raises:
-        LocalError: with what to do about it.
+        LocalError: a step failed; the message says what to do.
     """
     preflight.check(wishes.name)
     packages.ensure(("slirp4netns",) if wishes.internet else ())
@@ -49,7 +49,7 @@ def up(wishes: Wishes) -> Instance | None:
 
 
 def prepare() -> str:
-    """Compile (processor-bound) beside building images (disk-bound); returns the images' tag."""
+    """Compile (CPU-bound) while building images (disk-bound); returns the images' tag."""
     with ThreadPoolExecutor(2) as pool:
         compiling = pool.submit(build.build_all)
         building = pool.submit(builder.build_images)
@@ -82,13 +82,13 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
 
 
 def make_nodes(kubectl: Kubectl, counts: dict[str, int], *, fresh: bool) -> None:
-    """Exactly the simulated nodes that were asked for; after a ``fresh`` start they are taken over at once."""
+    """Make exactly the requested simulated nodes; after a ``fresh`` start KWOK takes them over at once."""
     wanted = simulated.nodes(counts)
     with step(f"{len(wanted)} simulated nodes"):
         names = {node["metadata"]["name"] for node in wanted}
         present = {item["metadata"]["name"] for item in kubectl.get("nodes", "-l", "type=kwok")["items"]}
         kubectl.apply(wanted)
-        if fresh and present:  # KWOK would wait for the leases of the one before it to run out
+        if fresh and present:  # otherwise KWOK would wait until the leases of its predecessor expire
             kubectl.run("-n", "kube-node-lease", "delete", "leases", "--ignore-not-found", *sorted(present))
         if present - names:
             kubectl.run("delete", "nodes", "--wait=false", *sorted(present - names))

@@ -1,10 +1,14 @@
-"""The operator put together: what feeds what, in which order it starts, and what ends it.
+"""The operator's parts, connected: the order in which they start, who is notified, and what ends the process.
 
-    lease ─► lists ─► informers synced ─► Kopf, workers, rounds, poller, demand, events, server ─► (lease lost) end
+    lease ─► lists ─► informers synced ─► Kopf, workers, rounds, poller, demand, events, server
+                                             ▲                            │ lease lost: no writes, no rounds
+                                             └── lists, if a new term ◄───┘ until it is held again
 
-Nothing is written before the lease is held, and nothing is planned before every kind was seen once: a plan on half
-of the objects would give away what the other half holds. Losing the lease, or the end of any task, ends the
-process; Kubernetes starts it again, and everything it needs to go on stands in the objects.
+Nothing is written before the lease is held. Nothing is planned before every kind has been listed once: a plan on half
+of the objects would assign devices that the other half holds. A lost lease stops writes and rounds until it is held
+again. Where another process may have held it in between, what was decided before is given up, and every kind is
+listed again first. If a task ends by a fault, the process ends; Kubernetes starts it again, and it reads everything
+that it needs from the objects.
 """
 
 from __future__ import annotations
@@ -14,45 +18,48 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
-from busbar.kube.client import KubeClient, Limits, Object
-from busbar.kube.contracts.forecast import ForecastAnswer
+from busbar.kube.client import ClientLimits, KubeClient, Object
 from busbar.kube.errors import ApiError, ConnectionFailed
-from busbar.kube.informer import Key, key_of, version_of
+from busbar.kube.informer import Cache, Informer, Key, key_of, version_of
 from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.kube.types import TrainingJob
-from busbar.operator.actions import Ask
-from busbar.operator.controller import Controller, Item, utc_now
-from busbar.operator.demand import DemandReader
-from busbar.operator.errors import Fenced
-from busbar.operator.events import EventQueue, Notice
-from busbar.operator.forecasts import Forecasts
+from busbar.operator.forecasts.forecaster import Forecaster
+from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.handlers import Handlers
-from busbar.operator.lease import LeaseKeeper
 from busbar.operator.metrics import Metrics
-from busbar.operator.past import Past
-from busbar.operator.pods import Pod
-from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING
-from busbar.operator.prober import Prober
-from busbar.operator.rounds import Rounds, matters, policy_of
-from busbar.operator.routes import build_routes
-from busbar.operator.server import Draft, RoutesFeed, Server
+from busbar.operator.pods.manifests import KIND_SERVICE
+from busbar.operator.pods.orphans import OWNERS, Reaper
+from busbar.operator.pods.prober import Prober
+from busbar.operator.previews.worker import Previews
+from busbar.operator.queue.controller import Controller, Item, utc_now
+from busbar.operator.scheduling.rounds import Rounds, matters, policy_of
+from busbar.operator.scheduling.snapshot import ClusterObjects, build
+from busbar.operator.server import RoutesFeed, Server
+from busbar.operator.serving.demand import DemandReader
+from busbar.operator.serving.routes import build_routes
 from busbar.operator.settings import Settings
-from busbar.operator.shell import KINDS, Shell
-from busbar.operator.snapshot import DRAFT, Seen, build
-from busbar.operator.world import World, tenant_of_namespace
-from busbar.operator.writer import Writer
+from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.kopf_shell import KINDS, KopfShell
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.actions import PostToPod
+from busbar.operator.write.events import EventQueue, Notice
+from busbar.operator.write.lanes import Lanes
+from busbar.operator.write.lease import Fence
+from busbar.operator.write.lease_thread import LeaseThread
+from busbar.operator.write.writer import Writer
 from busbar.scheduler import Policy, Snapshot
 
 log = logging.getLogger(__name__)
 
-OWNER_KIND = {KIND_TRAINING: "TrainingJob", KIND_SERVICE: "ModelService"}
+OWNER_KIND = {label: resource.kind for label, resource in OWNERS.items()}
 TASK_END_S = 5.0
-# Kopf lists our kinds a moment after we did, and never tells of what was deleted in between.
+# Kopf lists our kinds shortly after we did, and does not report objects that were deleted in between.
 EARLY_RESYNCS_S = (2.0, 8.0, 30.0)
+LIST_AGAIN_S = 1.0
+"""Pause after a list that failed, while nothing can be planned without it."""
 
 
 class Operator:
@@ -63,41 +70,58 @@ class Operator:
         login: Login,
         settings: Settings,
         policy: Policy | None = None,
-        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
-        self._on_lost = (
-            on_lost  # told before the tasks are ended: the process must go, even if one of them hangs
-        )
         self.metrics = Metrics()
-        limits = Limits(connections=settings.connections)
+        limits = ClientLimits(connections=settings.connections)
         self._plain = KubeClient(login, user_agent="busbar-operator", limits=limits)
-        self.lease = LeaseKeeper(
-            self._plain, settings.namespace, settings.lease_name, settings.identity, settings.lease_duration_s
-        )
-        self.client = KubeClient(login, user_agent="busbar-operator", limits=limits, guard=self._fence)
-        self.world = World(self._plain, self._changed, inactivity_s=settings.watch_inactivity_s)
+        self.lease = LeaseThread(login, settings)
+        self.fence = Fence(lambda: self.lease.hold)
+        self.client = KubeClient(login, user_agent="busbar-operator", limits=limits, guard=self.fence.check)
+        self.caches = Caches(self._plain, self._changed, inactivity_s=settings.watch_inactivity_s)
         self.controller = Controller(self.metrics, workers=settings.writers)
         policy = policy or policy_of(settings)
-        self.rounds = Rounds(self.world, self.controller, settings, self.metrics, policy)
-        self.past = Past()
-        self.forecasts = Forecasts(self.world, self.rounds, self.past, settings, self.metrics, policy)
+        self.rounds = Rounds(self.caches, self.controller, settings, self.metrics, policy)
+        self.job_history = JobHistory()
+        self.forecaster = Forecaster(
+            self.caches, self.rounds, self.job_history, settings, self.metrics, policy
+        )
+        self.previews = Previews(
+            lambda: ClusterObjects.of(self.caches), lambda: self.rounds.outcome,
+            self.forecaster, policy, settings.forecast_draft_s,
+        )  # fmt: skip
         self.prober = Prober(
-            settings, self.metrics, self.world.pods.items.values,
-            lambda name: self.world.nodes.items.get(Key("", name)), self._pod_spoke, self._pod_refused,
+            settings, self.metrics, self.caches.pods.items.values,
+            lambda name: self.caches.nodes.items.get(Key("", name)), self._pod_answered, self._pod_refused,
         )  # fmt: skip
         self.demand = DemandReader(settings, lambda key: self.controller.add("ModelService", key))
+        self.lanes = Lanes(settings.connections)
         self.events = EventQueue(
             self.client, self.metrics, instance=settings.identity,
-            per_s=settings.events_per_s, burst=settings.events_burst, busy=lambda: self.writer.busy > 0,
+            per_s=settings.events_per_s, burst=settings.events_burst, lanes=self.lanes,
         )  # fmt: skip
-        self.writer = Writer(self.client, self.metrics, self.events, self.world.by_kind(), self._ask)
-        self.handlers = Handlers(
-            self.world, self.writer, self.controller, self.rounds, self.prober, self.demand, settings
+        self.writer = Writer(
+            self.client, self.metrics, self.events, self.caches.by_kind(), self._post_to_pod, self.lanes
         )
+        self.reaper = Reaper(self.caches, self.writer, self._plain.get, settings)
+        self.handlers = Handlers(
+            self.caches,
+            self.writer,
+            self.controller,
+            self.rounds,
+            self.prober,
+            self.demand,
+            settings,
+            self.reaper,
+        )
+        self.rounds.after = self._after_round
         self.feed = RoutesFeed(
             lambda revision: build_routes(
-                self.world, settings.workload_key, revision, [r for r in settings.pod_cidrs.split(",") if r]
+                self.caches,
+                settings.workload_key,
+                revision,
+                [r for r in settings.pod_cidrs.split(",") if r],
+                self.prober.serving,
             )
         )
         self.server = Server(
@@ -106,11 +130,11 @@ class Operator:
             self.metrics,
             self.feed,
             self.snapshot,
-            self.forecast,
+            self.previews.of,
             self.problems,
             lambda: self.synced,
         )
-        self.shell = Shell(login, settings, self._kopf_event)
+        self.shell = KopfShell(login, settings, self._kopf_event)
         self.synced = False
         self._routes_dirty = asyncio.Event()
         self._started_at = time.monotonic()
@@ -118,29 +142,32 @@ class Operator:
     # -- life ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled; raises Fenced when the lease is lost, and whatever ends a task."""
+        """Runs until cancelled. Raises any exception that ends a task."""
         await self.server.start()
+        self.lease.start()
         try:
-            await self.lease.acquire()
-            self.metrics.leader.set(1)
-            log.info("lease held identity=%s", self.settings.identity)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_lease(), name="lease")
-                for informer in self.world.informers:
+                group.create_task(self.lease.wait(), name="lease")
+                term = await self.lease.held()
+                log.info("lease held", extra={"identity": self.settings.identity})
+                for informer in self.caches.informers:
                     group.create_task(informer.run(), name=f"informer-{informer.resource.plural}")
-                await self.resync()
-                for informer in self.world.informers:
+                await self._list_all(*self.caches.ours)
+                for informer in self.caches.informers:
                     await informer.synced.wait()
                 self.synced = True
-                log.info("synced jobs=%d pods=%d", len(self.world.jobs.items), len(self.world.pods.items))
-                self.past.rebuild(self.world.jobs.items.values(), self._tenant_of)
+                counts = {"jobs": len(self.caches.jobs.items), "pods": len(self.caches.pods.items)}
+                log.info("synced", extra=counts)
+                self.job_history.rebuild(self.caches.jobs.items.values(), self._tenant_of)
                 self.everything()
                 for name, task in (
+                    ("lead", self._lead(term)),
                     ("kopf", self.shell.run()),
                     ("workers", self.controller.run()),
                     ("rounds", self.rounds.run()),
+                    ("sentences", self.rounds.sentences.run()),
                     ("prober", self.prober.run()),
-                    ("forecasts", self.forecasts.run()),
+                    ("forecasts", self.forecaster.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),
                     ("routes", self._routes_forever()),
@@ -156,47 +183,70 @@ class Operator:
                 async with asyncio.timeout(TASK_END_S):
                     await self._close()
 
-    async def _keep_lease(self) -> None:
-        try:
-            await self.lease.keep()
-        except Fenced:
-            self._on_lost()
-            raise
-
-    def _fence(self) -> None:
-        try:
-            self.lease.check()
-        except Fenced:
-            self._on_lost()
-            raise
+    async def _lead(self, term: int) -> None:
+        """Lets the operator write and plan while the lease is held; ``term`` is the one that it is in sync with."""
+        while True:
+            self.fence.open(term)
+            self.controller.resume()
+            self.metrics.leader.set(1)
+            await self.lease.lost(term)
+            self.metrics.leader.set(0)
+            self.controller.pause()
+            log.warning("lease lost; nothing is written until it is held again")
+            before = term
+            async with self.rounds.stopped:
+                while (held := await self.lease.held()) != term:
+                    await self.controller.quiet()  # what was decided in the old term ends at the fence
+                    await self._list_all(*self.caches.ours, *self.caches.informers)
+                    term = held
+                if term != before:
+                    self.rounds.forget()
+            log.info("lease held again", extra={"new_term": term != before})
+            self.everything()
 
     async def _close(self) -> None:
-        await self.lease.release()  # first: a successor waits for it, and our time may be short
-        await self.server.stop()
-        await self.prober.close()
-        await self.client.close()
-        await self._plain.close()
+        """Closes every part, whatever another part's closing raises or how long it takes."""
+        async with contextlib.AsyncExitStack() as parts:  # the last one pushed is closed first
+            for close in (
+                self._plain.close, self.client.close, self.prober.close, self.previews.close, self.server.stop,
+                self.lease.stop,  # first: a successor waits for it, and the kubelet may kill this process soon
+            ):  # fmt: skip
+                parts.push_async_callback(close)
 
-    async def resync(self) -> None:
-        """Lists our kinds once: the start, and the cure for anything a watch may have missed."""
-        for cache in self.world.ours:
-            objects, revision = await self._plain.list(cache.resource)
-            cache.replace(objects, revision)
+    async def _list_all(self, *caches: Cache[Any]) -> None:
+        """Lists kinds completely, each as often as it takes."""
+        for cache in caches:
+            while True:
+                try:
+                    await self._list(cache)
+                    break
+                except (ApiError, ConnectionFailed) as error:
+                    log.warning("%s were not listed, and are tried again: %s", cache.resource.plural, error)
+                    await asyncio.sleep(LIST_AGAIN_S)
+
+    async def _list(self, cache: Cache[Any]) -> None:
+        if isinstance(cache, Informer):
+            await cache.relist()
+        else:
+            cache.replace(*await self._plain.list(cache.resource))
 
     async def _resync_forever(self) -> None:
         for pause_s in itertools.chain(EARLY_RESYNCS_S, itertools.repeat(self.settings.resync_s)):
             await asyncio.sleep(pause_s)
             try:
-                await self.resync()
+                for cache in self.caches.ours:  # in case a watch missed something
+                    await self._list(cache)
             except (ApiError, ConnectionFailed) as error:
                 log.warning("resync failed: %s", error)
             self.everything()
 
     def everything(self) -> None:
-        """Every object is looked at again."""
-        for cache in (*self.world.ours, self.world.batch_jobs, self.world.namespaces):
+        """Queues every object for a reconcile."""
+        for cache in (*self.caches.ours, self.caches.batch_jobs, self.caches.namespaces):
             for key in list(cache.items):
                 self.controller.add(cache.resource.kind, key)
+        for key in self.reaper.strays():
+            self.controller.add("Pod", key)
         self.rounds.wake()
         self._routes_dirty.set()
 
@@ -209,10 +259,10 @@ class Operator:
     async def _numbers_forever(self) -> None:
         while True:
             self.metrics.queue.set(len(self.controller.queue))
-            for informer in self.world.informers:
+            for informer in self.caches.informers:
                 self.metrics.watch_age.labels(informer.resource.plural).set(informer.age_s)
             self.metrics.jobs.clear()
-            for kind, cache in (("TrainingJob", self.world.jobs), ("ModelService", self.world.services)):
+            for kind, cache in (("TrainingJob", self.caches.jobs), ("ModelService", self.caches.services)):
                 for obj in cache.items.values():
                     phase = str((obj.status.phase if obj.status is not None else None) or "New")
                     self.metrics.jobs.labels(kind, phase).inc()
@@ -221,7 +271,7 @@ class Operator:
     # -- what happens ----------------------------------------------------------------------------------
 
     def _kopf_event(self, resource: Resource, event: str | None, obj: Object) -> None:
-        cache = next(c for c in self.world.ours if c.resource is resource)
+        cache = next(c for c in self.caches.ours if c.resource is resource)
         obj = {**obj, "metadata": dict(obj["metadata"])}
         if event == "DELETED":
             cache.forget(key_of(obj), version_of(obj))
@@ -229,7 +279,7 @@ class Operator:
             cache.observe(obj)
 
     def _changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
-        """A cache changed: who has to look again?"""
+        """A cached object changed: queues every object whose reconcile depends on it."""
         if not self.synced:
             return
         if matters(kind, old, new):
@@ -240,6 +290,10 @@ class Operator:
                 self.controller.add(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
             if pod is not None and pod.kind == KIND_SERVICE:
                 self._routes_dirty.set()
+            if new is not None and self.reaper.is_stray(new):
+                self.controller.add("Pod", key)
+            elif old is not None and new is None:
+                self.reaper.forget(old.uid)
             return
         self.controller.add(kind, key)
         if kind in ("ModelService", "Tenant", "Node"):
@@ -247,68 +301,79 @@ class Operator:
         if kind in ("Namespace", "RoleBinding", "NetworkPolicy") or (
             kind == "Tenant" and matters(kind, old, new)
         ):
-            # Claims compete: one tenant's change can be another's namespace.
-            for tenant in self.world.tenants.items:
+            # Tenants compete for namespaces: a change of one can give a namespace to another.
+            for tenant in self.caches.tenants.items:
                 self.controller.add("Tenant", tenant)
-            for namespace in self.world.namespaces.items:
+            for namespace in self.caches.namespaces.items:
                 self.controller.add("Namespace", namespace)
+        for label, resource in OWNERS.items():
+            # Its pods lost their owner, or are about to.
+            if kind == resource.kind and (new is None or new.metadata.deletion_timestamp is not None):
+                for pod_key in self.caches.named_pods(label, key):
+                    self.controller.add("Pod", pod_key)
         if kind == "TrainingJob":
             self.handlers.profiles.job_changed(old, new)
             self._remember(old, new)
             self._wake_services_of(key, old, new)
 
     def _remember(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
-        """What happened to a job is what forecasts are made from."""
+        """Keeps what the forecasts need to know of a job that ended or started."""
         if new is not None:
-            self.past.observe(new, self._tenant_of)
+            self.job_history.observe(new, self._tenant_of)
         elif old is not None:
-            self.past.forget(old, self._tenant_of, utc_now())
+            self.job_history.forget(old, self._tenant_of, utc_now())
 
     def _tenant_of(self, namespace: str) -> str:
-        return tenant_of_namespace(self.world.tenants.items.values()).get(namespace, "")
+        return tenant_of_namespace(self.caches.tenants.items.values()).get(namespace, "")
 
     def _wake_services_of(self, key: Key, old: Any, new: Any) -> None:
-        """A service that serves a job's output starts when the job is done."""
+        """Queues the services that serve this job's output: they can start once it has succeeded."""
         before = old.status.phase if old is not None and old.status is not None else None
         after = new.status.phase if new is not None and new.status is not None else None
         if before == after:
             return
-        for service_key, service in self.world.services.items.items():
+        for service_key, service in self.caches.services.items.items():
             if service_key.namespace == key.namespace and service.spec.model.training_job == key.name:
                 self.controller.add("ModelService", service_key)
 
-    def _pod_spoke(self, pod: Pod) -> None:
+    def _pod_answered(self, pod: Pod) -> None:
         if pod.kind in OWNER_KIND:
             self.controller.add(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
+        if pod.kind == KIND_SERVICE and self.synced:
+            self._routes_dirty.set()
 
     def _pod_refused(self, pod: Pod, why: str) -> None:
         self.events.put(
             Notice("v1", "Pod", pod.key.namespace, pod.key.name, pod.uid, "PortNotRead", why, warning=True)
         )
 
-    def _ask(self, ask: Ask) -> None:
-        self.prober.ask(ask, self.world.pods.items.get(ask.key))
+    def _post_to_pod(self, post: PostToPod) -> None:
+        self.prober.post(post, self.caches.pods.items.get(post.key))
+
+    async def _after_round(self, snapshot: Snapshot) -> None:
+        await self.handlers.after_round(snapshot)
+        self.previews.after_round()
 
     # -- what others ask -------------------------------------------------------------------------------
 
-    def snapshot(self, draft: Draft | None = None) -> Snapshot:
-        """What a plan would be made on now."""
-        return build(Seen.of(self.world), utc_now(), draft, self.settings.usage_half_life_s)
-
-    async def forecast(self, draft: Draft) -> ForecastAnswer:
-        """When a draft would start."""
-        return await self.forecasts.of_draft(self.snapshot(draft), DRAFT)
+    def snapshot(self) -> Snapshot:
+        """The snapshot that a plan would be made on now."""
+        return build(ClusterObjects.of(self.caches), utc_now(), half_life_s=self.settings.usage_half_life_s)
 
     def problems(self) -> list[str]:
-        """Why the process should be restarted; empty while it is healthy."""
+        """Why the process should be restarted; empty while it is healthy.
+
+        A held lease proves that the API server answers. While it does not, a restart would help nothing.
+        """
         limit = self.settings.watch_dead_s
+        if time.monotonic() >= self.lease.hold.until:
+            return []
         if not self.synced:
             waited = time.monotonic() - self._started_at
-            blocked = self.lease.held() and waited > limit
-            return ["the first lists did not end"] if blocked else []
+            return ["the first lists did not end"] if waited > limit else []
         return [
             f"the watch of {i.resource.plural} has been silent for {i.age_s:.0f} s"
-            for i in self.world.informers
+            for i in self.caches.informers
             if i.age_s > limit
         ]
 

@@ -1,16 +1,17 @@
 """What can go wrong inside the operator.
 
     OperatorError            code
-    ├── SettingsError        OperatorSettings   an environment variable is missing, unknown or not a number
     ├── Fenced               OperatorFenced     a write was stopped: this process does not hold the lease
-    ├── ShellEnded           OperatorShell      the watches of our kinds ended; the process starts again
+    ├── LaneFull             OperatorLane       a write that only tells something found no place; it is tried again soon
+    ├── ShellEnded           OperatorShell      the watches of our kinds ended; they are started again
     ├── PlanRefused          OperatorPlan       the independent checker refused what the planner made
-    ├── Busy                 OperatorBusy       too many ask for forecasts at once
-    ├── ForetellFailed       OperatorForetell   the process that computes forecasts ended with an error
-    └── ProbeRefused         OperatorProbe      a workload port that we may not or could not read
+    ├── Busy                 OperatorBusy       too many ask for previews at once
+    ├── ForecastFailed       OperatorForecast   the process that computes forecasts ended with an error
+    ├── PreviewFailed        OperatorPreview    the process that computes previews failed or was too slow
+    └── ProbeRefused         OperatorProbe      a workload port that may not or could not be read
 
-Errors of the API server are those of ``busbar.kube.errors``; both trees meet in ``controller.py``, where a
-conflict means "look again", a refusal means a condition on the object, and anything else a back-off.
+Errors of the API server are those of ``busbar.kube.errors``; both trees meet in ``queue/controller.py``,
+which reconciles the object again after a growing back-off.
 """
 
 from __future__ import annotations
@@ -24,38 +25,46 @@ class OperatorError(Exception):
     code: ClassVar[str] = "Operator"
 
 
-class SettingsError(OperatorError):
-    code = "OperatorSettings"
-
-
 class Fenced(OperatorError):
-    """Not the holder of the lease (any more): nothing may be written."""
+    """This process does not hold the lease (any more): it may write nothing."""
 
     code = "OperatorFenced"
 
 
+class LaneFull(OperatorError):
+    """As many writes are in flight as the API server answers in time."""
+
+    code = "OperatorLane"
+
+
 class ShellEnded(OperatorError):
-    """Kopf ended by itself."""
+    """Kopf ended without being asked to."""
 
     code = "OperatorShell"
 
 
 class PlanRefused(OperatorError):
-    """A plan that must not be carried out, in whole or in part; the message says what is wrong with it."""
+    """A plan that must not be carried out, not even in part; the message names the faults."""
 
     code = "OperatorPlan"
 
 
 class Busy(OperatorError):
-    """As many are being answered as may be at once; try again."""
+    """The limit of concurrent requests is reached; try again."""
 
     code = "OperatorBusy"
 
 
-class ForetellFailed(OperatorError):
-    """No forecasts this time; the ones that stand stay."""
+class ForecastFailed(OperatorError):
+    """No forecasts were computed this time; earlier ones stay in the statuses."""
 
-    code = "OperatorForetell"
+    code = "OperatorForecast"
+
+
+class PreviewFailed(OperatorError):
+    """No preview this time; the next one gets a new process."""
+
+    code = "OperatorPreview"
 
 
 class ProbeRefused(OperatorError):

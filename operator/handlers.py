@@ -1,7 +1,6 @@
-"""From a key to a view, through the pure reconcile, to the writer: one short handler per kind.
+"""One handler per kind: gathers the view of an object, calls its pure reconcile, and passes the result to the writer.
 
-This is the only place that knows both the caches and the reconciles; it holds no logic of its own beyond
-"gather, decide, write".
+This is the only module that knows both the caches and the reconciles. It makes no decisions of its own.
 """
 
 from __future__ import annotations
@@ -13,53 +12,70 @@ from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
-from busbar.operator import modelservice, pool, tenant, trainingjob
-from busbar.operator.actions import Action, Create
-from busbar.operator.controller import Controller, utc_now
-from busbar.operator.demand import DemandReader
-from busbar.operator.events import Notice
-from busbar.operator.holdings import Holdings, TenantHolding, holdings
-from busbar.operator.job_view import JobView
-from busbar.operator.optin import admit_pod, release_job
-from busbar.operator.orders import Admit, Order, Wait
-from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING, Rendering
-from busbar.operator.prober import Prober
-from busbar.operator.profile_keeper import ProfileKeeper
-from busbar.operator.rounds import Rounds
+from busbar.kube.types.reasons import Reason
+from busbar.operator.accounting.allocations import Allocations, HeldElsewhere, TenantAllocation, allocations
+from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
+from busbar.operator.pods.foreign_pods import admit_pod, is_unaccounted, release_job
+from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
+from busbar.operator.pods.orphans import Reaper
+from busbar.operator.pods.prober import Prober
+from busbar.operator.pools.discovery import discover
+from busbar.operator.pools.held_elsewhere import held_elsewhere
+from busbar.operator.pools.reconcile import reconcile as reconcile_pool
+from busbar.operator.profiles.keeper import ProfileKeeper
+from busbar.operator.profiles.table import rates_of
+from busbar.operator.queue.controller import Controller, utc_now
+from busbar.operator.scheduling.rounds import Rounds
+from busbar.operator.serving.demand import DemandReader
+from busbar.operator.serving.reconcile import ServiceView, model_uri
+from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.settings import Settings
-from busbar.operator.table import rates_of
-from busbar.operator.world import World, tenant_of_namespace
-from busbar.operator.writer import Writer
+from busbar.operator.tenancy.reconcile import TenantView, release, revoke
+from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
+from busbar.operator.training.reconcile import reconcile as reconcile_job
+from busbar.operator.training.view import JobView, holders
+from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.write.actions import Action, Create
+from busbar.operator.write.events import Notice
+from busbar.operator.write.writer import Writer
 from busbar.scheduler import Snapshot
 from busbar.scheduler.autoscale import ScalingState
 
 log = logging.getLogger(__name__)
 
+ENDING_S = 2.0
+"""After so long a namespace whose pods end is looked at again."""
+
 
 class Handlers:
-    """Registers itself with the controller and the rounds."""
+    """Registers itself with the controller."""
 
     def __init__(
         self,
-        world: World,
+        caches: Caches,
         writer: Writer,
         controller: Controller,
         rounds: Rounds,
         prober: Prober,
         demand: DemandReader,
         settings: Settings,
+        reaper: Reaper,
     ) -> None:
-        self._world, self._writer, self._controller = world, writer, controller
+        self._caches, self._writer, self._controller = caches, writer, controller
+        self._reaper = reaper
         self._rounds, self._prober, self._demand = rounds, prober, demand
         self._settings = settings
         self._rendering = Rendering(
             settings.workloads_image, settings.image_pull_policy, settings.workload_key
         )
-        self._holdings = Holdings()
+        self._allocations = Allocations()
         self._discovers = True
+        self._without_tenant: set[str] = set()
+        """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
-        self._refused: dict[tuple[str, Key], str] = {}  # why pods of (kind, key) were not taken
-        self._refused_until: dict[Key, float] = {}  # services: when the next is sent
+        self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
+        self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
+        self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
         controller.handles("TrainingJob", self.training_job)
         controller.handles("ModelService", self.model_service)
         controller.handles("Tenant", self.tenant)
@@ -67,185 +83,233 @@ class Handlers:
         controller.handles("Pod", self.pod)
         controller.handles("Job", self.batch_job)
         controller.handles("Namespace", self.namespace)
-        self.profiles = ProfileKeeper(world, writer, controller, settings)
-        rounds.after = self.after_round
+        self.profiles = ProfileKeeper(caches, writer, controller, settings)
 
-    async def training_job(self, key: Key, orders: tuple[Order, ...]) -> float | None:
-        job = self._world.jobs.items.get(key)
+    async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        job = self._caches.jobs.items.get(key)
         if job is None:
             self._refused.pop((KIND_TRAINING, key), None)
+            self._written_at.pop(key, None)
             return None
-        order = orders[0] if orders else None
+        forecast = next((d for d in decisions if isinstance(d, Forecast)), None)
+        reserved = next((d for d in decisions if isinstance(d, Reserved)), None)
+        decision = next((d for d in decisions if d is not forecast and d is not reserved), None)
         status = job.status
-        name = order.placement.pool if isinstance(order, Admit) else ""
+        name = decision.placement.pool if isinstance(decision, Admit) else ""
         if not name and status is not None and status.admission is not None:
             name = status.admission.pool
+        own = self._caches.owned_pods(KIND_TRAINING, job)
         view = JobView(
             job=job,
-            pods=self._world.owned_pods(KIND_TRAINING, job),
+            pods=own,
             now=utc_now(),
             settings=self._settings,
             rendering=self._rendering,
-            pool=self._world.pools.items.get(Key("", name)),
+            pool=self._caches.pools.items.get(Key("", name)),
             readings=self._prober.training,
             refusals=self._prober.refusals,
             asked=self._prober.asked.get(CHECKPOINT_PATH, {}),
             counted=self.profiles.counted(job),
             slack=self.profiles.slack(job),
             refused=self._refused.get((KIND_TRAINING, key), ""),
+            has_tenant=self._has_tenant(key),
+            counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
+            holders=holders(job, own, self._caches.pods.items),
         )
-        decision = trainingjob.reconcile(view, order)
-        if decision.status is not None:
-            await self._writer.write_status(TRAINING_JOBS, job, decision.status)
-            if decision.status.admission is None:
+        update = reconcile_job(view, decision, forecast, reserved)
+        if update.status is not None:
+            acts, waits = bool(update.actions), bool(decisions)
+            await self._writer.write_status(TRAINING_JOBS, job, update.status, acts=acts, waits=waits)
+            self._written_at[key] = time.monotonic()
+            if update.status.admission is None:
                 self._refused.pop((KIND_TRAINING, key), None)
-        await self._carry_out(KIND_TRAINING, key, decision.actions)
-        if decision.offer:
+        await self._carry_out(KIND_TRAINING, key, update.actions)
+        if update.offer:
             self._rounds.wake()
-        return decision.again_s
+        return update.again_s
 
-    async def model_service(self, key: Key, orders: tuple[Order, ...]) -> float | None:
-        service = self._world.services.items.get(key)
+    async def model_service(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        service = self._caches.services.items.get(key)
         if service is None:
-            known = {s.metadata.uid for s in self._world.services.items.values()}
+            known = {s.metadata.uid for s in self._caches.services.items.values()}
             self._scaling = {uid: state for uid, state in self._scaling.items() if uid in known}
             self._refused.pop((KIND_SERVICE, key), None)
             self._refused_until.pop(key, None)
             return None
-        if any(isinstance(o, Wait) for o in orders):
-            self._refused.pop((KIND_SERVICE, key), None)  # now it waits for something else
+        if any(isinstance(d, Wait) for d in decisions):
+            self._refused.pop((KIND_SERVICE, key), None)  # now it waits for another reason
         refused = self._refused.get((KIND_SERVICE, key), "")
         if refused and time.monotonic() < self._refused_until.get(key, 0.0):
-            # The plan says "start" once a second; a quota or a policy is not asked that often.
-            orders = tuple(o for o in orders if not isinstance(o, Admit))
-        view = modelservice.ServiceView(
+            # The plan decides to start it once a second; a quota or a policy need not be tried that often.
+            decisions = tuple(d for d in decisions if not isinstance(d, Admit))
+        view = ServiceView(
             service=service,
-            pods=self._world.owned_pods(KIND_SERVICE, service),
+            pods=self._caches.owned_pods(KIND_SERVICE, service),
             now=utc_now(),
             settings=self._settings,
             rendering=self._rendering,
-            model=modelservice.model_uri(service, self._world.jobs.items.values()),
-            pools={k.name: p for k, p in self._world.pools.items.items()},
+            model=model_uri(service, self._caches.jobs.items.values()),
+            pools={k.name: p for k, p in self._caches.pools.items.items()},
             demand=self._demand.of(key) if self._settings.gateway_url else None,
             readings=self._prober.serving,
             asked=self._prober.asked.get(DRAIN_PATH, {}),
             scaling=self._scaling.get(service.metadata.uid),
             refused=refused,
+            has_tenant=self._has_tenant(key),
         )
-        decision = modelservice.reconcile(view, orders)
-        if decision.scaling is not None:
-            self._scaling[service.metadata.uid] = decision.scaling
-        if decision.status is not None:
-            await self._writer.write_status(MODEL_SERVICES, service, decision.status)
-        await self._carry_out(KIND_SERVICE, key, decision.actions)
-        return decision.again_s
+        update = reconcile_service(view, decisions)
+        if update.scaling is not None:
+            self._scaling[service.metadata.uid] = update.scaling
+        if update.status is not None:
+            acts, waits = bool(update.actions), bool(decisions)
+            await self._writer.write_status(MODEL_SERVICES, service, update.status, acts=acts, waits=waits)
+        await self._carry_out(KIND_SERVICE, key, update.actions)
+        for reason, message in update.notices:
+            self._writer.notice(MODEL_SERVICES, service, reason, message)
+        return update.again_s
 
     async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:
-        """Remembers why pods were refused, so that the next look can say it where a person reads it."""
+        """Remembers why pods were refused, so that the next reconcile can write it into the status."""
         try:
             await self._writer.carry_out(actions)
         except (Forbidden, Invalid, BadRequest) as error:
             if any(isinstance(a, Create) for a in actions):
                 self._refused[kind, key] = error.message
                 if kind == KIND_SERVICE:
-                    self._refused_until[key] = time.monotonic() + self._settings.explain_period_s
+                    self._refused_until[key] = time.monotonic() + self._settings.refused_again_s
             raise
         if any(isinstance(a, Create) for a in actions):
             self._refused.pop((kind, key), None)
 
-    async def tenant(self, key: Key, orders: tuple[Order, ...]) -> float | None:
-        found = self._world.tenants.items.get(key)
+    async def tenant(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        found = self._caches.tenants.items.get(key)
         if found is None:
             return None
-        view = tenant.TenantView(
+        view = TenantView(
             tenant=found,
-            owner_of=tenant_of_namespace(self._world.tenants.items.values()),
-            namespaces={k.name: n for k, n in self._world.namespaces.items.items()},
-            bindings=tuple(self._world.bindings.items.values()),
+            owner_of=tenant_of_namespace(self._caches.tenants.items.values()),
+            namespaces={k.name: n for k, n in self._caches.namespaces.items.items()},
+            bindings=tuple(self._caches.bindings.items.values()),
             now=utc_now(),
-            policies=tuple(self._world.policies.items.values()),
+            policies=tuple(self._caches.policies.items.values()),
             platform=self._settings.shielded_by,
-            holding=self._holdings.tenants.get(key.name, TenantHolding()),
-            free_by_type=self._holdings.free_by_type,
-            pools=tuple(self._world.pools.items.values()),
-            rates=rates_of(self._world.pools.items.values()),
+            allocation=self._allocations.tenants.get(key.name, TenantAllocation()),
+            free_by_type=self._allocations.free_by_type,
+            pools=tuple(self._caches.pools.items.values()),
+            rates=rates_of(self._caches.pools.items.values()),
             usage_period_s=self._settings.usage_period_s,
             half_life_s=self._settings.usage_half_life_s,
         )
-        decision = tenant.reconcile(view)
-        await self._writer.carry_out(decision.actions)
-        if decision.status is not None:
-            await self._writer.write_status(TENANTS, found, decision.status)
-        return decision.again_s
+        update = reconcile_tenant(view)
+        await self._writer.carry_out(update.actions)
+        if update.status is not None:
+            await self._writer.write_status(TENANTS, found, update.status)
+        return update.again_s
 
-    async def pool(self, key: Key, orders: tuple[Order, ...]) -> float | None:
-        found = self._world.pools.items.get(key)
-        holding = self._holdings.pools.get(key.name)
-        if found is None or holding is None:
+    async def pool(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        found = self._caches.pools.items.get(key)
+        allocation = self._allocations.pools.get(key.name)
+        if found is None or allocation is None:
             return None
-        decision = pool.reconcile(found, holding, utc_now())
-        if decision.status is not None:
-            await self._writer.write_status(ACCELERATOR_POOLS, found, decision.status)
+        update = reconcile_pool(found, allocation, utc_now())
+        if update.status is not None:
+            await self._writer.write_status(ACCELERATOR_POOLS, found, update.status)
+            if update.event:
+                self._writer.notice(ACCELERATOR_POOLS, found, Reason.FOREIGN_PODS, update.event)
         return None
 
-    async def pod(self, key: Key, orders: tuple[Order, ...]) -> float | None:
-        """A pod of another controller that opted in."""
-        found = self._world.pods.items.get(key)
+    async def pod(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        """A pod of another controller that opted in, or one of ours that may have lost its owner."""
+        found = self._caches.pods.items.get(key)
         if found is None:
             return None
-        for order in orders:
-            if isinstance(order, Admit):
-                node = self._world.nodes.items.get(Key("", order.placement.nodes[0]))
-                action = admit_pod(found, order, node)
+        if found.kind:
+            return await self._reaper.handle(found, utc_now())
+        for decision in decisions:
+            if isinstance(decision, Admit):
+                node = self._caches.nodes.items.get(Key("", decision.placement.nodes[0]))
+                action = admit_pod(found, decision, node)
                 if action is not None:
                     await self._writer.carry_out((action,))
-            elif isinstance(order, Wait):
+            elif isinstance(decision, Wait):
                 self._writer.put_notice(
-                    Notice("v1", "Pod", key.namespace, key.name, found.uid, order.reason, order.message)
+                    Notice("v1", "Pod", key.namespace, key.name, found.uid, decision.reason, decision.message)
                 )
         return None
 
-    async def batch_job(self, key: Key, orders: tuple[Order, ...]) -> float | None:
-        found = self._world.batch_jobs.items.get(key)
+    async def batch_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        found = self._caches.batch_jobs.items.get(key)
         if found is None:
             return None
-        owners = tenant_of_namespace(self._world.tenants.items.values())
+        owners = tenant_of_namespace(self._caches.tenants.items.values())
         action = release_job(found, key.namespace in owners)
         if action is not None:
             await self._writer.carry_out((action,))
         return None
 
-    async def namespace(self, key: Key, orders: tuple[Order, ...]) -> float | None:
-        found = self._world.namespaces.items.get(key)
+    async def namespace(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        found = self._caches.namespaces.items.get(key)
         if found is None:
             return None
-        owner_of = tenant_of_namespace(self._world.tenants.items.values())
-        actions = tenant.revoke(
+        owner_of = tenant_of_namespace(self._caches.tenants.items.values())
+        self._tenancy_seen(key.name, key.name in owner_of)
+        ending = key.name not in owner_of and self._runs_in(key.name)
+        actions = revoke(
             found,
             owner_of,
-            self._world.bindings.items.values(),
-            self._world.policies.items.values(),
+            self._caches.bindings.items.values(),
+            ()
+            if ending
+            else self._caches.policies.items.values(),  # as long as our pods run, so does their shield
             self._settings.shielded_by,
         )
         await self._writer.carry_out(tuple(actions))
-        action = tenant.disown(found, owner_of)
-        if action is not None:
-            await self._writer.carry_out((action,))
-        return None
+        released = release(found, owner_of)
+        if released is not None:
+            await self._writer.carry_out((released.apply,))
+            self._writer.put_notice(released.notice)
+            log.info("namespace released", extra={"object": key.name})
+        return ENDING_S if ending else None
+
+    def _has_tenant(self, key: Key) -> bool:
+        return key.namespace in tenant_of_namespace(self._caches.tenants.items.values())
+
+    def _tenancy_seen(self, namespace: str, has_tenant: bool) -> None:
+        """Queues the jobs and services of a namespace that lost its Tenant or got one."""
+        if has_tenant == (namespace not in self._without_tenant):
+            return
+        (self._without_tenant.discard if has_tenant else self._without_tenant.add)(namespace)
+        for cache in (self._caches.jobs, self._caches.services):
+            for key in cache.items:
+                if key.namespace == namespace:
+                    self._controller.add(cache.resource.kind, key)
+
+    def _runs_in(self, namespace: str) -> bool:
+        """Whether pods of our jobs and services run in the namespace."""
+        pods = self._caches.pods.items.values()
+        return any(p.kind and p.key.namespace == namespace and not p.ended for p in pods)
+
+    def _held_elsewhere(self) -> dict[str, HeldElsewhere]:
+        caches = self._caches
+        owners = {o.metadata.uid for o in (*caches.jobs.items.values(), *caches.services.items.values())}
+        namespaces = tenant_of_namespace(caches.tenants.items.values())
+        pods = (p for p in caches.pods.items.values() if is_unaccounted(p, owners, namespaces))
+        nodes = {node.name: node for node in caches.nodes.items.values()}
+        return held_elsewhere(pods, nodes, caches.pools.items.values())
 
     async def after_round(self, snapshot: Snapshot) -> None:
-        """What a round saw of tenants and pools goes into their statuses; uncovered devices get a pool."""
-        old, self._holdings = self._holdings, holdings(snapshot)
-        for name, now_held in self._holdings.tenants.items():
+        """Queues the tenants and pools whose allocation changed, and makes pools for devices that no pool covers."""
+        old, self._allocations = self._allocations, allocations(snapshot, self._held_elsewhere())
+        for name, now_held in self._allocations.tenants.items():
             if old.tenants.get(name) != now_held:
                 self._controller.add("Tenant", Key("", name))
-        for name, pool_held in self._holdings.pools.items():
+        for name, pool_held in self._allocations.pools.items():
             if old.pools.get(name) != pool_held:
                 self._controller.add("AcceleratorPool", Key("", name))
         await self.profiles.after_round(snapshot)
         if not self._discovers:
             return
-        found = pool.discover(self._world.nodes.items.values(), self._world.pools.items.values())
+        found = discover(self._caches.nodes.items.values(), self._caches.pools.items.values())
         try:
             await self._writer.carry_out(tuple(found))
         except (Forbidden, Invalid) as error:

@@ -1,72 +1,52 @@
 """``busbar-operator``: settings, login, logs, and the end of the process.
 
-Exit codes: 0 after SIGTERM or SIGINT, 1 when something must be put right by a person (settings, login), 3 when
-the lease was lost. A container that ends is started again.
+Exit codes: 0 after SIGTERM or SIGINT, 1 when a person must correct something (settings, login) or after a fault.
+Kubernetes restarts a container that ends. A lost lease ends nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import sys
 import threading
-import time
 
-from busbar.kube.errors import ConfigError
+from busbar.kube import logs
+from busbar.kube.errors import ConfigError, SettingsError
 from busbar.kube.login import find_login
-from busbar.operator.errors import Fenced, SettingsError
-from busbar.operator.settings import from_environ
+from busbar.operator.settings import load
 
-LOST_LEASE = 3
 END_S = 10.0
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object per line, so that logs can be searched by field."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def end_soon(code: int) -> None:
-    """Ends the process after a while, whatever hangs: one that has lost its lease must not linger."""
-    timer = threading.Timer(END_S, os._exit, (code,))
+def end_soon() -> None:
+    """Ends the process after ``END_S`` even if a task hangs: it was told to stop, and is killed soon in any case."""
+    timer = threading.Timer(END_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
 
 
 def main() -> None:
     """The entry point."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("kopf").setLevel(logging.ERROR)  # it warns of each retry
     try:
-        settings, login = from_environ(), find_login()
+        settings, login = load(), find_login()
     except (SettingsError, ConfigError) as error:
         print(f"busbar-operator: {error}", file=sys.stderr)
         sys.exit(1)
-    # Imported late: a wrong setting is told before half a second of imports.
+    logs.set_up(settings.log_format, settings.log_level)
+    logging.getLogger("kopf").setLevel(logging.ERROR)  # Kopf warns at each retry
+    # Imported late: a wrong setting is reported before half a second of imports.
     from busbar.operator.app import Operator
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        operator = loop.create_task(Operator(login, settings, on_lost=lambda: end_soon(LOST_LEASE)).run())
+        operator = loop.create_task(Operator(login, settings).run())
 
         def stop() -> None:
-            end_soon(0)
+            end_soon()
             operator.cancel()
 
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -74,11 +54,7 @@ def main() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await operator
 
-    try:
-        asyncio.run(run())
-    except* Fenced as lost:
-        print(f"busbar-operator: {lost.exceptions[0]}", file=sys.stderr)
-        sys.exit(LOST_LEASE)
+    asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class Metrics:
-    """Names never change: dashboards and tests depend on them."""
+    """The metrics. Their names never change: dashboards and tests depend on them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -2,13 +2,13 @@
 
 Internal (8090), each call with a service-account token of audience ``busbar-operator``:
 
-    GET  /snapshot   what a plan would be made on now
-    POST /snapshot   {"object": draft}: the same, with the draft as the waiting job "draft"
-    POST /forecast   {"object": draft}: when the draft would start (kube.contracts.forecast)
+    GET  /snapshot   the snapshot that a plan would be made on now
+    GET  /nodes      what each node has, and what jobs hold of it (kube.contracts.preview)
+    POST /preview    what the next round would do with a draft (kube.contracts.preview)
     GET  /routes     NDJSON: a whole routes document at each change, and every 15 s
 
-Only the callers named in the settings (the API's and the gateway's service accounts) may ask: a snapshot holds
-every tenant's jobs and the routes hold bearers. Metrics (8093): ``/metrics``, ``/healthz``, ``/ready``.
+Only the callers named in the settings (the API's and the gateway's service accounts) are admitted: a snapshot
+contains every tenant's jobs, and the routes contain bearers. Metrics (8093): ``/metrics``, ``/healthz``, ``/ready``.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from pydantic import ValidationError
 
 from busbar.kube.client import KubeClient
 from busbar.kube.contracts.auth import AUDIENCE_OPERATOR, Reviewer, ReviewError
-from busbar.kube.contracts.forecast import PATH as FORECAST_PATH
-from busbar.kube.contracts.forecast import ForecastAnswer
+from busbar.kube.contracts.preview import NODES_PATH, PreviewAnswer, PreviewRequest
+from busbar.kube.contracts.preview import PATH as PREVIEW_PATH
 from busbar.kube.contracts.routes import RESEND_S, Routes
 from busbar.kube.errors import KubeError
 from busbar.kube.types import ModelService, TrainingJob
-from busbar.operator.errors import Busy, ForetellFailed
+from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.metrics import Metrics
+from busbar.operator.previews.preview import loads_of
+from busbar.operator.scheduling.snapshot import Draft
 from busbar.operator.settings import Settings
 from busbar.scheduler import Snapshot
 
 DRAFT_LIMIT = 1024 * 1024
-Draft = TrainingJob | ModelService
 
 
 class RoutesFeed:
-    """The current routes document, and a bell that rings when it changes."""
+    """The current routes document, and an event that is set when it changes."""
 
     def __init__(self, build: Callable[[int], Routes]) -> None:
         self._build = build
-        self.current: Routes | None = None  # None until the operator has seen everything
+        self.current: Routes | None = None  # None until every kind has been listed
         self._bell = asyncio.Event()
 
     def refresh(self) -> None:
-        """Builds the document again; a new revision only where it says something new."""
+        """Builds the document again; it gets a new revision only if its content changed."""
         revision = self.current.revision if self.current is not None else 0
         made = self._build(revision)
         if self.current is None or made != self.current:
@@ -56,7 +57,7 @@ class RoutesFeed:
             bell.set()
 
     async def changed(self, timeout_s: float) -> None:
-        """Returns at the next change, or after the time."""
+        """Returns at the next change, or after the timeout."""
         bell = self._bell
         try:
             async with asyncio.timeout(timeout_s):
@@ -66,7 +67,7 @@ class RoutesFeed:
 
 
 class Server:
-    """Both ports. ``start`` and ``stop``; the handlers read what they are given and write nothing."""
+    """Both ports. ``start`` and ``stop``; the handlers only read."""
 
     def __init__(
         self,
@@ -74,13 +75,13 @@ class Server:
         client: KubeClient,
         metrics: Metrics,
         feed: RoutesFeed,
-        snapshot: Callable[[Draft | None], Snapshot],
-        forecast: Callable[[Draft], Awaitable[ForecastAnswer]],
+        snapshot: Callable[[], Snapshot],
+        preview: Callable[[Draft, bool], Awaitable[PreviewAnswer]],
         problems: Callable[[], list[str]],
         is_ready: Callable[[], bool],
     ) -> None:
         self._settings, self._client, self._metrics = settings, client, metrics
-        self._feed, self._snapshot, self._forecast = feed, snapshot, forecast
+        self._feed, self._snapshot, self._preview = feed, snapshot, preview
         self._problems, self._is_ready = problems, is_ready
         self._reviewer = Reviewer(self._post)
         self._runners: list[web.AppRunner] = []
@@ -117,8 +118,8 @@ class Server:
     def _internal(self) -> web.Application:
         app = web.Application(middlewares=[self._authenticate], client_max_size=DRAFT_LIMIT)
         app.router.add_get("/snapshot", self._get_snapshot)
-        app.router.add_post("/snapshot", self._post_snapshot)
-        app.router.add_post(FORECAST_PATH, self._post_forecast)
+        app.router.add_get(NODES_PATH, self._get_nodes)
+        app.router.add_post(PREVIEW_PATH, self._post_preview)
         app.router.add_get("/routes", self._get_routes)
         return app
 
@@ -151,39 +152,32 @@ class Server:
     async def _get_snapshot(self, request: web.Request) -> web.Response:
         if not self._is_ready():
             return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
-        return web.json_response(self._snapshot(None).to_json())
+        return web.json_response(self._snapshot().to_json())
 
-    async def _post_snapshot(self, request: web.Request) -> web.Response:
-        draft = await self._draft(request)
-        return (
-            draft if isinstance(draft, web.Response) else web.json_response(self._snapshot(draft).to_json())
-        )
+    async def _get_nodes(self, request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
+        return web.json_response(loads_of(self._snapshot()).to_wire())
 
-    async def _post_forecast(self, request: web.Request) -> web.Response:
-        draft = await self._draft(request)
-        if isinstance(draft, web.Response):
-            return draft
-        try:
-            return web.json_response((await self._forecast(draft)).to_wire())
-        except (Busy, ForetellFailed) as error:
-            return _error(503, type(error).__name__, str(error))
-
-    async def _draft(self, request: web.Request) -> Draft | web.Response:
-        """The object of the body, or the answer that says what is wrong with it."""
+    async def _post_preview(self, request: web.Request) -> web.Response:
         if not self._is_ready():
             return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
         try:
-            raw = (await request.json())["object"]
-            kind: type[Draft] = ModelService if raw.get("kind") == "ModelService" else TrainingJob
-            return kind.model_validate(raw)
+            asked = PreviewRequest.model_validate_json(await request.read())
+        except ValidationError:
+            text = 'the body must be JSON: {"object": <TrainingJob or ModelService>, "admin": false}'
+            return _error(400, "BadRequest", text)
+        kind: type[Draft] = ModelService if asked.object.get("kind") == "ModelService" else TrainingJob
+        try:
+            draft = kind.model_validate(asked.object)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             return _error(422, "Invalid", first["msg"], field=where)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return _error(
-                400, "BadRequest", 'the body must be JSON: {"object": <TrainingJob or ModelService>}'
-            )
+        try:
+            return web.json_response((await self._preview(draft, asked.admin)).to_wire())
+        except (Busy, PreviewFailed) as error:
+            return _error(503, type(error).__name__, str(error))
 
     async def _get_routes(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -206,7 +200,7 @@ class Server:
         return web.json_response({"problems": problems}, status=500 if problems else 200)
 
     async def _get_ready(self, request: web.Request) -> web.Response:
-        # Ready also while another holds the lease: it serves nothing then, and a rollout need not wait for it.
+        # Ready also while another process holds the lease, so that a rollout does not wait for the lease.
         return web.json_response({"ready": True})
 
 

@@ -1,65 +1,91 @@
-"""Settings of the operator: frozen, read once from the environment by ``from_environ``.
+"""Settings of the operator: frozen, read once from ``BUSBAR_OPERATOR_*`` by the rules of ``busbar.kube.settings``.
 
-Every field is an environment variable ``BUSBAR_OPERATOR_<FIELD>`` in upper case; a variable with that
-prefix that names no field is refused, so that a typing error does not pass for a setting. What the pod knows
-about itself comes from the downward API (POD_NAME, POD_NAMESPACE, POD_UID), and what other parts need too has
-its own name (BUSBAR_WORKLOADS_IMAGE, BUSBAR_WORKLOAD_KEY_FILE, BUSBAR_GATEWAY_URL, BUSBAR_GATEWAY_TOKEN_FILE).
+Facts about the pod itself come from the downward API (POD_NAME, POD_NAMESPACE, POD_UID). Settings that other processes
+share have their own names (BUSBAR_WORKLOADS_IMAGE, BUSBAR_WORKLOADS_ACCEPTED_DIGESTS, BUSBAR_WORKLOAD_KEY_FILE,
+BUSBAR_GATEWAY_URL, BUSBAR_GATEWAY_TOKEN_FILE ...).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from busbar.operator.errors import SettingsError
+from busbar.kube import settings
+from busbar.kube.settings import LogFormat, LogLevel, Port, Positive, Rule, setting
 
 PREFIX = "BUSBAR_OPERATOR_"
-OBJECTIVES = ("fairness", "makespan", "cost", "finish-time-fairness")
-"""As the scheduler names them; repeated here so that a wrong one is told before anything large is imported."""
+Objective = Literal["fairness", "makespan", "cost", "finish-time-fairness"]
+"""The scheduler's names, repeated here so that a wrong one is reported before anything large is imported."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+Digests = Annotated[
+    tuple[str, ...],
+    Rule(
+        "a comma list of digests, each sha256: and 64 hex digits",
+        lambda found: all(_DIGEST.fullmatch(one) for one in found),
+    ),
+]
+WorkloadKey = Annotated[bytes, Rule("16 bytes or more; let the chart make it", lambda key: len(key) >= 16)]
 
 
 @dataclass(frozen=True)
 class Settings:
     """How the operator behaves. Times are seconds."""
 
-    namespace: str = "busbar-system"  # its own: the lease lives here
+    namespace: str = "busbar-system"  # the operator's own namespace; it holds the lease
     identity: str = "busbar-operator"  # lease holder; a restarted container of one pod is the same holder
-    workloads_image: str = "busbar-workloads"  # image of our engines
-    image_pull_policy: str = "IfNotPresent"
-    workload_key: bytes = field(default=b"", repr=False)  # every workload's bearer is derived from it
-    gateway_url: str = ""  # empty: no gateway, so no wake-up from zero
-    gateway_token_file: str = ""
-    gateway_public_url: str = "http://busbar-gateway.busbar-system:8080/v1"  # status.url of services
+    # image of our engines
+    workloads_image: str = setting("busbar-workloads", shared="BUSBAR_WORKLOADS_IMAGE")
+    # accepted digests of it; empty: any, or the one in its reference
+    workloads_digests: Digests = setting((), own=False, shared="BUSBAR_WORKLOADS_ACCEPTED_DIGESTS")
+    image_pull_policy: str = setting("IfNotPresent", shared="BUSBAR_WORKLOADS_PULL_POLICY")
+    # every workload's bearer is derived from it
+    workload_key: WorkloadKey = setting(
+        b"", own=False, file="BUSBAR_WORKLOAD_KEY_FILE", required=True, secret=True
+    )
+    gateway_url: str = setting("", shared="BUSBAR_GATEWAY_URL")  # empty: no gateway, so no wake-up from zero
+    gateway_token_file: str = setting("", shared="BUSBAR_GATEWAY_TOKEN_FILE")
+    # status.url of services
+    gateway_public_url: str = setting(
+        "http://busbar-gateway.busbar-system:8080/v1", shared="BUSBAR_GATEWAY_PUBLIC_URL"
+    )
     allowed_callers: tuple[str, ...] = ()  # user names that may use the internal port
     internal_host: str = "0.0.0.0"
-    internal_port: int = 8090
-    metrics_port: int = 8093
+    internal_port: Port = 8090
+    metrics_port: Port = 8093
 
     lease_name: str = "busbar-operator"
-    lease_duration_s: float = 15.0  # a dead holder blocks its successor at most this long
-    writers: int = 16  # reconciles, hence writes, in flight
-    connections: int = 32  # sockets to the API server
-    resync_s: float = 300.0  # everything is looked at again this often, whatever the watches said
+    lease_duration_s: float = (
+        30.0  # a successor waits this long for a holder that died; renewed every third of it
+    )
+    writers: int = 16  # reconciles in flight
+    connections: int = 32  # sockets to the API server, hence writes in flight; fewer while it is slow
+    resync_s: float = 300.0  # every object is reconciled at least this often
 
     round_debounce_s: float = 0.05  # events that arrive together are planned together
     round_period_s: float = 10.0  # and a full plan is made at least this often while jobs wait
-    round_check_s: float = 1.0  # after a round that ordered something, the next comes at the latest then
-    objective: str = "fairness"  # what the scheduler wants most, one of OBJECTIVES
-    usage_half_life_s: float = 7 * 86400.0  # fair share: use that is older counts half
-    guarantee_reclaim_s: float = 300.0  # what others borrowed of a guarantee is back within this time
-    explain_period_s: float = 15.0  # a waiting job's sentence changes at most this often
+    round_check_s: float = 1.0  # after a round with actions, the next round follows at the latest after this
+    objective: Objective = "fairness"  # what the scheduler optimizes first
+    usage_half_life_s: Positive = 7 * 86400.0  # fair share: half-life of past use
+    guarantee_reclaim_s: Positive = 300.0  # borrowed guaranteed capacity is reclaimed within this time
+    explain_period_s: float = (
+        60.0  # a waiting job's status is written at most this often, unless the code changes
+    )
+    sentences_per_s: float = 20.0  # statuses of waiting jobs written per second, all together
+    refused_again_s: float = 15.0  # pods of a service that the API server refused are sent again after this
 
-    forecast_pause_s: float = 5.0  # waiting jobs are looked through this often for forecasts to make
+    forecast_pause_s: float = 5.0  # pause between two batches of forecasts,
+    forecast_cpu_share: float = 0.05  # longer where they would take more than this share of one core
     forecast_renew_s: float = 300.0  # a forecast older than this is made again,
     forecast_settle_s: float = 60.0  # or one older than this whose job's place in the queue has changed
     forecast_jobs: int = 4  # forecasts made at a time, in a process of their own
-    forecast_computing_s: float = 10.0  # which begins no more of them after so much computing
+    forecast_computing_s: float = 10.0  # CPU time after which that process begins no further forecast
     forecast_draft_s: float = 6.0  # a preview waits at most this long for its forecast
-    forecast_ended: int = 5  # nothing is foretold before so many jobs have ended here
+    forecast_ended: int = 5  # no forecasts are made before this many jobs have ended
 
     pod_cidrs: str = ""  # comma list; only where nodes carry no podCIDR of their own
     poll_period_s: float = 2.0  # workload ports
@@ -67,24 +93,34 @@ class Settings:
     poll_limit_bytes: int = 65536
     demand_period_s: float = 1.0  # the gateway's demand
     progress_period_s: float = 5.0  # progress is written at most this often
+    count_period_s: float = 2.0  # how many pods of a starting job run is written at most this often
     usage_period_s: float = 60.0  # and usage at least this often while a job holds devices
 
     profile_period_s: float = 10.0  # a workload class's profile is written at most this often
-    explore_period_s: float = 60.0  # and at least this often while its jobs try what nobody measured
+    explore_period_s: float = 60.0  # and at least this often while its jobs run where nobody measured
 
     gang_timeout_s: float = 900.0  # admitted and still not running: torn down, queued again
     unschedulable_s: float = 60.0  # the same for a pod that kube-scheduler cannot place
-    preempt_hold_s: float = 15.0  # a preempted job stays out so long: its room is another's
+    preempt_hold_s: float = (
+        15.0  # a preempted job is not started again within this time: its devices are for another
+    )
     backoff_base_s: float = 2.0  # a failed attempt waits base * 2^restarts
     backoff_limit_s: float = 300.0
 
-    network_policies: bool = True  # one in each of a tenant's namespaces, see isolation.py
+    network_policies: bool = True  # one in each of a tenant's namespaces, see network_policy.py
 
-    drain_settle_s: float = 2.0  # a leaving replica stays at least this long, so that the gateway has heard
+    orphan_grace_s: float = 30.0  # time that the garbage collector has to delete a pod whose owner is gone
+
+    drain_settle_s: float = (
+        2.0  # a draining replica stays at least this long, so that the gateway has new routes
+    )
+
+    log_format: LogFormat = setting("json", shared="BUSBAR_LOG_FORMAT")
+    log_level: LogLevel = "info"
 
     events_per_s: float = 5.0
     events_burst: int = 25
-    watch_inactivity_s: float = 75.0  # a silent watch is opened again
+    watch_inactivity_s: float = 75.0  # a watch without messages for this long is opened again
     watch_dead_s: float = 300.0  # and after this the liveness probe fails
 
     @property
@@ -93,74 +129,17 @@ class Settings:
         return self.namespace if self.network_policies else ""
 
 
-def from_environ(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process. Raises SettingsError with the variable's name."""
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process. Raises SettingsError, which names every variable that is wrong."""
     env = os.environ if environ is None else environ
-    known = {f.name: f for f in fields(Settings)}
-    values: dict[str, object] = {}
-    for name, text in env.items():
-        if not name.startswith(PREFIX) or name == PREFIX + "ALLOWED_CALLERS":
-            continue
-        key = name.removeprefix(PREFIX).lower()
-        if key.startswith(("service_", "port")):
-            continue  # Kubernetes' own variables for a Service called busbar-operator
-        if key not in known or key == "workload_key":
-            raise SettingsError(
-                f"{name} is not a setting; known are {PREFIX}<one of {', '.join(sorted(known))}>"
-            )
-        values[key] = _convert(name, text, str(known[key].type))
-    if values.get("objective", OBJECTIVES[0]) not in OBJECTIVES:
-        raise SettingsError(f"{PREFIX}OBJECTIVE={values['objective']!r} is none of {', '.join(OBJECTIVES)}")
-    for key in ("usage_half_life_s", "guarantee_reclaim_s"):
-        seconds = values.get(key, 1.0)
-        if not (isinstance(seconds, float) and seconds > 0):
-            raise SettingsError(f"{PREFIX}{key.upper()}={seconds} must be above 0 seconds")
+    pod: dict[str, object] = {"identity": _identity(env)}
     if env.get("POD_NAMESPACE"):
-        values.setdefault("namespace", env["POD_NAMESPACE"])
-    values.setdefault("identity", _identity(env))
-    for variable, key in (
-        ("BUSBAR_WORKLOADS_IMAGE", "workloads_image"),
-        ("BUSBAR_WORKLOADS_PULL_POLICY", "image_pull_policy"),
-        ("BUSBAR_GATEWAY_URL", "gateway_url"),
-        ("BUSBAR_GATEWAY_TOKEN_FILE", "gateway_token_file"),
-        ("BUSBAR_GATEWAY_PUBLIC_URL", "gateway_public_url"),
-    ):
-        if env.get(variable):
-            values.setdefault(key, env[variable])
-    if env.get(PREFIX + "ALLOWED_CALLERS"):
-        values["allowed_callers"] = tuple(
-            c.strip() for c in env[PREFIX + "ALLOWED_CALLERS"].split(",") if c.strip()
-        )
-    if not env.get("BUSBAR_WORKLOAD_KEY_FILE"):
-        raise SettingsError(
-            "BUSBAR_WORKLOAD_KEY_FILE is not set: name the file that holds the chart's workload key"
-        )
-    try:
-        key_bytes = Path(env["BUSBAR_WORKLOAD_KEY_FILE"]).read_bytes().strip()
-    except OSError as error:
-        raise SettingsError(f"BUSBAR_WORKLOAD_KEY_FILE cannot be read: {error}") from error
-    if len(key_bytes) < 16:
-        raise SettingsError("the workload key is shorter than 16 bytes; let the chart make one")
-    return Settings(**{**values, "workload_key": key_bytes})  # type: ignore[arg-type]
+        pod["namespace"] = env["POD_NAMESPACE"]
+    return settings.load(Settings, PREFIX, env, defaults=pod)
 
 
 def _identity(env: Mapping[str, str]) -> str:
-    """One holder per pod: a restarted container takes its own lease back at once, a new pod waits."""
+    """One identity per pod: a restarted container takes its own lease back at once, a new pod waits."""
     if env.get("POD_UID"):
         return f"{env.get('POD_NAME', 'busbar-operator')}_{env['POD_UID']}"
     return f"{socket.gethostname()}_{uuid.uuid4()}"
-
-
-def _convert(name: str, text: str, kind: str) -> object:
-    if kind == "bool":
-        if text not in ("true", "false"):
-            raise SettingsError(f"{name}={text!r} is neither true nor false")
-        return text == "true"
-    try:
-        if kind == "int":
-            return int(text)
-        if kind == "float":
-            return float(text)
-    except ValueError as error:
-        raise SettingsError(f"{name}={text!r} is not a number") from error
-    return text

@@ -6,15 +6,14 @@ for action in plan_.actions: ...
 for record in plan_.waiting: sentence(record, snapshot, viewer)
 """
 
-from .apply import applied, early, stale
-from .books import Memo
 from .check import check_plan
 from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
-from .events import Event, Happened, Happening
-from .forecast import Forecast, what_if
-from .history import Finished, History, Outcome
-from .planner import plan, react
-from .plans import (
+from .explain.sentences import sentence
+from .forecast.history import Finished, History, Outcome
+from .forecast.what_if import Forecast, what_if
+from .model.apply import applied, early, stale
+from .model.events import Event, Happened, Happening
+from .model.plans import (
     Action,
     ActionKind,
     Change,
@@ -26,9 +25,7 @@ from .plans import (
     WaitCode,
     WaitingRecord,
 )
-from .sentences import sentence
-from .table import Cell, Estimate, PerformanceTable, Rate, Source, TableView
-from .types import (
+from .model.snapshot import (
     DecayedUsage,
     Delta,
     Job,
@@ -38,6 +35,7 @@ from .types import (
     Placement,
     Pool,
     Quota,
+    Reservation,
     Resources,
     Run,
     Snapshot,
@@ -47,6 +45,9 @@ from .types import (
     User,
     updated,
 )
+from .model.table import Cell, Estimate, PerformanceTable, Rate, Source, TableView
+from .planner import plan, react
+from .search.state import Memo
 
 __all__ = [
     "Action",
@@ -79,6 +80,7 @@ __all__ = [
     "Price",
     "Quota",
     "Rate",
+    "Reservation",
     "Resources",
     "Run",
     "SchedulerError",

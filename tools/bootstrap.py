@@ -1,7 +1,7 @@
 """Prepare a bare Debian machine for working on Busbar: one virtual environment and a few Debian packages.
 
-Runs on the system's Python with nothing but its standard library, because it is what installs everything
-else.  Steps, each skipped when already done (a stamp holds the digest of what was installed):
+Runs on the system's Python with only its standard library, because nothing else is installed yet.  Steps, each
+skipped when already done (a stamp holds the digest of what was installed):
 
 1. Python 3.11 or newer, with ``venv`` (Debian splits it into a package of its own).
 2. ``.venv`` from ``requirements.lock``: every package pinned and checked by hash; Busbar itself in
@@ -26,13 +26,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / ".busbar-installed"
-DOWNLOAD_TRIES = 3  # networks fail for a moment
+DOWNLOAD_TRIES = 3  # networks fail for short times
 PAUSE_S = 10.0
 TEST_PACKAGES = {"chromium": "/usr/bin/chromium", "postgresql": "/usr/lib/postgresql"}
 
 
 class SetupError(Exception):
-    """Something this machine lacks; the message says what to do about it."""
+    """This machine lacks a requirement; the message says what to do."""
 
 
 def say(text: str) -> None:
@@ -102,7 +102,7 @@ def make_venv() -> None:
 
 
 def wanted_digest() -> str:
-    """Digest of everything that decides what belongs into the environment."""
+    """Digest of everything that determines the content of the environment."""
     digest = hashlib.sha256()
     for name in ("requirements.lock", "tools/uv.lock", "pyproject.toml"):
         digest.update((ROOT / name).read_bytes())
@@ -110,7 +110,7 @@ def wanted_digest() -> str:
 
 
 def install_python_packages() -> None:
-    """Bring ``.venv`` to exactly what ``requirements.lock`` says, and Busbar in editable form."""
+    """Install exactly the packages of ``requirements.lock`` into ``.venv``, and Busbar in editable form."""
     wanted = wanted_digest()
     if STAMP.exists() and STAMP.read_text() == wanted:
         say("Python packages: up to date")
@@ -147,7 +147,7 @@ def install_python_packages() -> None:
 
 
 def install_test_packages() -> None:
-    """Debian packages that only the tests need."""
+    """Install the Debian packages that only the tests need."""
     missing = [name for name, path in TEST_PACKAGES.items() if not Path(path).exists()]
     if missing:
         apt_install(missing)

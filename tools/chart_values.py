@@ -17,6 +17,7 @@ Name = Annotated[str, Field(max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z
 CpuOrMemory = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE])?)?$")]
 Labels = dict[str, str]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 HttpUrl = Annotated[str, Field(max_length=512, pattern=r"^(https?://[^\s]+)?$")]
 
 
@@ -45,6 +46,11 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class LogFormat(StrEnum):
+    JSON = "json"
+    TEXT = "text"
+
+
 class SchedulingObjective(StrEnum):
     FAIRNESS = "fairness"
     MAKESPAN = "makespan"
@@ -59,7 +65,7 @@ class TaintEffect(StrEnum):
 
 
 class Image(Section):
-    """Both images come from one registry and carry one tag."""
+    """Both images have one registry and one tag."""
 
     registry: Text = Field(
         default="", description="Registry and path before the image names, e.g. registry.example.com/gpu."
@@ -77,10 +83,15 @@ class Image(Section):
 
 
 class WorkloadsImage(Section):
-    """The engines' image, where it does not come from the same place as the platform's."""
+    """The engines' image, if its registry differs from the platform's."""
 
     image: Text = Field(
         default="", description="Full reference; empty: busbar-workloads from image.registry with image.tag."
+    )
+    accepted_digests: Annotated[list[Digest], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Its digests, as nodes report them, whose speeds tenants share, besides one in image; none at "
+        "all: any digest.",
     )
 
 
@@ -90,7 +101,8 @@ class Amounts(Section):
 
 
 class Resources(Section):
-    """What one of the platform's pods asks for and may use. No CPU limit: throttling helps nobody."""
+    """Requests and limits of one of the platform's pods. There is no CPU limit, because throttling has no benefit
+    here."""
 
     requests: Amounts = Field(
         default=Amounts(cpu="25m", memory="128Mi"), description="Set aside on the node."
@@ -108,11 +120,14 @@ class Toleration(Section):
 
 
 class Placement(Section):
-    """Where the platform's own pods run."""
+    """Node selection for the platform's own pods."""
 
     node_selector: Labels = Field(default_factory=dict, description="Labels of the nodes.")
     tolerations: list[Toleration] = Field(default_factory=list, description="Taints that they tolerate.")
-    priority_class_name: Name = Field(default="", description="PriorityClass; empty: the cluster's default.")
+    priority_class_name: Name = Field(
+        default="",
+        description="PriorityClass; empty: the cluster's default, and the chart's own for the operator.",
+    )
 
 
 class SecretKey(Section):
@@ -123,7 +138,7 @@ class SecretKey(Section):
 
 
 class Persistence(Section):
-    """A claim for what must survive a restart."""
+    """A claim for data that must survive a restart."""
 
     enabled: bool = Field(
         default=True, description="Without it, an emptyDir: everything is lost with the pod."
@@ -136,11 +151,15 @@ class Persistence(Section):
 
 
 class Operator(Section):
-    resources: Resources = Field(default_factory=Resources, description="Of the operator's pod.")
+    resources: Resources = Field(
+        default_factory=lambda: Resources(requests=Amounts(cpu="250m", memory="128Mi")),
+        description="Of the operator's pod. With fewer cores, a busy node makes all scheduling late.",
+    )
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="How much it logs.")
 
 
 class Scheduling(Section):
-    """What the scheduler wants. Guarantees, fair shares and priorities hold whatever it is."""
+    """The scheduler's objective. Guarantees, fair shares and priorities apply with every objective."""
 
     objective: SchedulingObjective = Field(
         default=SchedulingObjective.FAIRNESS,
@@ -174,6 +193,21 @@ class Oidc(Section):
     )
 
 
+class Tokens(Section):
+    per_person: Annotated[int, Field(ge=1)] = Field(
+        default=50, description="Live tokens that one person may have at a time."
+    )
+    days: Annotated[float, Field(gt=0)] = Field(
+        default=90, description="Lifetime of a new token for which none was asked."
+    )
+    max_days: Annotated[float, Field(gt=0)] = Field(
+        default=365, description="The longest lifetime that may be asked for."
+    )
+    creations_per_minute: Annotated[int, Field(ge=1)] = Field(
+        default=30, description="Tokens that one person, and one address, may make in a minute."
+    )
+
+
 class Api(Section):
     resources: Resources = Field(default_factory=Resources, description="Of the API's pod.")
     persistence: Persistence = Field(default_factory=Persistence, description="The SQLite database.")
@@ -188,8 +222,18 @@ class Api(Section):
         default="", description="The portal's address as people reach it; needed with OIDC."
     )
     public_gateway_url: HttpUrl = Field(default="", description="The gateway's address as people reach it.")
-    secure_cookies: bool = Field(default=False, description="True where the portal is served over TLS.")
+    secure_cookies: bool = Field(
+        default=False, description="Says that all reach the portal over TLS, as a publicUrl with https does."
+    )
+    trusted_proxies: list[str] = Field(
+        default_factory=list,
+        description="Addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+    )
+    logins_per_minute: Annotated[int, Field(ge=1)] = Field(
+        default=30, description="Logins of one person, and wrong ones from one address, taken in a minute."
+    )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="How much it logs.")
+    tokens: Tokens = Field(default_factory=Tokens, description="Bounds of new tokens.")
     oidc: Oidc = Field(default_factory=Oidc, description="Login by OpenID Connect.")
 
 
@@ -204,6 +248,7 @@ class Gateway(Section):
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=60, description="After SIGTERM: seconds for running streams to end."
     )
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="How much it logs.")
     metrics_subjects: list[Text] = Field(
         default_factory=list,
         description="Further subjects that may read metrics with one line per service, e.g. Prometheus's service account.",
@@ -211,7 +256,7 @@ class Gateway(Section):
 
 
 class Exposure(Section):
-    """How people reach the portal and the gateway."""
+    """Access to the portal and the gateway."""
 
     type: ServiceType = Field(
         default=ServiceType.CLUSTER_IP, description="ClusterIP, NodePort or LoadBalancer."
@@ -229,7 +274,7 @@ class NetworkPolicies(Section):
 
 
 class Admission(Section):
-    """The policies that keep the queue: without them a tenant's own pods can take a pool's devices."""
+    """The admission policies: without them a tenant's own pods can use a pool's devices without queueing."""
 
     enabled: bool = Field(default=True, description="Install them.")
     admin_groups: list[Text] = Field(
@@ -239,10 +284,15 @@ class Admission(Section):
     schedulers: list[Text] = Field(
         default=["system:kube-scheduler"], description="Users that bind pods to nodes in tenants' namespaces."
     )
+    pod_writers: list[Text] = Field(
+        default_factory=list,
+        description="Further users that write pods of jobs and services, e.g. a simulator of nodes, or a network "
+        "plugin that annotates pods otherwise than through pods/status.",
+    )
 
 
 class Pools(Section):
-    """AcceleratorPools that nobody has described."""
+    """AcceleratorPools for devices that no pool describes."""
 
     discover: bool = Field(
         default=True, description="Let the operator make them from the labels of GPU nodes."
@@ -254,7 +304,13 @@ class Values(Section):
 
     image: Image = Field(default_factory=Image, description="The images.")
     workloads: WorkloadsImage = Field(default_factory=WorkloadsImage, description="The engines' image.")
-    placement: Placement = Field(default_factory=Placement, description="Where the platform's own pods run.")
+    placement: Placement = Field(
+        default_factory=Placement, description="Node selection for the platform's own pods."
+    )
+    log_format: LogFormat = Field(
+        default=LogFormat.JSON,
+        description="Log lines of operator, API and gateway: json, or text with key=value pairs.",
+    )
     operator: Operator = Field(default_factory=Operator, description="The operator.")
     scheduling: Scheduling = Field(
         default_factory=Scheduling,
@@ -262,11 +318,11 @@ class Values(Section):
     )
     api: Api = Field(default_factory=Api, description="REST, portal and database.")
     gateway: Gateway = Field(default_factory=Gateway, description="The OpenAI front door.")
-    service: Exposure = Field(
-        default_factory=Exposure, description="How people reach the portal and the gateway."
-    )
+    service: Exposure = Field(default_factory=Exposure, description="Access to the portal and the gateway.")
     network_policies: NetworkPolicies = Field(
         default_factory=NetworkPolicies, description="NetworkPolicy objects."
     )
-    pools: Pools = Field(default_factory=Pools, description="AcceleratorPools that nobody has described.")
+    pools: Pools = Field(
+        default_factory=Pools, description="AcceleratorPools for devices that no pool describes."
+    )
     admission: Admission = Field(default_factory=Admission, description="The policies that keep the queue.")

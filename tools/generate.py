@@ -1,12 +1,12 @@
-"""Everything in the repository that is generated, by one command.
+"""Writes all generated files of the repository.
 
     python -m tools.generate            write all files
     python -m tools.generate --check    change nothing; exit 1 and name each file that would change
     python -m tools.generate crds       only the named generators
 
-A generator is a function without arguments that returns `{path from the root: text}`. It owns the files it names,
-and every file matching its `owns` patterns: a stale one that it no longer names is deleted. Generators are named by
-module and function and imported one by one, so that a broken part stops only its own.
+A generator is a function without arguments that returns `{path from the root: text}`. It owns the files it names, and
+every file that matches its `owns` patterns: a file that it no longer names is deleted. Generators are named by module
+and function and imported one by one, so that an error in one part stops only that part's generators.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Generator:
-    """Where a generator lives and which files are its own."""
+    """A generator's module and the files that it owns."""
 
     module: str
     function: str = "generate"
     owns: tuple[str, ...] = ()
-    """Glob patterns from the root, for finding files that it no longer makes."""
+    """Glob patterns from the root, to find files that it no longer generates."""
 
     def run(self) -> dict[str, str]:
-        """The files it makes. Raises what its module raises."""
+        """The files that it generates. Raises any exception of its module."""
         function: Callable[[], dict[str, str]] = getattr(importlib.import_module(self.module), self.function)
         return function()
 
@@ -47,7 +47,7 @@ GENERATORS: dict[str, Generator] = {
 
 @dataclass(frozen=True)
 class Change:
-    """One file that is not as its generator wants it; `text` None means that it should not exist."""
+    """One file that differs from its generator's output; `text` None means that it should not exist."""
 
     path: str
     text: str | None
@@ -64,7 +64,7 @@ class Change:
         return "\n  ".join([f"{self.path}: is not what its generator makes", *list(lines)[:20]])
 
     def apply(self) -> None:
-        """Make the file as it should be."""
+        """Write or delete the file."""
         file = ROOT / self.path
         if self.text is None:
             file.unlink()
@@ -74,7 +74,7 @@ class Change:
 
 
 def changes(names: Iterable[str]) -> list[Change]:
-    """What would have to change so that these generators' files are up to date."""
+    """The changes that bring these generators' files up to date."""
     found: list[Change] = []
     for name in names:
         generator = GENERATORS[name]

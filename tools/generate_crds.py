@@ -1,9 +1,9 @@
 """CustomResourceDefinitions from the Pydantic models of `busbar.kube.types`.
 
 Pydantic writes JSON Schema 2020-12; the API server wants a *structural* OpenAPI v3.0 schema: no references, no
-nulls, boolean exclusive bounds, no rules on property names, and free-form maps marked as such. `structural` turns
-one into the other and refuses a keyword that it does not know, so nothing is lost in silence. Rules on property
-names become CEL rules.
+nulls, boolean exclusive bounds, no rules on property names, and free-form maps marked as such. `structural` converts
+the first into the second and refuses an unknown keyword, so nothing is lost silently. Rules on property names become
+CEL rules.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HANDLED = (
 
 
 class UnsupportedSchema(Exception):
-    """A model uses JSON Schema that an API server has no word for; say it as a bound or as a Rule."""
+    """A model uses a JSON Schema keyword that API servers do not support; express it as a bound or as a Rule."""
 
 
 def structural(schema: Schema, definitions: dict[str, Schema], path: str = "") -> Schema:
@@ -82,7 +82,7 @@ def structural(schema: Schema, definitions: dict[str, Schema], path: str = "") -
             for name, child in node["properties"].items()
         }
         if out.get("default") == {}:
-            # The API server checks rules on a default before it fills in the defaults below it.
+            # The API server checks rules on a default before it adds the defaults of the nested fields.
             out["default"] = {
                 name: child["default"] for name, child in out["properties"].items() if "default" in child
             }
@@ -117,7 +117,7 @@ def _cel_string(text: str) -> str:
 
 
 def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
-    """The node without references and without `null`; what stands beside a reference wins."""
+    """The node without references and without `null`; keys beside a reference take precedence."""
     node = dict(schema)
     while True:
         if "$ref" in node:
@@ -203,7 +203,7 @@ def crd(model: type[Resource]) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without anchors, so that each file reads on its own."""
+    """YAML without anchors, so that each file is readable by itself."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -17,7 +17,7 @@ HEADER = """\
 
 
 def values_yaml(model: BaseModel, indent: str = "") -> list[str]:
-    """One section as YAML lines, each setting under a comment that says what it is."""
+    """One section as YAML lines, each setting below a comment that describes it."""
     lines: list[str] = []
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)

@@ -1,7 +1,7 @@
-"""The test tiers: what each runs, its time budget, and one table at the end.
+"""The test tiers: the tests of each, its time budget, and one table at the end.
 
 ``make test`` runs all of them in the order below; ``make test-unit`` and its siblings run one.  A tier is a
-selection of pytest markers, so a new test lands in the right tier by its marker alone.  Budgets are those
+selection of pytest markers, so a new test belongs to a tier by its marker alone.  Budgets are those
 of the project (60 minutes in all, 7 of them in reserve): a tier that overruns its budget is *reported*, not
 failed, because a slow machine is not a defect; a failing or (on CI) skipped test fails the run.
 
@@ -28,8 +28,8 @@ SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed
 class Tier:
     """One tier: ``prepare`` commands, then pytest with ``marker``; ``budget_min`` in minutes.
 
-    ``workers`` processes share a tier whose tests have nothing in common but the machine; ``names`` prints
-    each test as it ends, where one takes minutes.
+    ``workers`` processes run a tier whose tests are independent; ``names`` prints each test as it ends, for tests that
+    take minutes.
     """
 
     name: str
@@ -50,6 +50,7 @@ TIERS = (
             (PYTHON, "-m", "busbar.cli.main", "up", "--build-only"),
         ),
     ),
+    Tier("check", 2, prepare=(("make", "--no-print-directory", "check"),)),
     Tier("unit", 1, UNIT_MARKER, workers=2),
     Tier("apiserver", 6, "apiserver"),
     Tier("engines", 8, "engine", workers=2),
@@ -61,7 +62,7 @@ TIERS = (
 
 @dataclass
 class Outcome:
-    """What one tier came to."""
+    """The result of one tier."""
 
     tier: Tier
     seconds: float = 0.0

@@ -1,0 +1,1 @@
+"""The database: engine, tables, column types, migrations."""

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from busbar.api.errors import SettingsError
+from busbar.kube.errors import SettingsError
 
 
 class Database:
@@ -83,7 +83,9 @@ def make_engine(url: str) -> AsyncEngine:
 
 
 def _sqlite_rollback(connection: Any, _record: Any, _error: BaseException | None) -> None:
-    """End the transaction of a write that was cancelled half way.
+    """Roll back a write that was cancelled half way. SQLite keeps a closed connection, with its transaction
+    and the write lock, for as long as one of its statements exists, and the traceback of the cancellation
+    refers to one. Without this every other write fails after `busy_timeout` until that traceback is freed.
 
     The connection is closed next, but SQLite keeps a closed connection, its transaction and so the write lock for
     as long as a statement of it exists, and the traceback of the cancellation holds one: until it was freed,

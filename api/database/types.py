@@ -35,12 +35,12 @@ def json_type() -> Any:
 
 
 def big_id() -> Any:
-    """A 64-bit key that counts up by itself; SQLite only does that for INTEGER."""
+    """A 64-bit key that increments by itself; SQLite does that only for INTEGER."""
     return BigInteger().with_variant(Integer(), "sqlite")
 
 
 def storable(text: object, chars: int) -> str:
-    """Text as both databases take it: at most so many characters (SQLite would not mind more), none of them
-    NUL (PostgreSQL refuses it) or half a surrogate pair. None becomes empty."""
+    """Text that both databases accept: cut to `chars` characters (SQLite has no limit of its own), without
+    NUL (PostgreSQL refuses it) and without half surrogate pairs. None becomes empty."""
     clean = str(text or "").replace("\0", "\ufffd").encode(errors="replace").decode()
     return clean[:chars]

@@ -1,23 +1,28 @@
 """Pages about people: usage, tokens, and the audit trail for admins."""
 
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from busbar.api.errors import ApiError, Unauthenticated
-from busbar.api.identity import Caller, Role, Scope
-from busbar.api.ledger import By
-from busbar.api.permissions import AdminOnly, Known, services_of
+from busbar.api.access.audit import MAX_ID
+from busbar.api.access.identity import Caller, CallerRole, Scope
+from busbar.api.access.token_rules import DAY
+from busbar.api.access.tokens import TokenState
+from busbar.api.dependencies import AdminOnly, AnyCaller, services_of
+from busbar.api.errors import ApiError, Invalid, Unauthenticated
 from busbar.api.portal.drafts import whole_or_none
+from busbar.api.portal.formatting import money, number
 from busbar.api.portal.render import frame, html
-from busbar.api.portal.words import money, number
-from busbar.api.preview import span
-from busbar.api.usage import usage_for
+from busbar.api.records.usage_ledger import By
+from busbar.kube.contracts.preview import span
 
 PAGE = 100
-Anyone = Annotated[Caller, Depends(Known())]
+MAX_DAYS = 3650
+Anyone = Annotated[Caller, Depends(AnyCaller())]
 
 
 def router() -> APIRouter:
@@ -38,7 +43,7 @@ def _usage(routes: APIRouter) -> None:
     ) -> Response:
         services = services_of(request)
         now = services.clock()
-        report = await usage_for(services, caller, by, now - timedelta(days=days), now)
+        report = await services.usage.report(caller, by, now - timedelta(days=days), now)
         context = {
             "report": report,
             "by": by,
@@ -52,8 +57,14 @@ def _usage(routes: APIRouter) -> None:
 
 def _token_pages(routes: APIRouter) -> None:
     @routes.get("/tokens")
-    async def tokens(request: Request, caller: Anyone) -> Response:
-        return await _tokens(request, caller, None, None)
+    async def tokens(
+        request: Request,
+        caller: Anyone,
+        subject: Annotated[str, Query(max_length=253)] = "",
+        state: Literal["", "live", "ended"] = "",
+        before: Annotated[str, Query(max_length=32)] = "",
+    ) -> Response:
+        return await _tokens(request, caller, shown=Shown(subject.strip(), state, before))
 
     @routes.post("/tokens")
     async def create(
@@ -65,24 +76,40 @@ def _token_pages(routes: APIRouter) -> None:
         days: Annotated[str, Form(max_length=5)] = "",
     ) -> Response:
         try:
-            good_for = whole_or_none(days, "days", "until it is revoked", least=1)
-            text, _ = await services_of(request).desk.create(
+            good_for = whole_or_none(days, "days", "the usual lifetime", least=1)
+            if good_for is not None and good_for > MAX_DAYS:
+                raise Invalid(f"days must be at most {MAX_DAYS}", field="days")
+            text, _ = await services_of(request).token_service.create(
                 caller,
                 scopes=scope or [Scope.REST],
-                role=Role.USER,
+                role=CallerRole.USER,
                 tenant=tenant or None,
                 description=description,
                 lifetime=timedelta(days=good_for) if good_for is not None else None,
+                address=services_of(request).forwarded.address(request.scope),
             )
         except Unauthenticated:
             raise
         except ApiError as error:
-            return await _tokens(request, caller, None, error, error.status)
-        return await _tokens(request, caller, text, None, 201)
+            return await _tokens(request, caller, problem=error, status=error.status)
+        return await _tokens(request, caller, made=text, status=201)
+
+    @routes.post("/tokens/revoke")
+    async def revoke_many(
+        request: Request,
+        caller: Anyone,
+        subject: Annotated[str, Form(max_length=253)] = "",
+        everyone: Annotated[bool, Form()] = False,
+    ) -> Response:
+        subject = subject.strip()
+        if everyone == bool(subject):
+            raise Invalid("name a person, or tick everybody, and not both", field="subject")
+        await services_of(request).token_service.revoke_many(caller, subject or None)
+        return RedirectResponse("/tokens", status_code=303)
 
     @routes.post("/tokens/{token_id}/revoke")
     async def revoke(request: Request, token_id: str, caller: Anyone) -> Response:
-        await services_of(request).desk.revoke(caller, token_id)
+        await services_of(request).token_service.revoke(caller, token_id)
         return RedirectResponse("/tokens", status_code=303)
 
 
@@ -91,7 +118,7 @@ def _audit(routes: APIRouter) -> None:
     async def audit(
         request: Request,
         caller: Annotated[Caller, Depends(AdminOnly())],
-        before: Annotated[int | None, Query(ge=1)] = None,
+        before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     ) -> Response:
         rows = await services_of(request).audit.page(before=before, limit=PAGE)
         following = rows[-1].id if len(rows) == PAGE else None
@@ -99,27 +126,54 @@ def _audit(routes: APIRouter) -> None:
         return html("audit.html", {**await frame(request, caller, "audit"), **context})
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Which tokens the page shows; empty: all of them, from the newest."""
+
+    subject: str = ""
+    state: Literal["", "live", "ended"] = ""
+    before: str = ""
+
+
 async def _tokens(
-    request: Request, caller: Caller, made: str | None, problem: ApiError | None, status: int = 200
+    request: Request,
+    caller: Caller,
+    *,
+    shown: Shown = Shown(),
+    made: str | None = None,
+    problem: ApiError | None = None,
+    status: int = 200,
 ) -> Response:
     services = services_of(request)
     now = services.clock()
+    found = await services.token_service.page(
+        caller,
+        subject=shown.subject or None,
+        state=TokenState(shown.state) if shown.state else None,
+        before=shown.before or None,
+        limit=PAGE,
+    )
     rows = [
         {
             "token": token,
             "age": span((now - token.created_at).total_seconds()),
             "used": span((now - token.last_used_at).total_seconds()) if token.last_used_at else "",
             "live": token.revoked_at is None and (token.expires_at is None or token.expires_at > now),
-            "own": token.subject == caller.subject,
         }
-        for token in await services.desk.listing(caller)
+        for token in found
     ]
-    tenants = [m.tenant for m in services.tenancy.memberships(caller) if m.may_write]
+    rules = services.token_service.rules
+    older = {"subject": shown.subject, "state": shown.state, "before": found[-1].id if found else ""}
     context = {
         "rows": rows,
+        "shown": shown,
+        "states": list(TokenState),
+        "older": urlencode(older) if len(found) == PAGE else "",
+        "usual_days": f"{rules.default / DAY:g}",
+        "most_days": f"{rules.longest / DAY:g}",
         "made": made,
         "problem": problem,
-        "tenants": tenants,
+        "tenants": [m.tenant for m in services.tenancy.memberships(caller) if m.may_write],
         "may_infer": Scope.INFERENCE in caller.scopes,
     }
     return html("tokens.html", {**await frame(request, caller, "tokens"), **context}, status)

@@ -1,4 +1,4 @@
-"""From the submit form to the object it stands for. Pure; what a field means is checked by the API server."""
+"""Makes the object that a filled submit form describes. Pure; the API server checks what the fields mean."""
 
 import json
 import math
@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from busbar.api.errors import Invalid
-from busbar.api.kubernetes import Object
-from busbar.api.objects import KINDS
+from busbar.api.kubernetes.client import Object
+from busbar.api.objects.objects import KINDS, check_unicode
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 
 FORMS = ("train", "image", "serve", "yaml")
@@ -45,7 +45,7 @@ Fields = Mapping[str, str]
 
 
 def draft(form: str, fields: Fields) -> tuple[Resource, Object]:
-    """The kind and the object that a filled form stands for.
+    """The kind and the object that a filled form describes.
 
     Raises:
         Invalid: a field is missing or not a number; the form says which.
@@ -60,8 +60,8 @@ def draft(form: str, fields: Fields) -> tuple[Resource, Object]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as JSON knows it: a date stays text, as in kubectl, and nothing is repeated by reference, so that a
-    short text cannot stand for a huge object."""
+    """YAML limited to what JSON can express: dates stay text, as in kubectl, and aliases are refused, so that
+    a short text cannot expand to a huge object."""
 
     def compose_node(self, parent: Any, index: int) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -81,7 +81,12 @@ def _plain(document: Any) -> Any:
 
 
 def parse(text: str) -> tuple[Resource, Object]:
-    """One object of ours as YAML or JSON."""
+    """One object of ours as YAML or JSON.
+
+    Raises:
+        Invalid: it is not one object of our kinds.
+        BadRequest: an escape in it stands for text that is not Unicode.
+    """
     if len(text) > MAX_YAML_CHARS:
         raise Invalid(f"the YAML is longer than {MAX_YAML_CHARS} characters", field="yaml")
     try:
@@ -91,9 +96,10 @@ def parse(text: str) -> tuple[Resource, Object]:
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise Invalid("write exactly one object here", field="yaml")
     found: Object = documents[0]
-    resource = next((r for r in KINDS.values() if r.kind == found.get("kind")), None)
+    check_unicode(found)
+    resource = next((r for r in KINDS if r.kind == found.get("kind")), None)
     if resource is None:
-        raise Invalid(f"kind must be {' or '.join(r.kind for r in KINDS.values())}", field="kind")
+        raise Invalid(f"kind must be {' or '.join(r.kind for r in KINDS)}", field="kind")
     return resource, found
 
 

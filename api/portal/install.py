@@ -6,9 +6,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
+from busbar.api.dependencies import Public
 from busbar.api.errors import ApiError, Unauthenticated
-from busbar.api.permissions import Public
-from busbar.api.portal import account, cluster_pages, jobs, login, services_pages, submit
+from busbar.api.portal import account, cluster_pages, front_page, jobs, login, services_pages, submit
 from busbar.api.portal.render import html, is_fragment, static_response
 from busbar.api.services import Services
 
@@ -18,6 +18,7 @@ def install(app: FastAPI, services: Services) -> None:
     for router in (
         _static(),
         login.router(),
+        front_page.router(),
         jobs.router(),
         services_pages.router(),
         submit.router(),

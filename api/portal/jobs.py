@@ -1,30 +1,28 @@
 """Pages of training jobs: the list, and one job with its curves, log and events."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import Response
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import InNamespace, Known, services_of
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import AnyCaller, InNamespace, services_of
 from busbar.api.portal import object_pages
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.portal.views import FILTERS, JobView, job_view, matches
+from busbar.api.portal.views import FILTERS, job_view, matches
 from busbar.kube.resources import TRAINING_JOBS
+from busbar.kube.types import TrainingJob
 
 SHOWN = 300
-"""Rows of one list; filters reach the rest."""
+"""Rows that one list shows; filters find the rest."""
 
-Anyone = Annotated[Caller, Depends(Known())]
+Anyone = Annotated[Caller, Depends(AnyCaller())]
 Reader = Annotated[Caller, Depends(InNamespace("get", TRAINING_JOBS))]
 
 
 def router() -> APIRouter:
     routes = APIRouter()
-
-    @routes.get("/")
-    async def home(_: Anyone) -> Response:
-        return RedirectResponse("/jobs", status_code=303)
 
     @routes.get("/jobs")
     async def listing(
@@ -35,8 +33,7 @@ def router() -> APIRouter:
     ) -> Response:
         services = services_of(request)
         now = services.clock()
-        views = [job_view(obj, now) for obj in await services.objects.listing(caller, TRAINING_JOBS)]
-        context = _filtered(views, show, q)
+        context = _filtered(await services.objects.listing(caller, TrainingJob), show, q, now)
         if is_fragment(request):
             return html("jobs_list.html", context)
         return html("jobs.html", {**await frame(request, caller, "jobs"), **context})
@@ -44,14 +41,14 @@ def router() -> APIRouter:
     @routes.get("/jobs/{namespace}/{name}")
     async def one(request: Request, namespace: str, name: str, caller: Reader) -> Response:
         services = services_of(request)
-        obj = await services.objects.get(caller, TRAINING_JOBS, namespace, name)
+        obj = await services.objects.get(caller, TrainingJob, namespace, name)
         view = job_view(obj, services.clock())
         if is_fragment(request):
             return html("job_status.html", {"job": view})
         pods = await services.pods.ranks(caller, TRAINING_JOBS, namespace, name)
         context = {
             "job": view,
-            "ranks": sorted({pod["rank"] for pod in pods}) or [0],
+            "ranks": sorted({pod.rank for pod in pods}) or [0],
             **await object_pages.of_object(request, caller, TRAINING_JOBS, obj),
         }
         return html("job.html", {**await frame(request, caller, "jobs"), **context})
@@ -60,13 +57,13 @@ def router() -> APIRouter:
     return routes
 
 
-def _filtered(views: list[JobView], show: str, text: str) -> dict[str, Any]:
+def _filtered(jobs: list[TrainingJob], show: str, text: str, now: datetime) -> dict[str, Any]:
     """The list's rows under a filter, and how many each filter would show."""
-    found = [view for view in views if matches(view, show, text)]
+    found = [job for job in jobs if matches(job, show, text)]
     return {
-        "jobs": found[:SHOWN],
+        "jobs": [job_view(job, now) for job in found[:SHOWN]],
         "more": max(0, len(found) - SHOWN),
-        "counts": {"": len(views), **{key: sum(matches(v, key, "") for v in views) for key in FILTERS}},
+        "counts": {"": len(jobs), **{key: sum(matches(job, key, "") for job in jobs) for key in FILTERS}},
         "show": show,
         "q": text,
     }

@@ -7,15 +7,16 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from busbar.api.errors import Forbidden, Unauthenticated
-from busbar.api.identity import Caller, Scope, Source
-from busbar.api.permissions import Known, Public, services_of
+from busbar.api.access.identity import Caller, Scope, Source
+from busbar.api.access.sessions import COOKIE
+from busbar.api.access.throttle import of_address, of_subject
+from busbar.api.dependencies import AnyCaller, Public, services_of
+from busbar.api.errors import Forbidden, TooMany, Unauthenticated
 from busbar.api.portal.render import html
 from busbar.api.services import Services
-from busbar.api.sessions import COOKIE
 
 KUBERNETES_SESSION = timedelta(hours=1)
-"""A session that began with a Kubernetes token is short: we cannot hear when that token is revoked."""
+"""A session that began with a Kubernetes token is short, because its revocation cannot be noticed."""
 
 Anybody = Annotated[None, Depends(Public("who is not logged in must be able to log in"))]
 
@@ -38,10 +39,11 @@ def router() -> APIRouter:
     ) -> Response:
         same_origin(request)
         services = services_of(request)
+        address = services.forwarded.address(request.scope)
         try:
-            caller = await services.authenticator.by_bearer(token.strip())
-        except Unauthenticated as error:
-            return _page(request, after, error.message, 401)
+            caller = await _known(services, address, token.strip())
+        except (Unauthenticated, TooMany) as error:
+            return _page(request, after, error.message, error.status, error.retry_after_s)
         if Scope.REST not in caller.scopes:
             return _page(
                 request, after, "This token is for inference only; use one with the scope rest.", 403
@@ -50,10 +52,10 @@ def router() -> APIRouter:
             caller.subject, "login", "Session", "", caller.subject, "Done", "", caller.source
         )
         lifetime = KUBERNETES_SESSION if caller.source is Source.KUBERNETES else None
-        return await begin(services, caller, after, lifetime)
+        return await begin(request, caller, after, lifetime)
 
     @routes.post("/logout")
-    async def logout(request: Request, caller: Annotated[Caller, Depends(Known())]) -> Response:
+    async def logout(request: Request, caller: Annotated[Caller, Depends(AnyCaller())]) -> Response:
         if caller.session is not None:
             await services_of(request).sessions.close(caller.session)
         response = RedirectResponse("/login", status_code=303)
@@ -63,10 +65,28 @@ def router() -> APIRouter:
     return routes
 
 
-async def begin(
-    services: Services, caller: Caller, after: str, lifetime: timedelta | None = None
-) -> Response:
-    """Open a session and go where the person wanted to."""
+async def _known(services: Services, address: str, bearer: str) -> Caller:
+    """The caller of a bearer. A wrong one counts for the address, a right one for its subject, so that people
+    behind one address do not use up each other's logins.
+
+    Raises:
+        Unauthenticated: nobody vouches for it; this is audited.
+        TooMany: too many wrong ones came from this address, or too many right ones of this person.
+    """
+    services.login_throttle.take([of_address(address)])
+    try:
+        caller = await services.authenticator.by_bearer(bearer)
+    except Unauthenticated as error:
+        await services.audit.note("", "login", "Session", "", address, error.code, error.message, "portal")
+        raise
+    services.login_throttle.give_back([of_address(address)])
+    services.login_throttle.take([of_subject(caller.subject)])
+    return caller
+
+
+async def begin(request: Request, caller: Caller, after: str, lifetime: timedelta | None = None) -> Response:
+    """Open a session and go where the person wanted to. The cookie is Secure where the browser speaks TLS."""
+    services = services_of(request)
     cookie = await services.sessions.open(caller, lifetime)
     response = RedirectResponse(local(after), status_code=303)
     response.set_cookie(
@@ -75,7 +95,7 @@ async def begin(
         max_age=int((lifetime or services.sessions.lifetime).total_seconds()),
         httponly=True,
         samesite="lax",
-        secure=services.settings.secure_cookies,
+        secure=services.forwarded.is_https(request.scope),
         path="/",
     )
     return response
@@ -83,24 +103,30 @@ async def begin(
 
 def local(target: str) -> str:
     """The target if it is a path of ours; `/` otherwise, so that a link cannot lead elsewhere."""
+    if not target.startswith("/") or target.startswith("//") or "\\" in target:
+        return "/"
     parts = urlsplit(target)
-    plain = target.startswith("/") and not target.startswith(("//", "/\\")) and "\\" not in target
-    return target if plain and not parts.scheme and not parts.netloc else "/"
+    return target if not parts.scheme and not parts.netloc else "/"
 
 
 def same_origin(request: Request) -> None:
     """Refuse a login form that another site submitted (there is no session yet to hold a CSRF token).
 
     Raises:
-        Forbidden: the Origin header names another host.
+        Forbidden: the Origin header names another host, or hides it (`null`: a sandboxed frame, a redirect).
     """
-    origin = request.headers.get("Origin")
-    if origin not in (None, "null") and urlsplit(str(origin)).netloc != request.headers.get("Host"):
+    origin, host = request.headers.get("Origin"), request.headers.get("Host")
+    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
         raise Forbidden("this form was sent from another site")
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
         raise Forbidden("this form was sent from another site")
 
 
-def _page(request: Request, after: str, problem: str, status: int = 200) -> Response:
+def _page(
+    request: Request, after: str, problem: str, status: int = 200, retry_after_s: int | None = None
+) -> Response:
     oidc = services_of(request).settings.oidc is not None
-    return html("login.html", {"next": local(after), "problem": problem, "oidc": oidc}, status)
+    response = html("login.html", {"next": local(after), "problem": problem, "oidc": oidc}, status)
+    if retry_after_s is not None:
+        response.headers["Retry-After"] = str(retry_after_s)
+    return response

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 
-from busbar.api.identity import Caller
-from busbar.api.kubernetes import Object
-from busbar.api.permissions import InNamespace, services_of
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import InNamespace, services_of
 from busbar.api.portal.drafts import to_yaml
 from busbar.api.portal.render import html
 from busbar.kube.resources import EVENTS, Resource
+from busbar.kube.types.meta import Resource as Model
 
 
 def router(resource: Resource, part: str) -> APIRouter:
@@ -53,11 +53,12 @@ def router(resource: Resource, part: str) -> APIRouter:
     return routes
 
 
-async def of_object(request: Request, caller: Caller, resource: Resource, obj: Object) -> dict[str, Any]:
+async def of_object(request: Request, caller: Caller, resource: Resource, obj: Model) -> dict[str, Any]:
     """What the page of one object needs beyond its view."""
-    namespace, name = obj["metadata"]["namespace"], obj["metadata"]["name"]
+    namespace, name = obj.metadata.namespace or "", obj.metadata.name
+    wire = obj.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return {
-        "yaml": to_yaml({key: obj[key] for key in ("apiVersion", "kind", "spec") if key in obj}),
+        "yaml": to_yaml({key: wire[key] for key in ("apiVersion", "kind", "spec") if key in wire}),
         "may_write": await services_of(request).authorizer.allowed(caller, "patch", resource, namespace),
         "api": f"/api/v1alpha1/namespaces/{namespace}/{resource.plural}/{name}",
     }

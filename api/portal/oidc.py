@@ -1,7 +1,7 @@
 """Login through OpenID Connect: authorization code with PKCE (S256) and nonce, by Authlib.
 
-Loaded only where it is configured. The state lives in a short signed cookie of its own; a forged or stale
-state is the browser's mistake and answers 400.
+Loaded only where it is configured. The state is kept in a short-lived signed cookie; a forged or expired
+state answers 400.
 """
 
 from typing import Annotated, Any
@@ -13,9 +13,10 @@ from fastapi.responses import Response
 from joserfc.errors import JoseError
 from starlette.middleware.sessions import SessionMiddleware
 
+from busbar.api.access.identity import Caller, CallerRole, Source, check_subject, foreign_groups
+from busbar.api.access.throttle import of_subject
+from busbar.api.dependencies import Public, services_of
 from busbar.api.errors import BadRequest, Invalid, Unavailable
-from busbar.api.identity import Caller, Role, Source, check_subject, foreign_groups
-from busbar.api.permissions import Public, services_of
 from busbar.api.portal.login import begin, local
 from busbar.api.services import Services
 from busbar.api.settings import Oidc
@@ -38,7 +39,7 @@ def install(app: FastAPI, services: Services) -> None:
         session_cookie=STATE_COOKIE,
         max_age=STATE_S,
         same_site="lax",
-        https_only=settings.secure_cookies,
+        https_only=services.forwarded.always_https,
     )
     provider = OAuth().register(
         name="oidc",
@@ -64,11 +65,12 @@ def install(app: FastAPI, services: Services) -> None:
             token = await provider.authorize_access_token(request)
         caller = caller_of(token.get("userinfo") or {}, oidc)
         built = services_of(request)
+        built.login_throttle.take([of_subject(caller.subject)])
         await built.audit.note(
             caller.subject, "login", "Session", "", caller.subject, "Done", "", caller.source
         )
         after = local(str(request.session.pop(NEXT, "/")))
-        return await begin(built, caller, after)
+        return await begin(request, caller, after)
 
 
 def caller_of(claims: dict[str, Any], oidc: Oidc) -> Caller:
@@ -89,11 +91,13 @@ def caller_of(claims: dict[str, Any], oidc: Oidc) -> Caller:
     groups = claims.get(oidc.groups_claim) or []
     held = foreign_groups([g for g in groups if isinstance(g, str)] if isinstance(groups, list) else [])
     admin = bool(oidc.admin_group) and oidc.admin_group in held
-    return Caller(subject=name, groups=held, role=Role.ADMIN if admin else Role.USER, source=Source.OIDC)
+    return Caller(
+        subject=name, groups=held, role=CallerRole.ADMIN if admin else CallerRole.USER, source=Source.OIDC
+    )
 
 
 class _provider_errors:
-    """What the browser or the provider did wrong, as errors of ours."""
+    """Errors of the browser or the provider as errors of the API."""
 
     def __enter__(self) -> None:
         return None

@@ -1,10 +1,14 @@
-"""From pools, the load of their nodes and measured speeds to what the pools page shows. Pure."""
+"""What the pools page shows of pools, node loads, tenants and measured speeds. Pure."""
 
 from dataclasses import dataclass, field
 
-from busbar.api.cluster import NodeLoad
-from busbar.api.kubernetes import Object
-from busbar.api.portal.words import money, number
+from busbar.api.portal.formatting import money, number
+from busbar.kube.contracts.preview import NodeLoad
+from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant
+from busbar.kube.types.accelerator_pool import AcceleratorPoolStatus
+from busbar.kube.types.meta import ConditionStatus
+from busbar.kube.types.performance_profile import CellSource, ProfileCell
+from busbar.kube.types.tenant import TenantStatus
 
 
 @dataclass(frozen=True)
@@ -32,34 +36,39 @@ class PoolView:
     memory: str
     ready: bool
     message: str
+    elsewhere: str
+    """What pods of no job hold of it; empty: nothing."""
     nodes: list[NodeView] = field(default_factory=list)
 
 
-def pool_view(pool: Object, loads: list[NodeLoad]) -> PoolView:
+def pool_view(pool: AcceleratorPool, loads: list[NodeLoad]) -> PoolView:
     """A pool and the load of its nodes."""
-    spec, status = pool["spec"], pool.get("status") or {}
-    mine = [load for load in loads if load.pool == pool["metadata"]["name"]]
-    capacity = float(status.get("capacity") or sum(n.capacity for n in mine))
-    held = status.get("allocated")
-    allocated = float(held) if held is not None else sum(n.allocated for n in mine)
-    ready: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
+    spec, status = pool.spec, pool.status or AcceleratorPoolStatus()
+    mine = [load for load in loads if load.pool == pool.metadata.name]
+    capacity = status.capacity or sum(n.capacity for n in mine)
+    allocated = status.allocated if status.allocated is not None else sum(n.allocated for n in mine)
+    conditions = {c.type: c for c in status.conditions or ()}
+    ready, elsewhere = conditions.get("Ready"), conditions.get("CapacityHeldElsewhere")
     return PoolView(
-        name=pool["metadata"]["name"],
-        accelerator=spec["accelerator"],
-        price=f"{money(spec.get('pricePerHour'))} per hour" if spec.get("pricePerHour") else "no price",
+        name=pool.metadata.name,
+        accelerator=spec.accelerator,
+        price=f"{money(spec.price_per_hour)} per hour" if spec.price_per_hour else "no price",
         capacity=number(capacity, 1),
         allocated=number(allocated, 1),
         free=number(max(0.0, capacity - allocated), 1),
         percent=min(100.0, 100.0 * allocated / capacity) if capacity else 0.0,
-        memory=f"{number(spec.get('memoryGib'), 0)} GiB" if spec.get("memoryGib") else "",
-        ready=ready.get("status", "True") == "True",
-        message=str(ready.get("message") or ""),
+        memory=f"{number(spec.memory_gib, 0)} GiB" if spec.memory_gib else "",
+        ready=ready is None or ready.status is ConditionStatus.TRUE,
+        message=ready.message if ready is not None else "",
+        elsewhere=elsewhere.message
+        if elsewhere is not None and elsewhere.status is ConditionStatus.TRUE
+        else "",
         nodes=[node_view(load) for load in mine],
     )
 
 
 def node_view(load: NodeLoad) -> NodeView:
-    """One cell: its heat is 0 to 10, in words for those who see no colours."""
+    """One cell: its colour step from 0 to 10, and the same as text for screen readers."""
     amount = f"{number(load.allocated, 1)}/{number(load.capacity, 1)}"
     state = "" if load.ready else ", not ready"
     return NodeView(
@@ -79,25 +88,70 @@ class ProfileView:
     rows: list[dict[str, str]]
 
 
-SOURCES = {"Stated": "stated", "Measured": "measured", "Ratio": "from other types", "Prior": "by formula"}
+SOURCES = {
+    CellSource.STATED: "stated",
+    CellSource.MEASURED: "measured",
+    CellSource.RATIO: "from other types",
+    CellSource.PRIOR: "by formula",
+}
 
 
-def profile_view(profile: Object) -> ProfileView:
+def profile_view(profile: PerformanceProfile) -> ProfileView:
     """A class's cells, fastest first."""
-    cells = (profile.get("status") or {}).get("cells") or []
-    cells = sorted(cells, key=lambda cell: -float(cell.get("tokensPerSecond") or 0))
-    return ProfileView(str(profile["spec"].get("workloadClass")), [_speed(cell) for cell in cells])
+    cells = (profile.status.cells if profile.status is not None else None) or ()
+    rows = sorted(cells, key=lambda cell: -cell.tokens_per_second)
+    return ProfileView(profile.spec.workload_class, [_speed(cell) for cell in rows])
 
 
-def _speed(cell: Object) -> dict[str, str]:
-    low, high = cell.get("low"), cell.get("high")
-    reports, doubted = cell.get("reports") or 0, cell.get("quarantined") or 0
-    source = SOURCES.get(str(cell.get("source")), str(cell.get("source")))
+def _gib(amount: float | None) -> str:
+    return "" if amount is None else f"{number(amount, 1)} GiB"
+
+
+def _speed(cell: ProfileCell) -> dict[str, str]:
+    source = SOURCES[cell.source]
+    known = cell.low is not None and cell.high is not None
     return {
-        "place": f"{cell.get('accelerators')} × {cell.get('accelerator')}",
-        "mode": str(cell.get("mode") or ""),
-        "speed": number(cell.get("tokensPerSecond"), 0),
-        "interval": f"{number(low, 0)} to {number(high, 0)}" if low is not None and high is not None else "",
-        "source": f"{source}, {reports} reports" if reports else source,
-        "doubted": f"{doubted} not believed" if doubted else "",
+        "place": f"{cell.accelerators} × {cell.accelerator}",
+        "mode": cell.mode,
+        "speed": number(cell.tokens_per_second, 0),
+        "predicted": number(cell.predicted, 0) if cell.predicted is not None else "",
+        "memory": _gib(cell.memory_gib),
+        "measured_memory": _gib(cell.measured_memory_gib),
+        "note": cell.note or "",
+        "interval": f"{number(cell.low, 0)} to {number(cell.high, 0)}" if known else "",
+        "source": f"{source}, {cell.reports} reports" if cell.reports else source,
+        "doubted": f"{cell.quarantined} not believed" if cell.quarantined else "",
     }
+
+
+@dataclass(frozen=True)
+class TenantView:
+    """A tenant with what it holds and may hold."""
+
+    title: str
+    weight: str
+    running: int | None
+    waiting: int | None
+    rows: list[dict[str, str]]
+
+
+def tenant_view(tenant: Tenant) -> TenantView:
+    """A tenant's accelerators: held, guaranteed and the most it may hold."""
+    spec, status = tenant.spec, tenant.status or TenantStatus()
+    held = {row.accelerator: row.count for row in status.allocated or ()}
+    quotas = {quota.accelerator: quota for quota in spec.quota or ()}
+    return TenantView(
+        title=spec.display_name or tenant.metadata.name,
+        weight=number(spec.weight, 2),
+        running=status.running,
+        waiting=status.waiting,
+        rows=[
+            {
+                "accelerator": "any" if kind == "*" else kind,
+                "held": number(held.get(kind, 0), 1),
+                "guaranteed": number(quotas[kind].guaranteed if kind in quotas else 0, 1),
+                "ceiling": number(quotas[kind].ceiling if kind in quotas else None, 1) or "none",
+            }
+            for kind in sorted({*held, *quotas})
+        ],
+    )

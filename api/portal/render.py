@@ -9,9 +9,9 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import services_of
 from busbar.api.errors import NotFound
-from busbar.api.identity import Caller
-from busbar.api.permissions import services_of
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

@@ -5,13 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import InNamespace, Known, services_of
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import AnyCaller, InNamespace, services_of
 from busbar.api.portal import object_pages
 from busbar.api.portal.drafts import whole_or_none
 from busbar.api.portal.render import frame, html, is_fragment
 from busbar.api.portal.views import service_view
 from busbar.kube.resources import MODEL_SERVICES
+from busbar.kube.types import ModelService
 
 Reader = Annotated[Caller, Depends(InNamespace("get", MODEL_SERVICES))]
 Writer = Annotated[Caller, Depends(InNamespace("patch", MODEL_SERVICES))]
@@ -27,10 +28,10 @@ def router() -> APIRouter:
 
 def _reading(routes: APIRouter) -> None:
     @routes.get("/services")
-    async def listing(request: Request, caller: Annotated[Caller, Depends(Known())]) -> Response:
+    async def listing(request: Request, caller: Annotated[Caller, Depends(AnyCaller())]) -> Response:
         services = services_of(request)
         now = services.clock()
-        views = [service_view(obj, now) for obj in await services.objects.listing(caller, MODEL_SERVICES)]
+        views = [service_view(obj, now) for obj in await services.objects.listing(caller, ModelService)]
         if is_fragment(request):
             return html("services_list.html", {"services": views})
         return html("services.html", {**await frame(request, caller, "services"), "services": views})
@@ -38,7 +39,7 @@ def _reading(routes: APIRouter) -> None:
     @routes.get("/services/{namespace}/{name}")
     async def one(request: Request, namespace: str, name: str, caller: Reader) -> Response:
         services = services_of(request)
-        obj = await services.objects.get(caller, MODEL_SERVICES, namespace, name)
+        obj = await services.objects.get(caller, ModelService, namespace, name)
         view = service_view(obj, services.clock())
         if is_fragment(request):
             return html("service_status.html", {"service": view})
@@ -62,7 +63,7 @@ def _asking(routes: APIRouter) -> None:
         temperature: Annotated[float, Form()] = 0.8,
     ) -> Response:
         services = services_of(request)
-        await services.objects.get(caller, MODEL_SERVICES, namespace, name)
+        await services.objects.get(caller, ModelService, namespace, name)
         stream = await services.completions.stream(caller, namespace, name, prompt, max_tokens, temperature)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 

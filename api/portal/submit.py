@@ -5,15 +5,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import AnyCaller, services_of
 from busbar.api.errors import ApiError, Invalid, Unauthenticated
-from busbar.api.identity import Caller
-from busbar.api.permissions import Known, services_of
+from busbar.api.objects.objects import check_unicode
 from busbar.api.portal.drafts import EXAMPLE, FORMS, PRESETS, draft, to_yaml
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.preview import span
-from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+from busbar.kube.contracts.preview import span
+from busbar.kube.resources import MODEL_SERVICES
+from busbar.kube.types import TrainingJob
+from busbar.kube.types.training_job import TrainingPhase
 
-Anyone = Annotated[Caller, Depends(Known())]
+Anyone = Annotated[Caller, Depends(AnyCaller())]
 
 
 def router() -> APIRouter:
@@ -62,14 +65,16 @@ def router() -> APIRouter:
         except ApiError as error:
             return await _page(request, caller, form, fields, {"problem": error}, error.status)
         part = "services" if resource is MODEL_SERVICES else "jobs"
-        where = f"/{part}/{made['metadata']['namespace']}/{made['metadata']['name']}"
+        where = f"/{part}/{made.metadata.namespace}/{made.metadata.name}"
         return RedirectResponse(where, status_code=303)
 
     return routes
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    return {key: value for key, value in (await request.form()).items() if isinstance(value, str)}
+    fields = {key: value for key, value in (await request.form()).items() if isinstance(value, str)}
+    check_unicode(fields)
+    return fields
 
 
 def _namespace(fields: dict[str, str]) -> str:
@@ -88,16 +93,18 @@ async def _page(
     status: int = 200,
 ) -> Response:
     services = services_of(request)
-    jobs = await services.objects.listing(caller, TRAINING_JOBS)
+    jobs = await services.objects.listing(caller, TrainingJob)
     context = {
         "form": form,
         "fields": fields,
         "answer": answer,
         "namespaces": await services.cluster.namespaces(caller),
         "presets": {key: label for key, (label, _) in PRESETS.items()},
-        "accelerators": sorted({p["spec"]["accelerator"] for p in await services.cluster.pools(caller)}),
+        "accelerators": sorted({p.spec.accelerator for p in await services.cluster.pools(caller)}),
         "trained": [
-            j["metadata"]["name"] for j in jobs if (j.get("status") or {}).get("phase") == "Succeeded"
+            job.metadata.name
+            for job in jobs
+            if job.status is not None and job.status.phase is TrainingPhase.SUCCEEDED
         ],
         "example": EXAMPLE,
     }

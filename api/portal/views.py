@@ -1,16 +1,28 @@
-"""From objects to what pages show. Pure: an object and a time in, plain values out."""
+"""What pages show of jobs and services. Pure: an object and a time in, plain values out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from busbar.api.clock import parse_time
-from busbar.api.cluster import model_id
-from busbar.api.kubernetes import Object
-from busbar.api.portal.words import ago, grouped, money, number, whole
-from busbar.api.preview import span
-from busbar.api.projection import as_number
-from busbar.kube.types.meta import ANNOTATION_REQUESTER
+from busbar.api.objects.cluster import model_id
+from busbar.api.portal.formatting import ago, as_number, money, number
+from busbar.kube.contracts.preview import span
+from busbar.kube.types import ModelService, TrainingJob
+from busbar.kube.types.forecast import StartForecast
+from busbar.kube.types.meta import ANNOTATION_REQUESTER, ConditionStatus
+from busbar.kube.types.model_service import ModelServiceStatus, ServicePhase
+from busbar.kube.types.training_job import (
+    TERMINAL_PHASES,
+    CheckpointStatus,
+    EvaluationResult,
+    LostWork,
+    Preview,
+    Progress,
+    TrainingJobStatus,
+    TrainingPhase,
+    Usage,
+)
 
 TONES = {
     "Running": "go",
@@ -41,6 +53,14 @@ class Badge:
 
     text: str
     tone: str
+
+
+@dataclass(frozen=True)
+class ConditionRows:
+    """Conditions of an object: those that are true, and the others, which the page folds."""
+
+    holding: list[dict[str, str]]
+    other: list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -81,72 +101,80 @@ class JobView:
     deleting: bool
     evaluation: dict[str, float]
     output: str
-    conditions: list[dict[str, str]]
+    conditions: ConditionRows
     waiting: list[tuple[str, str]]
     changes: list[dict[str, str]]
     preview: dict[str, Any]
     forecast: dict[str, str]
+    place: str
 
 
-def job_view(obj: Object, now: datetime) -> JobView:
+def job_view(job: TrainingJob, now: datetime) -> JobView:
     """The view of a TrainingJob."""
-    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-    progress, admission = status.get("progress") or {}, status.get("admission") or {}
-    checkpoint, lost = status.get("checkpoint") or {}, status.get("lostWork") or {}
-    usage, waiting = status.get("usage") or {}, status.get("waiting") or {}
-    phase = str(status.get("phase") or "Pending")
-    step, total = whole(progress.get("step")), whole(progress.get("totalSteps"))
+    meta, spec, status = job.metadata, job.spec, job.status or TrainingJobStatus()
+    progress, checkpoint = status.progress or Progress(), status.checkpoint or CheckpointStatus()
+    admission, usage, waiting = status.admission, status.usage or Usage(), status.waiting or {}
+    phase = status.phase or TrainingPhase.PENDING
+    step, total = progress.step, progress.total_steps
     return JobView(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        href=f"/jobs/{meta['namespace']}/{meta['name']}",
-        badge=Badge("Deleting" if meta.get("deletionTimestamp") else phase, TONES.get(phase, "wait")),
-        reason=str(status.get("reason") or ""),
-        message=str(status.get("message") or ""),
-        requester=str((meta.get("annotations") or {}).get(ANNOTATION_REQUESTER, "")),
-        age=ago(meta.get("creationTimestamp"), now),
+        namespace=meta.namespace or "",
+        name=meta.name,
+        uid=meta.uid,
+        href=f"/jobs/{meta.namespace}/{meta.name}",
+        badge=_badge(job, phase),
+        reason=status.reason or "",
+        message=status.message or "",
+        requester=meta.annotations.get(ANNOTATION_REQUESTER, ""),
+        age=ago(meta.creation_timestamp, now),
         step=step,
         total=total,
         percent=100.0 * step / total if total else None,
-        loss=number(progress.get("loss"), 4),
-        speed=grouped(progress.get("tokensPerSecond")),
+        loss=number(progress.loss, 4),
+        speed=number(progress.tokens_per_second, 0),
         eta=_eta(progress, phase),
         eta_range=_eta_range(progress, now),
-        checkpoint=ago(checkpoint.get("savedAt"), now),
-        checkpoint_step=checkpoint.get("step"),
-        lost=_lost(lost),
-        pool=str(admission.get("pool") or ""),
-        accelerator=str(admission.get("accelerator") or ""),
-        mode=str(admission.get("mode") or ""),
-        pods=f"{admission['pods']} × {admission.get('accelerators_per_pod', admission.get('acceleratorsPerPod', 1))}"
-        if admission.get("pods")
+        checkpoint=ago(checkpoint.saved_at, now),
+        checkpoint_step=checkpoint.step if status.checkpoint is not None else None,
+        lost=_lost(status.lost_work),
+        pool=admission.pool if admission is not None else "",
+        accelerator=admission.accelerator if admission is not None else "",
+        mode=(admission.mode if admission is not None else None) or "",
+        pods=f"{admission.pods} × {admission.accelerators_per_pod}"
+        if admission is not None and admission.pods
         else "",
-        why_here=str(admission.get("reason") or ""),
-        attempt=whole(status.get("attempt")),
-        preemptions=whole(status.get("preemptions")),
-        restarts=whole(status.get("restarts")),
-        cost=money(usage.get("cost")),
-        accelerator_hours=number((as_number(usage.get("acceleratorSeconds")) or 0) / 3600, 2),
-        suspended=bool(spec.get("suspend")),
-        finished=phase in ("Succeeded", "Failed"),
-        deleting=bool(meta.get("deletionTimestamp")),
-        evaluation={
-            label: value
-            for label, key in (
-                ("This model", "bitsPerByte"),
-                ("Bigram", "bigramBitsPerByte"),
-                ("N-gram", "ngramBitsPerByte"),
-            )
-            if (value := as_number((status.get("evaluation") or {}).get(key))) is not None
-        },
-        output=str(status.get("outputUri") or (spec.get("output") or {}).get("uri") or ""),
+        why_here=admission.reason if admission is not None else "",
+        attempt=status.attempt or 0,
+        preemptions=status.preemptions or 0,
+        restarts=status.restarts or 0,
+        cost=money(usage.cost),
+        accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
+        suspended=spec.suspend,
+        finished=phase in TERMINAL_PHASES,
+        deleting=meta.deletion_timestamp is not None,
+        evaluation=_evaluation(status.evaluation),
+        output=status.output_uri or (spec.output.uri if spec.output is not None else ""),
         conditions=conditions(status, now),
         waiting=waiting_facts(waiting),
         changes=[c for c in waiting.get("changes") or [] if isinstance(c, dict)],
-        preview=_preview(status.get("preview") or {}),
-        forecast=_forecast(status.get("forecast") or {}, now),
+        preview=_preview(status.preview),
+        forecast=_forecast(status.forecast, now),
+        place=status.reservation.sentence(now) if status.reservation is not None else "",
     )
+
+
+def _badge(obj: TrainingJob | ModelService, phase: TrainingPhase | ServicePhase) -> Badge:
+    deleting = obj.metadata.deletion_timestamp is not None
+    return Badge("Deleting" if deleting else phase.value, TONES.get(phase.value, "wait"))
+
+
+def _evaluation(found: EvaluationResult | None) -> dict[str, float]:
+    result = found or EvaluationResult()
+    figures = {
+        "This model": result.bits_per_byte,
+        "Bigram": result.bigram_bits_per_byte,
+        "N-gram": result.ngram_bits_per_byte,
+    }
+    return {label: value for label, value in figures.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -171,82 +199,88 @@ class ServiceView:
     url: str
     suspended: bool
     external: bool
-    """A person set the replica count; the autoscaler keeps out."""
+    """A user set the replica count, so the autoscaler does not change it."""
     deleting: bool
     cost: str
     accelerator_hours: str
-    conditions: list[dict[str, str]]
+    conditions: ConditionRows
     scaling: list[dict[str, str]]
     can_answer: bool
 
 
-def service_view(obj: Object, now: datetime) -> ServiceView:
+def service_view(service: ModelService, now: datetime) -> ServiceView:
     """The view of a ModelService."""
-    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-    phase = str(status.get("phase") or "Pending")
-    model, usage = spec.get("model") or {}, status.get("usage") or {}
-    low = int(spec.get("minReplicas", 1))
-    high = int(spec.get("maxReplicas") or max(low, 1))
+    meta, spec, status = service.metadata, service.spec, service.status or ModelServiceStatus()
+    phase, usage = status.phase or ServicePhase.PENDING, status.usage or Usage()
+    low = spec.min_replicas
+    high = spec.max_replicas or max(low, 1)
     return ServiceView(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        href=f"/services/{meta['namespace']}/{meta['name']}",
-        badge=Badge("Deleting" if meta.get("deletionTimestamp") else phase, TONES.get(phase, "wait")),
-        reason=str(status.get("reason") or ""),
-        message=str(status.get("message") or ""),
-        requester=str((meta.get("annotations") or {}).get(ANNOTATION_REQUESTER, "")),
-        age=ago(meta.get("creationTimestamp"), now),
-        model=model_id(obj),
-        source=f"TrainingJob {model['trainingJob']}"
-        if model.get("trainingJob")
-        else str(model.get("uri") or ""),
-        ready=whole(status.get("readyReplicas")),
-        desired=whole(status.get("desiredReplicas")),
+        namespace=meta.namespace or "",
+        name=meta.name,
+        uid=meta.uid,
+        href=f"/services/{meta.namespace}/{meta.name}",
+        badge=_badge(service, phase),
+        reason=status.reason or "",
+        message=status.message or "",
+        requester=meta.annotations.get(ANNOTATION_REQUESTER, ""),
+        age=ago(meta.creation_timestamp, now),
+        model=model_id(service),
+        source=f"TrainingJob {spec.model.training_job}" if spec.model.training_job else spec.model.uri or "",
+        ready=status.ready_replicas or 0,
+        desired=status.desired_replicas or 0,
         span=f"{low} to {high}",
-        pools=", ".join(f"{p.get('replicas', 0)} on {p.get('pool', '')}" for p in status.get("pools") or []),
-        url=str(status.get("url") or ""),
-        suspended=bool(spec.get("suspend")),
-        external=spec.get("replicas") is not None,
-        deleting=bool(meta.get("deletionTimestamp")),
-        cost=money(usage.get("cost")),
-        accelerator_hours=number((as_number(usage.get("acceleratorSeconds")) or 0) / 3600, 2),
+        pools=", ".join(f"{row.replicas} on {row.pool}" for row in status.pools or ()),
+        url=status.url or "",
+        suspended=spec.suspend,
+        external=spec.replicas is not None,
+        deleting=meta.deletion_timestamp is not None,
+        cost=money(usage.cost),
+        accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
         conditions=conditions(status, now),
         scaling=[
             {
-                "when": ago(row.get("time"), now),
-                "change": f"{row.get('previous', 0)} → {row.get('desired', 0)}",
-                "reason": str(row.get("reason") or ""),
+                "when": ago(row.time, now),
+                "change": f"{row.previous} → {row.desired}",
+                "reason": row.reason,
             }
-            for row in reversed(status.get("scalingHistory") or [])
+            for row in reversed(status.scaling_history or ())
         ],
-        can_answer=not spec.get("suspend") and phase not in ("Failed", "Suspended"),
+        can_answer=not spec.suspend and phase not in (ServicePhase.FAILED, ServicePhase.SUSPENDED),
     )
 
 
-def matches(view: JobView, chosen: str, text: str) -> bool:
+def matches(job: TrainingJob, chosen: str, text: str) -> bool:
     """Whether a job passes the list's filter."""
-    if chosen in FILTERS and view.badge.text not in FILTERS[chosen]:
+    phase = (job.status.phase if job.status is not None else None) or TrainingPhase.PENDING
+    if chosen in FILTERS and _badge(job, phase).text not in FILTERS[chosen]:
         return False
     wanted = text.strip().lower()
-    return (
-        not wanted
-        or wanted in f"{view.namespace}/{view.name} {view.requester} {view.pool} {view.reason}".lower()
-    )
+    return not wanted or wanted in _searched(job).lower()
 
 
-def conditions(status: Object, now: datetime) -> list[dict[str, str]]:
-    """Conditions in the standard form, for a table."""
-    return [
-        {
-            "type": str(c.get("type", "")),
-            "status": str(c.get("status", "")),
-            "reason": str(c.get("reason", "")),
-            "message": str(c.get("message", "")),
-            "since": ago(c.get("lastTransitionTime"), now),
-        }
-        for c in status.get("conditions") or []
-    ]
+def _searched(job: TrainingJob) -> str:
+    """Where the list's filter looks: name, requester, pool and reason."""
+    meta, status = job.metadata, job.status or TrainingJobStatus()
+    pool = status.admission.pool if status.admission is not None else ""
+    requester = meta.annotations.get(ANNOTATION_REQUESTER, "")
+    return f"{meta.namespace}/{meta.name} {requester} {pool} {status.reason or ''}"
+
+
+def conditions(status: TrainingJobStatus | ModelServiceStatus, now: datetime) -> ConditionRows:
+    """Conditions in the standard form. A message that equals the status message, which stands at the top of
+    the page, is left out: the operator writes one sentence into all conditions."""
+    rows: dict[bool, list[dict[str, str]]] = {True: [], False: []}
+    for condition in status.conditions or ():
+        rows[condition.status is ConditionStatus.TRUE].append(
+            {
+                "type": condition.type,
+                "status": condition.status.value,
+                "reason": condition.reason,
+                "message": "" if condition.message == status.message else condition.message,
+                "since": ago(condition.last_transition_time, now),
+            }
+        )
+    return ConditionRows(holding=rows[True], other=rows[False])
 
 
 _FACTS = (
@@ -262,9 +296,10 @@ _FACTS = (
 _AMOUNTS = ("requested", "entitled", "allocated", "limit", "free")
 
 
-def waiting_facts(record: Object) -> list[tuple[str, str]]:
-    """The scheduler's record in words; amounts are thousandths of an accelerator, or MiB of memory."""
-    memory = record.get("resource") in ("memory", "host-memory")
+def waiting_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The scheduler's waiting record for people; amounts are thousandths of an accelerator, or MiB of
+    memory."""
+    memory = record.get("resource") in ("memory", "ephemeral-storage", "device-memory")
     facts = []
     for key, label in _FACTS:
         value = record.get(key)
@@ -279,30 +314,28 @@ def waiting_facts(record: Object) -> list[tuple[str, str]]:
     return facts
 
 
-def _preview(found: Object) -> dict[str, Any]:
-    """What the last scheduling round would do with a job; empty when nothing is said."""
-    if not found:
+def _preview(found: Preview | None) -> dict[str, Any]:
+    """What the last scheduling round would do with a job; empty when unknown."""
+    if found is None:
         return {}
     return {
-        "starts_now": bool(found.get("startsNow")),
-        "pool": str(found.get("pool") or ""),
-        "mode": str(found.get("mode") or ""),
-        "reason": str(found.get("reason") or ""),
+        "starts_now": found.starts_now,
+        "pool": found.pool or "",
+        "mode": found.mode or "",
+        "reason": found.reason,
     }
 
 
-def _forecast(found: Object, now: datetime) -> dict[str, str]:
-    """When a waiting job is expected to start and end; empty when nothing is foretold."""
-    middle, late = parse_time(found.get("startP50")), parse_time(found.get("startP90"))
-    if middle is None or late is None:
+def _forecast(found: StartForecast | None, now: datetime) -> dict[str, str]:
+    """When a waiting job is expected to start and end; empty when there is no forecast."""
+    if found is None:
         return {}
-    end, last = parse_time(found.get("endP50")), parse_time(found.get("endP90"))
     return {
-        "start": _ahead(middle, now),
-        "start_late": _ahead(late, now),
-        "end": _ahead(end, now) if end is not None else "",
-        "end_late": _ahead(last, now) if last is not None else "",
-        "made": ago(found.get("madeAt"), now),
+        "start": _ahead(found.start_p50, now),
+        "start_late": _ahead(found.start_p90, now),
+        "end": _ahead(found.end_p50, now) if found.end_p50 is not None else "",
+        "end_late": _ahead(found.end_p90, now) if found.end_p90 is not None else "",
+        "made": ago(found.made_at, now),
     }
 
 
@@ -311,21 +344,19 @@ def _ahead(moment: datetime, now: datetime) -> str:
     return f"in {span(left_s)}" if left_s > 0 else "any moment"
 
 
-def _eta(progress: Object, phase: str) -> str:
-    if phase != "Running":
+def _eta(progress: Progress, phase: TrainingPhase) -> str:
+    if phase is not TrainingPhase.RUNNING:
         return ""
-    seconds = as_number(progress.get("etaSeconds"))
-    return span(seconds) if seconds is not None else str(progress.get("eta") or "")
+    return span(progress.eta_seconds) if progress.eta_seconds is not None else progress.eta or ""
 
 
-def _eta_range(progress: Object, now: datetime) -> str:
-    """How long the rest takes at this speed, and at the lowest that is believed of its place."""
-    middle, late = parse_time(progress.get("etaP50")), parse_time(progress.get("etaP90"))
+def _eta_range(progress: Progress, now: datetime) -> str:
+    """Time left at the present speed, and at the lowest plausible speed of its place."""
+    middle, late = progress.eta_p50, progress.eta_p90
     if middle is None or late is None or middle <= now:
         return ""
     return f"{span((middle - now).total_seconds())} at this speed, {span((late - now).total_seconds())} at the slowest believed"
 
 
-def _lost(lost: Object) -> str:
-    steps = whole(lost.get("steps"))
-    return f"{steps} steps, {span(as_number(lost.get('seconds')) or 0.0)}" if steps else ""
+def _lost(lost: LostWork | None) -> str:
+    return f"{lost.steps} steps, {span(lost.seconds)}" if lost is not None and lost.steps else ""

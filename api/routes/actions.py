@@ -1,14 +1,14 @@
-"""REST: what one can tell an object to do: cancel, resume, scale."""
+"""REST: actions on an object: cancel, resume, scale."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import InNamespace, services_of
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import InNamespace, services_of
 from busbar.api.routes import schemas
-from busbar.api.routes.body import raw
+from busbar.api.routes.body import one
 from busbar.api.routes.schemas import errors
 from busbar.api.routes.served import Served
 from busbar.kube.resources import MODEL_SERVICES
@@ -30,8 +30,8 @@ def router(of: Served) -> APIRouter:
     )
     async def cancel(
         request: Request, namespace: str, name: str, caller: Annotated[Caller, of.may("patch")]
-    ) -> JSONResponse:
-        return raw(await services_of(request).objects.suspend(caller, of.resource, namespace, name, True))
+    ) -> Response:
+        return one(await services_of(request).objects.suspend(caller, of.resource, namespace, name, True))
 
     @routes.post(
         f"{of.one}/resume",
@@ -42,14 +42,14 @@ def router(of: Served) -> APIRouter:
     )
     async def resume(
         request: Request, namespace: str, name: str, caller: Annotated[Caller, of.may("patch")]
-    ) -> JSONResponse:
-        return raw(await services_of(request).objects.suspend(caller, of.resource, namespace, name, False))
+    ) -> Response:
+        return one(await services_of(request).objects.suspend(caller, of.resource, namespace, name, False))
 
     return routes
 
 
 def scale() -> APIRouter:
-    """Replicas, which only ModelServices have."""
+    """The scale route, which only ModelServices have."""
     routes = APIRouter(tags=["ModelServices"])
 
     @routes.put(
@@ -65,7 +65,7 @@ def scale() -> APIRouter:
         name: str,
         body: schemas.ScaleTo,
         caller: Annotated[Caller, Depends(InNamespace("patch", MODEL_SERVICES))],
-    ) -> JSONResponse:
-        return raw(await services_of(request).objects.scale(caller, namespace, name, body.replicas))
+    ) -> Response:
+        return one(await services_of(request).objects.scale(caller, namespace, name, body.replicas))
 
     return routes

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 
 from busbar.api.errors import BadRequest
-from busbar.api.kubernetes import Object
+from busbar.api.kubernetes.client import Object
+from busbar.api.objects.objects import check_unicode
+from busbar.kube.types.meta import Resource
 
 
 async def read_object(request: Request) -> Object:
     """The body as a JSON object.
 
     Raises:
-        BadRequest: it is not JSON, or not an object.
+        BadRequest: it is not JSON, not an object, or holds text that is not Unicode.
     """
     try:
         body = json.loads(await request.body())
@@ -24,11 +27,13 @@ async def read_object(request: Request) -> Object:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
+    check_unicode(body)
     return body
 
 
 Body = Annotated[Object, Depends(read_object)]
-"""Stands after the caller in a handler's parameters: who is not known does not hear about their JSON."""
+"""Put it after the caller in a handler's parameters, so that unauthenticated requests are refused before
+their body is parsed."""
 
 
 def takes(kinds: tuple[str, ...], description: str) -> dict[str, Any]:
@@ -44,6 +49,16 @@ def takes(kinds: tuple[str, ...], description: str) -> dict[str, Any]:
     }
 
 
-def raw(body: Any, status: int = 200) -> JSONResponse:
-    """An answer that is JSON already: no second validation of objects that the API server has validated."""
-    return JSONResponse(body, status_code=status)
+def one(found: Resource, status: int = 200) -> Response:
+    """An answer that is one object, with the fields that Kubernetes sent."""
+    return Response(_json(found), status_code=status, media_type="application/json")
+
+
+def many(found: Iterable[Resource]) -> Response:
+    """An answer that is a list of objects."""
+    items = ",".join(map(_json, found))
+    return Response(f'{{"items":[{items}]}}', media_type="application/json")
+
+
+def _json(found: Resource) -> str:
+    return found.model_dump_json(by_alias=True, exclude_unset=True)

@@ -1,22 +1,22 @@
-"""REST for what is not one object: who am I, pools, profiles, nodes, tenants, models, changes."""
+"""REST for the caller, the overview, pools, profiles, nodes, tenants, models and changes."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
-from busbar.api.authorization import Reach
+from busbar.api.access.authorization import Reach
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import AnyCaller, authenticate, services_of
 from busbar.api.errors import TooMany
-from busbar.api.identity import Caller
-from busbar.api.permissions import Known, authenticate, services_of
 from busbar.api.routes import schemas
-from busbar.api.routes.body import raw
+from busbar.api.routes.body import many
 from busbar.api.routes.schemas import errors
 from busbar.kube.resources import TRAINING_JOBS
 
-Anyone = Annotated[Caller, Depends(Known())]
+Anyone = Annotated[Caller, Depends(AnyCaller())]
 _READ = errors(401, 403, 503)
 
 
@@ -49,10 +49,21 @@ def _callers(routes: APIRouter) -> None:
 
 def _cluster(routes: APIRouter) -> None:
     @routes.get(
+        "/overview",
+        operation_id="readOverview",
+        tags=["Cluster"],
+        summary="What runs, what waits and why, who holds what, what it costs per hour",
+        response_model=schemas.OverviewInfo,
+        responses=_READ,
+    )
+    async def overview(request: Request, caller: Anyone) -> schemas.OverviewInfo:
+        return schemas.OverviewInfo.model_validate(await services_of(request).overviews.overview(caller))
+
+    @routes.get(
         "/pools", operation_id="listPools", tags=["Cluster"], response_model=schemas.PoolList, responses=_READ
     )
-    async def pools(request: Request, caller: Anyone) -> JSONResponse:
-        return raw({"items": await services_of(request).cluster.pools(caller)})
+    async def pools(request: Request, caller: Anyone) -> Response:
+        return many(await services_of(request).cluster.pools(caller))
 
     @routes.get(
         "/profiles",
@@ -61,8 +72,8 @@ def _cluster(routes: APIRouter) -> None:
         response_model=schemas.ProfileList,
         responses=_READ,
     )
-    async def profiles(request: Request, caller: Anyone) -> JSONResponse:
-        return raw({"items": await services_of(request).cluster.profiles(caller)})
+    async def profiles(request: Request, caller: Anyone) -> Response:
+        return many(await services_of(request).cluster.profiles(caller))
 
     @routes.get(
         "/nodes", operation_id="listNodes", tags=["Cluster"], response_model=schemas.NodeList, responses=_READ
@@ -78,8 +89,8 @@ def _cluster(routes: APIRouter) -> None:
         response_model=schemas.TenantList,
         responses=_READ,
     )
-    async def tenants(request: Request, caller: Anyone) -> JSONResponse:
-        return raw({"items": await services_of(request).cluster.tenants(caller)})
+    async def tenants(request: Request, caller: Anyone) -> Response:
+        return many(await services_of(request).cluster.tenants(caller))
 
 
 def _models(routes: APIRouter) -> None:
@@ -112,7 +123,7 @@ def _changes(routes: APIRouter) -> None:
     )
     async def changes(request: Request, caller: Anyone) -> StreamingResponse:
         services = services_of(request)
-        if services.live.full(caller.subject):
+        if services.change_stream.full(caller.subject):
             raise TooMany("too many open event streams; poll instead", retry_after_s=10)
 
         async def look() -> Reach:
@@ -121,7 +132,7 @@ def _changes(routes: APIRouter) -> None:
 
         reach = await services.authorizer.reach(caller, TRAINING_JOBS)
         return StreamingResponse(
-            services.live.stream(caller.subject, reach, look),
+            services.change_stream.stream(caller.subject, reach, look),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

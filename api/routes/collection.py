@@ -3,11 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import Known, services_of
-from busbar.api.routes.body import Body, raw, takes
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import AnyCaller, services_of
+from busbar.api.routes.body import Body, many, one, takes
 from busbar.api.routes.schemas import errors
 from busbar.api.routes.served import Served
 
@@ -23,8 +23,8 @@ def router(of: Served) -> APIRouter:
         response_model=of.many,
         responses=errors(401, 403, 503),
     )
-    async def list_all(request: Request, caller: Annotated[Caller, Depends(Known())]) -> JSONResponse:
-        return raw({"items": await services_of(request).objects.listing(caller, of.resource)})
+    async def list_all(request: Request, caller: Annotated[Caller, Depends(AnyCaller())]) -> Response:
+        return many(await services_of(request).objects.listing(caller, of.model))
 
     @routes.get(
         of.collection,
@@ -35,8 +35,8 @@ def router(of: Served) -> APIRouter:
     )
     async def list_some(
         request: Request, namespace: str, caller: Annotated[Caller, of.may("list")]
-    ) -> JSONResponse:
-        return raw({"items": await services_of(request).objects.listing(caller, of.resource, namespace)})
+    ) -> Response:
+        return many(await services_of(request).objects.listing(caller, of.model, namespace))
 
     @routes.post(
         of.collection,
@@ -49,7 +49,7 @@ def router(of: Served) -> APIRouter:
     )
     async def create(
         request: Request, namespace: str, caller: Annotated[Caller, of.may("create")], body: Body
-    ) -> JSONResponse:
-        return raw(await services_of(request).objects.create(caller, of.resource, namespace, body), 201)
+    ) -> Response:
+        return one(await services_of(request).objects.create(caller, of.resource, namespace, body), 201)
 
     return routes

@@ -1,11 +1,11 @@
-"""REST: what would become of a draft, before anything is made."""
+"""REST: the preview of a draft, before anything is created."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import InNamespace, services_of
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import InNamespace, services_of
 from busbar.api.routes import schemas
 from busbar.api.routes.body import Body, takes
 from busbar.api.routes.schemas import errors

@@ -1,14 +1,13 @@
-"""REST: what there is to learn of an object: logs, events, pods, curves."""
+"""REST: logs, events, pods and curves of an object."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import InNamespace, read_pod_log, services_of
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import InNamespace, read_pod_log, services_of
 from busbar.api.routes import schemas
-from busbar.api.routes.body import raw
 from busbar.api.routes.schemas import errors
 from busbar.api.routes.served import Served
 from busbar.kube.resources import EVENTS
@@ -42,7 +41,9 @@ def _logs(routes: APIRouter, of: Served) -> None:
         follow: Annotated[bool, Query(description="Go on until the container ends.")] = False,
         rank: Annotated[int, Query(ge=0, le=4096)] = 0,
         tail: Annotated[int | None, Query(ge=1, le=100_000, description="Only the last lines.")] = None,
-        attempt: Annotated[int | None, Query(ge=0, description="Default: the newest with pods.")] = None,
+        attempt: Annotated[
+            int | None, Query(ge=0, le=2**31 - 1, description="Default: the newest with pods.")
+        ] = None,
     ) -> StreamingResponse:
         stream = await services_of(request).pods.logs(
             caller, of.resource, namespace, name, rank=rank, follow=follow, tail=tail, attempt=attempt
@@ -63,8 +64,9 @@ def _pods(routes: APIRouter, of: Served) -> None:
         namespace: str,
         name: str,
         caller: Annotated[Caller, Depends(InNamespace("list", EVENTS, of=of.resource))],
-    ) -> JSONResponse:
-        return raw({"items": await services_of(request).pods.events(caller, of.resource, namespace, name)})
+    ) -> schemas.EventList:
+        found = await services_of(request).pods.events(caller, of.resource, namespace, name)
+        return schemas.EventList.model_validate({"items": found})
 
     @routes.get(
         f"{of.one}/pods",
@@ -92,6 +94,6 @@ def _samples(routes: APIRouter, of: Served) -> None:
         request: Request, namespace: str, name: str, caller: Annotated[Caller, of.may("get")]
     ) -> schemas.SampleList:
         services = services_of(request)
-        found = await services.objects.get(caller, of.resource, namespace, name)
-        curve = await services.history.curve(found["metadata"]["uid"])
+        found = await services.objects.get(caller, of.model, namespace, name)
+        curve = await services.history.curve(found.metadata.uid)
         return schemas.SampleList.model_validate({"items": [dict(row) for row in curve]})

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import GatewayOnly, services_of
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import GatewayOnly, services_of
 from busbar.api.routes.schemas import errors
 from busbar.kube.contracts import keys, usage
 
@@ -34,7 +34,7 @@ def router() -> APIRouter:
         responses=errors(401, 403, 413, 422, 503),
     )
     async def report(request: Request, body: usage.UsageBatch, _caller: Gateway) -> usage.UsageAccepted:
-        through = await services_of(request).ledger.accept(body.gateway, body.records)
+        through = await services_of(request).usage_ledger.accept(body.gateway, body.records)
         return usage.UsageAccepted(accepted_through=through)
 
     return routes

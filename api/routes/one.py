@@ -3,11 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import services_of
-from busbar.api.routes.body import Body, raw, takes
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import services_of
+from busbar.api.routes.body import Body, one, takes
 from busbar.api.routes.schemas import errors
 from busbar.api.routes.served import Served
 
@@ -25,8 +25,8 @@ def router(of: Served) -> APIRouter:
     )
     async def get(
         request: Request, namespace: str, name: str, caller: Annotated[Caller, of.may("get")]
-    ) -> JSONResponse:
-        return raw(await services_of(request).objects.get(caller, of.resource, namespace, name))
+    ) -> Response:
+        return one(await services_of(request).objects.get(caller, of.model, namespace, name))
 
     @routes.patch(
         of.one,
@@ -38,8 +38,8 @@ def router(of: Served) -> APIRouter:
     )
     async def change(
         request: Request, namespace: str, name: str, caller: Annotated[Caller, of.may("patch")], body: Body
-    ) -> JSONResponse:
-        return raw(await services_of(request).objects.change(caller, of.resource, namespace, name, body))
+    ) -> Response:
+        return one(await services_of(request).objects.change(caller, of.resource, namespace, name, body))
 
     @routes.delete(
         of.one,

@@ -8,12 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from busbar.api.identity import Caller
-from busbar.api.permissions import AdminOnly, Known, services_of
+from busbar.api.access.audit import MAX_ID
+from busbar.api.access.identity import Caller
+from busbar.api.access.tokens import TokenState
+from busbar.api.dependencies import AdminOnly, AnyCaller, services_of
 from busbar.api.routes import schemas
 from busbar.api.routes.schemas import errors
 
-Anyone = Annotated[Caller, Depends(Known())]
+Anyone = Annotated[Caller, Depends(AnyCaller())]
 
 
 def router() -> APIRouter:
@@ -28,12 +30,23 @@ def _tokens(routes: APIRouter) -> None:
     @routes.get(
         "/tokens",
         operation_id="listTokens",
-        summary="One's own tokens; everybody's for admins",
-        response_model=schemas.TokenList,
-        responses=errors(401, 403, 503),
+        summary="One's own tokens, newest first; everybody's for admins",
+        response_model=schemas.TokenPage,
+        responses=errors(401, 403, 422, 503),
     )
-    async def tokens(request: Request, caller: Anyone) -> schemas.TokenList:
-        return schemas.TokenList.model_validate({"items": await services_of(request).desk.listing(caller)})
+    async def tokens(
+        request: Request,
+        caller: Anyone,
+        subject: Annotated[str | None, Query(max_length=253, description="For admins: one person's.")] = None,
+        state: Annotated[TokenState | None, Query(description="Default: both.")] = None,
+        before: Annotated[str | None, Query(max_length=32, description="`next` of the page before.")] = None,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ) -> schemas.TokenPage:
+        rows = await services_of(request).token_service.page(
+            caller, subject=subject, state=state, before=before, limit=limit
+        )
+        following = rows[-1].id if len(rows) == limit else None
+        return schemas.TokenPage.model_validate({"items": rows, "next": following})
 
     @routes.post(
         "/tokens",
@@ -41,13 +54,13 @@ def _tokens(routes: APIRouter) -> None:
         summary="A new token; its text is shown this once",
         status_code=201,
         response_model=schemas.TokenCreated,
-        responses=errors(400, 401, 403, 413, 422, 503),
+        responses=errors(400, 401, 403, 409, 413, 422, 429, 503),
     )
     async def create(
         request: Request, body: schemas.TokenAsk, caller: Anyone, response: Response
     ) -> schemas.TokenCreated:
         lifetime = timedelta(days=body.expires_in_days) if body.expires_in_days is not None else None
-        text, token = await services_of(request).desk.create(
+        text, token = await services_of(request).token_service.create(
             caller,
             scopes=body.scopes,
             role=body.role,
@@ -55,9 +68,21 @@ def _tokens(routes: APIRouter) -> None:
             tenant=body.tenant,
             description=body.description,
             lifetime=lifetime,
+            address=services_of(request).forwarded.address(request.scope),
         )
         response.headers["Cache-Control"] = "no-store"
         return schemas.TokenCreated(token=text, info=schemas.TokenInfo.model_validate(token))
+
+    @routes.post(
+        "/tokens/revoke",
+        operation_id="revokeTokens",
+        summary="End all live tokens of one person, or of everybody, and their browser sessions",
+        response_model=schemas.Revoked,
+        responses=errors(400, 401, 403, 413, 422, 503),
+    )
+    async def revoke_many(request: Request, body: schemas.RevokeAsk, caller: Anyone) -> schemas.Revoked:
+        count = await services_of(request).token_service.revoke_many(caller, body.subject)
+        return schemas.Revoked(revoked=count)
 
     @routes.delete(
         "/tokens/{token_id}",
@@ -68,7 +93,7 @@ def _tokens(routes: APIRouter) -> None:
         response_class=Response,
     )
     async def revoke(request: Request, token_id: str, caller: Anyone) -> Response:
-        await services_of(request).desk.revoke(caller, token_id)
+        await services_of(request).token_service.revoke(caller, token_id)
         return Response(status_code=204)
 
 
@@ -83,7 +108,7 @@ def _audit(routes: APIRouter) -> None:
     async def audit(
         request: Request,
         caller: Annotated[Caller, Depends(AdminOnly())],
-        before: Annotated[int | None, Query(ge=1)] = None,
+        before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
         subject: Annotated[str | None, Query(max_length=253)] = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> schemas.AuditPage:

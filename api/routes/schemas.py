@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.errors import ErrorBody
-from busbar.api.identity import Role, Scope
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 
 
 class Answer(BaseModel):
-    """Something the API says: camelCase on the wire."""
+    """Base of answers: camelCase."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, from_attributes=True
@@ -22,7 +22,7 @@ class Answer(BaseModel):
 
 
 class Ask(BaseModel):
-    """Something the API is told: unknown fields are refused."""
+    """Base of requests: camelCase, unknown fields are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, extra="forbid"
@@ -42,7 +42,7 @@ class ModelServiceList(Answer):
 
 
 class PoolList(Answer):
-    """Pools the caller may know, by name."""
+    """Pools that the caller may see, sorted by name."""
 
     items: list[AcceleratorPool]
 
@@ -59,6 +59,88 @@ class TenantList(Answer):
     items: list[Tenant]
 
 
+class PlaceInfo(Answer):
+    """Accelerators of one pool that an object holds."""
+
+    pool: str
+    accelerator: str
+    accelerators: float
+    cost_per_hour: float = Field(description="At the pool's price.")
+
+
+class RunningInfo(Answer):
+    """An object that holds accelerators."""
+
+    kind: str
+    namespace: str
+    name: str
+    tenant: str
+    phase: str
+    places: list[PlaceInfo]
+    cost_per_hour: float
+    since: datetime | None = Field(description="A job: when this attempt was admitted.")
+    percent: float | None = Field(description="A job: share of its steps done.")
+    ends_at: datetime | None = Field(description="A job: its end at this speed, without interruption.")
+
+
+class WaitingInfo(Answer):
+    """An object that asks for accelerators and does not have all of them."""
+
+    kind: str
+    namespace: str
+    name: str
+    tenant: str
+    since: datetime | None
+    reason: str
+    message: str
+    start_p50: datetime | None = Field(description="Expected start, as likely earlier as later.")
+    start_p90: datetime | None = Field(description="Nine times in ten it starts before.")
+
+
+class FailedInfo(Answer):
+    """A job that failed in the last 24 hours."""
+
+    namespace: str
+    name: str
+    tenant: str
+    at: datetime
+    reason: str
+    message: str
+
+
+class HeldInfo(Answer):
+    """What one tenant holds of one accelerator type."""
+
+    accelerator: str
+    held: float
+    guaranteed: float | None
+
+
+class HolderInfo(Answer):
+    """A tenant that the caller may see, or all other tenants together, of which only amounts are given."""
+
+    tenant: str = Field(description="Empty: all other tenants together.")
+    title: str
+    held: list[HeldInfo]
+    running: int | None
+    waiting: int | None
+    cost_per_hour: float | None
+
+
+class OverviewInfo(Answer):
+    """What runs, what waits and why, who holds what, and what it costs per hour."""
+
+    as_of: datetime
+    running: list[RunningInfo] = Field(description="The most expensive first.")
+    waiting: list[WaitingInfo] = Field(description="The longest wait first.")
+    failed: list[FailedInfo] = Field(description="In the last 24 hours, newest first.")
+    succeeded: int = Field(description="Jobs that succeeded in the last 24 hours.")
+    holders: list[HolderInfo]
+    capacity: float = Field(description="Accelerators of the pools the caller may use.")
+    allocated: float = Field(description="Of these, held by any tenant.")
+    cost_per_hour: float = Field(description="Of everything in `running`.")
+
+
 class MembershipInfo(Answer):
     tenant: str
     role: str
@@ -66,7 +148,7 @@ class MembershipInfo(Answer):
 
 
 class Me(Answer):
-    """Who the API takes the caller for."""
+    """The authenticated caller."""
 
     subject: str
     groups: list[str]
@@ -180,7 +262,7 @@ class NodeInfo(Answer):
 
 
 class NodeList(Answer):
-    """Load per node of the pools the caller may know."""
+    """Load per node of the pools that the caller may see."""
 
     items: list[NodeInfo]
 
@@ -196,7 +278,7 @@ class ModelInfo(Answer):
 
 
 class ModelList(Answer):
-    """Models the caller may ask, and where."""
+    """Models that the caller may use, and the address to use them at."""
 
     items: list[ModelInfo]
     base_url: str = Field(description="Base URL of the OpenAI API.")
@@ -219,7 +301,7 @@ class ComputeUsage(Answer):
     lost_seconds: float
 
 
-class Usage(Answer):
+class UsageTotals(Answer):
     """Sums over a time range. Compute is not summed by model, key or day."""
 
     by: str
@@ -263,7 +345,7 @@ class TokenInfo(Answer):
     subject: str
     description: str
     prefix: str
-    role: Role
+    role: CallerRole
     scopes: list[Scope]
     tenant: str | None = None
     created_at: datetime
@@ -273,8 +355,32 @@ class TokenInfo(Answer):
     revoked_at: datetime | None = None
 
 
-class TokenList(Answer):
+class TokenPage(Answer):
+    """Newest first; pass `next` as `before` for the following page."""
+
     items: list[TokenInfo]
+    next: str | None = None
+
+
+class RevokeAsk(Ask):
+    """Whose live tokens to revoke; exactly one of the two."""
+
+    subject: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        default=None, description="All of this person; one's own, or for admins anybody's."
+    )
+    everyone: Literal[True] | None = Field(default=None, description="For admins: all of everybody.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> RevokeAsk:
+        if (self.subject is None) == (self.everyone is None):
+            raise ValueError("name a subject, or say everyone: true, and not both")
+        return self
+
+
+class Revoked(Answer):
+    """What was revoked. The token and the session that the request came with stay."""
+
+    revoked: int = Field(description="Tokens that were live.")
 
 
 class TokenCreated(Answer):
@@ -291,7 +397,7 @@ class TokenAsk(Ask):
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=2)] = Field(
         default_factory=lambda: [Scope.REST, Scope.INFERENCE]
     )
-    role: Role = Role.USER
+    role: CallerRole = CallerRole.USER
     subject: Annotated[str, Field(max_length=253)] | None = Field(
         default=None, description="For admins: somebody else's name."
     )
@@ -299,7 +405,9 @@ class TokenAsk(Ask):
         default=None,
         description="Tenant that inference counts for; default the only one you are a member of.",
     )
-    expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = None
+    expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = Field(
+        default=None, description="Default and longest are settings of the API (90 and 365 days)."
+    )
 
 
 class AuditEntry(Answer):

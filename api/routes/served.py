@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from busbar.api.permissions import InNamespace
+from busbar.api.dependencies import InNamespace
 from busbar.api.routes import schemas
 from busbar.kube.resources import Resource
 from busbar.kube.types.meta import Resource as Kind

@@ -1,4 +1,4 @@
-"""REST for what was used, and for jobs that are gone."""
+"""REST for usage and for deleted jobs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import AnyCaller, services_of
 from busbar.api.errors import Invalid
-from busbar.api.identity import Caller
-from busbar.api.ledger import By
-from busbar.api.permissions import Known, services_of
+from busbar.api.records.usage_ledger import By
 from busbar.api.routes import schemas
 from busbar.api.routes.schemas import errors
-from busbar.api.usage import usage_for
 from busbar.kube.resources import TRAINING_JOBS
 
-Anyone = Annotated[Caller, Depends(Known())]
+Anyone = Annotated[Caller, Depends(AnyCaller())]
 DEFAULT_RANGE = timedelta(days=30)
 
 
@@ -27,7 +26,7 @@ def router() -> APIRouter:
     @routes.get(
         "/usage",
         operation_id="readUsage",
-        response_model=schemas.Usage,
+        response_model=schemas.UsageTotals,
         responses=errors(401, 403, 422, 503),
     )
     async def usage(
@@ -36,11 +35,11 @@ def router() -> APIRouter:
         by: By = By.TENANT,
         since: Annotated[datetime | None, Query(description="Default: 30 days ago.")] = None,
         until: Annotated[datetime | None, Query(description="Default: now.")] = None,
-    ) -> schemas.Usage:
+    ) -> schemas.UsageTotals:
         services = services_of(request)
         start, end = time_range(since, until, services.clock())
-        found = await usage_for(services, caller, by, start, end)
-        return schemas.Usage.model_validate(found)
+        found = await services.usage.report(caller, by, start, end)
+        return schemas.UsageTotals.model_validate(found)
 
     @routes.get(
         "/history",

@@ -48,7 +48,7 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of it is run."""
+    """The sizes of the run."""
 
     batches: tuple[int, ...]
     context: int

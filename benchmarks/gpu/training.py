@@ -1,19 +1,25 @@
-"""The training engine's offload on this machine's GPU: bit-equality first, then speed. Needs torch, nothing else.
+"""The training engine's offload on this machine's GPU: bit-equality first, then speed. Needs only torch.
 
     python benchmarks/gpu/training.py --output benchmarks/gpu/training-<gpu>.json
-    python benchmarks/gpu/training.py --shape miniature        what a machine without a GPU runs by itself
+    python benchmarks/gpu/training.py --shape miniature        the default on a machine without a GPU
+    python benchmarks/gpu/training.py --shape 3b --dtype bfloat16 --ways offload,fsdp2
+    python benchmarks/gpu/training.py --shape 13b --dtype bfloat16 --ways auto --checkpoint /scratch
 
-One decoder (RMSNorm, rotary attention, SwiGLU, tied head; random tokens) is trained four ways with the same seed:
+One decoder (RMSNorm, rotary attention, SwiGLU, tied head; random tokens) is trained in several ways with one seed:
 
-    plain       torch.optim.AdamW(fused=True), a loop that uses nothing of Busbar
+    plain       torch.optim.AdamW(fused=True), a loop without Busbar; fp32 masters under bfloat16
     resident    the engine, state on the device
     half        the engine, the state of the last groups on the host
     offload     the engine, all state on the host, streamed through staging slots
+    auto        the engine, as much state on the host as this device and host need
+    fsdp2       for comparison: torch's fully_shard with CPUOffloadPolicy on a GPU, AdamW(fused=True) on the host
 
-All losses and final weights must be equal bit for bit; otherwise the script says where they differ and exits 1.
-Then tokens per second of each (median of the steps after warm-up, synchronised), peak device memory, and the
+All losses and final weights but the peer's must be equal bit for bit; otherwise the script says where they differ
+and exits 1. The result begins with this machine's limits: matrix product, both directions of the link alone and
+together, copies in host memory. With --checkpoint FOLDER each engine writes one checkpoint there while a step
+runs, beside torch.save and fsync of the same state. Then tokens per second of each (median of the steps after warm-up, synchronised), peak device memory, and the
 bytes that crossed the link. The result is JSON with the command, versions, date and device. Without a GPU the
-same code runs a miniature on the CPU and the result says so: its times mean nothing, its equality does.
+same code runs a miniature on the CPU and the result says so: then only the equality is meaningful, not the times.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import time
@@ -39,10 +46,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.async_checkpoint import Saver
+from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.groups import FlatGroup, bind, make_groups, rebind_gradients
+from busbar.workloads.training.limits import host_limit_bytes
 from busbar.workloads.training.optimizer import OffloadedAdamW
-from busbar.workloads.training.plan import Demand, Limits, MemoryPlan, lay_out
+from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out, make_plan
 from busbar.workloads.training.settings import AdamW
+from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.streams import Streams, make_repeatable, open_streams
 
 SETTINGS = AdamW(
@@ -76,7 +87,11 @@ SHAPES = {
     "100m": Shape(12, 768, 2048, 12, 32000, 1024, 8, 30, 5),
     "1b": Shape(22, 2048, 5632, 32, 32000, 2048, 4, 20, 5),
     "3b": Shape(28, 3072, 8192, 24, 32000, 4096, 1, 12, 3),
+    "13b": Shape(40, 5120, 13824, 40, 32000, 4096, 4, 8, 3),
 }
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PEERS = {"fsdp2"}  # their numerics differ from ours
+ACTIVATION_BYTES = 20 * 2**30  # kept free by `auto` on a GPU; the engine itself measures this on fake tensors
 
 
 class Norm(nn.Module):
@@ -143,14 +158,18 @@ class Decoder(nn.Module):
 
 
 class Plain:
-    """The reference: torch's own optimizer, and nothing of Busbar."""
+    """The reference: torch's own optimizer, without Busbar."""
 
     name = "plain"
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
+        self.narrow = list(model.parameters())
+        self.masters = self.narrow
+        if self.narrow[0].dtype != torch.float32:
+            self.masters = [nn.Parameter(p.detach().float()) for p in self.narrow]
+        matrices = [p for p in self.masters if p.ndim >= 2]
+        vectors = [p for p in self.masters if p.ndim < 2]
         self.optimizer = torch.optim.AdamW(
             [
                 {"params": matrices, "weight_decay": SETTINGS.weight_decay},
@@ -163,11 +182,19 @@ class Plain:
         )
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         loss: torch.Tensor = self.model(tokens)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS.gradient_clip or 0.0)
+        torch.nn.utils.clip_grad_norm_(self.narrow, SETTINGS.gradient_clip or 0.0)
+        pairs = [(m, p) for m, p in zip(self.masters, self.narrow, strict=True) if m is not p]
+        for master, parameter in pairs:
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
         self.optimizer.step()
+        with torch.no_grad():
+            for master, parameter in pairs:
+                parameter.copy_(rounded(master))
+                master.grad = None
         return loss.detach()
 
     def facts(self) -> dict[str, Any]:
@@ -177,24 +204,82 @@ class Plain:
         return
 
 
+def rounded(master: torch.Tensor) -> torch.Tensor:
+    """The nearest bfloat16, half away from zero: the rounding of the engine's split master weights."""
+    bits = master.view(torch.int32)
+    return (((bits + 0x8000) >> 16) << 16).view(torch.float32).bfloat16()
+
+
+class FullyShard:
+    """torch's FSDP2 on one process: parameters, gradients and optimizer on the host where there is a GPU."""
+
+    name = "fsdp2"
+
+    def __init__(self, model: Decoder, device: torch.device, dtype: torch.dtype) -> None:
+        import tempfile
+
+        from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        self.model, self._distributed = model, distributed
+        on_gpu = device.type == "cuda"
+        if not distributed.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+            place = f"file://{tempfile.mkdtemp()}/store"
+            distributed.init_process_group(backend, init_method=place, rank=0, world_size=1)
+        mesh = init_device_mesh(device.type, (1,))
+        policy = MixedPrecisionPolicy(param_dtype=dtype)
+        offload = CPUOffloadPolicy() if on_gpu else OffloadPolicy()
+        for part in (*model.blocks, model):
+            fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=SETTINGS.learning_rate, betas=SETTINGS.betas, eps=SETTINGS.eps, fused=True
+        )
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss: torch.Tensor = self.model(tokens)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS.gradient_clip or 0.0)
+        self.optimizer.step()
+        return loss.detach()
+
+    def facts(self) -> dict[str, Any]:
+        return {"decaysVectorsToo": True}
+
+    def close(self) -> None:
+        self._distributed.destroy_process_group()
+
+
 class Engine:
     """Busbar's optimizer with a given share of the groups' state on the host."""
 
     def __init__(
-        self, name: str, model: Decoder, device: torch.device, offloaded: Callable[[int], int]
+        self,
+        name: str,
+        model: Decoder,
+        device: torch.device,
+        offloaded: Callable[[int], int] | None,
+        dtype: str = "float32",
     ) -> None:
         self.name, self.model = name, model
         groups = make_groups(model)
-        demand = Demand(tuple(group.size for group in groups), "float32", 1, 0)
-        mode = "optimizer-offload" if offloaded(len(groups)) else "resident"
-        limits = Limits(None, None, device_is_host=device.type == "cpu")
-        self.plan: MemoryPlan = lay_out(demand, limits, mode, offloaded(len(groups)))
+        on_gpu = device.type == "cuda"
+        demand = Demand(tuple(group.size for group in groups), dtype, 1, ACTIVATION_BYTES if on_gpu else 0)
+        if offloaded is None:
+            whole = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
+            limits = MemoryLimits(whole, host_limit_bytes(), device_is_host=not on_gpu)
+            self.plan = make_plan(demand, limits, "auto")
+        else:
+            mode = "optimizer-offload" if offloaded(len(groups)) else "resident"
+            limits = MemoryLimits(None, host_limit_bytes(), device_is_host=not on_gpu)
+            self.plan = lay_out(demand, limits, mode, offloaded(len(groups)))
         self.device_arena = Arena("device", self.plan.device, device, reserved=("activations",))
-        granted = {"optimizer": self.plan.host["optimizer"]}  # no checkpoint is written here
-        self.host_arena = Arena("host", granted, torch.device("cpu"))
+        self.host_arena = Arena("host", self.plan.host, torch.device("cpu"))
         if device.type == "cuda":
             self.host_arena.pin()
-        self.groups: tuple[FlatGroup, ...] = bind(groups, self.device_arena, torch.float32)
+        self.groups: tuple[FlatGroup, ...] = bind(groups, self.device_arena, DTYPES[dtype])
         self.streams: Streams = open_streams(device)
         self.optimizer = OffloadedAdamW(
             self.groups, SETTINGS, self.plan, self.device_arena, self.host_arena, self.streams, fused=True
@@ -228,13 +313,18 @@ class Outcome:
     report: dict[str, Any]
 
 
-def make(name: str, model: Decoder, device: torch.device) -> Plain | Engine:
-    shares: dict[str, Callable[[int], int]] = {
+def make(
+    name: str, model: Decoder, device: torch.device, dtype: str = "float32"
+) -> Plain | Engine | FullyShard:
+    shares: dict[str, Callable[[int], int] | None] = {
+        "auto": None,
         "resident": lambda groups: 0,
         "half": lambda groups: groups // 2,
         "offload": lambda groups: groups,
     }
-    return Plain(model) if name == "plain" else Engine(name, model, device, shares[name])
+    if name == "fsdp2":
+        return FullyShard(model, device, DTYPES[dtype])
+    return Plain(model) if name == "plain" else Engine(name, model, device, shares[name], dtype)
 
 
 def batches(shape: Shape, device: torch.device) -> Iterator[torch.Tensor]:
@@ -243,14 +333,93 @@ def batches(shape: Shape, device: torch.device) -> Iterator[torch.Tensor]:
         yield torch.randint(shape.vocabulary, (shape.batch, shape.sequence), generator=generator).to(device)
 
 
-def run(name: str, shape: Shape, device: torch.device) -> Outcome:
+def limits_of(device: torch.device) -> dict[str, float]:
+    """The machine's limits, to which the ways are compared."""
+    on_gpu = device.type == "cuda"
+    size = 8192 if on_gpu else 512
+    left = torch.randn(size, size, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    found = {"matmulTflops": 2 * size**3 / _best(device, lambda: left @ left) / 1e12}
+    count = (1024 if on_gpu else 16) * 2**20
+    here = torch.zeros(count, dtype=torch.uint8)
+    other = torch.zeros(count, dtype=torch.uint8)
+    found["hostCopyGBps"] = 2 * count / _best(torch.device("cpu"), lambda: other.copy_(here)) / 1e9
+    if on_gpu:
+        arena = Arena("limits", {"up": count, "down": count}, torch.device("cpu"))
+        arena.pin()
+        up, down = arena.carve("up", count, torch.uint8), arena.carve("down", count, torch.uint8)
+        there, back = (torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(2))
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+        def both() -> None:
+            with torch.cuda.stream(side):
+                there.copy_(up, non_blocking=True)
+            down.copy_(back, non_blocking=True)
+
+        found["hostToDeviceGBps"] = count / _best(device, lambda: there.copy_(up, non_blocking=True)) / 1e9
+        found["deviceToHostGBps"] = count / _best(device, lambda: down.copy_(back, non_blocking=True)) / 1e9
+        found["bothWaysGBps"] = 2 * count / _best(device, both) / 1e9
+        arena.unpin()
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def _best(device: torch.device, work: Callable[[], object], times: int = 5) -> float:
+    """Seconds of the fastest of a few repetitions, after one to warm up."""
+    seconds = []
+    for _ in range(times + 1):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def checkpoint(way: Engine, tokens: torch.Tensor, folder: Path, device: torch.device) -> dict[str, Any]:
+    """One checkpoint while a step runs, and torch.save of the same state with fsync, which blocks throughout."""
+    target = folder / f"busbar-{way.name}"
+    shutil.rmtree(target, ignore_errors=True)
+    snapshot = Snapshot(way.groups, way.optimizer, way.host_arena, way.plan)
+    saver = Saver(CheckpointFolder(target, 1), snapshot, {}, lambda: None, lambda *_: None)
+    _wait(device)
+    started = time.perf_counter()
+    saver.save(1, {})
+    blocked = time.perf_counter() - started
+    way.step(tokens)
+    _wait(device)
+    saver.drain()
+    durable = time.perf_counter() - started
+    state = {f"state-{index}": chunk.state for index, chunk in enumerate(way.optimizer.chunks)}
+    state |= {str(index): flat.weights for index, flat in enumerate(way.groups)}
+    started = time.perf_counter()
+    torch.save(state, target / "torch.pt")
+    with (target / "torch.pt").open("rb") as file:
+        os.fsync(file.fileno())
+    saved = time.perf_counter() - started
+    shutil.rmtree(target)
+    return {
+        "bytes": snapshot.layout.size,
+        "buffers": way.plan.snapshot_blocks,
+        "blocks": snapshot.blocks,
+        "blockedSeconds": round(blocked, 6),
+        "durableSeconds": round(durable, 6),
+        "torchSaveSeconds": round(saved, 6),
+        "torchSaveByBlocked": round(saved / blocked, 2),
+    }
+
+
+def run(
+    name: str, shape: Shape, device: torch.device, dtype: str = "float32", folder: Path | None = None
+) -> Outcome:
     """Train one way from the same weights on the same tokens."""
     on_gpu = device.type == "cuda"
     torch.manual_seed(0)
-    with device:
+    torch.set_default_dtype(DTYPES[dtype])
+    # The peer keeps its parameters on the host, in fp32; the engine moves them from there to the device.
+    with torch.device("cpu") if name in (*PEERS, "auto") else device:
         model = Decoder(shape)
-    way = make(name, model, device)
-    if on_gpu:  # after the weights have moved into the arena: for that moment they were there twice
+    torch.set_default_dtype(torch.float32)
+    way = make(name, model.float() if name in PEERS else model, device, dtype)
+    if on_gpu:  # after the weights have moved into the arena, because during the move two copies exist
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     losses, seconds = [], []
@@ -269,7 +438,11 @@ def run(name: str, shape: Shape, device: torch.device) -> Outcome:
         "peakDeviceBytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
         **way.facts(),
     }
-    weights = [parameter.detach().cpu().clone() for parameter in model.parameters()]
+    weights = []
+    if name not in PEERS:
+        weights = [parameter.detach().cpu().clone() for parameter in model.parameters()]
+    if folder is not None and isinstance(way, Engine):
+        report["checkpoint"] = checkpoint(way, tokens, folder, device)
     way.close()
     return Outcome(name, losses, weights, report)
 
@@ -313,8 +486,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Offload: equal, and how fast.")
     parser.add_argument("--shape", choices=SHAPES, help="default: 1b on a GPU, miniature without one")
     parser.add_argument(
-        "--ways", default="plain,resident,half,offload", help="which, in order; plain is compared with"
+        "--ways",
+        default="plain,resident,half,offload,fsdp2",
+        help="which, in order; the first is compared with",
     )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--checkpoint", type=Path, help="folder to measure checkpoints in")
     parser.add_argument("--output", type=Path, help="write the JSON here too")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -325,16 +502,24 @@ def main() -> int:
         torch.set_num_threads(1)
         print("no GPU here: a CPU miniature of the same code; its times mean nothing", file=sys.stderr)
     chosen = options.shape or ("1b" if device.type == "cuda" else "miniature")
+    limits = limits_of(device)
     outcomes: list[Outcome] = []
     for name in options.ways.split(","):
-        outcome = run(name, SHAPES[chosen], device)
+        outcome = run(name, SHAPES[chosen], device, options.dtype, options.checkpoint)
         outcomes.append(outcome)
         if device.type == "cuda":
             torch.cuda.empty_cache()
         print(f"{name:<10} {outcome.report['tokensPerSecond']:>12,.0f} tokens/s", file=sys.stderr)
     reference = outcomes[0]
-    ways = {o.name: {**o.report, "equality": compare(reference, o)} for o in outcomes}
-    equal = all(way["equality"]["lossesEqual"] and way["equality"]["weightsEqual"] for way in ways.values())
+    speed = {outcome.name: outcome.report["tokensPerSecond"] for outcome in outcomes}
+    ways = {o.name: {**o.report} for o in outcomes}
+    for outcome in outcomes:
+        if outcome.name not in PEERS:
+            ways[outcome.name]["equality"] = compare(reference, outcome)
+            ratios = {peer: round(speed[outcome.name] / speed[peer], 3) for peer in PEERS & set(speed)}
+            ways[outcome.name]["timesAsFastAs"] = ratios
+    compared = [way["equality"] for way in ways.values() if "equality" in way]
+    equal = all(found["lossesEqual"] and found["weightsEqual"] for found in compared)
     result = {
         "command": " ".join(["python", "benchmarks/gpu/training.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -342,7 +527,8 @@ def main() -> int:
         "machine": machine(device),
         "shape": {"name": chosen, **asdict(SHAPES[chosen])},
         "parameters": sum(weight.numel() for weight in reference.weights),
-        "dtype": "float32",
+        "dtype": options.dtype,
+        "limits": limits,
         "bitEqual": equal,
         "losses": {"first": reference.losses[0], "last": reference.losses[-1]},
         "ways": ways,

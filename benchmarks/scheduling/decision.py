@@ -1,10 +1,11 @@
-"""Decision time: 1,000 nodes x 8, 2,000 running and 2,000 waiting jobs, 10 tenants; 10,000 nodes beside it.
+"""Decision time: 1,000 nodes x 8, 2,000 running and 2,000 waiting jobs, 10 tenants; and once 10,000 nodes.
 
 For every seed: the full plan; then, with that plan carried out, a chain of events answered by `react`, each on
 the snapshot and the plan of the one before (so the first also follows the hundreds of changes that carrying the
-plan out made), and one more arrival on a snapshot of which no object is shared with the one before; then, on the first snapshot again, the reclaim: a gang of a quarter of the cluster arrives whose
-tenant is guaranteed that quarter, and everybody on it has to go; then the full plan with the mixed-integer
-step. CPU seconds of one thread; the collector runs before every measurement. Every plan is checked.
+plan out made), and one more arrival on a snapshot of which no object is shared with the one before; then, on the
+first snapshot again, the reclaim: a gang of a quarter of the cluster arrives whose tenant is guaranteed that quarter,
+and every job on it is preempted; then the full plan with the mixed-integer step. CPU seconds of one thread; the
+collector runs before every measurement. Every plan is checked.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from busbar.scheduler import (
     check_plan,
     plan,
     react,
-    solver,
     updated,
 )
+from busbar.scheduler.model.snapshot import Delta
+from busbar.scheduler.search import highs
 from busbar.scheduler.simulate.metrics import percentile
-from busbar.scheduler.types import Delta
 
 RUNS = 20
 BEFORE_SOLVER = Policy(solver=False)
-"""The committed policy without the mixed-integer step, whose time is measured apart."""
+"""The committed policy without the mixed-integer step, whose time is measured separately."""
 EVENTS = 12
 """Events per seed: each of the kinds below, in turn."""
 
@@ -103,7 +104,7 @@ def measure(nodes: int, runs: int) -> Row:
 
 
 class _Measured:
-    """What was measured so far."""
+    """The measurements so far."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = {"solver": []}
@@ -114,7 +115,7 @@ class _Measured:
         self.refused = 0
 
     def timed(self, name: str, call: Callable[[], Any]) -> Any:
-        gc.collect()  # what earlier steps left behind is not this one's cost
+        gc.collect()  # garbage of earlier steps is not this step's cost
         begin = time.process_time()
         result = call()
         self.times.setdefault(name, []).append(time.process_time() - begin)
@@ -149,7 +150,7 @@ class _Measured:
         return told, memo
 
     def _reclaim(self, snapshot: Snapshot) -> None:
-        """The gang arrives: answered by a full plan, and by `react` on a cluster that has settled."""
+        """The gang arrives: answered by a full plan, and by `react` on a cluster with a stable plan."""
         lent, gang = _reclaim(snapshot)
         wanted = updated(lent, Delta(jobs=(gang,)))
         found, _ = self.timed("reclaim plan", lambda: plan(wanted, BEFORE_SOLVER, NOW))
@@ -170,8 +171,8 @@ class _Measured:
         self.refused += not any(a.job == gang.id and a.kind is ActionKind.START for a in found.actions)
 
     def _solver(self, snapshot: Snapshot, value: float) -> None:
-        """The full plan once more with the mixed-integer step, whose time is taken apart."""
-        plain, spent = solver.solve, []
+        """The full plan once more with the mixed-integer step, whose time is measured separately."""
+        plain, spent = highs.solve, []
 
         def solve(*args: Any, **more: Any) -> Any:
             begin = time.process_time()
@@ -179,11 +180,11 @@ class _Measured:
             spent.append(time.process_time() - begin)
             return found
 
-        solver.solve = solve
+        highs.solve = solve
         try:
             made, _ = self.timed("plan around solver", lambda: plan(snapshot, Policy(), NOW))
         finally:
-            solver.solve = plain
+            highs.solve = plain
         self.times["solver"] += spent
         self.times["plan around solver"][-1] -= sum(spent)
         self.violations += len(check_plan(snapshot, made))
@@ -245,7 +246,7 @@ def _raised(snapshot: Snapshot, random: Random) -> Job:
 
 
 def _node(snapshot: Snapshot, random: Random, ready: bool) -> Delta:
-    """A node is lost with what ran there; or the lost one is back."""
+    """A node is lost with its jobs, or the lost node returns."""
     node = next((n for n in snapshot.nodes if not n.ready), None) if ready else random.choice(snapshot.nodes)
     if node is None:
         return Delta()
@@ -262,9 +263,9 @@ def _faster(snapshot: Snapshot, random: Random) -> Delta:
 
 
 def _reclaim(snapshot: Snapshot) -> tuple[Snapshot, Job]:
-    """The snapshot with one tenant guaranteed all of the first type, a quarter of the cluster, on which nobody
-    else is guaranteed anything, which others have borrowed whole and where everybody has settled; and the gang
-    that takes it back, that tenant's only job."""
+    """The snapshot with one tenant guaranteed all of the first type, a quarter of the cluster, of which nobody else
+    has a guarantee and which others have borrowed completely for longer than `min_run_s`; and the gang that reclaims
+    it, that tenant's only job."""
     kind = next(iter(TYPES))
     owner = snapshot.tenants[0].name
     nodes = [node for node in snapshot.nodes if node.pool == kind]

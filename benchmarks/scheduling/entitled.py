@@ -1,7 +1,7 @@
 """Small clusters whose entitlements were worked out by hand: twenty of tenants, twelve with their users.
 
 A case is: capacity in units per type; tenants as (name, organisation, weight, guarantee, limit, demand), the
-demand a list of (types, units); and what each is entitled to. Its name says why. In a case with users a
+demand a list of (types, units); and what each is entitled to. Its name gives the reason. In a case with users a
 tenant's demand is that of its users, and "tenant/user" has the user's weight and demand.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from busbar.scheduler.entitlement import Claim, Demand, entitlements, user_shares
+from busbar.scheduler.fairness.fair_share import Claim, Demand, entitlements, user_shares
 
 INF = math.inf
 Tenants = list[tuple[str, str, float, float, float, list[tuple[str, float]]]]
@@ -198,7 +198,7 @@ USER_CASES: list[tuple[str, dict[str, float], Tenants, Users, dict[str, float]]]
 
 
 def rows() -> list[dict[str, Any]]:
-    """What was found beside what was expected."""
+    """The found and the expected entitlements."""
     tenants = [_row(name, capacity, claims, {}, expected) for name, capacity, claims, expected in CASES]
     return tenants + [_row(*case) for case in USER_CASES]
 

@@ -1,13 +1,13 @@
-"""The forecasts row: what `what_if` promised to jobs that waited, against when they started.
+"""The forecasts row: `what_if`'s forecasts for jobs that waited, compared with their true starts.
 
-Every `EVERY`-th job that has to wait is asked for at its submission, with what is known then: the snapshot
-(no lengths), the jobs that have finished, and the outcomes so far. The yardstick forecasts with the quantiles
-of the waits that ended in the trailing week, by (virtual cluster, GPUs), then by virtual cluster, then of all,
-with at least `LEAST` waits; once over all jobs and once over those that waited more than 60 s, and the
-better of the two counts.
+A forecast is made for every `EVERY`-th job that has to wait, at its submission, with the data of that time: the
+snapshot (no lengths), the jobs that have finished, and the outcomes so far. The yardstick forecasts with the
+quantiles of the waits that ended in the trailing week, by (virtual cluster, GPUs), then by virtual cluster, then of
+all, with at least `LEAST` waits; once over all jobs and once over those that waited more than 60 s, and the better of
+the two counts.
 
-About 20 minutes of one core: four for the replay, the rest for the forecasts. Both go on where an interrupted
-run stopped (parts.py).
+About 20 minutes of one core: four for the replay, the rest for the forecasts. Both resume where an interrupted run
+stopped (parts.py).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from numpy.typing import NDArray
 from busbar.scheduler import Finished, Forecast, History, Job, Outcome, Policy, what_if
 
 EVERY = 5
-"""One waiting job in so many is asked for: some 2,300 of the month."""
+"""A forecast is made for one waiting job in so many: some 2,300 of the month."""
 WAITS_S = 60.0
 WEEK_S = 7 * 86400.0
 LEAST = 5
 LATEST = LAST + 30 * 86400.0
-"""Arrivals after the window compete with what still waits."""
+"""Arrivals after the window compete with the jobs that still wait."""
 
 
 class Trailing:
@@ -77,18 +77,18 @@ class Trailing:
 
 Asked = dict[str, Any]
 Promise = tuple[tuple[float, float], tuple[float, float]]
-"""(p50, p90) as simulated and as promised."""
+"""(p50, p90) as simulated, and as corrected and published."""
 
 
 class Promises:
-    """Answers of `what_if`, one line of a file each; those of an interrupted run are not made again."""
+    """Answers of `what_if`, one line of a file each; those of an interrupted run are reused."""
 
     def __init__(self, part: Path) -> None:
         self._known: dict[str, Promise | None] = dict(map(_read, lines(part)))
         self._part = part
 
     def get(self, job: str, make: Callable[[], Forecast]) -> Promise | None:
-        """None: it starts now, or never as things are."""
+        """None: the job starts now, or can never start."""
         if job not in self._known:
             made = make()
             found: Promise | None = None
@@ -108,7 +108,7 @@ def _read(line: list[Any]) -> tuple[str, Promise | None]:
 def ask(
     trace: Load, rows: Iterable[Row], policy: Policy, promises: Promises, every: int = EVERY
 ) -> Iterator[tuple[float, Asked]]:
-    """Forecasts for every n-th job that waits, with what became of it; beside the share of the window done."""
+    """Yields forecasts for every n-th job that waits with its true wait, and the share of the window that is done."""
     board, history = Board(trace), History()
     yardsticks = Trailing(-1.0), Trailing(WAITS_S)
     coming, open_, count = deque(trace.jobs), dict[str, Asked](), 0
@@ -217,7 +217,7 @@ def by_week(asked: list[Asked]) -> list[dict[str, Any]]:
 
 
 def replayed(trace: Load, policy: Policy, model: list[Row]) -> Iterator[tuple[float, list[Any]]]:
-    """What the planner does until the last measured job has started; beside the share of them that have."""
+    """The planner's actions until the last measured job has started, with the share of jobs that have started."""
     missing = {job.id for job in trace.jobs if FIRST <= job.arrival_s < LAST}
     measured = len(missing)
     for row in exact(trace, policy, [row for row in model if row.at < EXACT_FROM], EXACT_FROM):

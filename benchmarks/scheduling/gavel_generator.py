@@ -50,8 +50,8 @@ def generate(
 ) -> Trace:
     """A trace whose offered load is `load` of the cluster.
 
-    Load: accelerator-seconds asked for, at the capacity-weighted mean speed of each job over the types,
-    over accelerator-seconds there are. It is set by scaling the arrival times of the drawn jobs.
+    Load: accelerator-seconds requested, at the capacity-weighted mean speed of each job over the types, divided by the
+    available accelerator-seconds. It is set by scaling the arrival times of the drawn jobs.
     """
     random = Random(seed)
     drawn = [_job(random, number, 0.0, throughputs) for number in range(jobs)]

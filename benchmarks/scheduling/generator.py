@@ -1,4 +1,4 @@
-"""A seeded cluster in mid-life: full, fragmented, with as many jobs waiting as running."""
+"""A seeded cluster in steady state: full, fragmented, with as many jobs waiting as running."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.scheduling.kit gate t1 t3 t5 seeds decision openb reclaim --data DIR
 
-DIR holds `gavel/` and `alibaba_openb_2023/` as the public repositories have them (see README.md). Every file
-carries the policy's hash, versions, the command and the commit; a row whose bar is missed says so.
+DIR contains `gavel/` and `alibaba_openb_2023/` with the layout of the public repositories (see README.md); `decision`,
+`reclaim`, `entitlements`, `scenarios` and `waiting` need none of it. Every file contains the policy's hash, versions, the
+command and the commit; a row that misses its bar is marked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduling import decision, entitled, forecasts, learning, openb, openb_planner, reclaim
+from benchmarks.scheduling import (
+    decision,
+    entitled,
+    forecasts,
+    learning,
+    openb,
+    openb_planner,
+    reclaim,
+    scenarios,
+    waiting,
+)
 from benchmarks.scheduling.gavel_generator import generate
 from benchmarks.scheduling.peers import finish_time, max_min
 
@@ -63,7 +74,7 @@ def _generated(data: Path, name: str, measured: tuple[int, int] | None = None) -
 
 
 def gate(data: Path) -> list[Row]:
-    """Gavel's rules, uncharged: published 5.55 h and 4.06 h, within 2 %."""
+    """Gavel's rules without restart costs: published 5.55 h and 4.06 h, within 2 %."""
     rows = []
     for aware, published in ((False, 5.55), (True, 4.06)):
         shuffle = None if aware else 5
@@ -77,7 +88,7 @@ def gate(data: Path) -> list[Row]:
 def _ours(
     trace: Trace, cluster: TraceCluster, objective: Objective = Objective.FAIRNESS, **more: Any
 ) -> list[Row]:
-    """Steps known, then unknown, charged 30 s; then both charged 120 s."""
+    """Steps known, then unknown, with a restart cost of 30 s; then both with 120 s."""
     rows = []
     for charge_s in (30.0, 120.0):
         for known in (True, False):
@@ -117,7 +128,8 @@ def t5(data: Path) -> list[Row]:
 
 
 def seeds(data: Path, numbers: Iterable[int] = range(1, 6)) -> list[Row]:
-    """Multi-GPU seeds of the generator at 90 % load; the bars are the better peer's, charged 30 s too."""
+    """Multi-GPU seeds of the generator at 90 % load; the bars are the better peer's results, also with a restart cost
+    of 30 s."""
     throughputs = gavel_throughputs(data / "gavel" / "simulation_throughputs.json")
     rows: list[Row] = []
     for seed in numbers:
@@ -152,21 +164,28 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "entitlements": lambda data: entitled.rows(),
     "forecasts": forecasts.rows,
     "learning": lambda data: learning.rows(_t1(data), PHYSICAL),
+    "scenarios": lambda data: scenarios.rows(),
+    "waiting": lambda data: waiting.rows(),
 }
+WITHOUT_DATA = frozenset({"decision", "entitlements", "reclaim", "scenarios", "waiting"})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("cases", nargs="+", choices=sorted(CASES))
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path())
     arguments = parser.parse_args()
+    needing = sorted(set(arguments.cases) - WITHOUT_DATA)
+    if needing and not (arguments.data / "gavel").is_dir():
+        parser.error(f"--data must name a folder with gavel/ in it for {', '.join(needing)} (see README.md)")
     RESULTS.mkdir(parents=True, exist_ok=True)
     for case in arguments.cases:
         begin = time.perf_counter()
         rows = CASES[case](arguments.data)
         head = {
             "case": case,
-            "command": f"python -m benchmarks.scheduling.kit {case} --data DIR",
+            "command": f"python -m benchmarks.scheduling.kit {case}"
+            + ("" if case in WITHOUT_DATA else " --data DIR"),
             "policy": Policy().hash,
             "commit": _commit(),
             "versions": {name: version(name) for name in ("numpy", "highspy")}

@@ -1,8 +1,8 @@
-"""The table's row: T1 with 60 % of the cells and every P100 rate hidden, and 10 % noise in what is reported.
+"""The table's row: T1 with 60 % of the cells and every P100 rate hidden, and 10 % noise in the reports.
 
-What is hidden: three in five of the (class, shape, type) cells of V100 and K80, drawn per seed, and all of the
-P100's; the rest are given as one measurement with the same noise. That a job does not fit a type is known. The
-policy starts from data sheets, sees reports, and nothing else.
+Hidden are three in five of the (class, shape, type) cells of V100 and K80, drawn per seed, and all of the P100's; the
+others are given as one measurement with the same noise. That a job does not fit a type is known. The policy has only
+data sheets and reports.
 
 Rows
     learning    one per seed and for steps known and unknown, against the same policy that knows every speed;
@@ -10,8 +10,8 @@ Rows
                 every plan of all seeds. Beside it the same with an error that every report of a run shares
     lies        the same trace shared out among four tenants in turn, of which one reports falsely, and forges
                 its progress to match: its mean time and the others', over those when it is honest. Every lie
-                is told by each tenant in turn under each seed; single pairs differ by 5 % either way just
-                because the schedule is another, so the mean over the pairs and its standard error count
+                is told by each tenant in turn under each seed; single pairs differ by 5 % either way because of the
+                different schedule, so the mean over the pairs and its standard error count
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from random import Random
 from typing import Any
 
 from busbar.scheduler import Policy
-from busbar.scheduler.learning import quarantined
-from busbar.scheduler.reports import distrusted
+from busbar.scheduler.model.table import Cell, PerformanceTable, Source
+from busbar.scheduler.performance.learning import quarantined
+from busbar.scheduler.performance.reports import distrusted
 from busbar.scheduler.simulate.engine import Settings, simulate
 from busbar.scheduler.simulate.learner import Lie, TableLearner, honest
 from busbar.scheduler.simulate.metrics import Result
 from busbar.scheduler.simulate.speeds import true_table
 from busbar.scheduler.simulate.trace import Trace, TraceCluster, TraceJob
-from busbar.scheduler.table import Cell, PerformanceTable, Source
 
 NOISE = 0.1
 HIDDEN = 0.6
@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 
 def shaped(trace: Trace) -> Trace:
-    """The classes without their size, which is the cell's shape."""
+    """The classes without their size, because the size is the cell's shape."""
     jobs = tuple(
         replace(job, workload_class=job.workload_class.removesuffix(f" x{job.pods}")) for job in trace.jobs
     )
@@ -60,7 +60,7 @@ def shaped(trace: Trace) -> Trace:
 
 
 def hidden(trace: Trace, cluster: TraceCluster, seed: int) -> PerformanceTable:
-    """What is known at the start."""
+    """The table at the start."""
     truth = true_table(trace, cluster)
     random = Random(seed)
     possible = [cell for cell in truth.cells if cell.speed > 0]
@@ -86,7 +86,7 @@ def _key(cell: Cell) -> tuple[str, str, int]:
 
 
 class Watched(TableLearner):
-    """Counts, whenever the policy asks, how many true rates lie in their intervals."""
+    """Counts, at each plan, how many true rates are in their intervals."""
 
     def __init__(
         self, trace: Trace, table: PerformanceTable, seed: int, lie: Lie = honest, lasting: bool = False
@@ -235,7 +235,7 @@ def _lying(liar: str, factors: dict[str, float]) -> Lie:
 
 
 def _means(trace: Trace, result: Result) -> dict[str, float]:
-    """Mean completion time by tenant (every tenant has as many jobs, nearly)."""
+    """Mean completion time by tenant (all tenants have nearly the same number of jobs)."""
     times = {job.id: job.jct_s for job in result.jobs}
     by_tenant: dict[str, list[float]] = {}
     for job in trace.jobs:

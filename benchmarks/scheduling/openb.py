@@ -1,14 +1,14 @@
 """Packing Alibaba's pods: ours against our own FGD on the same sequences.
 
-The list once, shuffled, then draws with replacement until 130 % of the accelerators have been asked for; what
-does not fit is dropped; nothing leaves, nothing moves.
+The list once, shuffled, then draws with replacement until 130 % of the accelerators have been requested; a pod that
+does not fit is dropped; no pod ends or moves.
 
-The published simulator fills equal nodes in a random order, another one for every seed; so here, the same for
+The published simulator fills equal nodes in a random order that depends on the seed; so does this one, the same for
 both. (In the order of the list our FGD loses 0.2 and 0.5 point; with a new draw at every tie it loses five on the
-default list.) Both know how often each kind of request comes, from the list, and nothing else of what follows.
+default list.) Both know from the list how often each kind of request occurs, and nothing else about later requests.
 
-The packer was made on the first five seeds of `default` and `gpuspec33`; the other lists have no published
-number and were looked at afterwards.
+The packer was developed on the first five seeds of `default` and `gpuspec33`; the other lists have no published
+number and were run afterwards.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from busbar.scheduler.packing import Floats, Request, Rows, Scorer, State, Workload, typical
-from busbar.scheduler.shelves import Shelves
+from busbar.scheduler.placement.node_index import NodeIndex
+from busbar.scheduler.placement.packing import Floats, NodeState, PodRequest, Rows, Scorer, Workload, typical
 
 LISTS = {"default": 95.39, "gpuspec33": 94.55, "cpu050": None, "gpushare40": None, "multigpu20": None}
 """Lists and the published FGD result, % allocated at 130 % arrived."""
 SLIVER_M = 190
-"""What a request for 0.81 leaves of a device; one request in a hundred is as small."""
+"""The remainder of a device after a request for 0.81; one request in a hundred is as small."""
 SEEDS = 20
 
 
@@ -47,7 +47,7 @@ class Machine:
 
 
 class Packer:
-    """Places requests one by one, for good."""
+    """Places requests one by one, permanently."""
 
     def __init__(
         self, machines: Sequence[Machine], workload: Workload, scorer: type[Scorer] = Scorer
@@ -57,37 +57,37 @@ class Packer:
         capacity_m = 1000 * sum(machine.devices for machine in machines)
         self.scorer = scorer(models, workload, capacity_m)
         self.memory = [machine.memory_mib for machine in machines]
-        self.states: list[State] = [(models.index(m.model), m.cpu_m, m.devices, ()) for m in machines]
-        self._shelves = Shelves(self.scorer.losses)
+        self.states: list[NodeState] = [(models.index(m.model), m.cpu_m, m.devices, ()) for m in machines]
+        self._node_index = NodeIndex(self.scorer.losses)
         for i, state in enumerate(self.states):
-            self._shelves.put(i, state)
+            self._node_index.put(i, state)
         self._placed = 0
 
     @property
     def free(self) -> list[int]:
-        """Thousandths left of every device that is not full."""
+        """Free thousandths of every device that is not full."""
         return [left for _, _, whole, parts in self.states for left in (*[1000] * whole, *parts)]
 
-    def place(self, request: Request) -> int | None:
+    def place(self, request: PodRequest) -> int | None:
         """Place the request on the best machine; None if it fits nowhere."""
         memory, need = self.memory, request.memory_mib
-        found = self._shelves.best(request.kind, lambda i: memory[i] >= need)
+        found = self._node_index.best(request.kind, lambda i: memory[i] >= need)
         if found is None:
             return None
         i, (_, size) = found
         memory[i] -= need
-        self._shelves.take(i, self.states[i])
+        self._node_index.take(i, self.states[i])
         self.states[i] = _rest(self.states[i], request, size)
-        self._shelves.put(i, self.states[i])
+        self._node_index.put(i, self.states[i])
         self._placed += 1
         if self._placed % len(self.machines) == 0:
             self.scorer.price([left for state in self.states for left in state[3]])
-            self._shelves.learn(self.scorer.losses)
+            self._node_index.update_demand(self.scorer.losses)
         return i
 
 
-def _rest(state: State, request: Request, size: int) -> State:
-    """What is left when the request was placed, a share on a device with so much left."""
+def _rest(state: NodeState, request: PodRequest, size: int) -> NodeState:
+    """The free resources after the request was placed; a share is placed on a device with this much free."""
     model, cpu_m, whole, parts = state
     cpu_m -= request.cpu_m
     if not size:
@@ -101,8 +101,8 @@ def _rest(state: State, request: Request, size: int) -> State:
 
 class Fgd(Scorer):
     """FGD as published: the node is best whose expected amount unusable by the next request grows least, by a
-    sigmoid truncated to whole per cent. (What the request itself takes was usable, so that its fragmentation
-    grows by the loss of what is usable, less what was asked for.)"""
+    sigmoid truncated to whole per cent. (The request's own resources were usable, so fragmentation grows by the loss
+    of usable resources, less the request.)"""
 
     def worth(self, rows: Rows) -> Floats:
         served = (
@@ -113,7 +113,7 @@ class Fgd(Scorer):
         usable: Floats = np.where(served, self._weight * rows.amount[:, self._column], 0.0).sum(axis=1)
         return usable
 
-    def steps(self, loss: Floats, request: Request) -> Floats:
+    def steps(self, loss: Floats, request: PodRequest) -> Floats:
         gain = request.devices * request.each_m - loss
         return -np.floor(100 / (1 + np.exp(-gain / 1000)) + 1e-9)
 
@@ -126,10 +126,10 @@ def machines(path: Path) -> list[Machine]:
         ]
 
 
-def pods(path: Path) -> list[Request]:
+def pods(path: Path) -> list[PodRequest]:
     with path.open() as file:
         return [
-            Request(
+            PodRequest(
                 int(row["cpu_milli"]),
                 int(row["memory_mib"]),
                 int(row["num_gpu"]),
@@ -140,7 +140,7 @@ def pods(path: Path) -> list[Request]:
         ]
 
 
-def sequence(requests: list[Request], capacity_m: int, seed: int) -> list[Request]:
+def sequence(requests: list[PodRequest], capacity_m: int, seed: int) -> list[PodRequest]:
     random = Random(seed)
     out = random.sample(requests, len(requests))
     asked = sum(r.devices * r.share_m for r in out)
@@ -159,7 +159,7 @@ class Outcome:
     pods_per_s: float
 
 
-def run(packer: Packer, order: list[Request], capacity_m: int) -> Outcome:
+def run(packer: Packer, order: list[PodRequest], capacity_m: int) -> Outcome:
     begin = time.process_time()
     for request in order:
         packer.place(request)

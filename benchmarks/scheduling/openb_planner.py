@@ -1,9 +1,10 @@
-"""Packing by the planner itself: openb's accelerator pods come one by one to `react`, on a quarter of the nodes.
+"""Packing by the planner itself: openb's accelerator pods are submitted one by one to `react`, on a quarter of the
+nodes.
 
-Beside it the packer and FGD on the same sequences. They know how often each kind of request comes; the planner
-knows the jobs of its snapshot and nothing else. A pod that does not start at once is dropped; nothing leaves, nothing
-moves; after as many pods as there are nodes the full plan is made again, as an operator would. Pods that ask for no
-accelerator are left out for all three: they belong in a pool of CPUs.
+For comparison the packer and FGD run on the same sequences. They know how often each kind of request occurs; the
+planner knows only the jobs of its snapshot. A pod that does not start at once is dropped; no pod ends or moves; after
+every N pods, N being the number of nodes, the full plan is made again, as an operator does. Pods without accelerators
+are left out for all three, because they belong in a pool of CPUs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from busbar.scheduler import (
     react,
     updated,
 )
-from busbar.scheduler.packing import Request, Scorer, typical
-from busbar.scheduler.types import Delta
+from busbar.scheduler.model.snapshot import Delta
+from busbar.scheduler.placement.packing import PodRequest, Scorer, typical
 
 LISTS = ("default", "gpuspec33")
 SEEDS = 3
@@ -46,7 +47,7 @@ PART = 4
 def rows(
     data: Path, lists: Sequence[str] = LISTS, seeds: int = SEEDS, part: int = PART
 ) -> list[dict[str, Any]]:
-    """One row per list: per cent of the accelerators allocated when 130 % have been asked for."""
+    """One row per list: per cent of the accelerators allocated when 130 % have been requested."""
     root = data / "alibaba_openb_2023"
     nodes = machines(root / "openb_node_list_gpu_node.csv")
     out = []
@@ -80,8 +81,8 @@ def rows(
     return out
 
 
-def _drawn(requests: Sequence[Request], capacity_m: int, seed: int) -> list[Request]:
-    """Pods of the list at random until 130 % of the accelerators have been asked for."""
+def _drawn(requests: Sequence[PodRequest], capacity_m: int, seed: int) -> list[PodRequest]:
+    """Random pods of the list until 130 % of the accelerators have been requested."""
     random, asked, out = Random(seed), 0, []
     while asked < 1.3 * capacity_m:
         out.append(random.choice(requests))
@@ -89,7 +90,7 @@ def _drawn(requests: Sequence[Request], capacity_m: int, seed: int) -> list[Requ
     return out
 
 
-def planner(nodes: Sequence[Machine], order: Sequence[Request]) -> float:
+def planner(nodes: Sequence[Machine], order: Sequence[PodRequest]) -> float:
     """Per cent of the accelerators that the planner allocates."""
     models = sorted({machine.model for machine in nodes})
     snapshot = Snapshot(
@@ -118,7 +119,7 @@ def planner(nodes: Sequence[Machine], order: Sequence[Request]) -> float:
     return 100 * held / (1000 * sum(machine.devices for machine in nodes))
 
 
-def _job(number: int, request: Request, now: float) -> Job:
+def _job(number: int, request: PodRequest, now: float) -> Job:
     size_m = request.share_m if request.devices == 1 else 1000 * request.devices
     return Job(
         JobId(f"pod-{number:06d}"),

@@ -1,8 +1,8 @@
-"""Long rows in parts, so that an interrupted run goes on where it stopped.
+"""Long rows in parts, so that an interrupted run resumes where it stopped.
 
 A part is a file of JSON lines in the machine's folder for temporary files. The folder's name is a digest of the
-planner's sources, of the row's own, of the data and of the policy: what other code or data made is never taken
-up. A line is written when it is known; a line cut off by a crash is dropped and made again.
+planner's sources, of the row's own, of the data and of the policy: results of other code or data are never reused. A
+line is written as soon as it is computed; a line cut off by a crash is dropped and computed again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import busbar.scheduler
 
 BESIDE = Path(__file__).parent
 LINES = 20
-"""Off a terminal, progress is one line for so many parts of the whole."""
+"""Without a terminal, progress is printed this many times."""
 
 
 def folder(case: str, *depends: object) -> Path:
-    """Where the parts of this case, made by this code from these inputs, are kept. Paths count by content."""
+    """The folder for the parts of this case, for this code and these inputs. Paths are compared by content."""
     digest = hashlib.sha256()
     planner = sorted(Path(busbar.scheduler.__file__).parent.rglob("*.py"))
     for path in [*planner, *sorted(BESIDE.glob("*.py")), *(d for d in depends if isinstance(d, Path))]:
@@ -38,7 +38,7 @@ def folder(case: str, *depends: object) -> Path:
 
 
 def lines(path: Path) -> list[Any]:
-    """What a part holds so far."""
+    """The lines of a part so far."""
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]
@@ -47,7 +47,7 @@ def lines(path: Path) -> list[Any]:
 
 
 def kept(path: Path, made: Iterable[Any]) -> list[Any]:
-    """A part that is only taken up when it is complete."""
+    """A part that is reused only when it is complete."""
     if not path.exists():
         unfinished = path.with_suffix(".part")
         with unfinished.open("w") as file:
@@ -57,7 +57,7 @@ def kept(path: Path, made: Iterable[Any]) -> list[Any]:
 
 
 def shown(what: str, made: Iterable[tuple[float, Any]]) -> Iterator[Any]:
-    """Items that come with the share of the work done, as a bar on a terminal and as lines elsewhere."""
+    """Yields items and shows the share of the work that is done, as a bar on a terminal and as lines elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         written = 0

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
+from busbar.scheduler.search.highs import Program, solve
 from busbar.scheduler.simulate.rounds import Active, FractionPolicy, Fractions
 from busbar.scheduler.simulate.trace import TraceCluster
-from busbar.scheduler.solver import Program, solve
 
 
 def max_min(aware: bool, interior: bool = True) -> FractionPolicy:

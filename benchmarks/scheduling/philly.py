@@ -1,9 +1,9 @@
-"""Philly's jobs on 80 nodes of eight: what really happened, for the forecasts to be held against.
+"""Philly's jobs on 80 nodes of eight: the replay with which forecasts are compared.
 
-The trace begins on 4 September; a queue has a past, so the replay does too. Until `EXACT_FROM` it is made with
-the light queue model of `busbar.scheduler.futures` and true durations; from then on the planner decides
-everything as it does in a cluster: `react` at every arrival and every end, `plan` every ten minutes. It is not
-told durations. A start after a job's first costs 30 s. Jobs save every ten minutes and when they are stopped.
+The trace begins on 4 September, so that the measured window starts with a realistic queue. Until `EXACT_FROM` it is
+replayed with the queue model of `busbar.scheduler.forecast.queue_model` and true durations; from then on the planner
+decides as in a cluster: `react` at every arrival and every end, `plan` every ten minutes. It does not know durations.
+A start after a job's first costs 30 s. Jobs save every ten minutes and when they are stopped.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ from busbar.scheduler import (
     plan,
     react,
 )
-from busbar.scheduler.futures import Future
-from busbar.scheduler.queue_types import Arrival, Item, Place, Request, Rules, Share, Start
+from busbar.scheduler.forecast.queue_model import QueueModel
+from busbar.scheduler.forecast.queue_types import (
+    Arrival,
+    QueuedJob,
+    QueueRequest,
+    QueueStart,
+    Rules,
+    RunOption,
+    Share,
+)
 from busbar.scheduler.simulate.readers import philly
 from busbar.scheduler.simulate.trace import TraceJob
 
@@ -45,12 +53,12 @@ FIRST, LAST = datetime(2017, 10, 15).timestamp(), datetime(2017, 11, 15).timesta
 EXACT_FROM = datetime(2017, 10, 14).timestamp()
 CHARGE_S = 30.0
 ROUND_S = 600.0
-"""A full plan at least so often; events in between are answered by `react`."""
+"""Interval of full plans; events in between are answered by `react`."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The trace, and what the tenants weigh."""
+    """The trace, and the tenants' weights."""
 
     jobs: tuple[TraceJob, ...]
     weights: dict[str, float]
@@ -58,7 +66,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that happened: a job started on these nodes, was stopped, or ended."""
+    """One event: a job started on these nodes, was stopped, or ended."""
 
     at: float
     kind: str
@@ -89,7 +97,7 @@ def _name(node: int) -> str:
 
 
 def as_seen(job: TraceJob) -> Job:
-    """What the planner sees of a job: no length."""
+    """The job without its length, as the planner sees it."""
     return Job(
         JobId(job.id),
         job.id,
@@ -108,7 +116,7 @@ def size_m(job: Job) -> int:
 
 
 class Board:
-    """The cluster as it was, row by row. What jobs received is brought up to date in snapshots only."""
+    """The replayed cluster, event by event. The service that jobs have received is updated only in snapshots."""
 
     def __init__(self, trace: Load) -> None:
         self.base = empty(trace.weights)
@@ -118,7 +126,7 @@ class Board:
         self.live[job.id] = as_seen(job)
 
     def apply(self, row: Row) -> Job:
-        """Carry one row out; returns the job as it stood just before."""
+        """Apply one event; returns the job as it was before."""
         job = until(self.live[row.job], row.at)
         if row.kind == "end":
             del self.live[row.job]
@@ -126,8 +134,8 @@ class Board:
             preemptions = job.preemptions + 1
             self.live[row.job] = replace(job, run=None, preemptions=preemptions, last_move_at_s=row.at)
         else:
-            place = Placement("gpu", "gpu", "resident", row.nodes, job.per_pod)
-            self.live[row.job] = replace(job, run=Run(place, row.at, row.at))
+            placement = Placement("gpu", "gpu", "resident", row.nodes, job.per_pod)
+            self.live[row.job] = replace(job, run=Run(placement, row.at, row.at))
         return job
 
     def snapshot(self, now: float) -> Snapshot:
@@ -135,7 +143,7 @@ class Board:
 
 
 def until(job: Job, now: float) -> Job:
-    """A running job that has received its accelerators until now, and has saved."""
+    """A running job with its service counted until now and a checkpoint now."""
     run = job.run
     if run is None:
         return job
@@ -154,47 +162,49 @@ def light(trace: Load, policy: Policy, until_s: float) -> list[Row]:
     return model.rows
 
 
-class _Light(Future):
+class _Light(QueueModel):
     def __init__(self, trace: Load, policy: Policy) -> None:
         self.trace = trace
         self.names = sorted(trace.weights)
         self.job_of: dict[int, str] = {}
-        self.kept: list[Item] = []
+        self.kept: list[QueuedJob] = []
         self.rows: list[Row] = []
         shares = tuple(Share(trace.weights[name], 0.0, float("inf")) for name in self.names)
         rules = Rules(policy.aging_s, policy.min_run_s, policy.max_preemptions, policy.churn, 8, CHARGE_S)
         begin = trace.jobs[0].arrival_s
-        never = Item(0, Request((Place(0, 1000 * PER_NODE + 1, 1, 9.0),), 9000), begin, 1.0)
+        never = QueuedJob(0, QueueRequest((RunOption(0, 1000 * PER_NODE + 1, 1, 9.0),), 9000), begin, 1.0)
         free = ((1000 * PER_NODE,) * NODES,)
-        super().__init__(Start(begin, free, float(NODES * PER_NODE), shares, rules), (), never)
+        super().__init__(QueueStart(begin, free, float(NODES * PER_NODE), shares, rules), (), never)
 
     def arrivals(self, until_s: float) -> Iterator[Arrival]:
-        requests: dict[tuple[int, int], Request] = {}
+        requests: dict[tuple[int, int], QueueRequest] = {}
         for job in self.trace.jobs:
             if job.arrival_s >= until_s:
                 return
             shape = job.pods, job.per_pod_m
             total_m = job.pods * job.per_pod_m
             if shape not in requests:
-                requests[shape] = Request((Place(0, job.per_pod_m, job.pods, total_m / 1000),), total_m)
+                requests[shape] = QueueRequest(
+                    (RunOption(0, job.per_pod_m, job.pods, total_m / 1000),), total_m
+                )
             self.coming = job
             yield job.arrival_s, self.names.index(job.tenant), requests[shape], job.work
 
-    def _submit(self, arrival: Arrival) -> Item:
+    def _submit(self, arrival: Arrival) -> QueuedJob:
         item = super()._submit(arrival)
         self.kept.append(item)
         self.job_of[id(item)] = self.coming.id
         return item
 
-    def _run(self, job: Item, place: Place, nodes: tuple[int, ...], now: float) -> None:
-        super()._run(job, place, nodes, now)
+    def _run(self, job: QueuedJob, option: RunOption, nodes: tuple[int, ...], now: float) -> None:
+        super()._run(job, option, nodes, now)
         self.rows.append(Row(now, "start", self.job_of[id(job)], tuple(_name(i) for i in sorted(nodes))))
 
-    def _stop(self, job: Item, now: float) -> None:
+    def _stop(self, job: QueuedJob, now: float) -> None:
         super()._stop(job, now)
         self.rows.append(Row(now, "stop", self.job_of[id(job)]))
 
-    def _ended(self, job: Item, now: float) -> None:
+    def _ended(self, job: QueuedJob, now: float) -> None:
         super()._ended(job, now)
         self.rows.append(Row(now, "end", self.job_of[id(job)]))
 
@@ -203,7 +213,7 @@ class _Light(Future):
 
 
 def exact(trace: Load, policy: Policy, past: list[Row], from_s: float) -> Iterator[Row]:
-    """What the planner does from a moment on; `past` says how the queue came to be until then."""
+    """The planner's actions from a time on; `past` has the events before it."""
     return _Exact(trace, policy, past, from_s).run(from_s)
 
 
@@ -271,8 +281,7 @@ class _Exact:
             self.round_at = now + ROUND_S
             for name in list(live):
                 live[name] = until(live[name], now)
-        self.counter += 1
-        snapshot = replace(self.board.base, jobs=tuple(live.values()), version=self.counter)
+        snapshot = replace(self.board.base, jobs=tuple(live.values()))
         if full or self.last is None:
             made, self.memo = plan(snapshot, self.policy, now, self.memo)
         else:
@@ -304,7 +313,7 @@ def first_starts(rows: list[Row]) -> dict[str, float]:
 
 
 def agreement(trace: Load, one: list[Row], other: list[Row], since: float, before: float) -> dict[str, float]:
-    """How alike two replays are: first starts of the jobs submitted in between."""
+    """The similarity of two replays: first starts of the jobs submitted in the window."""
     a, b = first_starts(one), first_starts(other)
     waits = [
         (a[job.id] - job.arrival_s, b[job.id] - job.arrival_s)

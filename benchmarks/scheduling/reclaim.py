@@ -1,8 +1,8 @@
-"""One reclaim scenario: whose work is thrown away when lent capacity is taken back?
+"""One reclaim scenario: the work that is lost when lent capacity is reclaimed.
 
-Sixteen nodes of 8 are lent out to two tenants as gangs of 1 to 16 with checkpoints of random age; the owner's
-gangs arrive and take back half of it. The same victims' problem is solved by ours, by newest first (as Kueue
-and kube-scheduler break ties) and by lowest priority first, each adding victims until the gang fits.
+Sixteen nodes of 8 are lent out to two tenants as gangs of 1 to 16 with checkpoints of random age; the owner's gangs
+arrive and reclaim half of it. The same choice of victims is made by our planner, by newest first (as Kueue and
+kube-scheduler break ties) and by lowest priority first, each adding victims until the gang fits.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def lost(job: Job) -> float:
 
 
 def in_order(snapshot: Snapshot, newest: bool) -> float:
-    """Victims in a fixed order until eight nodes are whole; those not needed at the end are spared."""
+    """Victims in a fixed order until eight nodes are free; victims that turn out not to be needed are spared."""
     running = [job for job in snapshot.jobs if job.run is not None]
     if newest:
         running.sort(key=lambda job: (-job.run.started_at_s if job.run else 0.0, job.id))

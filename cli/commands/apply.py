@@ -45,13 +45,13 @@ Examples:
 def apply(session: Session, files: tuple[str, ...], wait: bool, timeout_s: float | None, output: str) -> None:
     """Create jobs and services from files, or change those that exist.
 
-    An object that exists is changed in what the file says; what the file does not mention stays as it is.
+    An existing object is changed only in the fields that the file sets; all other fields stay as they are.
     """
     from busbar.cli.client import kind_of
 
     documents = manifests.read(files)
     for document in documents:
-        kind_of(document)  # a kind we do not manage is told before anything is made
+        kind_of(document)  # refuse a kind that we do not manage before any object is created
     applied = [_apply_one(session, document) for document in documents]
     if output == "table":
         for found, verb in applied:
@@ -95,7 +95,7 @@ def _apply_one(session: Session, document: dict[str, Any]) -> tuple[Object, str]
         except BusbarError as error:
             if error.code != "Conflict":
                 raise
-            before = session.client.get(kind, namespace, name)  # somebody was quicker
+            before = session.client.get(kind, namespace, name)  # another client created it meanwhile
     patch: dict[str, Any] = {"spec": document.get("spec") or {}}
     changed = {key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)}
     if changed:

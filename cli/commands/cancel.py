@@ -18,9 +18,9 @@ Examples:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=objects)
 @connected
 def cancel(session: Session, names: tuple[str, ...]) -> None:
-    """Suspend jobs or services: save their state and give everything back.
+    """Suspend jobs or services: save their state and release their resources.
 
-    The object and its output stay; `busbar resume` goes on from the last checkpoint, `busbar delete` ends it.
+    The object and its output stay; `busbar resume` continues from the last checkpoint, `busbar delete` deletes it.
     """
     for found in [session.find(name) for name in names]:
         session.client.cancel(found.kind, found.namespace, found.name)
@@ -36,7 +36,7 @@ Examples:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=objects)
 @connected
 def resume(session: Session, names: tuple[str, ...]) -> None:
-    """Undo a cancel: queue again and go on from the last checkpoint."""
+    """Undo a cancel: queue again and continue from the last checkpoint."""
     for found in [session.find(name) for name in names]:
         session.client.resume(found.kind, found.namespace, found.name)
         click.echo(f"{found.reference} resumed")

@@ -21,5 +21,5 @@ def completion(ctx: click.Context, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
-    assert found is not None  # click knows all three
+    assert found is not None  # click supports all three shells
     click.echo(found(ctx.find_root().command, {}, "busbar", "_BUSBAR_COMPLETE").source())

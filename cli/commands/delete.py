@@ -19,13 +19,15 @@ Examples:
 """
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=objects)
-@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Delete what a manifest names.")
-@click.option("--ignore-not-found", is_flag=True, help="What is gone already is no error.")
+@click.option(
+    "-f", "--file", "files", multiple=True, metavar="FILE", help="Delete the objects of a manifest."
+)
+@click.option("--ignore-not-found", is_flag=True, help="Do not fail for objects that do not exist.")
 @connected
 def delete(session: Session, names: tuple[str, ...], files: tuple[str, ...], ignore_not_found: bool) -> None:
     """Delete jobs and services.
 
-    Their pods go with them. A job's output stays.
+    Their pods are deleted too. A job's output stays.
     """
     from busbar.cli.client import kind_of
     from busbar.cli.errors import NotFound, UsageProblem

@@ -28,7 +28,7 @@ Examples:
 @output_option
 @connected
 def describe(session: Session, name: str, watch: bool, output: str) -> None:
-    """Show one job or service: state, why, progress, checkpoints, cost, events.
+    """Show one job or service: state, reason, progress, checkpoints, cost, events.
 
     NAME is a name, or job/NAME or service/NAME.
     """
@@ -81,6 +81,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
     return [
         *_placement(status),
         *_forecast(status),
+        ("Place", _place(status)),
         ("Progress", steps),
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
@@ -137,6 +138,16 @@ def _forecast(status: dict[str, Any]) -> list[tuple[str, object]]:
         return f"likely {_ahead(forecast[p50])}, nine times in ten {_ahead(forecast[p90])} or sooner"
 
     return [("Starts", said("startP50", "startP90")), ("Ends", said("endP50", "endP90"))]
+
+
+def _place(status: dict[str, Any]) -> str | None:
+    """The place that is collected for a waiting job."""
+    found = _part(status, "reservation")
+    if not found:
+        return None
+    from busbar.kube.types.training_job import Reservation
+
+    return Reservation.model_validate(found).sentence(datetime.now(UTC))
 
 
 def _ahead(moment: str) -> str:

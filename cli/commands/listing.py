@@ -118,11 +118,17 @@ def _profiles(profiles: list[dict[str, Any]]) -> str:
             interval = f"{ends[0]:.0f}-{ends[1]:.0f}" if None not in ends else None
             place = [cell.get(name) for name in ("accelerator", "accelerators", "mode")]
             speed = f"{cell.get('tokensPerSecond') or 0:.0f}"
+            predicted = f"{cell['predicted']:.0f}" if cell.get("predicted") is not None else None
+            memory = [
+                f"{cell[name]:.1f}" if cell.get(name) is not None else None
+                for name in ("memoryGib", "measuredMemoryGib")
+            ]
             head = profile["spec"].get("workloadClass")
-            rows.append([head, *place, speed, interval, cell.get("source"), cell.get("reports")])
-    return columns(
-        ["class", "accelerator", "count", "mode", "tokens/s", "90 % interval", "source", "reports"], rows
-    )
+            counts = [cell.get("source"), cell.get("reports")]
+            rows.append([head, *place, speed, interval, predicted, *memory, *counts, cell.get("note")])
+    heads = ["class", "accelerator", "count", "mode", "tokens/s", "90 % interval", "by formula"]
+    heads += ["GiB planned", "GiB measured", "source", "reports", "note"]
+    return columns(heads, rows)
 
 
 def _tenants(tenants: list[dict[str, Any]]) -> str:

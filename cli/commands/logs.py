@@ -27,7 +27,7 @@ Examples:
 """
 )
 @click.argument("name", shell_complete=objects)
-@click.option("-f", "--follow", is_flag=True, help="Go on as it is written.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log as it is written.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Pod of the gang.")
 @click.option("--tail", type=click.IntRange(min=1), metavar="LINES", help="Only the last lines.")
 @click.option("--attempt", type=click.IntRange(min=0), help="Default: the newest that has pods.")
@@ -35,7 +35,7 @@ Examples:
 def logs(session: Session, name: str, follow: bool, rank: int, tail: int | None, attempt: int | None) -> None:
     """Print the log of a job or service.
 
-    With --follow, a job that has no pod yet is waited for.
+    With --follow, the command waits for a job that has no pod yet.
     """
     found = session.find(name)
     log = session.client.logs(found, follow=follow, rank=rank, tail=tail, attempt=attempt)
@@ -46,7 +46,7 @@ def logs(session: Session, name: str, follow: bool, rank: int, tail: int | None,
 
 
 def _patient(session: Session, found: Object, rank: int, tail: int | None) -> Iterator[str]:
-    """The log as it is written, from when it begins; says once that it waits, and why."""
+    """The log as it is written. Before the log begins it prints once that it waits, and why."""
     from busbar.cli.errors import BusbarError, NotFound
     from busbar.cli.follow import headline, is_settled
 

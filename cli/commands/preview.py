@@ -21,7 +21,7 @@ Examples:
   busbar preview -f job.yaml -o json | jq .startsNow
 
 \b
-Exit code 1: it can never run as it is; the output says which change would let it.
+Exit code 1: the job can never run as it is; the output says which change would let it run.
 """
 )
 @click.option(
@@ -34,10 +34,10 @@ Exit code 1: it can never run as it is; the output says which change would let i
 @output_option
 @connected
 def preview(session: Session, file: str, output: str) -> int:
-    """Say where a job would run, when, in which mode, at what cost, or exactly why not.
+    """Show where a job would run, when, in which mode, at what cost, or exactly why not.
 
-    Nothing is made. The answer is what the next scheduling round would decide; for a job that waits, with a
-    forecast of when it starts, learned from how jobs went on this cluster.
+    No object is created. The answer is the decision that the next scheduling round would make. For a job that
+    would wait it contains a forecast of the start, learned from earlier jobs on this cluster.
     """
     document = _draft(file)
     namespace = (
@@ -50,7 +50,7 @@ def preview(session: Session, file: str, output: str) -> int:
 
 
 def _draft(file: str) -> dict[str, Any]:
-    """The one job or service of the file; what stands beside it (its claim, say) is not ours to preview."""
+    """The one job or service of the file; other objects in it, such as a claim, are ignored."""
     from busbar.cli.errors import UsageProblem
     from busbar.cli.results import KINDS
 
@@ -101,10 +101,10 @@ def _range(p50: float | None, p90: float | None) -> str | None:
 
 
 def _record(found: Preview) -> str | None:
-    """How earlier forecasts turned out, beside a forecast."""
+    """The accuracy of earlier forecasts."""
     if found.start_p50_seconds is None or found.past_before_p50 is None or found.past_before_p90 is None:
         return None
     return (
-        f"of {found.past_forecasts}, {found.past_before_p50:.0%} started before the first time told "
-        f"and {found.past_before_p90:.0%} before the second"
+        f"of {found.past_forecasts}, {found.past_before_p50:.0%} started before the likely time "
+        f"and {found.past_before_p90:.0%} before the nine-in-ten time"
     )

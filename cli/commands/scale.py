@@ -26,14 +26,14 @@ class Replicas(click.ParamType[int | str]):
 Examples:
   busbar scale my-model --replicas 2
   busbar scale my-model --replicas 0       with minReplicas: 0 the next request wakes it
-  busbar scale my-model --replicas auto    give the count back to the autoscaler
+  busbar scale my-model --replicas auto    return control to the autoscaler
 """
 )
 @click.argument("name", shell_complete=objects)
-@click.option("--replicas", type=Replicas(), required=True, help="How many, or auto.")
+@click.option("--replicas", type=Replicas(), required=True, help="A number, or auto.")
 @connected
 def scale(session: Session, name: str, replicas: int | str) -> None:
-    """Set a service's replicas, or give the count back to the autoscaler."""
+    """Set a service's replicas, or return control to the autoscaler."""
     from busbar.cli.results import MODEL_SERVICE
 
     found = session.find(name, only=MODEL_SERVICE)

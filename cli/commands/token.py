@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import click
 
 from busbar.cli.output import columns, emit, output_option, wire
@@ -58,12 +60,15 @@ Examples:
     metavar="LIST",
     help="What it may be used for.",
 )
-@click.option("--description", default="", metavar="TEXT", help="What it is for, to recognise it later.")
+@click.option("--description", default="", metavar="TEXT", help="A description to recognise it by.")
 @click.option(
     "--tenant", metavar="NAME", help="Tenant that its inference counts for [default: your only one]."
 )
 @click.option(
-    "--expires-in-days", type=click.FloatRange(min=0, min_open=True), metavar="DAYS", help="Default: never."
+    "--expires-in-days",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="DAYS",
+    help="Default: as the server says (90).",
 )
 @click.option("--subject", metavar="NAME", help="For admins: whose token it is.")
 @click.option(
@@ -92,9 +97,9 @@ def create(
     role: str,
     output: str,
 ) -> None:
-    """Make a token and print it, this once.
+    """Make a token and print it; it is not shown again.
 
-    Standard output is the token and nothing else.
+    Standard output contains only the token.
     """
     made = session.client.create_token(
         scopes=scopes,
@@ -114,14 +119,24 @@ def create(
     epilog="""\b
 Examples:
   busbar token list
-  busbar token list -o name
+  busbar token list --state live -o name
+  busbar token list --subject ann --limit 20
 """,
+)
+@click.option("--subject", metavar="NAME", help="For admins: only this person's.")
+@click.option(
+    "--state", type=click.Choice(["live", "ended"]), help="Only live ones, or only revoked and expired ones."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="At most N, the newest [default: all of them]."
 )
 @output_option
 @connected
-def list_tokens(session: Session, output: str) -> None:
-    """List your tokens (admins: everybody's). Their texts are not stored anywhere."""
-    found = session.client.tokens()
+def list_tokens(
+    session: Session, subject: str | None, state: str | None, limit: int | None, output: str
+) -> None:
+    """List your tokens (admins: all users' tokens), newest first. Their texts are not stored anywhere."""
+    found = list(islice(session.client.tokens(subject=subject, state=state), limit))
     heads = [
         "id",
         "prefix",
@@ -162,12 +177,25 @@ def list_tokens(session: Session, output: str) -> None:
     epilog="""\b
 Examples:
   busbar token revoke 3f2a9c
+  busbar token revoke --subject ann
+  busbar token revoke --everyone
 """
 )
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--subject", metavar="NAME", help="All of this person (yourself; for admins anybody).")
+@click.option("--everyone", is_flag=True, help="For admins: all of everybody.")
 @connected
-def revoke(session: Session, ids: tuple[str, ...]) -> None:
-    """End tokens by their ids. Inference with one stops within a minute."""
+def revoke(session: Session, ids: tuple[str, ...], subject: str | None, everyone: bool) -> None:
+    """End tokens by their ids, or all live ones of a person or of everybody.
+
+    Inference with them stops within a minute. --subject and --everyone end browser sessions too, and leave the
+    token in use here.
+    """
+    if (len(ids) > 0) + (subject is not None) + everyone != 1:
+        raise click.UsageError("say which: ids, --subject NAME, or --everyone")
     for each in ids:
         session.client.revoke_token(each)
         click.echo(f"token {each} revoked")
+    if not ids:
+        count = session.client.revoke_tokens(subject)
+        click.echo(f"{count} tokens of {subject or 'everybody'} revoked")

@@ -17,7 +17,7 @@ BY = ("tenant", "namespace", "service", "model", "key", "day")
 
 
 class Moment(click.ParamType[datetime]):
-    """A time, or how long ago: 2026-01-31, 2026-01-31T12:00:00Z, 7d, 12h."""
+    """A time or an age: 2026-01-31, 2026-01-31T12:00:00Z, 7d, 12h."""
 
     name = "time"
 
@@ -46,8 +46,8 @@ Examples:
 """
 )
 @click.option("--by", type=click.Choice(BY), default="tenant", show_default=True, help="What to sum by.")
-@click.option("--since", type=Moment(), help="From when, or how long ago [default: 30d].")
-@click.option("--until", type=Moment(), help="Until when [default: now].")
+@click.option("--since", type=Moment(), help="Begin: a time or an age [default: 30d].")
+@click.option("--until", type=Moment(), help="End: a time or an age [default: now].")
 @output_option
 @connected
 def usage(session: Session, by: str, since: datetime | None, until: datetime | None, output: str) -> None:

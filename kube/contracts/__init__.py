@@ -1,1 +1,1 @@
-"""The wire contracts between our processes, as models and constants: no torch, no server, light to import."""
+"""The wire contracts between our processes, as models and constants, without imports of torch or a server."""

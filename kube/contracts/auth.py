@@ -1,9 +1,9 @@
-"""Who is calling: audience-bound projected tokens, TokenReview and SubjectAccessReview.
+"""Authentication of callers: audience-bound projected tokens, TokenReview and SubjectAccessReview.
 
-Our processes know each other by service-account tokens that the kubelet projects for one audience each, so a
-token stolen from the gateway's call to the operator opens nothing else. The receiver asks the API server
-(TokenReview), and, where a person calls, whether that person may (SubjectAccessReview): one authority for
-kubectl, REST and portal. Positive answers are kept 60 s, negative ones 5 s. The cache holds digests, no tokens.
+Our processes authenticate with service-account tokens that the kubelet projects for one audience each, so a token
+stolen from the gateway's call to the operator is valid nowhere else. The receiver verifies it with a TokenReview, and
+for a person's call checks the right with a SubjectAccessReview: the API server is the one authority for kubectl, REST
+and portal. Positive answers are cached for 60 s, negative ones for 5 s. The cache holds digests, no tokens.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
+
+from busbar.kube.token_file import TokenFile
 
 AUDIENCE_OPERATOR = "busbar-operator"
 AUDIENCE_API = "busbar-api"
@@ -30,14 +32,14 @@ V = TypeVar("V")
 
 
 class ReviewError(Exception):
-    """The API server could not be asked; this is neither yes nor no. Answer 503 and let the caller try again."""
+    """The review failed, so the right is unknown. Answer 503 and let the caller retry."""
 
     code = "ReviewUnavailable"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """An authenticated identity, as the API server names it."""
+    """An authenticated identity, with the API server's user name and groups."""
 
     username: str
     uid: str = ""
@@ -81,7 +83,7 @@ class Poster(Protocol):
 
 @dataclass
 class ExpiringCache(Generic[V]):
-    """Answers with a time to live, oldest out first."""
+    """Cached answers with a time to live; the oldest are evicted first."""
 
     clock: Callable[[], float] = time.monotonic
     limit: int = CACHE_ENTRIES
@@ -111,7 +113,7 @@ class Reviewer:
         self._access: ExpiringCache[bool] = ExpiringCache(clock)
 
     async def authenticate(self, token: str, audience: str | None = None) -> Caller | None:
-        """Whose token this is, or None when it is not valid for the audience. Raises ReviewError."""
+        """The owner of the token, or None when it is not valid for the audience. Raises ReviewError."""
         key = hashlib.sha256(f"{audience}\0{token}".encode()).hexdigest()
         found, caller = self._tokens.get(key)
         if found:
@@ -163,7 +165,7 @@ class Reviewer:
 def _caller_of(status: Mapping[str, Any], audience: str | None) -> Caller | None:
     if not status.get("authenticated"):
         return None
-    # An authenticator that knows no audiences answers without them; then the token is not bound to ours.
+    # An authenticator without audience support answers without audiences; then the token is not bound to ours.
     if audience is not None and audience not in (status.get("audiences") or ()):
         return None
     user = status.get("user") or {}
@@ -175,35 +177,8 @@ def _caller_of(status: Mapping[str, Any], audience: str | None) -> Caller | None
     )
 
 
-class TokenFile:
-    """A projected token that the kubelet renews; read again when older than a minute."""
-
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._clock = clock
-        self._read_at: float | None = None
-        self._token = ""
-
-    @classmethod
-    def for_audience(cls, audience: str) -> Self:
-        """The token that the chart mounts for calls to this audience, e.g. /var/run/secrets/busbar/operator/token."""
-        return cls(TOKEN_ROOT / audience.removeprefix("busbar-") / "token")
-
-    def read(self) -> str:
-        """The current token. Raises OSError when it was never mounted."""
-        now = self._clock()
-        if self._read_at is None or now - self._read_at > POSITIVE_S:
-            self._token = self._path.read_text(encoding="utf-8").strip()
-            self._read_at = now
-        return self._token
-
-    def header(self) -> dict[str, str]:
-        """The Authorization header of a call."""
-        return {"Authorization": f"Bearer {self.read()}"}
-
-
 class ApiServerPoster:
-    """Posts to the API server with this pod's own service account (`create` on the two reviews is all it needs)."""
+    """Posts to the API server with this pod's own service account, which needs only `create` on the two reviews."""
 
     def __init__(self, url: str, tls: ssl.SSLContext, token: TokenFile) -> None:
         self._url = url.rstrip("/")
@@ -213,7 +188,7 @@ class ApiServerPoster:
 
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str], root: Path = SERVICE_ACCOUNT_ROOT) -> Self:
-        """The API server as every pod finds it. Raises KeyError or OSError outside a cluster."""
+        """The API server by a pod's standard environment. Raises KeyError or OSError outside a cluster."""
         host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
         host = f"[{host}]" if ":" in host else host
         tls = ssl.create_default_context(cafile=str(root / "ca.crt"))
@@ -233,7 +208,7 @@ class ApiServerPoster:
             self._session = None
 
     async def __call__(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        import aiohttp  # only the servers need it; importers of the constants do not pay for it
+        import aiohttp  # only servers need it; importers of the constants do not load it
 
         if self._session is None:
             self._session = aiohttp.ClientSession(

@@ -1,4 +1,4 @@
-"""`GET /demand` of the gateway: what clients want now. The autoscaler needs no metrics stack."""
+"""`GET /demand` of the gateway: the current requests. The autoscaler needs no metrics stack."""
 
 from datetime import datetime
 
@@ -15,7 +15,7 @@ class ServiceDemand(WireModel):
     namespace: str
     name: str
     waiting: int = 0
-    """Requests held because no replica takes them yet."""
+    """Requests queued at the gateway because no replica can accept them yet."""
     in_flight: int = 0
     arrivals: int = 0
     """Requests since the gateway started."""

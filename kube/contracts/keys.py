@@ -31,7 +31,7 @@ class KeyLookup(WireModel):
 
 
 class KeyIdentity(WireModel):
-    """Whose token it is and what it may do."""
+    """The owner of the token and its rights."""
 
     key_id: str
     subject: str
@@ -42,7 +42,7 @@ class KeyIdentity(WireModel):
 
 
 def new_token() -> str:
-    """A fresh token; show it once and store `digest_of` it."""
+    """A new token; show it once and store `digest_of` it."""
     return TOKEN_PREFIX + secrets.token_urlsafe(32)
 
 
@@ -52,10 +52,10 @@ def is_token(text: str) -> bool:
 
 
 def digest_of(token: str) -> str:
-    """SHA-256 of the whole token in hex: what is stored and looked up."""
+    """SHA-256 of the whole token in hex, which is stored and looked up."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def shown_prefix_of(token: str) -> str:
-    """The part that lists may show."""
+    """The part of the token that lists may show."""
     return token[:SHOWN_PREFIX_LENGTH]

@@ -1,7 +1,7 @@
-"""`GET /routes` of the operator: which replicas answer for which service, as a stream of whole documents.
+"""`GET /routes` of the operator: the replicas of each service, as a stream of complete documents.
 
-NDJSON: one document for each change and one every 15 s, so a gateway that missed a line is right again soon, and
-one that heard nothing for longer knows that its routes are old (it goes on with them).
+NDJSON: one document for each change and one every 15 s. So a gateway that missed a line is current again within 15 s,
+and one that has received nothing for longer knows that its routes are stale (it keeps using them).
 """
 
 from pydantic import Field
@@ -19,10 +19,12 @@ class Endpoint(WireModel):
     url: str
     ready: bool
     draining: bool = False
+    bearer: str | None = Field(default=None, repr=False)
+    """Set where it differs from the service's: a replica made by a release without roles (`bearers.py`)."""
 
 
 class ServiceRoute(WireModel):
-    """One ModelService, with the bearer that its replicas want."""
+    """One ModelService, with the bearer for inference that its replicas require."""
 
     tenant: str
     namespace: str
@@ -34,6 +36,8 @@ class ServiceRoute(WireModel):
     suspended: bool = False
     min_replicas: int = 0
     max_replicas: int = 1
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens that every replica takes; None: nobody has told."""
     bearer: str = Field(repr=False)
     endpoints: list[Endpoint] = Field(default_factory=list)
 
@@ -44,7 +48,7 @@ class ServiceRoute(WireModel):
 
 
 class Routes(WireModel):
-    """One whole document of the stream; the revision grows with each change while the operator lives."""
+    """One whole document of the stream; the revision grows with each change until the operator restarts."""
 
     revision: int
     services: list[ServiceRoute] = Field(default_factory=list)

@@ -1,7 +1,7 @@
 """`POST /internal/usage`: the gateway's ledger entries, exactly once.
 
-Each gateway numbers its records; the API takes each (gateway, seq) once and answers up to which number it has all.
-The gateway keeps unacknowledged records on disk and sends them again.
+Each gateway numbers its records; the API stores each (gateway, seq) once and answers with the number up to which it
+has every record. The gateway keeps unacknowledged records on disk and sends them again.
 """
 
 from datetime import datetime

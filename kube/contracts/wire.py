@@ -1,4 +1,4 @@
-"""Base of the wire models: camelCase, unknown fields ignored, so that two versions can talk during an upgrade."""
+"""Base of the wire models: camelCase, unknown fields ignored, so that two versions work together during an upgrade."""
 
 from typing import Any
 
@@ -14,5 +14,5 @@ class WireModel(BaseModel):
     )
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form; absent fields are left out."""
+        """The JSON form; absent fields are omitted."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

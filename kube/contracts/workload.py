@@ -1,20 +1,20 @@
 """The contract between a workload pod and the platform.
 
-The operator tells a pod everything by environment variables; the pod tells the operator everything on one HTTP
-port. Every call to the port, except `/health` and `/ready`, carries a bearer derived from the chart's secret and
-the object's uid, so a tenant's pod cannot read another tenant's. At its end the container writes its last status
-as the termination message, so that the numbers of a finished pod are not lost. Our engines and any user's image
-keep the same contract; a pod without the port is legal and opaque.
+The operator configures a pod by environment variables; the pod reports to the operator on one HTTP port. Every call to
+the port, except `/health` and `/ready`, carries a bearer that is valid for one object and one kind of call
+(`bearers.py`); the pod reads the bearers from files. At its end the container writes its last status as the
+termination message, so that the numbers of a finished pod are not lost. Our engines and users' images follow the same
+contract; a pod without the port is allowed, and the operator then knows nothing of its progress.
 """
 
-import hashlib
-import hmac
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Annotated
 
 from pydantic import Field
 
+from busbar.kube.contracts import bearers
+from busbar.kube.contracts.report import MaybeServingReport, MaybeTrainingReport
 from busbar.kube.contracts.wire import WireModel
 
 PORT_NAME = "busbar"
@@ -33,8 +33,11 @@ CHECKPOINT_PATH = "/checkpoint"
 DRAIN_PATH = "/drain"
 HEALTH_PATH = "/health"
 READY_PATH = "/ready"
-OPEN_PATHS = frozenset({HEALTH_PATH, READY_PATH})
-"""Paths that need no bearer: the kubelet's probes."""
+
+TENANT_HEADER = "x-busbar-tenant"
+KEY_HEADER = "x-busbar-key"
+WEIGHT_HEADER = "x-busbar-weight"
+"""The tenant for whom a request to a serving pod runs, and its share; set only by the gateway."""
 
 
 class Env(StrEnum):
@@ -48,16 +51,21 @@ class Env(StrEnum):
     SPEC = "BUSBAR_SPEC"
     """JSON of spec.engine of a TrainingJob, or of the spec of a ModelService."""
     MODE = "BUSBAR_MODE"
-    """The engine mode the scheduler chose."""
+    """Training: the engine mode the scheduler chose."""
+    ACCELERATOR = "BUSBAR_ACCELERATOR"
+    """The accelerator type of the pool."""
     PORT = "BUSBAR_PORT"
-    TOKEN = "BUSBAR_TOKEN"
+    BEARERS_DIR = bearers.FOLDER_ENV
+    """The folder of the files `read`, `infer` and `command`; only if the port is declared."""
     OUTPUT_DIR = "BUSBAR_OUTPUT_DIR"
     CHECKPOINT_DIR = "BUSBAR_CHECKPOINT_DIR"
     DATA_DIR = "BUSBAR_DATA_DIR"
-    """Only where the data is a claim."""
+    """Only if the data is on a claim."""
     MODEL_DIR = "BUSBAR_MODEL_DIR"
     """Serving, or training from a model.uri."""
     GRACE_SECONDS = "BUSBAR_GRACE_SECONDS"
+    CPU_MILLICORES = "BUSBAR_CPU_MILLICORES"
+    """The pod's CPU request, which its engine must not exceed."""
     MODEL_ID = "BUSBAR_MODEL_ID"
     """Serving: the name clients use."""
     CHECKPOINT = "BUSBAR_CHECKPOINT"
@@ -79,11 +87,14 @@ class Env(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """What a container's exit code means; any other code is a failure, tried again up to retryLimit."""
+    """The meaning of a container's exit code; any other code is a failure, retried up to retryLimit."""
 
     DONE = 0
+    FAILED = 1
+    INVALID = 2
+    """The job cannot run as it is; from our engines, no retry can help."""
     SAVED_AFTER_SIGTERM = 143
-    """State is saved; run me again to resume."""
+    """State is saved; the operator must run the pod again to resume."""
 
 
 class WorkloadKind(StrEnum):
@@ -100,6 +111,9 @@ class TrainingState(StrEnum):
     FAILED = "Failed"
 
 
+Digest = Annotated[str, Field(max_length=253)]
+
+
 class CheckpointReport(WireModel):
     """The last durable checkpoint."""
 
@@ -108,12 +122,24 @@ class CheckpointReport(WireModel):
     bytes: int = 0
 
 
+class PhaseMemory(WireModel):
+    """Host memory of one phase of a run, in bytes."""
+
+    planned_bytes: int = 0
+    measured_bytes: int | None = None
+    """None: the phase has not ended yet."""
+
+
 class MemoryReport(WireModel):
     """Peaks so far, in bytes."""
 
     device_bytes: int = 0
     device_limit_bytes: int | None = None
     host_bytes: int = 0
+    device_owners: dict[str, int] = Field(default_factory=dict, max_length=64)
+    """Planned bytes by purpose."""
+    host_owners: dict[str, int] = Field(default_factory=dict, max_length=64)
+    phases: dict[str, PhaseMemory] = Field(default_factory=dict, max_length=16)
 
 
 class EvaluationReport(WireModel):
@@ -126,11 +152,11 @@ class EvaluationReport(WireModel):
 
 
 class FingerprintReport(WireModel):
-    """Digests that let two runs be compared bit for bit, each SHA-256 in hex."""
+    """Digests for comparing two runs bit for bit, each SHA-256 in hex."""
 
-    losses: str | None = None
+    losses: Digest | None = None
     """Over (step, loss as float64) of all steps so far, also those before a restart."""
-    weights: str | None = None
+    weights: Digest | None = None
     """Of the final weights."""
 
 
@@ -150,22 +176,27 @@ class TrainingStatus(WireModel):
     resumed_from_step: int | None = None
     lost_steps: int = 0
     restored_attempt: int | None = None
+    skipped_steps: int = 0
+    """Steps that were skipped because their gradient norm was not finite."""
+    replayed_steps: int = 0
+    replay_mismatches: int = 0
+    """Steps that were repeated after a restart and gave another loss."""
     mode: str | None = None
     memory: MemoryReport | None = None
     evaluation: EvaluationReport | None = None
     fingerprint: FingerprintReport | None = None
     losses: list[tuple[int, float]] = Field(default_factory=list, max_length=200)
-    report: dict[str, Any] = Field(default_factory=dict)
-    """A cell for the performance table: class, mode, tokensPerSecond, peaks."""
+    report: MaybeTrainingReport = None
 
     def termination_message(self) -> str:
-        """This status in at most 4 KiB of JSON: without losses, and without the report where it would not fit."""
-        slim = self.model_copy(update={"losses": []})
-        for candidate in (slim, slim.model_copy(update={"report": {}, "message": self.message[:512]})):
+        """This status in at most 4 KiB of JSON: without losses, and without the report if that does not fit."""
+        memory = self.memory and self.memory.model_copy(update={"device_owners": {}, "host_owners": {}})
+        slim = self.model_copy(update={"losses": [], "memory": memory})
+        for candidate in (slim, slim.model_copy(update={"report": None, "message": self.message[:512]})):
             text = candidate.model_dump_json(by_alias=True, exclude_none=True)
             if len(text.encode()) <= TERMINATION_LIMIT_BYTES:
                 return text
-        return slim.model_copy(update={"report": {}, "message": ""}).model_dump_json(
+        return slim.model_copy(update={"report": None, "message": ""}).model_dump_json(
             by_alias=True, exclude_none=True
         )
 
@@ -183,26 +214,13 @@ class ServingStatus(WireModel):
     kv_blocks_free: int = 0
     requests_total: int = 0
     tokens_total: int = 0
-    report: dict[str, Any] = Field(default_factory=dict)
+    saturated: bool = False
+    """Whether the promised time per token would need steps smaller than the minimum."""
+    report: MaybeServingReport = None
 
 
 class CheckpointAnswer(WireModel):
-    """Answer of `POST /checkpoint`, sent when the state is durable."""
+    """Answer of `POST /checkpoint`, sent after the state is durable."""
 
     step: int
     durable: bool
-
-
-def bearer_for(secret: bytes, uid: str) -> str:
-    """The bearer of every call to the pods of the object with this uid: HMAC-SHA256 in hex."""
-    if len(secret) < 16:
-        raise ValueError(
-            "the workload key has fewer than 16 bytes; the chart's Secret busbar-workload-key is damaged"
-        )
-    return hmac.new(secret, uid.encode(), hashlib.sha256).hexdigest()
-
-
-def is_authorised(header: str | None, token: str) -> bool:
-    """Whether an Authorization header carries this bearer; the time taken does not depend on how much agrees."""
-    scheme, _, given = (header or "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())

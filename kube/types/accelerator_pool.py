@@ -19,7 +19,7 @@ from busbar.kube.types.meta import (
     StatusModel,
     short_name_rule,
 )
-from busbar.kube.types.rules import Rule, immutable
+from busbar.kube.types.rules import Rule, immutable, not_built
 from busbar.kube.types.training_job import Amount, Count
 
 TenantList = Annotated[
@@ -28,7 +28,7 @@ TenantList = Annotated[
 
 
 class Sharing(StrEnum):
-    """How one accelerator is divided; MIG and time slices will be named here."""
+    """How one accelerator is divided; MIG and time slicing will be added here."""
 
     NONE = "none"
 
@@ -65,7 +65,7 @@ class PoolToleration(SpecModel):
 
 
 class Interconnect(SpecModel):
-    """How the accelerators reach the host and each other."""
+    """The links of the accelerators to the host and to each other."""
 
     link_class: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)] | None = (
         Field(
@@ -81,7 +81,7 @@ class Interconnect(SpecModel):
 
 
 class AcceleratorPoolSpec(SpecModel):
-    """Which nodes, which accelerator, whose."""
+    """The pool's nodes, its accelerator type, and the tenants that may use it."""
 
     rules = (
         Rule(
@@ -94,12 +94,12 @@ class AcceleratorPoolSpec(SpecModel):
         immutable("resourceName", required=True),
     )
 
-    accelerator: AcceleratorName = Field(description="Accelerator type, e.g. H100; cpu is one.")
+    accelerator: AcceleratorName = Field(description="Accelerator type, e.g. H100 or cpu.")
     resource_name: QualifiedKey = Field(
-        description="The resource that pods ask for, e.g. nvidia.com/gpu; cpu for cores."
+        description="The resource that pods request, e.g. nvidia.com/gpu; cpu for cores."
     )
     unit: Quantity = Field(
-        default="1", description="What one accelerator of this pool is of the resource, e.g. 500m of cpu."
+        default="1", description="Amount of the resource that counts as one accelerator, e.g. 500m of cpu."
     )
     node_selector: Annotated[dict[QualifiedKey, LabelValue], Field(min_length=1, max_length=32)] = Field(
         description="Labels of the pool's nodes."
@@ -117,7 +117,11 @@ class AcceleratorPoolSpec(SpecModel):
         default=None, description="Memory of one accelerator in GiB; for cpu, host memory per core."
     )
     interconnect: Interconnect | None = Field(
-        default=None, description="Links to the host and between accelerators."
+        default=None,
+        description="Links to the host and between accelerators. Refused: nothing depends on them yet.",
+        json_schema_extra=not_built(
+            "interconnects are not built yet: no decision would depend on this one; remove spec.interconnect"
+        ),
     )
     sharing: Sharing = Field(default=Sharing.NONE, description="How one accelerator is divided.")
     reserved: Annotated[dict[QualifiedKey, Quantity], Field(max_length=16)] | None = Field(
@@ -125,14 +129,24 @@ class AcceleratorPoolSpec(SpecModel):
     )
 
 
+class ForeignCapacity(StatusModel):
+    """Capacity allocated to pods of no job; no tenant is charged for it."""
+
+    accelerators: Amount = Field(description="Accelerators; in a cpu pool, the amount above spec.reserved.")
+    pods: Count = Field(description="Number of these pods.")
+
+
 class AcceleratorPoolStatus(StatusModel):
-    """What the pool has and what is used; only the operator writes it."""
+    """The pool's capacity and use; only the operator writes it."""
 
     observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
     nodes: Count | None = Field(default=None, description="Ready nodes.")
     capacity: Amount | None = Field(default=None, description="Accelerators on ready nodes.")
     allocated: Amount | None = Field(default=None, description="Accelerators held.")
     free: Amount | None = Field(default=None, description="Accelerators not held.")
+    held_elsewhere: ForeignCapacity | None = Field(
+        default=None, description="Allocated to pods of no job, and therefore not part of the capacity."
+    )
     conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
 
 
@@ -175,5 +189,7 @@ class AcceleratorPool(Resource):
     )
 
     kind: Literal["AcceleratorPool"] = "AcceleratorPool"
-    spec: AcceleratorPoolSpec = Field(description="Which nodes, which accelerator, whose.")
-    status: AcceleratorPoolStatus | None = Field(default=None, description="What it has and what is used.")
+    spec: AcceleratorPoolSpec = Field(
+        description="The pool's nodes, its accelerator type, and the tenants that may use it."
+    )
+    status: AcceleratorPoolStatus | None = Field(default=None, description="Capacity and use.")

@@ -1,8 +1,8 @@
-"""When a waiting TrainingJob would start: what is said now, and what was promised first.
+"""When a waiting TrainingJob would start: the current forecast, and the first one of its wait.
 
-Two forms, as they serve two readers. People read the newest forecast, which goes when the job starts. The first
-one of a wait is kept until the next wait begins, with the moment of the start: how promises turned out corrects
-later forecasts, and a restarted operator reads it from here.
+They have different readers. People read the newest forecast, which is removed when the job starts. The first forecast
+of a wait is kept until the next wait begins, with the time of the start: its error corrects later forecasts, and a
+restarted operator reads it from here.
 """
 
 from datetime import datetime
@@ -17,26 +17,30 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class StartForecast(StatusModel):
-    """When a waiting job is expected to start and to end, simulated from how jobs went here before."""
+    """When a waiting job is expected to start and to end, simulated from earlier jobs on this cluster."""
 
-    made_at: datetime = Field(description="When this was said; it is said again only when it has moved.")
-    start_p50: datetime = Field(description="The start, as likely earlier as later.")
-    start_p90: datetime = Field(description="The start, with nine chances in ten to be earlier.")
-    end_p50: datetime | None = Field(default=None, description="The end, where the job's speed is known.")
+    made_at: datetime = Field(
+        description="When this was written; it is written again only when the forecast has changed."
+    )
+    start_p50: datetime = Field(description="Median of the start.")
+    start_p90: datetime = Field(description="Ninth decile of the start.")
+    end_p50: datetime | None = Field(
+        default=None, description="Median of the end, where the job's speed is known."
+    )
     end_p90: datetime | None = Field(
-        default=None, description="The same for the later start and the lowest likely speed."
+        default=None, description="Ninth decile of the end, at the lowest likely speed."
     )
 
 
 class Promise(StatusModel):
-    """The first forecast of the last wait, and what came of it: later forecasts are corrected by it."""
+    """The first forecast of the last wait, and the true wait: its error corrects later forecasts."""
 
     made_at: datetime = Field(description="When.")
-    start_p50: datetime = Field(description="The median that was told.")
-    start_p90: datetime = Field(description="The ninth decile that was told.")
+    start_p50: datetime = Field(description="The median that was written.")
+    start_p90: datetime = Field(description="The ninth decile that was written.")
     simulated_p50_seconds: Seconds = Field(description="The simulated median wait, before any correction.")
     simulated_p90_seconds: Seconds = Field(description="The simulated ninth decile, before any correction.")
-    generation: Count | None = Field(default=None, description="Of the job that it was made for.")
+    generation: Count | None = Field(default=None, description="Generation of the job that it was made for.")
     attempt: Count = Field(default=0, description="Attempts before this wait.")
     started_at: datetime | None = Field(
         default=None, description="When the wait ended; absent: it still waits."

@@ -1,9 +1,9 @@
-"""What all our kinds share: the base model, metadata, conditions, and bounded scalar types.
+"""Shared by all our kinds: the base model, metadata, conditions, and bounded scalar types.
 
-Fields are snake_case in Python and camelCase on the wire. A *spec* refuses unknown fields, because a misspelt
-field that is silently dropped is a job that runs wrongly. A *status* ignores them, so that an older reader
-survives a newer writer. Every string and list has a bound: CEL cost and etcd size depend on it.
-`Model.to_wire()` gives the JSON form.
+Fields are snake_case in Python and camelCase on the wire. A *spec* refuses unknown fields, because a job with a
+silently dropped misspelt field would run wrongly. A *status* ignores them, so that an older reader can read a newer
+writer's status. Every string and list has a bound: CEL cost and etcd size depend on it. `Model.to_wire()` gives the
+JSON form.
 """
 
 import re
@@ -26,19 +26,21 @@ CATEGORY = "busbar"
 
 SCHEDULING_GATE = f"{GROUP}/admission"
 ANNOTATION_REQUESTER = f"{GROUP}/requester"
-"""Who asked for an object through the API; an admission policy keeps everybody else from setting it."""
+"""The user who made an object through the API; an admission policy lets nobody but the API set it."""
 LABEL_JOB = f"{GROUP}/job"
 LABEL_KIND = f"{GROUP}/kind"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_RANK = f"{GROUP}/rank"
 LABEL_ADMISSION_ID = f"{GROUP}/admission-id"
 LABEL_TENANT = f"{GROUP}/tenant"
+LABEL_RELEASED = f"{GROUP}/released"
+"""On a namespace that its Tenant released, with that tenant's name: the policies apply until a person removes it."""
 LABEL_QUEUE = f"{GROUP}/queue"
 """Opt-in of another controller's pod or `batch/v1` Job; the value is "true"."""
 
 
 class KubeModel(BaseModel):
-    """Base of every model: camelCase aliases, and the model's rules in Python and in the schema."""
+    """Base of every model: camelCase aliases, and enforcement of the model's rules in Python and in the schema."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -89,7 +91,7 @@ Quantity = Annotated[
     ),
     BeforeValidator(_integer_to_text),
 ]
-"""A Kubernetes quantity; an integer is accepted for its text. `busbar.kube.types.quantity` parses it."""
+"""A Kubernetes quantity; an integer is accepted and becomes its text. `busbar.kube.types.quantity` parses it."""
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -191,7 +193,7 @@ class PrinterColumn(BaseModel):
 
 
 class KindInfo(BaseModel):
-    """What the API server must know about a kind beyond its schema."""
+    """The parts of a kind's CRD beside its schema."""
 
     plural: str
     singular: str

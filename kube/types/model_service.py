@@ -1,5 +1,6 @@
 """ModelService: serve a model over the OpenAI API, with replicas that follow demand."""
 
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
@@ -21,11 +22,15 @@ from busbar.kube.types.meta import (
     StatusModel,
     short_name_rule,
 )
-from busbar.kube.types.rules import Rule, exactly_one_of, immutable
+from busbar.kube.types.performance_profile import StepModel
+from busbar.kube.types.rules import Rule, exactly_one_of, immutable, not_built
 from busbar.kube.types.shape import AcceleratorList, PodShape
-from busbar.kube.types.training_job import Count, Usage
+from busbar.kube.types.training_job import Amount, Count, Usage
 
 MAX_REPLICAS = 256
+RESERVED_ARGS = "^--(api([-_](k(ey?)?)?)?|conf(ig?)?)(=|$)"
+"""vLLM's `--api-key` and `--config`, also with underscores or abbreviated, as its parser accepts them."""
+MOST_MEASURED = 16
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", max_length=128)]
 
 
@@ -60,10 +65,11 @@ class ServedModel(SpecModel):
 
 
 class Scaling(SpecModel):
-    """When replicas come and go."""
+    """When replicas are added and removed."""
 
     idle_seconds: Annotated[int, Field(ge=1, le=604_800)] = Field(
-        default=300, description="With minReplicas 0: seconds without a request before the last replica goes."
+        default=300,
+        description="With minReplicas 0: seconds without a request before the last replica is removed.",
     )
     target_in_flight_per_replica: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=8, description="Requests in flight that one replica should carry."
@@ -71,27 +77,49 @@ class Scaling(SpecModel):
 
 
 class ServiceLevel(SpecModel):
-    """The latency to keep."""
+    """The latency target."""
 
     ttft_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
-        default=None, description="Time to the first token."
+        default=None,
+        description="Time to the first token.",
+        json_schema_extra=not_built(
+            "targets for the first token are not built yet: nothing would keep this one; remove "
+            "spec.slo.ttftMilliseconds, and set spec.scaling.targetInFlightPerReplica"
+        ),
     )
     tpot_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
-        default=None, description="Time per later token."
+        default=None, description="Time per later token: prompts are processed in chunks that keep it."
     )
-    percentile: Annotated[float, Field(ge=50, le=99.99)] = Field(
-        default=95, description="Share of requests, in percent, that must keep it."
+    percentile: Annotated[float, Field(ge=50, le=99.99)] | None = Field(
+        default=None,
+        description="Share of requests, in percent, that must meet the target.",
+        json_schema_extra=not_built(
+            "a percentile for latency targets is not built yet: nothing reads it; remove spec.slo.percentile"
+        ),
     )
 
 
 class ModelServiceSpec(SpecModel):
-    """Which model, how fast, and how many replicas."""
+    """The model, its latency target, and the number of replicas."""
 
     rules = (
         Rule(
             cel="self.engine != 'vllm' || has(self.image)",
             message="engine vllm needs spec.image, e.g. an image of vLLM's OpenAI server",
             holds=lambda spec: spec.engine is not ServiceEngine.VLLM or spec.image is not None,
+        ),
+        Rule(
+            cel="!has(self.slo) || self.engine == 'builtin'",
+            message="spec.slo is kept by the builtin engine alone; remove it for engine vllm",
+            holds=lambda spec: spec.slo is None or spec.engine is ServiceEngine.BUILTIN,
+        ),
+        Rule(
+            cel=f"self.engine != 'vllm' || !has(self.args) || self.args.all(a, !a.matches('{RESERVED_ARGS}'))",
+            message="--api-key and --config of engine vllm are set by Busbar; leave them out of spec.args",
+            holds=lambda spec: (
+                spec.engine is not ServiceEngine.VLLM
+                or not any(re.match(RESERVED_ARGS, arg) for arg in spec.args or ())
+            ),
         ),
         Rule(
             cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
@@ -134,7 +162,9 @@ class ModelServiceSpec(SpecModel):
         default=None, description="The autoscaler's ceiling; default minReplicas, at least 1."
     )
     scaling: Scaling = Field(
-        default_factory=Scaling, description="When replicas come and go.", json_schema_extra={"default": {}}
+        default_factory=Scaling,
+        description="When replicas are added and removed.",
+        json_schema_extra={"default": {}},
     )
     shape: PodShape = Field(
         default_factory=PodShape, description="What each replica needs.", json_schema_extra={"default": {}}
@@ -142,19 +172,22 @@ class ModelServiceSpec(SpecModel):
     accelerators: AcceleratorList | None = Field(
         default=None, description="Accelerator types allowed; default any that fits."
     )
-    slo: ServiceLevel | None = Field(default=None, description="The latency to keep.")
+    slo: ServiceLevel | None = Field(
+        default=None,
+        description="Latency targets; only tpotMilliseconds can be set.",
+    )
     max_model_len: Annotated[int, Field(ge=16, le=16_777_216)] | None = Field(
         default=None, description="Longest context in tokens; default the model's."
     )
     kv_cache_memory: Quantity | None = Field(
         default=None, description="Memory for the KV cache, e.g. 256Mi; default what is left."
     )
-    suspend: bool = Field(default=False, description="True: off, whatever the demand.")
+    suspend: bool = Field(default=False, description="True: no replicas, whatever the demand.")
     priority: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=500, description="Higher goes first within the tenant, up to the tenant's ceiling."
     )
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
-        default=30, description="Seconds that a leaving replica may take to finish its requests."
+        default=30, description="Seconds that a draining replica may take to finish its requests."
     )
 
     @property
@@ -170,6 +203,19 @@ class PoolReplicas(StatusModel):
     replicas: Count = Field(description="Replicas there.")
 
 
+class MeasuredReplica(StatusModel):
+    """Measurements of the replicas with one kind of placement, as reported by the busiest of them."""
+
+    workload_class: ShortText = Field(description="Of the model as it is served; profiles have its speeds.")
+    accelerator: ShortText = Field(description="Accelerator type.")
+    accelerators: Count = Field(description="Accelerators of one replica.")
+    mode: ShortText = Field(default="resident", description="Engine mode.")
+    tokens_per_second: Amount | None = Field(default=None, description="Speed of decoding.")
+    prefill_tokens_per_second: Amount | None = Field(default=None, description="Speed of processing prompts.")
+    memory_gib: Amount | None = Field(default=None, description="Weights and KV cache.")
+    step_model: StepModel = Field(description="Seconds of one step.")
+
+
 class ScalingDecision(StatusModel):
     """One change of the desired replicas."""
 
@@ -180,7 +226,7 @@ class ScalingDecision(StatusModel):
 
 
 class ModelServiceStatus(StatusModel):
-    """What Busbar observed and decided; only the operator writes it."""
+    """Busbar's observations and decisions; only the operator writes it."""
 
     observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
     phase: ServicePhase | None = Field(default=None, description="One word for the state of the service.")
@@ -205,16 +251,19 @@ class ModelServiceStatus(StatusModel):
         ]
         | None
     ) = Field(default=None, description="Replicas per pool.")
+    measured: Annotated[list[MeasuredReplica], Field(max_length=MOST_MEASURED)] | None = Field(
+        default=None, description="Measurements that the replicas report."
+    )
     scaling_history: Annotated[list[ScalingDecision], Field(max_length=5)] | None = Field(
         default=None, description="The last five changes of the desired replicas."
     )
-    usage: Usage | None = Field(default=None, description="What it has used in all.")
+    usage: Usage | None = Field(default=None, description="Total use.")
     last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")
     last_scale_time: datetime | None = Field(
         default=None, description="When the desired replicas last changed."
     )
     restarts: Count | None = Field(
-        default=None, description="How often the containers of the present replicas have started again."
+        default=None, description="Restarts of the containers of the current replicas."
     )
     last_request_time: datetime | None = Field(
         default=None, description="When the gateway last saw a request."
@@ -265,5 +314,7 @@ class ModelService(Resource):
     )
 
     kind: Literal["ModelService"] = "ModelService"
-    spec: ModelServiceSpec = Field(description="Which model, how fast, and how many replicas.")
-    status: ModelServiceStatus | None = Field(default=None, description="What Busbar observed and decided.")
+    spec: ModelServiceSpec = Field(description="The model, its latency target, and the number of replicas.")
+    status: ModelServiceStatus | None = Field(
+        default=None, description="Busbar's observations and decisions."
+    )

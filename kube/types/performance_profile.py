@@ -1,11 +1,11 @@
-"""PerformanceProfile: how fast one workload class runs where, as far as it is known. One object per class.
+"""PerformanceProfile: the known speeds of one workload class by accelerator. One object per class.
 
-The spec is what people know and ship: a stated speed counts like a measurement of theirs, and with `override` it is
-the last word. The status is the table itself, cell by cell with its source and interval, and what it was learned
-from, so that a measurement outlives the job that made it and a new operator plans like the one before.
+The spec has the speeds that people state: a stated speed counts like a measurement, and with `override` it replaces all
+measurements. The status is the table itself, cell by cell with its source and interval, and the evidence from which it
+was learned, so that a measurement outlives its job and a restarted operator plans as before.
 
-A profile is shared by all tenants. It names no job and no tenant: whose word a piece of evidence was stands there
-as a digest that only the operator can match, and the API shows members neither evidence nor conduct.
+A profile is shared by all tenants. It names no job and no tenant: the tenant behind a piece of evidence is recorded
+as a digest that only the operator can match, and the API shows members neither `evidence` nor `conduct`.
 """
 
 from datetime import datetime
@@ -41,11 +41,11 @@ Percent = Annotated[int, Field(ge=1, le=100)]
 Gibibytes = Annotated[float, Field(ge=0, le=1_000_000)]
 Watts = Annotated[float, Field(ge=0, le=100_000)]
 PLACE = ["accelerator", "accelerators", "mode", "powerCapPercent"]
-"""What names a cell within its class."""
+"""The key of a cell within its class."""
 
 
 class StatedCell(SpecModel):
-    """A speed that somebody knows."""
+    """A stated speed."""
 
     rules = (
         Rule(
@@ -66,16 +66,16 @@ class StatedCell(SpecModel):
     accelerators: Accelerators = Field(description="Accelerators of the whole job.")
     mode: DnsLabel = Field(default="resident", description="Engine mode.")
     power_cap_percent: Percent = Field(default=100, description="Power cap, per cent of the board's limit.")
-    tokens_per_second: Speed = Field(description="Speed of the whole job; 0: it cannot run there.")
-    low: Speed | None = Field(default=None, description="Nineteen times in twenty it is faster than this.")
-    high: Speed | None = Field(default=None, description="Nineteen times in twenty it is slower than this.")
+    tokens_per_second: Speed = Field(description="Speed of the whole job; 0 means that it cannot run there.")
+    low: Speed | None = Field(default=None, description="Lower end of the speed's 90 % interval.")
+    high: Speed | None = Field(default=None, description="Upper end of the speed's 90 % interval.")
     memory_gib: Gibibytes | None = Field(
         default=None, description="Device memory per accelerator; absent: by formula."
     )
     watts: Watts | None = Field(default=None, description="Watts of one accelerator; absent: not known.")
     override: bool = Field(
         default=False,
-        description="Believe this and nothing else; otherwise what jobs measure refines it.",
+        description="Use this speed and ignore measurements; otherwise measurements refine it.",
     )
     note: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None, description="Where the number comes from, for people."
@@ -83,12 +83,12 @@ class StatedCell(SpecModel):
 
 
 class PerformanceProfileSpec(SpecModel):
-    """The class, and what is known of it beforehand."""
+    """The workload class, and its stated speeds."""
 
     rules = (immutable("workloadClass", required=True),)
 
     workload_class: ClassName = Field(
-        description="The workload class, as jobs of it show it in status.workloadClass."
+        description="The workload class, as in status.workloadClass of its jobs."
     )
     cells: (
         Annotated[
@@ -99,11 +99,11 @@ class PerformanceProfileSpec(SpecModel):
             ),
         ]
         | None
-    ) = Field(default=None, description="Speeds that are known.")
+    ) = Field(default=None, description="Stated speeds.")
 
 
 class CellSource(StrEnum):
-    """Where a cell's speed comes from."""
+    """The source of a cell's speed."""
 
     STATED = "Stated"
     PRIOR = "Prior"
@@ -111,73 +111,96 @@ class CellSource(StrEnum):
     MEASURED = "Measured"
 
 
+class StepModel(StatusModel):
+    """Seconds of one step of a serving engine: a linear model of the step's content, fitted to measured steps."""
+
+    seconds_per_step: float = Field(description="Of every step.")
+    seconds_per_sequence: float = Field(description="Per sequence that gets its next token.")
+    seconds_per_thousand_context_tokens: float = Field(description="Per thousand tokens of context.")
+    seconds_per_prompt_token: float = Field(description="Per token of a prompt.")
+    rms_error_seconds: Amount = Field(default=0.0, description="Root mean square error of the model.")
+    steps: Count = Field(default=0, description="Steps that the model was fitted to.")
+
+
 class ProfileCell(StatusModel):
-    """What is believed of one place."""
+    """The table's estimate for one cell."""
 
     accelerator: ShortText = Field(description="Accelerator type.")
     accelerators: Count = Field(description="Accelerators of the whole job.")
     mode: ShortText = Field(default="resident", description="Engine mode.")
     power_cap_percent: Count = Field(default=100, description="Power cap, per cent of the board's limit.")
     tokens_per_second: Amount = Field(description="Mean speed of the whole job; plans use it.")
-    low: Amount | None = Field(default=None, description="Nineteen times in twenty it is faster than this.")
-    high: Amount | None = Field(default=None, description="Nineteen times in twenty it is slower than this.")
-    predicted: Amount | None = Field(default=None, description="Speed by formula, before anybody measured.")
+    low: Amount | None = Field(default=None, description="Lower end of the speed's 90 % interval.")
+    high: Amount | None = Field(default=None, description="Upper end of the speed's 90 % interval.")
+    predicted: Amount | None = Field(default=None, description="Speed by formula, before any measurement.")
     limit: Amount | None = Field(default=None, description="No speed above this is possible there.")
-    memory_gib: Amount | None = Field(default=None, description="Device memory per accelerator.")
+    memory_gib: Amount | None = Field(
+        default=None, description="Device memory per accelerator as planned: stated, else by formula."
+    )
+    measured_memory_gib: Amount | None = Field(
+        default=None,
+        description="Largest device memory per accelerator that jobs have used; if above the planned, plans ask for it.",
+    )
     host_memory_gib: Amount | None = Field(default=None, description="Host memory per pod.")
     watts: Amount | None = Field(default=None, description="Watts of one accelerator.")
     source: CellSource = Field(
         description="Stated by people, Prior: a formula, Ratio: from other cells, Measured."
     )
-    reports: Count = Field(default=0, description="Reports that are believed.")
+    reports: Count = Field(default=0, description="Accepted reports.")
     quarantined: Count = Field(default=0, description="Reports that are not believed.")
+    prefill_tokens_per_second: Amount | None = Field(
+        default=None, description="Of a serving class: speed of processing prompts."
+    )
+    step_model: StepModel | None = Field(default=None, description="Of a serving class: seconds of one step.")
+    note: ShortText | None = Field(default=None, description="People's note on a stated speed.")
 
 
 class Evidence(StatusModel):
-    """What one tenant's ended runs said of one place: sums over the logarithms of their speeds."""
+    """Reports of one tenant's ended runs about one cell: sums over the logarithms of their speeds."""
 
-    tenant: ShortText = Field(description="Digest of whose jobs they were.")
+    tenant: ShortText = Field(description="Digest of the tenant whose jobs they were.")
     accelerator: ShortText = Field(description="Accelerator type.")
     accelerators: Count = Field(description="Accelerators of the whole job.")
     mode: ShortText = Field(default="resident", description="Engine mode.")
     power_cap_percent: Count = Field(default=100, description="Power cap, per cent of the board's limit.")
     reports: Count = Field(default=0, description="How many.")
-    runs: Count = Field(default=1, description="From how many runs.")
+    runs: Count = Field(default=1, description="Number of runs.")
     log_mean: float = Field(default=0.0, description="Mean of the logarithms.")
     within: Amount = Field(default=0.0, description="Squared differences from their run's mean.")
     between: Amount = Field(default=0.0, description="Squared differences of the runs' means.")
     squares: Amount = Field(default=0.0, description="Sum over the runs of their reports, squared.")
-    verified: bool = Field(default=False, description="Checked against what a tenant cannot forge.")
-    fault: CamelReason | None = Field(default=None, description="Why they are not believed.")
+    verified: bool = Field(default=False, description="Verified against data that a tenant cannot forge.")
+    fault: CamelReason | None = Field(default=None, description="Why they are rejected.")
+    memory_mib: Count | None = Field(default=None, description="Largest device memory of one of them.")
 
 
 class TenantConduct(StatusModel):
-    """How often what a tenant's jobs said was right, where it could be checked."""
+    """How often the reports of a tenant's jobs were right, where they could be verified."""
 
-    tenant: ShortText = Field(description="Digest of whose jobs they were.")
-    passed: Count = Field(default=0, description="Jobs whose speed and time agree with their work.")
-    failed: Count = Field(default=0, description="Jobs that contradict themselves.")
+    tenant: ShortText = Field(description="Digest of the tenant whose jobs they were.")
+    passed: Count = Field(default=0, description="Jobs whose reported speed agrees with their time and work.")
+    failed: Count = Field(default=0, description="Jobs whose reports contradict their time and work.")
 
 
 class CountedRuns(StatusModel):
-    """Which ended runs are in the evidence already."""
+    """The ended runs that the evidence includes."""
 
-    before: datetime | None = Field(default=None, description="All that ended until then.")
+    before: datetime | None = Field(default=None, description="All runs that ended until then.")
     runs: Annotated[
         list[ShortText], Field(max_length=MOST_RUNS, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = Field(default_factory=list, description="And these.")
 
 
 class HeldTime(StatusModel):
-    """Accelerator-seconds that jobs of the class held, with a half-life of a week: the account of exploration."""
+    """Accelerator-seconds used by jobs of the class, with a half-life of a week: the budget of exploration."""
 
-    measured: Amount = Field(default=0.0, description="Where somebody had measured before.")
+    measured: Amount = Field(default=0.0, description="On cells with earlier measurements.")
     unmeasured: Amount = Field(default=0.0, description="Where nobody had.")
     as_of: datetime | None = Field(default=None, description="Until when they are counted.")
 
 
 class PerformanceProfileStatus(StatusModel):
-    """What is believed of the class and why; only the operator writes it."""
+    """The estimates for the class and their evidence; only the operator writes it."""
 
     observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
     conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
@@ -195,7 +218,7 @@ class PerformanceProfileStatus(StatusModel):
         | None
     ) = Field(default=None, description="The table's cells of this class.")
     evidence: Annotated[list[Evidence], Field(max_length=MOST_EVIDENCE)] | None = Field(
-        default=None, description="What they were learned from."
+        default=None, description="The evidence of the cells."
     )
     conduct: (
         Annotated[
@@ -206,9 +229,9 @@ class PerformanceProfileStatus(StatusModel):
             ),
         ]
         | None
-    ) = Field(default=None, description="Whose word was right how often.")
-    counted: CountedRuns | None = Field(default=None, description="Runs that are in the evidence.")
-    held: HeldTime | None = Field(default=None, description="The account of exploration.")
+    ) = Field(default=None, description="How often each tenant's reports were right.")
+    counted: CountedRuns | None = Field(default=None, description="Runs that the evidence includes.")
+    held: HeldTime | None = Field(default=None, description="The budget of exploration.")
     last_updated: datetime | None = Field(default=None, description="When this was written.")
 
 
@@ -255,7 +278,7 @@ class PerformanceProfile(Resource):
     )
 
     kind: Literal["PerformanceProfile"] = "PerformanceProfile"
-    spec: PerformanceProfileSpec = Field(description="The class, and what is known of it beforehand.")
+    spec: PerformanceProfileSpec = Field(description="The workload class, and its stated speeds.")
     status: PerformanceProfileStatus | None = Field(
-        default=None, description="What is believed of it and why."
+        default=None, description="The estimates for it and their evidence."
     )

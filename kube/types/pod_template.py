@@ -1,6 +1,6 @@
-"""An own image and command, in a form that can only say what a tenant may say.
+"""A user's own image and command, in a form that can express only what a tenant may set.
 
-The operator makes the pods, so a full pod template would lend the operator's rights to its author. This flat
+The operator makes the pods, so a full pod template would give the operator's rights to its author. This flat
 form is an allow-list by construction: it has no field for host paths, host network, privilege, a node's name, a
 scheduler or a service account, and the API server refuses unknown fields. Names that the platform sets itself
 (environment variables of the gang, paths it mounts, labels it writes) are refused rather than overridden.
@@ -26,7 +26,11 @@ RESERVED_ENVIRONMENT = (
     "MASTER_PORT",
 )
 RESERVED_ENVIRONMENT_PREFIXES = ("BUSBAR_", "PET_")
-RESERVED_MOUNTS = ("/", "/tmp", "/artifacts", "/dev", "/proc", "/sys", "/etc", "/var/run/secrets")
+RESERVED_TREES = ("/artifacts", "/dev", "/proc", "/sys", "/run", "/var/run")
+"""Nothing is mounted here or below. In most images /var/run is a link to /run, and the bearers are below it."""
+RESERVED_MOUNTS = ("/", "/tmp", "/etc", *RESERVED_TREES)
+"""Nothing is mounted exactly here."""
+_BELOW_RESERVED = tuple(f"{tree}/" for tree in RESERVED_TREES)
 RESERVED_KEY_HOSTS = ("busbar.dev", "kubernetes.io", "k8s.io")
 
 MapKeyName = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
@@ -60,7 +64,9 @@ class KeySelector(SpecModel):
 
     name: ObjectName = Field(description="Name of the object.")
     key: ConfigKey = Field(description="Key within it.")
-    optional: bool | None = Field(default=None, description="Start also when the object or key is missing.")
+    optional: bool | None = Field(
+        default=None, description="Start the pod even if the object or key is missing."
+    )
 
 
 class FieldSelector(SpecModel):
@@ -70,7 +76,7 @@ class FieldSelector(SpecModel):
 
 
 class EnvVarSource(SpecModel):
-    """Where an environment variable's value comes from; exactly one."""
+    """The source of an environment variable's value; exactly one."""
 
     rules = (
         exactly_one_of(
@@ -112,7 +118,9 @@ class EnvVar(SpecModel):
     value: Annotated[str, Field(max_length=8192)] | None = Field(
         default=None, description="Its value as text."
     )
-    value_from: EnvVarSource | None = Field(default=None, description="Where its value comes from instead.")
+    value_from: EnvVarSource | None = Field(
+        default=None, description="Source of its value, in place of value."
+    )
 
 
 class EnvFromSource(SpecModel):
@@ -151,15 +159,12 @@ class Volume(SpecModel):
             message="a volume needs exactly one of claim, configMap, secret and emptyDir",
         ),
         Rule(
-            cel=f"!(self.mountPath in [{', '.join(repr(path) for path in RESERVED_MOUNTS)}])"
-            " && !self.mountPath.startsWith('/artifacts/') && !self.mountPath.startsWith('/dev/')"
-            " && !self.mountPath.startsWith('/proc/') && !self.mountPath.startsWith('/sys/')"
-            " && !self.mountPath.startsWith('/var/run/')",
+            cel=f"!(self.mountPath in [{', '.join(map(repr, RESERVED_MOUNTS))}])"
+            + "".join(f" && !self.mountPath.startsWith('{tree}')" for tree in _BELOW_RESERVED),
             message="this path belongs to the platform or the system; mount the volume elsewhere, e.g. /data",
             field_path=".mountPath",
             holds=lambda volume: (
-                volume.mount_path not in RESERVED_MOUNTS
-                and not volume.mount_path.startswith(("/artifacts/", "/dev/", "/proc/", "/sys/", "/var/run/"))
+                volume.mount_path not in RESERVED_MOUNTS and not volume.mount_path.startswith(_BELOW_RESERVED)
             ),
         ),
         Rule(
@@ -175,7 +180,7 @@ class Volume(SpecModel):
         str,
         Field(pattern=r"^/([A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*)?$", max_length=256),
     ] = Field(description="Absolute path in the container; no part may begin with a dot.")
-    read_only: bool = Field(default=False, description="Mount without the right to write.")
+    read_only: bool = Field(default=False, description="Mount read-only.")
     claim: ObjectName | None = Field(
         default=None, description="A PersistentVolumeClaim in the same namespace."
     )
@@ -258,5 +263,5 @@ class PodTemplate(SpecModel):
     port: bool = Field(
         default=False,
         description="The image serves /status and POST /checkpoint on the port named busbar (9400), so that "
-        "the operator reads progress and asks for checkpoints. Without it the pod is legal and opaque.",
+        "the operator can read progress and request checkpoints. Without it the operator knows only the pod's phase.",
     )

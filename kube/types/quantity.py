@@ -7,7 +7,7 @@ import re
 from decimal import ROUND_CEILING, Decimal
 
 PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i)|[munkMGTPE]|([eE][+-]?[0-9]{1,2}))?$"
-"""Unsigned quantities only: nothing we ask for is negative. RE2 and Python agree on this expression."""
+"""Unsigned quantities only, because no request is negative. RE2 and Python agree on this expression."""
 
 _SUFFIXES = {
     "n": Decimal("1e-9"),
@@ -53,3 +53,8 @@ def to_bytes(quantity: str | int) -> int:
 def to_millis(quantity: str | int) -> int:
     """Thousandths of a quantity (milli-cores of a CPU quantity), rounded up."""
     return int((parse(quantity) * 1000).to_integral_value(rounding=ROUND_CEILING))
+
+
+def to_mib(quantity: str | int | None) -> int:
+    """MiB of a memory quantity, rounded up; 0 where there is none."""
+    return 0 if quantity is None else -(-to_bytes(quantity) // 2**20)

@@ -1,6 +1,6 @@
 """Condition types and reasons: stable words that scripts may match. They never change their meaning.
 
-The scheduler's own codes for a waiting job (`busbar.scheduler`) appear as reasons too; these are the rest.
+The scheduler's own codes for a waiting job (`busbar.scheduler`) are used as reasons too; these are the others.
 """
 
 from enum import StrEnum
@@ -16,6 +16,8 @@ class ConditionType(StrEnum):
     COMPLETE = "Complete"
     FAILED = "Failed"
     SUSPENDED = "Suspended"
+    CAPACITY_HELD_ELSEWHERE = "CapacityHeldElsewhere"
+    """Pods of no job use capacity of a pool."""
 
 
 class Reason(StrEnum):
@@ -33,25 +35,33 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     GANG_INCOMPLETE = "GangIncomplete"
     PODS_REFUSED = "PodsRefused"
-    """The API server refuses the pods: a quota, a policy, a webhook."""
+    """The API server refuses the pods, because of a quota, a policy or a webhook."""
     POD_STUCK = "PodStuck"
-    """A pod is being deleted and its node does not confirm it: the node is probably dead."""
+    """A pod is being deleted and its node does not confirm the end: the node is probably down."""
     INVALID_SPEC = "InvalidSpec"
     FITS_NOWHERE = "FitsNowhere"
     NO_TENANT = "NoTenant"
+    TENANT_GONE = "TenantGone"
+    """No Tenant has the namespace any more, so what ran there is stopped."""
     MODEL_NOT_READY = "ModelNotReady"
     CLAIM_MISSING = "ClaimMissing"
     SERVING = "Serving"
     IDLE = "Idle"
     DRAINING = "Draining"
+    REPLICA_REPLACED = "ReplicaReplaced"
+    """A replica that should serve has stopped accepting requests; another one replaces it."""
     NODES_READY = "NodesReady"
     NO_NODES = "NoNodes"
+    FOREIGN_PODS = "ForeignPods"
+    NO_FOREIGN_PODS = "NoForeignPods"
     MEASURED = "Measured"
     NOT_MEASURED = "NotMeasured"
     CLASS_TAKEN = "ClassTaken"
     """Another PerformanceProfile describes the same workload class already."""
     SPEED_QUARANTINED = "SpeedQuarantined"
-    """The speed that the job reports is not believed."""
+    """The speed that the job reports is rejected."""
     NAMESPACES_READY = "NamespacesReady"
     NAMESPACE_TAKEN = "NamespaceTaken"
     NAMESPACE_MISSING = "NamespaceMissing"
+    NAMESPACE_RELEASED = "NamespaceReleased"
+    """A Tenant released the namespace; it stays closed until an administrator opens it or a Tenant lists it again."""

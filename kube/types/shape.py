@@ -14,7 +14,7 @@ AcceleratorList = Annotated[
 
 
 class PodShape(SpecModel):
-    """What each pod needs."""
+    """Resources of each pod."""
 
     accelerators_per_pod: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1,
@@ -25,13 +25,13 @@ class PodShape(SpecModel):
         description="CPU of each pod; default 1 core per accelerator, or the cores of a cpu pool.",
     )
     memory: Quantity | None = Field(
-        default=None, description="Memory of each pod; default what the planner predicts."
+        default=None, description="Memory of each pod; default the planner's prediction."
     )
     ephemeral_storage: Quantity | None = Field(default=None, description="Scratch disk of each pod.")
 
 
 class Domain(StrEnum):
-    """What a gang may be told to stay inside of, outermost first."""
+    """Topology domains that a gang can be restricted to, outermost first."""
 
     ZONE = "zone"
     NETWORK = "network"
@@ -41,7 +41,7 @@ class Domain(StrEnum):
 
 
 class GangShape(PodShape):
-    """How many pods, and what each needs. A range makes the job elastic."""
+    """The number of pods, and the resources of each. A range makes the job elastic."""
 
     rules = (
         Rule(
@@ -59,5 +59,5 @@ class GangShape(PodShape):
     )
     within: Domain | None = Field(
         default=None,
-        description="All pods in one such domain, or none; default as close together as there is room.",
+        description="Topology domain that must contain all pods; default the closest placement with free capacity.",
     )

@@ -16,12 +16,12 @@ from busbar.kube.types.meta import (
     StatusModel,
     short_name_rule,
 )
-from busbar.kube.types.rules import Rule
+from busbar.kube.types.rules import Rule, not_built
 from busbar.kube.types.training_job import Amount, Count
 
 Share = Annotated[float, Field(ge=0, le=1_000_000)]
 MOST_USERS = 128
-"""So many users of a tenant are kept apart in its status."""
+"""Upper limit on users in a tenant's status."""
 
 
 class SubjectKind(StrEnum):
@@ -36,6 +36,11 @@ class Role(StrEnum):
     VIEWER = "viewer"
 
 
+class OnDelete(StrEnum):
+    REFUSE = "refuse"
+    STOP = "stop"
+
+
 class Period(StrEnum):
     DAY = "day"
     WEEK = "week"
@@ -43,7 +48,7 @@ class Period(StrEnum):
 
 
 class Subject(SpecModel):
-    """Who: a user, a group, or a service account."""
+    """A user, a group, or a service account."""
 
     rules = (
         Rule(
@@ -57,19 +62,19 @@ class Subject(SpecModel):
 
     kind: SubjectKind = Field(description="User, Group or ServiceAccount.")
     name: Annotated[str, Field(pattern=r"^[^\s]([^\n]*[^\s])?$", min_length=1, max_length=253)] = Field(
-        description="Its name as the API server knows it."
+        description="Its user or group name at the API server."
     )
     namespace: DnsLabel | None = Field(default=None, description="Namespace of a ServiceAccount.")
 
 
 class Member(SpecModel):
-    """One subject and what it may do. The operator renders RoleBindings from it."""
+    """One subject and its role. The operator renders RoleBindings from it."""
 
     subject: Subject = Field(description="Who.")
     role: Role = Field(description="admin, member or viewer.")
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
         default=1.0,
-        description="Of a User: share of what the tenant may hold, relative to its other users.",
+        description="Of a User: weight of its fair share within the tenant.",
     )
 
 
@@ -86,14 +91,14 @@ class Quota(SpecModel):
 
     accelerator: Annotated[
         str, Field(pattern=r"^([*]|[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$", max_length=63)
-    ] = Field(description="Accelerator type, or * for all that are not named.")
+    ] = Field(description="Accelerator type, or * for all that have no entry.")
     guaranteed: Share = Field(
         default=0.0, description="Always available: lent out while idle, reclaimed on demand."
     )
     borrowable: Share | None = Field(
-        default=None, description="Most that may be held beyond the guaranteed share; absent: no limit."
+        default=None, description="Largest allocation beyond the guaranteed share; absent: no limit."
     )
-    ceiling: Share | None = Field(default=None, description="Never more than this in all; absent: no limit.")
+    ceiling: Share | None = Field(default=None, description="Largest total allocation; absent: no limit.")
 
 
 class Budget(SpecModel):
@@ -118,11 +123,17 @@ class Budget(SpecModel):
     cost: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="Money, at the pools' prices."
     )
-    kilowatt_hours: Annotated[float, Field(ge=0)] | None = Field(default=None, description="Energy.")
+    kilowatt_hours: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="Energy. Refused: it is not measured yet.",
+        json_schema_extra=not_built(
+            "energy is not measured yet: nothing would count against this limit; remove kilowattHours"
+        ),
+    )
 
 
 class TenantSpec(SpecModel):
-    """Who, where, how much."""
+    """The tenant's members, namespaces, shares and budgets."""
 
     rules = (
         Rule(
@@ -153,7 +164,8 @@ class TenantSpec(SpecModel):
         default=None, description="People, groups and service accounts, with their roles."
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
-        default=1.0, description="Share of what nobody is guaranteed, relative to other tenants."
+        default=1.0,
+        description="Weight of the tenant's share of the capacity that is not guaranteed to anybody.",
     )
     quota: (
         Annotated[
@@ -181,6 +193,13 @@ class TenantSpec(SpecModel):
         ]
         | None
     ) = Field(default=None, description="Limits per period; counted in status, not enforced yet.")
+    on_delete: OnDelete = Field(
+        default=OnDelete.REFUSE,
+        description=(
+            "What happens when the tenant is deleted, or a namespace is left out of it, while its work runs there. "
+            "refuse: the change is refused. stop: its services drain, and its jobs save their state and are suspended."
+        ),
+    )
 
 
 class AcceleratorCount(StatusModel):
@@ -200,53 +219,59 @@ ByAccelerator = Annotated[
 
 
 class BudgetUse(StatusModel):
-    """What the running period has used."""
+    """Use in the current period."""
 
     period: Period = Field(description="Which period.")
     started: datetime = Field(description="When it began.")
     accelerator_hours: Amount = Field(default=0.0, description="Accelerator-hours used.")
     cost: Amount = Field(default=0.0, description="Money used.")
     kilowatt_hours: Amount = Field(default=0.0, description="Energy used.")
+    used_percent: Amount | None = Field(
+        default=None,
+        description="Use of the limit that is closest to exhaustion, in per cent; above 100 it is exceeded.",
+    )
 
 
 class TenantUsage(StatusModel):
-    """Totals of all jobs and services, also of deleted ones; they never fall."""
+    """Totals of all jobs and services, also of deleted ones; they never decrease."""
 
     accelerator_seconds: Amount = Field(default=0.0, description="Accelerator-seconds of all types.")
     work_units: Amount = Field(default=0.0, description="In exchange-rate units.")
-    energy_joules: Amount = Field(default=0.0, description="Energy, where it was measured.")
+    energy_joules: Amount = Field(default=0.0, description="Energy, if it was measured.")
     cost: Amount = Field(default=0.0, description="At the pools' prices.")
 
 
 class DecayedUsage(StatusModel):
-    """Past use with a half-life, in work units: what fair share remembers."""
+    """Past use with a half-life, in work units, as fair share counts it."""
 
     work: Amount = Field(default=0.0, description="Work units, decayed to asOf.")
-    rate: Amount = Field(default=0.0, description="Work units per second that were held at asOf.")
-    as_of: datetime | None = Field(default=None, description="The moment the value holds for.")
+    rate: Amount = Field(default=0.0, description="Work units per second in use at asOf.")
+    as_of: datetime | None = Field(default=None, description="Time of the value.")
 
 
 class UserUse(StatusModel):
     """Past use of one user with a half-life, in work units, as of decayed.asOf."""
 
     name: Annotated[str, Field(max_length=253)] = Field(
-        description="The requester; empty: objects that nobody was stamped on."
+        description="The requester; empty for objects without one."
     )
     work: Amount = Field(default=0.0, description="Work units, decayed to decayed.asOf.")
-    rate: Amount = Field(default=0.0, description="Work units per second that were held then.")
+    rate: Amount = Field(default=0.0, description="Work units per second in use at that time.")
 
 
 class TenantStatus(StatusModel):
-    """What the tenant holds and has used; only the operator writes it."""
+    """The tenant's allocation and use; only the operator writes it."""
 
     observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
     conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
-    allocated: ByAccelerator | None = Field(default=None, description="Accelerators held now, by type.")
+    allocated: ByAccelerator | None = Field(default=None, description="Accelerators allocated now, by type.")
     borrowed: ByAccelerator | None = Field(default=None, description="Of these, beyond the guaranteed share.")
-    lent: ByAccelerator | None = Field(default=None, description="Guaranteed accelerators that others hold.")
-    held: Amount | None = Field(default=None, description="Accelerators held now, all types together.")
+    lent: ByAccelerator | None = Field(
+        default=None, description="Guaranteed accelerators that are lent to others."
+    )
+    held: Amount | None = Field(default=None, description="Accelerators allocated now, of all types.")
     usage: TenantUsage | None = Field(default=None, description="Totals.")
-    decayed: DecayedUsage | None = Field(default=None, description="What fair share remembers.")
+    decayed: DecayedUsage | None = Field(default=None, description="Past use as fair share counts it.")
     users: (
         Annotated[
             list[UserUse],
@@ -256,7 +281,9 @@ class TenantStatus(StatusModel):
             ),
         ]
         | None
-    ) = Field(default=None, description="The same by user: who holds something, and who has used most.")
+    ) = Field(
+        default=None, description="The same by user: those with an allocation, then those with the most use."
+    )
     budgets: (
         Annotated[
             list[BudgetUse],
@@ -266,9 +293,12 @@ class TenantStatus(StatusModel):
             ),
         ]
         | None
-    ) = Field(default=None, description="What the running periods have used.")
+    ) = Field(default=None, description="Use in the current periods.")
     running: Count | None = Field(default=None, description="Jobs and replicas that run.")
     waiting: Count | None = Field(default=None, description="Jobs and replicas that wait.")
+    running_in: Annotated[list[DnsLabel], Field(max_length=128)] | None = Field(
+        default=None, description="Namespaces in which something of the tenant runs."
+    )
     last_updated: datetime | None = Field(default=None, description="When this was written.")
 
 
@@ -307,5 +337,5 @@ class Tenant(Resource):
     )
 
     kind: Literal["Tenant"] = "Tenant"
-    spec: TenantSpec = Field(description="Who, where, how much.")
-    status: TenantStatus | None = Field(default=None, description="What it holds and has used.")
+    spec: TenantSpec = Field(description="The tenant's members, namespaces, shares and budgets.")
+    status: TenantStatus | None = Field(default=None, description="Its allocation and use.")

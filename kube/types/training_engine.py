@@ -1,4 +1,4 @@
-"""What Busbar's own training engine is told: model, tokenizer, data, optimizer, and how it uses memory."""
+"""The configuration of Busbar's own training engine: model, tokenizer, data, optimizer, and memory use."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _without_integral_floats(value: Any) -> Any:
-    """The API server stores 10000.0 as 10000; saying so at once keeps one object equal to itself everywhere."""
+    """The API server stores 10000.0 as 10000; the same normalization here keeps both forms of an object equal."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, dict):
@@ -35,7 +35,7 @@ ModelConfig = Annotated[dict[str, Any], Field(max_length=256), AfterValidator(_w
 
 
 class EngineMode(StrEnum):
-    """How the engine holds its state; `auto` lets the scheduler choose."""
+    """Where the engine keeps its state; `auto` lets the scheduler choose."""
 
     AUTO = "auto"
     RESIDENT = "resident"
@@ -48,7 +48,7 @@ class Dtype(StrEnum):
 
 
 class StateFormat(StrEnum):
-    """`exact` is bit-equal to the same run without offload; reduced formats will be named here."""
+    """`exact` is bit-equal to the same run without offload; reduced formats will be added here."""
 
     EXACT = "exact"
 
@@ -64,7 +64,7 @@ class Schedule(StrEnum):
 
 
 class ModelSource(SpecModel):
-    """Which model: a fresh one from a configuration, or weights to start from; exactly one."""
+    """The model: a new one from a configuration, or weights to start from; exactly one."""
 
     rules = (exactly_one_of("config", "uri", message="model needs exactly one of config and uri"),)
 
@@ -84,7 +84,7 @@ class TokenizerTraining(SpecModel):
 
 
 class TokenizerSource(SpecModel):
-    """Which tokenizer: one trained on the spot, or an existing one; exactly one."""
+    """The tokenizer: trained before the first step, or an existing one; exactly one."""
 
     rules = (exactly_one_of("train", "uri", message="tokenizer needs exactly one of train and uri"),)
 
@@ -93,13 +93,15 @@ class TokenizerSource(SpecModel):
 
 
 class DataSource(SpecModel):
-    """The text to learn from."""
+    """The training text."""
 
     uri: DataUri = Field(
-        description="builtin://python-stdlib, or a file or folder of text: pvc://claim/path."
+        description="builtin://python-stdlib, or a file or folder of text or JSONL: pvc://claim/path. Each line of a "
+        "JSONL file is an object whose field text is a document."
     )
     holdout_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
-        default=0.05, description="Share of the files kept for evaluation and never trained on."
+        default=0.05,
+        description="Share of the files held out for evaluation; of a single file its end.",
     )
     sequence_length: Annotated[int, Field(ge=8, le=1_048_576)] = Field(
         default=256, description="Tokens in one training sequence."
@@ -142,7 +144,7 @@ class Optimizer(SpecModel):
     warmup_steps: Annotated[int, Field(ge=0, le=100_000_000)] = Field(
         default=0, description="Steps over which the learning rate rises from zero."
     )
-    schedule: Schedule = Field(default=Schedule.COSINE, description="What follows the warm-up.")
+    schedule: Schedule = Field(default=Schedule.COSINE, description="Schedule after the warm-up.")
     gradient_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
         default=1.0, description="Largest global gradient norm."
     )
@@ -174,11 +176,11 @@ class TrainingEngine(SpecModel):
 
     model: ModelSource = Field(description="Which model.")
     tokenizer: TokenizerSource | None = Field(
-        default=None, description="Which tokenizer; default the one beside model.uri."
+        default=None, description="The tokenizer; default the one in the folder of model.uri."
     )
-    data: DataSource = Field(description="The text to learn from.")
+    data: DataSource = Field(description="The training text.")
     steps: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
-        description="Optimizer steps of the whole run."
+        description="Optimizer steps of the whole run; a later run with more steps continues a finished one."
     )
     batch: Batch = Field(
         default_factory=Batch, description="Size of one step.", json_schema_extra={"default": {}}
@@ -196,11 +198,18 @@ class TrainingEngine(SpecModel):
     device_memory: Quantity | None = Field(
         default=None, description="Byte limit of the device arena where the device is a CPU, e.g. 256Mi."
     )
-    threads: Annotated[int, Field(ge=1, le=256)] = Field(
-        default=1, description="CPU threads of the engine; restarts are bit-equal only with the same number."
+    threads: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        default=None,
+        description="CPU threads of the engine; default the cores that the pod requests, or those of the checkpoint "
+        "from which the run continues: restarts are bit-equal only with the same number.",
     )
     seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = Field(
         default=0, description="Seed of the whole run."
+    )
+    max_bad_steps: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=10,
+        description="End the run after this many steps in a row whose gradient norm is not finite. Such a step is "
+        "skipped: it changes no weight.",
     )
     evaluation: Evaluation | None = Field(
         default=None, description="Evaluate on the held-out files at the end."

@@ -1,6 +1,6 @@
 """TrainingJob: train a model, with Busbar's engine or with an own image and command."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.pod_template import PodTemplate
-from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable
+from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable, not_built
 from busbar.kube.types.shape import AcceleratorList, GangShape
 from busbar.kube.types.training_engine import TrainingEngine
 
@@ -45,7 +45,7 @@ TERMINAL_PHASES = frozenset({TrainingPhase.SUCCEEDED, TrainingPhase.FAILED})
 
 
 class CheckpointPolicy(SpecModel):
-    """When state is saved, how much is kept, and where."""
+    """When checkpoints are saved, how many are kept, and where."""
 
     rules = (
         at_most_one_of(
@@ -61,10 +61,15 @@ class CheckpointPolicy(SpecModel):
     )
     keep: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="Complete checkpoints to keep.")
     uri: ClaimUri | None = Field(default=None, description="Where; default checkpoints below output.uri.")
+    adopt: bool = Field(
+        default=False,
+        description="Continue from the checkpoints that another job left there, if its settings agree, for example to "
+        "continue a finished run with more steps. Otherwise they are moved aside.",
+    )
 
 
 class PreemptionPolicy(SpecModel):
-    """How the job is asked to give its place back."""
+    """How the job is asked to release its resources."""
 
     grace_period_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
         default=60, description="Seconds to save and acknowledge before the pods are killed."
@@ -72,13 +77,13 @@ class PreemptionPolicy(SpecModel):
 
 
 class Output(SpecModel):
-    """Where weights, tokenizer and checkpoints go."""
+    """Destination of weights, tokenizer and checkpoints."""
 
     uri: ClaimUri = Field(description="pvc://claim/path in the same namespace.")
 
 
 class TrainingJobSpec(SpecModel):
-    """What to train, on what, and how it may be scheduled. Exactly one of engine and template."""
+    """The training and its scheduling constraints. Exactly one of engine and template."""
 
     rules = (
         exactly_one_of("engine", "template", message="spec needs exactly one of engine and template"),
@@ -117,7 +122,7 @@ class TrainingJobSpec(SpecModel):
         default=100, description="Higher goes first within the tenant, up to the tenant's ceiling."
     )
     preemptible: bool = Field(
-        default=True, description="May be asked to save its state and give its place back."
+        default=True, description="The job may be asked to save its state and release its resources."
     )
     checkpoint: CheckpointPolicy = Field(
         default_factory=CheckpointPolicy,
@@ -126,20 +131,28 @@ class TrainingJobSpec(SpecModel):
     )
     preemption: PreemptionPolicy = Field(
         default_factory=PreemptionPolicy,
-        description="How the job is asked to give its place back.",
+        description="How the job is asked to release its resources.",
         json_schema_extra={"default": {}},
     )
-    deadline: datetime | None = Field(default=None, description="When it should be done; orders the queue.")
+    deadline: datetime | None = Field(
+        default=None,
+        description="When the job should have ended. Refused: nothing orders the queue by it yet.",
+        json_schema_extra=not_built(
+            "deadlines are not built yet: nothing would keep this one; remove spec.deadline"
+        ),
+    )
     suspend: bool = Field(default=False, description="True: save, release everything and wait.")
-    output: Output | None = Field(default=None, description="Where weights, tokenizer and checkpoints go.")
+    output: Output | None = Field(
+        default=None, description="Destination of weights, tokenizer and checkpoints."
+    )
     retry_limit: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=3, description="Failed attempts that are tried again; preemptions do not count."
+        default=3, description="Number of retries after failed attempts; preemptions do not count."
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = Field(
         default=None, description="Delete the job this long after it ended; default keep it."
     )
     active_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = Field(
-        default=None, description="Fail the job after it ran this long in all."
+        default=None, description="Fail the job after this total run time."
     )
     managed_by: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._/-]+$", max_length=253)] | None = (
         Field(default=None, description="Another controller's name: Busbar then leaves the object alone.")
@@ -147,7 +160,7 @@ class TrainingJobSpec(SpecModel):
 
 
 class PerPod(StatusModel):
-    """What each pod holds, in whole numbers."""
+    """Resources of each pod, in whole numbers."""
 
     accelerators_m: Count = Field(default=0, description="Thousandths of an accelerator.")
     cpu_m: Count = Field(default=0, description="Thousandths of a core.")
@@ -156,7 +169,7 @@ class PerPod(StatusModel):
 
 
 class Release(StatusModel):
-    """The job was asked to give its place back; present only while it does."""
+    """The job was asked to release its resources; present until it has."""
 
     reason: CamelReason = Field(description="A stable word that says why.")
     message: Sentence = Field(default="", description="One sentence that says why.")
@@ -165,14 +178,26 @@ class Release(StatusModel):
 
 
 class Fingerprint(StatusModel):
-    """Digests that let two runs be compared bit for bit."""
+    """Digests for comparing two runs bit for bit."""
 
     losses: ShortText | None = Field(default=None, description="SHA-256 over every step's loss.")
     weights: ShortText | None = Field(default=None, description="SHA-256 of the final weights.")
 
 
+class CheckedImage(StatusModel):
+    """Whether the platform's own engine runs, by the digest of its image."""
+
+    verified: bool = Field(
+        description="All pods of this admission run the platform's image: their reported speeds are shared with other jobs."
+    )
+    digest: ShortText | None = Field(
+        default=None, description="Image digest that the nodes report for the pods."
+    )
+    message: Sentence = Field(default="", description="Why it is not verified.")
+
+
 class Admission(StatusModel):
-    """Where and how the job was let in, written before any pod exists."""
+    """Placement and mode of the admission, written before any pod exists."""
 
     id: ShortText = Field(description="Identity of this admission; every pod of the gang carries it.")
     pool: ShortText = Field(description="AcceleratorPool.")
@@ -183,14 +208,60 @@ class Admission(StatusModel):
     nodes: Annotated[list[ShortText], Field(max_length=1024)] = Field(
         default_factory=list, description="Node of each rank."
     )
-    per_pod: PerPod | None = Field(default=None, description="What each pod holds.")
+    per_pod: PerPod | None = Field(default=None, description="Resources of each pod.")
     admitted_at: datetime | None = Field(default=None, description="When.")
-    started_at: datetime | None = Field(default=None, description="When all its pods ran.")
-    reason: Sentence = Field(default="", description="Why here and so.")
+    started_at: datetime | None = Field(default=None, description="When all its pods were running.")
+    image: CheckedImage | None = Field(
+        default=None, description="The image of its pods; absent until all of them run."
+    )
+    reason: Sentence = Field(default="", description="Reason for this placement and mode.")
+
+
+class CollectedNode(StatusModel):
+    """One node of a reservation."""
+
+    name: ShortText = Field(description="Its name.")
+    pods: Annotated[int, Field(ge=1)] = Field(default=1, description="Pods that will run there.")
+    since: datetime = Field(description="Since when it is collected.")
+
+
+class Reservation(StatusModel):
+    """The place that is collected for a waiting job which is first in line.
+
+    A restarted operator reads it, so that the job keeps its place in line and its nodes.
+    """
+
+    pool: ShortText = Field(description="AcceleratorPool.")
+    accelerator: ShortText = Field(description="Accelerator type.")
+    mode: ShortText | None = Field(default=None, description="Engine mode.")
+    pods: Count = Field(description="Pods in the gang.")
+    accelerators_per_pod: Count = Field(default=1, description="Accelerators of each pod.")
+    per_pod: PerPod | None = Field(default=None, description="Resources of each pod.")
+    nodes: Annotated[list[CollectedNode], Field(max_length=1024)] = Field(
+        default_factory=list, description="Nodes in order of rank."
+    )
+    start_by: datetime = Field(
+        description="When its room is expected to be there; written again only when it has moved."
+    )
+    collected: Count = Field(
+        default=0, description="Nodes whose room is there or can be taken at once, of `needed`."
+    )
+    needed: Count = Field(description="How many different nodes it needs.")
+
+    def sentence(self, now: datetime) -> str:
+        """The reservation as one sentence, as people read it everywhere."""
+        start = self.start_by.astimezone(UTC)
+        when = (
+            f"{start:%H:%M} UTC" if start.date() == now.astimezone(UTC).date() else f"{start:%d %b %H:%M} UTC"
+        )
+        starts = f"Starts by {when}" if start > now else "Starts any moment"
+        shape = f"{self.pods} × {self.accelerators_per_pod} {self.accelerator}"
+        nodes = f"{self.collected} of {self.needed} node{'' if self.needed == 1 else 's'} collected"
+        return f"{starts} on {shape} in pool {self.pool}: {nodes}."
 
 
 class Preview(StatusModel):
-    """What the scheduler would do with this job now."""
+    """The scheduler's current decision about this job."""
 
     starts_now: bool = Field(description="Whether it would start in this round.")
     pool: ShortText | None = Field(default=None, description="Where.")
@@ -200,7 +271,7 @@ class Preview(StatusModel):
 
 
 class Progress(StatusModel):
-    """How far the run is."""
+    """Progress of the run."""
 
     step: Count = Field(default=0, description="Optimizer steps done.")
     total_steps: Count = Field(default=0, description="Optimizer steps of the whole run.")
@@ -212,11 +283,20 @@ class Progress(StatusModel):
     eta_p50: datetime | None = Field(default=None, description="The end at this speed, without interruption.")
     eta_p90: datetime | None = Field(
         default=None,
-        description="The same at the lowest speed believed of its place; absent while nothing is believed of it.",
+        description="The same at the lower end of the cell's speed interval; absent without an estimate.",
     )
     percent: Annotated[float, Field(ge=0, le=100)] | None = Field(
         default=None, description="Share of the steps done."
     )
+
+
+class MemoryUse(StatusModel):
+    """Memory of one process of the engine: what its plan predicted, and the peak so far."""
+
+    planned_device_mib: Count | None = Field(default=None, description="Device memory by plan.")
+    peak_device_mib: Count | None = Field(default=None, description="Peak device memory.")
+    planned_host_mib: Count | None = Field(default=None, description="Host memory by plan.")
+    peak_host_mib: Count | None = Field(default=None, description="Peak host memory.")
 
 
 class CheckpointStatus(StatusModel):
@@ -228,7 +308,7 @@ class CheckpointStatus(StatusModel):
 
 
 class LostWork(StatusModel):
-    """Work done twice because of preemptions and failures."""
+    """Work repeated because of preemptions and failures."""
 
     steps: Count = Field(default=0, description="Steps lost in all.")
     seconds: Amount = Field(default=0.0, description="Seconds lost in all.")
@@ -245,9 +325,9 @@ class EvaluationResult(StatusModel):
 
 
 class Usage(StatusModel):
-    """What the object has used in all; totals never fall."""
+    """Total use of the object; totals never decrease."""
 
-    accelerator_seconds: Amount = Field(default=0.0, description="Accelerators times seconds held.")
+    accelerator_seconds: Amount = Field(default=0.0, description="Accelerator-seconds.")
     work_units: Amount = Field(default=0.0, description="The same in exchange-rate units.")
     energy_joules: Amount | None = Field(default=None, description="Energy, where it was measured.")
     cost: Amount = Field(default=0.0, description="At the pools' prices.")
@@ -261,44 +341,47 @@ class PodCounts(StatusModel):
 
 
 class TrainingJobStatus(StatusModel):
-    """What Busbar observed and decided; only the operator writes it."""
+    """Busbar's observations and decisions; only the operator writes it."""
 
     observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
-    phase: TrainingPhase | None = Field(
-        default=None, description="One word for where the job is in its life."
-    )
+    phase: TrainingPhase | None = Field(default=None, description="Phase of the job, in one word.")
     reason: CamelReason | None = Field(default=None, description="A stable word that says why.")
     message: Sentence | None = Field(default=None, description="One sentence that says why.")
     conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
     attempt: Count | None = Field(default=None, description="How often pods were made.")
     workload_class: ShortText | None = Field(
         default=None,
-        description="What its speed depends on; the PerformanceProfile of this class has speeds.",
+        description="Digest of everything that its speed depends on; the PerformanceProfile of this class has the speeds.",
     )
-    admission: Admission | None = Field(default=None, description="Where and how the job was let in.")
-    preview: Preview | None = Field(default=None, description="What the scheduler would do with it now.")
+    admission: Admission | None = Field(default=None, description="Placement and mode of the admission.")
+    preview: Preview | None = Field(default=None, description="The scheduler's current decision about it.")
     forecast: StartForecast | None = Field(
         default=None, description="When it is expected to start; present only while it waits."
     )
+    reservation: Reservation | None = Field(
+        default=None,
+        description="The place that is collected for it; present only while it is first in line.",
+    )
     promise: Promise | None = Field(default=None, description="The first forecast of its last wait.")
-    progress: Progress | None = Field(default=None, description="How far the run is.")
+    progress: Progress | None = Field(default=None, description="Progress of the run.")
+    memory: MemoryUse | None = Field(default=None, description="Memory by plan and as measured.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The last durable checkpoint.")
     lost_work: LostWork | None = Field(default=None, description="Work done twice.")
-    release: Release | None = Field(default=None, description="Why it was asked to give its place back.")
+    release: Release | None = Field(default=None, description="Why it was asked to release its resources.")
     retry_at: datetime | None = Field(default=None, description="When a failed attempt is tried again.")
     fingerprint: Fingerprint | None = Field(default=None, description="Digests of losses and weights.")
-    preemptions: Count | None = Field(default=None, description="How often it gave its place back.")
-    restarts: Count | None = Field(default=None, description="How often a failed attempt was tried again.")
-    last_move_time: datetime | None = Field(default=None, description="When it was last moved.")
+    preemptions: Count | None = Field(default=None, description="Number of preemptions.")
+    restarts: Count | None = Field(default=None, description="Number of retries after failed attempts.")
+    last_move_time: datetime | None = Field(default=None, description="Time of the last migration.")
     evaluation: EvaluationResult | None = Field(default=None, description="Bits per byte on held-out files.")
-    usage: Usage | None = Field(default=None, description="What it has used in all.")
+    usage: Usage | None = Field(default=None, description="Total use.")
     start_time: datetime | None = Field(default=None, description="When the first attempt started.")
     completion_time: datetime | None = Field(default=None, description="When it ended.")
     last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")
-    output_uri: ShortText | None = Field(default=None, description="Where the weights are.")
+    output_uri: ShortText | None = Field(default=None, description="URI of the weights.")
     pods: PodCounts | None = Field(default=None, description="Pods of the running gang.")
     waiting: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
-        default=None, description="The scheduler's record of what holds the job back."
+        default=None, description="The scheduler's record of why the job waits."
     )
 
 
@@ -359,7 +442,7 @@ class TrainingJob(Resource):
                 name="Start",
                 type="string",
                 json_path=".status.forecast.startP50",
-                description="Expected start, as likely earlier as later.",
+                description="Expected start (median).",
                 priority=1,
             ),
             PrinterColumn(
@@ -380,5 +463,5 @@ class TrainingJob(Resource):
     )
 
     kind: Literal["TrainingJob"] = "TrainingJob"
-    spec: TrainingJobSpec = Field(description="What to train, on what, and how it may be scheduled.")
-    status: TrainingJobStatus | None = Field(default=None, description="What Busbar observed and decided.")
+    spec: TrainingJobSpec = Field(description="The training and its scheduling constraints.")
+    status: TrainingJobStatus | None = Field(default=None, description="Busbar's observations and decisions.")

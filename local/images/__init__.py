@@ -9,8 +9,8 @@
             └── busbar-workloads
     busbar-pause        the process that holds a pod's namespaces
 
-Every image is tagged with a digest of what it is made of, so "is it there?" is one look into the registry's
-storage, and a running cluster rolls out exactly when something changed.  Only the last layer holds our
+Every image is tagged with a digest of its inputs. So one look-up in the registry's storage tells whether it exists,
+and a running cluster rolls out exactly when an input has changed.  Only the last layer holds our
 source: a change in it costs a second to build and push.
 
 The host's proxy, index and certificate settings work inside the build through its environment and mounts;

@@ -1,7 +1,7 @@
-"""Buildah without a daemon and without leaving anything on the machine outside the cache.
+"""Buildah without a daemon; it writes nothing on the machine outside the cache.
 
-Each call runs in a mount namespace of its own in which the cache's folder stands in for
-``/var/lib/containers`` and the run folder is fresh memory: buildah's own mounts vanish with the call.
+Each call runs in a mount namespace of its own in which the cache's folder is mounted at ``/var/lib/containers`` and
+the run folder is a new tmpfs: buildah's own mounts are removed at the end of the call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ exec 9<&-
 if [ -s /run/auth.json ]; then export REGISTRY_AUTH_FILE=/run/auth.json; fi
 if [ -n "$BUSBAR_REGISTRY" ]; then
     ip link set lo up
-    $BUSBAR_REGISTRY &
+    # It reads every REGISTRY_* variable as a setting of its own.
+    env -u REGISTRY_AUTH_FILE $BUSBAR_REGISTRY &
     until (exec 3<>/dev/tcp/127.0.0.1/5000) 2>/dev/null; do
         kill -0 $! || exit 1  # it ended before it served; its own lines say why
         sleep 0.2
@@ -55,7 +56,7 @@ PUSH_ADDRESS = "127.0.0.1:5000"
 
 
 def folder() -> Path:
-    """Where images are kept."""
+    """The folder of the images."""
     return paths.cache() / "images"
 
 
@@ -77,7 +78,7 @@ def buildah(*arguments: str, running: Step | None = None, extra: Mapping[str, st
     With ``BUSBAR_REGISTRY`` in ``extra``, in a network namespace in which that command serves.
 
     Raises:
-        BuildError: it failed; carries the end of what it said.
+        BuildError: it failed; contains the end of its output.
     """
     (folder() / "containers").mkdir(parents=True, exist_ok=True)
     (folder() / "var").mkdir(exist_ok=True)
@@ -153,11 +154,11 @@ def configure(container: str, settings: Sequence[str]) -> None:
 
 
 def push(reference: str, name: str, tag: str, program: Path, running: Step) -> None:
-    """Push into the shared storage through a registry (``program``) that lives as long as the push.
+    """Push into the shared storage through a registry (``program``) that runs only during the push.
 
     Both run in a network namespace of their own, so that the registry's address is the same every time:
-    buildah remembers by address which layers a registry has, and a push of a new source layer then takes a
-    second instead of compressing everything again.
+    buildah caches by address which layers a registry has, so a push of a new source layer takes a second instead of
+    compressing everything again.
 
     Raises:
         BuildError: the push failed.
@@ -177,7 +178,7 @@ def push(reference: str, name: str, tag: str, program: Path, running: Step) -> N
 
 
 def push_to(reference: str, registry: str, name: str, tag: str, running: Step) -> None:
-    """Push to a registry of the user's, with the user's own login; plain HTTP only on loopback.
+    """Push to the user's registry, with the user's own login; plain HTTP only on loopback.
 
     Raises:
         BuildError: the push failed.

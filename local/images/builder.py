@@ -1,4 +1,4 @@
-"""Build and push whatever of the images is missing."""
+"""Build and push the images that are missing."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def build_images() -> str:
 
 
 def everything_pushed(tag: str) -> bool:
-    """Whether the registry's storage already holds all images in their present form."""
+    """Whether the registry's storage already has all images with their current tags."""
     small = pushed("busbar-base", recipe.base_tag()) and pushed("busbar-pause", recipe.pause_tag())
     return small and all(pushed(image.name, tag) for image in IMAGES)
 
 
 def push_elsewhere(registry: str, tag: str) -> None:
-    """Push both images to a registry of the user's (for a cluster of the user's)."""
+    """Push both images to the user's registry, for the user's own cluster."""
     for image in IMAGES:
         reference = f"{PREFIX}/{image.name}:{tag}"
         if not exists(reference):
@@ -95,7 +95,7 @@ def _base() -> None:
 
 
 def _bootstrap(archive: Path) -> None:
-    """A minimal Debian as a tar archive; the host's apt sources are the second try (private mirrors)."""
+    """A minimal Debian as a tar archive; if that fails, with the host's apt sources (private mirrors)."""
     user = f"echo 'busbar:x:{USER}:{USER}:Busbar:/tmp:/usr/sbin/nologin' >> \"$1/etc/passwd\""
     group = f"echo 'busbar:x:{USER}:' >> \"$1/etc/group\""
     excluded = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -200,7 +200,7 @@ def host_settings() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def pip_index() -> str | None:
-    """The index that the host's pip is set to, where it is not the usual one."""
+    """The index that the host's pip is configured with, if it is not the default."""
     if found := os.environ.get("PIP_INDEX_URL"):
         return found
     asked = subprocess.run(
@@ -218,7 +218,7 @@ def _source(image: Image, tag: str) -> None:
         return
     _source_layer(image, tag)
     _push(f"{PREFIX}/{image.name}:{tag}", image.name, tag)
-    _push(f"{PREFIX}/{image.name}:{tag}", image.name, "latest")  # what people's own manifests may name
+    _push(f"{PREFIX}/{image.name}:{tag}", image.name, "latest")  # the tag for people's own manifests
     _forget_older(image, tag)
 
 
@@ -272,7 +272,7 @@ def stage(image: Image, root: Path) -> None:
 
 
 def _forget_older(image: Image, tag: str) -> None:
-    """Drop buildah's copies of earlier source layers; the registry keeps what it was pushed."""
+    """Delete buildah's copies of earlier source layers; the registry keeps the pushed ones."""
     listed = buildah("images", "--format", "{{.Name}}:{{.Tag}}")
     for reference in listed.splitlines():
         if reference.startswith(f"{PREFIX}/{image.name}:") and not reference.endswith(f":{tag}"):

@@ -1,6 +1,6 @@
 """Refresh the images' hashed lock files from pyproject.toml: ``python -m busbar.local.images lock``.
 
-They are constrained by ``requirements.lock``, so that what is tested is what is shipped, and carry no index
+They are constrained by ``requirements.lock``, so that the images have the tested versions, and contain no index
 address.
 """
 
@@ -16,10 +16,10 @@ FORBIDDEN = {"platform": ("torch", "nvidia-")}  # the control side must stay sma
 
 
 def refresh(uv: str) -> None:
-    """Resolve both lock files anew.
+    """Resolve both lock files again.
 
     Raises:
-        BuildError: not a checkout, uv failed, or an image would carry what it must not.
+        BuildError: not a checkout, uv failed, or an image would contain a forbidden package.
     """
     root = paths.package().parent
     if not (root / "pyproject.toml").exists():
@@ -41,7 +41,7 @@ def refresh(uv: str) -> None:
 
 
 def check(image: Image, text: str) -> None:
-    """Refuse a lock that brings what the image must not carry.
+    """Refuse a lock that contains a package forbidden in the image.
 
     Raises:
         BuildError: it does.

@@ -1,4 +1,4 @@
-"""What every image is made of, as digests and file lists: no command is run here."""
+"""The inputs of every image, as digests and file lists: no command is run here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from busbar.local import build, paths
 
-REVISION = "1"  # raise it when the way of building changes
+REVISION = "1"  # increase it when the build procedure changes
 SUITE = "bookworm"  # its Python is 3.11
 DEBIAN_PACKAGES = ("python3-minimal", "libpython3-stdlib", "ca-certificates", "tini")
 USER = 65532
@@ -23,7 +23,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Image:
-    """One of our two images: which folders of ours it carries."""
+    """One of our two images: which of our folders it contains."""
 
     name: str
     extra: str  # of pyproject.toml, and the stem of its lock file
@@ -65,7 +65,7 @@ def dependencies_tag(image: Image) -> str:
 
 
 def source_files(image: Image) -> list[tuple[str, Path]]:
-    """(path below ``busbar/``, file) of everything of ours that goes into the image, sorted."""
+    """(path below ``busbar/``, file) of all our files in the image, sorted."""
     found = []
     for folder in image.folders:
         root = package_folder(folder)

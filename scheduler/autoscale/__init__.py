@@ -2,7 +2,7 @@
 
     target, state = decide(scaling, demand, state, now)
 
-Fast up: what waits or runs now decides at once. Slow down: only after the lower number has been enough for
+Up at once: requests that wait or run now decide. Down slowly: only after the lower number has been enough for
 `down_after_s`, one step at a time. To zero: after `idle_s` without any request, if the minimum allows it. A
 request at zero wakes one replica immediately.
 """

@@ -5,8 +5,8 @@ sees it: it leads every averaged metric, and it does not fall when a replica is 
 `target_in_flight` of them.
 
 An external target (`spec.replicas`, written by `kubectl scale`, an HPA or KEDA) replaces the computed number
-and is obeyed, with one exception that costs nobody anything: a service that may be at zero, was scaled to
-zero and is asked for something wakes with one replica until it has been idle again.
+and is obeyed, with one exception: a service that may be at zero, was scaled to zero and receives a request
+wakes with one replica until it has been idle again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What the service's owner wants. From ModelService.spec."""
+    """What the service's owner wants, from ModelService.spec."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -26,9 +26,9 @@ class Scaling:
     target_in_flight: float = 8.0
     """Requests that one replica should have in flight."""
     idle_s: float = 300.0
-    """Without a request for so long, a service with `min_replicas` 0 goes to zero."""
+    """After this time without a request, a service with `min_replicas` 0 goes to zero."""
     down_after_s: float = 60.0
-    """A lower number must have been enough for so long."""
+    """A lower number must have been enough for this long."""
     suspend: bool = False
 
 

@@ -8,14 +8,14 @@ Pure arithmetic: no torch, no numpy, no files. The training engine's own plan is
 these are the estimates that a scheduler needs for accelerators where nothing ran yet.
 """
 
-from .accelerators import KNOWN, Accelerator, accelerator
+from .accelerators import DATA_SHEETS, Accelerator, accelerator
 from .cells import prior, priors, workload_class
 from .memory import MODES, Footprint, memory
 from .model import BatchShape, ModelShape
 from .speed import tokens_per_s
 
 __all__ = [
-    "KNOWN",
+    "DATA_SHEETS",
     "MODES",
     "Accelerator",
     "BatchShape",

@@ -27,7 +27,7 @@ class Accelerator:
         return self.tflops * self.utilisation / (312 * 0.4)
 
 
-KNOWN: dict[str, Accelerator] = {
+DATA_SHEETS: dict[str, Accelerator] = {
     item.name: item
     for item in (
         Accelerator("H200", 989, 144_384, 4800, 50, 700),
@@ -50,7 +50,7 @@ KNOWN: dict[str, Accelerator] = {
 
 def accelerator(key: str) -> Accelerator | None:
     """By accelerator key: the type, before any link class ("H100-nvlink" is an H100); None if unknown."""
-    if key in KNOWN:
-        return KNOWN[key]
+    if key in DATA_SHEETS:
+        return DATA_SHEETS[key]
     stem = key.split("-")[0].split("/")[0]
-    return KNOWN.get(stem) or KNOWN.get(stem.upper()) or KNOWN.get(stem.lower())
+    return DATA_SHEETS.get(stem) or DATA_SHEETS.get(stem.upper()) or DATA_SHEETS.get(stem.lower())

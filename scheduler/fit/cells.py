@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ..table import Cell, Source
+from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
 from .memory import memory
 from .model import BatchShape, ModelShape

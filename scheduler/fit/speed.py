@@ -1,12 +1,11 @@
 """Predicted training speed: a roofline of compute, device memory, and the link to the host.
 
-Per step, with T tokens, P parameters and k accelerators:
+Per step, with T tokens, P parameters, s bytes of optimizer state per parameter and k accelerators:
 
     compute   6 P T / (k x reached flops)
     update    resident: the optimizer state is read and written in device memory
-              optimizer-offload: gradients go down and weights come up the link, the host updates its state;
-              transfer and update overlap with each other, and with the compute of other layers
-              parameter-offload: weights cross the link twice more, once per pass over a micro-batch
+              optimizer-offload: the share of the state that is on the host goes through the device, down and up the
+              link at once: s P share / link. Forward and backward wait for it
 """
 
 from __future__ import annotations
@@ -14,25 +13,38 @@ from __future__ import annotations
 import math
 
 from .accelerators import Accelerator
+from .memory import state_bytes
 from .model import BatchShape, ModelShape
 
-HOST_GB_PER_S = 20.0
-"""Memory bandwidth a host gives to one accelerator's update."""
 EFFICIENCY_PER_DOUBLING = 0.95
 """What every doubling of accelerators keeps."""
+COPIES_ON_A_CPU = 1.3
+"""A CPU's link is its own memory: the state is read and written once more on its way."""
 
 
 def tokens_per_s(
     model: ModelShape, batch: BatchShape, mode: str, device: Accelerator, accelerators: float = 1.0
 ) -> float:
-    """Predicted tokens per second of the whole job."""
+    """Predicted tokens per second of the whole job; in offload all state is taken to be on the host."""
+    seconds = step_seconds(model, batch, mode, device, accelerators)
+    doublings = math.log2(max(accelerators, 1.0))
+    return batch.tokens / seconds * float(EFFICIENCY_PER_DOUBLING**doublings)
+
+
+def step_seconds(
+    model: ModelShape,
+    batch: BatchShape,
+    mode: str,
+    device: Accelerator,
+    accelerators: float = 1.0,
+    share: float = 1.0,
+) -> float:
+    """Predicted seconds of one step; `share` of the state is on the host (in resident mode nothing is)."""
     flops = device.tflops * 1e12 * device.utilisation
     if batch.dtype == "float32" and device.name != "cpu":
         flops /= 4 if device.has_bfloat16 else 8
     compute_s = 6 * model.parameters * batch.tokens / (flops * accelerators)
-    seconds = compute_s + _update_s(model, batch, mode, device, compute_s, accelerators)
-    doublings = math.log2(max(accelerators, 1.0))
-    return batch.tokens / seconds * float(EFFICIENCY_PER_DOUBLING**doublings)
+    return compute_s + _update_s(model, batch, 0.0 if mode == "resident" else share, device)
 
 
 def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.0) -> float:
@@ -43,23 +55,9 @@ def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.
     return device.tflops * 1e12 * accelerators / (2 * model.layers * model.layer_parameters)
 
 
-def _update_s(
-    model: ModelShape,
-    batch: BatchShape,
-    mode: str,
-    device: Accelerator,
-    compute_s: float,
-    accelerators: float,
-) -> float:
-    parameters, weight = model.parameters, batch.weight_bytes
-    state = parameters * (8 if batch.dtype == "float32" else 12)
-    if mode == "resident" or device.name == "cpu":
-        touched = 2 * state + 3 * parameters * weight
-        extra = 1.0 if mode == "resident" else 1.3
-        return extra * touched / (device.memory_gb_per_s * 1e9)
-    link_s = parameters * weight / (device.link_gb_per_s * 1e9)
-    host_s = (2 * state + 2 * parameters * weight) / (HOST_GB_PER_S * 1e9)
-    if mode == "parameter-offload":
-        passes = max(1, batch.sequences // max(batch.micro_batch, 1))
-        link_s += 2 * passes * parameters * weight / (device.link_gb_per_s * 1e9 * accelerators)
-    return max(0.0, max(link_s, host_s) - 0.5 * compute_s)
+def _update_s(model: ModelShape, batch: BatchShape, share: float, device: Accelerator) -> float:
+    state = model.parameters * state_bytes(batch)
+    touched_s = (2 * state + 3 * model.parameters * batch.weight_bytes) / (device.memory_gb_per_s * 1e9)
+    if device.name == "cpu":
+        return touched_s * (1 + (COPIES_ON_A_CPU - 1) * share)
+    return touched_s + share * state / (device.link_gb_per_s * 1e9)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import SchedulerError
-from ..plans import Objective, Policy
+from ..model.plans import Objective, Policy
 
 if TYPE_CHECKING:
     from .engine import Settings

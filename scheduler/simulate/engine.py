@@ -1,14 +1,14 @@
-"""The discrete-event simulator: the scheduler's own `plan`, on a cluster that does not exist.
+"""The discrete-event simulator: the scheduler's own `plan`, on a simulated cluster.
 
 The simulator holds the truth (lengths and speeds); the policy sees a `Snapshot` and nothing else. Events are
-arrivals, completions, failures and planning rounds; nothing ticks. The same trace, cluster, policy and seed
-give the same bytes.
+arrivals, completions, failures and planning rounds; there is no fixed time step. The same trace, cluster,
+policy and seed give the same bytes.
 
 What a start costs: every start after a job's first holds its accelerators for `charge_s` without progress. A
-job that is stopped by the plan saves first and loses nothing else; one whose node fails loses what it did
-since its last checkpoint, which it makes every `checkpoint_s` of a run. Nodes fail as `failures` says, or by
-themselves: then the times between a node's failures are exponential with mean `node_mtbf_s`, drawn from the seed
-and the node's name.
+job that is stopped by the plan saves first and loses nothing else; one whose node fails loses its progress
+since its last checkpoint, which it makes every `checkpoint_s` of a run. Nodes fail as listed in `failures`,
+or at random: then the times between a node's failures are exponential with mean `node_mtbf_s`, drawn from the
+seed and the node's name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from ..apply import applied
 from ..check import check_plan
+from ..model.apply import applied
+from ..model.plans import Plan, Policy
+from ..model.snapshot import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
 from ..planner import plan
-from ..plans import Plan, Policy
-from ..types import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
 from .metrics import JobResult, Result, percentile, summarise
 from .past import Past
 from .speeds import Learner, true_table
@@ -39,9 +39,9 @@ class Settings:
     steps_known: bool = True
     """Whether the policy is told the remaining work."""
     round_s: float = 600.0
-    """A plan is also made when nothing happened for so long while jobs wait or could move."""
+    """A plan is also made after this time without events while jobs wait or could move."""
     checkpoint_s: float = 600.0
-    """Jobs save so often by themselves, counted from each start; matters only for failures."""
+    """Jobs save this often by themselves, counted from each start; matters only for failures."""
     failures: tuple[tuple[float, str, float], ...] = ()
     """(time, node, seconds until it is back)."""
     node_mtbf_s: float | None = None
@@ -50,7 +50,7 @@ class Settings:
     """How long such a node is away."""
     seed: int = 0
     check: bool = True
-    """Have the independent checker look at every plan."""
+    """Let the independent checker examine every plan."""
     grid_s: float = 0.0
     """Plans are made at multiples of this only (0: at every event); several events share one plan."""
 
@@ -193,7 +193,7 @@ class _Engine:
             self._push(at, _PLAN, "")
 
     def _event(self, now: float, kind: int, number: int, what: str, jobs: dict[str, TraceJob]) -> bool:
-        """Handle one event; whether it calls for a plan."""
+        """Handle one event; returns whether it calls for a plan."""
         if kind == _ARRIVE:
             self.live[JobId(what)] = self._arrived(jobs[what])
             return True
@@ -268,7 +268,7 @@ class _Engine:
         self.busy_since = now
 
     def _node(self, name: str, now: float, back: bool) -> None:
-        """A node fails or returns; its jobs lose what they did since their last checkpoint."""
+        """A node fails or returns; its jobs lose their progress since their last checkpoint."""
         nodes = tuple(replace(n, ready=back) if n.name == name else n for n in self.snapshot.nodes)
         self.snapshot = replace(self.snapshot, nodes=nodes)
         if back:
@@ -313,10 +313,9 @@ class _Engine:
                 seen = replace(seen, run=replace(seen.run, saved_at_s=now))
             entry.seen = seen
             jobs.append(seen)
-        version = self.snapshot.version + 1
         table = self.learner.current(entry.job for entry in self.live.values())
         tenants = self.past.known(self.snapshot.tenants)
-        return replace(self.snapshot, tenants=tenants, jobs=tuple(jobs), table=table, version=version)
+        return replace(self.snapshot, tenants=tenants, jobs=tuple(jobs), table=table)
 
     def _plan(self, now: float) -> None:
         self.snapshot = self._snapshot(now)
@@ -340,6 +339,7 @@ class _Engine:
         return any(kind in (_ARRIVE, _BACK) for _, kind, _, _ in self.events)
 
     def _carry_out(self, result: Plan, now: float) -> None:
+        self.snapshot = replace(self.snapshot, reservations=result.reservations)
         after = {job.id: job for job in applied(self.snapshot, result, now).jobs}
         self._account(now)
         for action in result.actions:

@@ -1,8 +1,8 @@
-"""A simulated cluster that does not know its speeds: jobs report them, with noise and sometimes falsely.
+"""A simulated cluster whose speeds are unknown: jobs report them, with noise and sometimes falsely.
 
-The simulator tells the truth here and nowhere else; what reaches the policy's snapshot is what the reports say.
-Noise is drawn per (seed, job, number of the report), so that two runs that differ elsewhere hear the same; or
-once per job and place (`lasting`), as if every run had a machine of its own.
+Only the simulator knows the truth; the policy's snapshot contains what the reports say. Noise is drawn per
+(seed, job, number of the report), so that two runs that differ elsewhere get the same noise; or once per job
+and place (`lasting`), as if every run had a machine of its own.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ import math
 from collections.abc import Callable, Iterable
 from random import Random
 
-from ..learning import learn
-from ..reports import Report, absorb, contradicted, distrusted, held, overstated, settle
-from ..table import PerformanceTable, Source
-from ..types import Placement
+from ..model.snapshot import Placement
+from ..model.table import PerformanceTable, Source
+from ..performance.learning import learn
+from ..performance.reports import (
+    Report,
+    absorb,
+    add_exploration,
+    contradicted,
+    distrusted,
+    overstated,
+    settle,
+)
 from .speeds import Learner
 from .trace import TraceJob
 
 Lie = Callable[[TraceJob, str], float]
-"""What a job reports over the truth, by accelerator; 1 is honest."""
+"""What a job reports, relative to the truth, by accelerator; 1 is honest."""
 
 FIRST_REPORT_S = 30.0
 REPORT_S = 300.0
-"""A job reports after its first half minute in a place, then so often."""
+"""A job reports after its first half minute in a place, then at this interval."""
 
 
 def honest(job: TraceJob, accelerator: str) -> float:
@@ -45,7 +53,7 @@ class TableLearner(Learner):
             if cell.source in (Source.MEASURED, Source.OVERRIDE)
         }
         self._pending: dict[str, tuple[TraceJob, Placement, float, float]] = {}
-        """By job: where it is, the seconds since its last report, and the work it really did in them."""
+        """By job: where it is, the seconds since its last report, and the work really done in them."""
         self._count: dict[str, int] = {}
         self._claimed: dict[str, float] = {}
         self._repeated: dict[str, float] = {}
@@ -56,7 +64,7 @@ class TableLearner(Learner):
     ) -> None:
         cell = (job.workload_class, place.accelerator, place.accelerators_m)
         amount = held_s * place.accelerators_m / 1000
-        self.table = held(self.table, 0.0 if cell in self.measured else amount, amount)
+        self.table = add_exploration(self.table, 0.0 if cell in self.measured else amount, amount)
         pending = self._pending.get(job.id)
         if pending is not None and pending[1] != place:
             self._report(job.id)
@@ -105,8 +113,8 @@ class TableLearner(Learner):
         self.table = settle(self.table, job.id, self._total(job))
 
     def remaining(self, job: TraceJob, left: float) -> float:
-        """An honest job's counters are right. A liar's agree with its lies; where they cannot be believed, the
-        job counts as if it had just begun."""
+        """An honest job's counters are right. A liar's agree with its lies; where they are not used, the job
+        counts as if it had just begun."""
         if all(self.lie(job, kind) == 1.0 for kind in job.speeds):
             return left
         if job.tenant in distrusted(self.table) or contradicted(self.table, job.id):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..codec import Json
+from ..model.codec import Json
 from .trace import Trace, TraceCluster, TraceJob
 
 

@@ -1,15 +1,15 @@
-"""What tenants and their users have used so far, as the operator keeps it in `Tenant.status`."""
+"""Past use of tenants and their users, as the operator keeps it in `Tenant.status`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..types import DecayedUsage, Tenant, User
+from ..model.snapshot import DecayedUsage, Tenant, User
 
 
 class Past:
-    """Past use of everybody in a simulation, in work units (accelerators x exchange rate x seconds)."""
+    """Past use of all tenants and users of a simulation, in work units (accelerators x exchange rate x seconds)."""
 
     def __init__(self, half_life_s: float) -> None:
         self.half_life_s = half_life_s
@@ -17,7 +17,7 @@ class Past:
         """By tenant and user; None: all of them."""
 
     def add(self, tenant: str, user: str, work: float, now: float) -> None:
-        """A job of this user held something until now, which was so much work since the last call for it."""
+        """Add the work that a job of this user did since the last call."""
         for key in ((tenant, None), (tenant, user)):
             self._used[key] = self._used.get(key, DecayedUsage()).add(work, now, self.half_life_s)
 

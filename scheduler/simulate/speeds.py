@@ -1,18 +1,18 @@
-"""What the policy is told of speeds: all of the truth, or what a learner makes of it."""
+"""What the policy is told of speeds: the truth, or what a learner makes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..table import Cell, PerformanceTable, Rate, Source
-from ..types import Placement
+from ..model.snapshot import Placement
+from ..model.table import Cell, PerformanceTable, Rate, Source
 from .trace import Trace, TraceCluster, TraceJob
 
 
 @dataclass
 class Learner:
-    """Keeps the table that the policy sees. The default knows the truth from the start; `learner.py` has one
+    """Keeps the table that the policy sees. This default knows the truth from the start; `learner.py` has one
     that learns."""
 
     table: PerformanceTable = field(default_factory=PerformanceTable)
@@ -20,11 +20,11 @@ class Learner:
     def observe(
         self, job: TraceJob, place: Placement, held_s: float, progress_s: float, speed: float
     ) -> None:
-        """A job held this place for so long since the last call, and worked at this true speed for a part
+        """A job held this place for this long since the last call, and worked at this true speed for a part
         of it."""
 
     def repeats(self, job: TraceJob, work: float) -> None:
-        """A job lost so much work and must do it again."""
+        """A job lost this much work and must do it again."""
 
     def ended(self, job: TraceJob) -> None:
         """A job has done all its work."""

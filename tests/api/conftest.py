@@ -1,7 +1,7 @@
 """A whole API in one process: real application, real database, in-memory Kubernetes, real planner.
 
 Two tenants live in the cluster: `ada` (alice: member, vera: viewer, adam: admin) with namespace `ada-lab`,
-and `bob-corp` (bob) with `bob-lab`. Whatever alice can reach must not mention Bob's.
+and `bob-corp` (bob) with `bob-lab`. No response to alice may mention anything of Bob's.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from tests.api.postgres import Server
 from tests.api.scripted_operator import ScriptedOperator
 
 from busbar.api import services as wiring
+from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.app import internal_app, public_app
 from busbar.api.database.engine import make_engine
 from busbar.api.database.migrate import migrate
-from busbar.api.identity import Role, Scope
+from busbar.api.kubernetes.store import WATCHED
 from busbar.api.services import Services
 from busbar.api.settings import Settings
-from busbar.api.store import WATCHED
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, PODS, TENANTS, TRAINING_JOBS
+from busbar.kube.types import TrainingJob
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SECRET = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -69,7 +70,7 @@ SERVICE: dict[str, Any] = {
 
 
 class Clock:
-    """A clock that stands still until told."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -83,7 +84,7 @@ class Clock:
 
 @dataclass
 class World:
-    """What a test holds."""
+    """The application, the cluster and the clients that a test uses."""
 
     services: Services
     kube: MemoryKube
@@ -95,7 +96,7 @@ class World:
     async def token(
         self,
         subject: str,
-        role: Role = Role.USER,
+        role: CallerRole = CallerRole.USER,
         scopes: tuple[Scope, ...] = (Scope.REST, Scope.INFERENCE),
         **more: Any,
     ) -> str:
@@ -104,15 +105,21 @@ class World:
         )
         return text_
 
-    async def as_(self, subject: str, role: Role = Role.USER) -> httpx2.AsyncClient:
-        """A client that carries a fresh token of the subject."""
+    async def as_(self, subject: str, role: CallerRole = CallerRole.USER) -> httpx2.AsyncClient:
+        """A client with a new token of the subject."""
         token = await self.token(subject, role)
         return client(self.public, {"Authorization": f"Bearer {token}"})
 
     async def settle(self) -> None:
-        """Until the store has seen everything the cluster holds, and what it holds no more."""
+        """Waits until the store has exactly the objects of the cluster."""
         async with asyncio.timeout(30):
             while not self._seen():  # noqa: ASYNC110 - there is no event for "a watch has caught up"
+                await asyncio.sleep(0)
+
+    async def until_listed(self, namespace: str, name: str) -> None:
+        """Waits until the store has a job of this name, and so everything that was written before it."""
+        async with asyncio.timeout(30):
+            while self.services.store.find(TrainingJob, name, namespace) is None:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0)
 
     def _seen(self) -> bool:
@@ -120,7 +127,11 @@ class World:
             meta = obj["metadata"]
             return plural, meta.get("namespace") or "", meta["name"], meta["resourceVersion"]
 
-        seen = {version(r.plural, obj) for r in WATCHED for obj in self.services.store.all(r)}
+        seen = {
+            (r.plural, obj.metadata.namespace or "", obj.metadata.name, obj.metadata.resource_version)
+            for r, kind in WATCHED.items()
+            for obj in self.services.store.all(kind)
+        }
         watched = {resource.plural for resource in WATCHED}
         return seen == {version(key[0], obj) for key, obj in self.kube.objects.items() if key[0] in watched}
 
@@ -204,7 +215,7 @@ def sqlite_template() -> Iterator[Path]:
     """A migrated, empty SQLite file: copying it is faster than migrating for every test."""
     with tempfile.TemporaryDirectory(prefix="busbar-db-") as folder:
         path = Path(folder, "template.db")
-        with ThreadPoolExecutor(1) as thread:  # the first to ask may be a fixture inside a running loop
+        with ThreadPoolExecutor(1) as thread:  # the first caller may be a fixture inside a running loop
             thread.submit(asyncio.run, migrate(f"sqlite+aiosqlite:///{path}")).result()
         yield path
 
@@ -262,7 +273,7 @@ def _apps() -> list[FastAPI]:
 
 
 def apps_of(built: Services) -> list[FastAPI]:
-    """Both applications over these services. Their routes are made once: that is most of a test's time."""
+    """Both applications over these services. Their routes are made once, because that takes most of a test's time."""
     if built.settings.oidc is not None:
         return [public_app(built), internal_app(built)]
     if not _apps():

@@ -1,8 +1,8 @@
 """A small in-memory `KubeApi`: objects, watches, reviews and pod logs, for tests that need no API server.
 
-It behaves as the API server does where the API can notice: resource versions, 404/409/422, merge patches,
-dry runs that validate with our own models, watches that tell every change, SubjectAccessReview by the roles
-that the operator would render from `Tenant.spec.members`.
+It behaves as the API server does in everything that `api/` depends on: resource versions, 404/409/422, merge
+patches, dry runs that validate with our own models, watches that report every change, and SubjectAccessReview by
+the roles that the operator would render from `Tenant.spec.members`.
 """
 
 from __future__ import annotations

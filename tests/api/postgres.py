@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.free_port import free_port
 
 BINARIES = Path("/usr/lib/postgresql")
 SPEED = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "listen_addresses=127.0.0.1")
@@ -30,9 +31,9 @@ class Server:
     def start(cls) -> Self:
         """Make a cluster and start it; about two seconds."""
         folder = Path(tempfile.mkdtemp(prefix="busbar-postgres-"))
-        # initdb refuses to run as root: use the package's own user there, ourselves everywhere else.
+        # initdb refuses to run as root: run it as the package's own user then, and as the current user otherwise.
         user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-        server = cls(folder, _free_port(), _binaries(), user)
+        server = cls(folder, free_port(), _binaries(), user)
         if os.geteuid() == 0:
             shutil.chown(folder, user, user)
         try:
@@ -82,9 +83,3 @@ def _binaries() -> Path:
     if not found:
         raise RuntimeError("PostgreSQL is not installed; run `apt-get install postgresql`")
     return found[-1].parent
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

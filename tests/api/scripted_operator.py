@@ -9,9 +9,11 @@ from typing import Any
 from tests.api.memory_kube import MemoryKube
 
 from busbar.api.errors import Unavailable
-from busbar.kube.contracts.forecast import ForecastAnswer
+from busbar.kube.contracts.preview import NodeLoad, PreviewAnswer
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types.quantity import to_bytes, to_millis
+from busbar.operator.forecasts.worker import Answer
+from busbar.operator.previews.preview import Calibration, PreviewQuestion, answer, loads_of, with_forecast
 from busbar.scheduler import (
     Finished,
     Job,
@@ -33,37 +35,34 @@ MIB = 1024 * 1024
 
 
 class ScriptedOperator:
-    """Answers `GET /snapshot`, `POST /snapshot` and `POST /forecast` without a server."""
+    """Answers `GET /nodes` and `POST /preview` without a server or a process of its own."""
 
     def __init__(self, kube: MemoryKube) -> None:
         self._kube = kube
         self.away = False
         self.drafts: list[dict[str, Any]] = []
         self.ended: tuple[Finished, ...] = ()
-        self.busy = False
 
     async def close(self) -> None:
         return None
 
-    async def current(self) -> Snapshot:
-        return self._snapshot(None)
+    async def nodes(self) -> list[NodeLoad]:
+        return loads_of(self._snapshot(None)).nodes
 
-    async def with_draft(self, draft: dict[str, Any]) -> Snapshot:
+    async def preview(self, draft: dict[str, Any], *, admin: bool) -> PreviewAnswer:
         self.drafts.append(draft)
-        return self._snapshot(draft)
-
-    async def forecast(self, draft: dict[str, Any]) -> ForecastAnswer:
-        if self.busy:
-            raise Unavailable("the operator answered 503")
-        if not self.ended:
-            return ForecastAnswer()
-        snapshot = self._snapshot(draft)
-        job = next(job for job in snapshot.jobs if job.id == "draft")
-        found = what_if(snapshot, Policy(solver=False), job, time.time(), self.ended)
-        return ForecastAnswer(
-            start_p50_seconds=found.p50_s, start_p90_seconds=found.p90_s, ended_jobs=len(self.ended),
-            promises=20, before_p50=0.45, before_p90=0.9,
+        snapshot, meta = self._snapshot(draft), draft["metadata"]
+        question = PreviewQuestion(
+            base=snapshot, draft=None, policy=Policy(solver=False), now=time.time(), admin=admin,
+            key=f"{meta['namespace']}/{meta.get('name') or ''}", service=draft["kind"] == "ModelService",
         )  # fmt: skip
+        found = answer(question)
+        if not found.waits or not self.ended:
+            return found
+        job = next(job for job in snapshot.jobs if job.id == "draft")
+        told = what_if(snapshot, Policy(solver=False), job, time.time(), self.ended)
+        start = (told.p50_s, told.p90_s) if told.p50_s is not None and told.p90_s is not None else None
+        return with_forecast(found, Answer("draft", start), Calibration(20, 0.45, 0.9))
 
     def _snapshot(self, draft: dict[str, Any] | None) -> Snapshot:
         if self.away:

@@ -1,11 +1,10 @@
-"""The API against a real kube-apiserver with the whole chart: its own service account, real rights and policies."""
+"""The API against a real kube-apiserver with the whole chart: its own service account, real RBAC and policies."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -22,14 +21,15 @@ from tests.cluster.apiserver import ApiServer
 from tests.cluster.attempts import refused
 from tests.cluster.conftest import platform  # noqa: F401 - the fixture, used by name
 from tests.cluster.rights import give_role
+from tests.free_port import free_port
 
 from busbar.api import services as wiring
-from busbar.api.identity import Role
-from busbar.api.kubernetes import Kubernetes
+from busbar.api.access.identity import CallerRole
+from busbar.api.kubernetes.client import Kubernetes
 from busbar.api.services import Services
 from busbar.api.settings import Settings
 from busbar.kube.login import Login
-from busbar.kube.resources import TENANTS, TRAINING_JOBS
+from busbar.kube.types import Tenant, TrainingJob
 
 pytestmark = pytest.mark.apiserver
 _numbers = count(1)
@@ -37,7 +37,7 @@ _numbers = count(1)
 
 @dataclass
 class Real:
-    """An API over the real server, and two tenants of this test alone."""
+    """An API over the real server, and two tenants that no other test uses."""
 
     services: Services
     server: ApiServer
@@ -45,7 +45,7 @@ class Real:
     mine: str
     theirs: str
 
-    async def as_(self, subject: str, role: Role = Role.USER) -> httpx2.AsyncClient:
+    async def as_(self, subject: str, role: CallerRole = CallerRole.USER) -> httpx2.AsyncClient:
         token, _ = await self.services.tokens.create(subject, created_by="test", role=role)
         return self.bearer(token)
 
@@ -58,7 +58,8 @@ class Real:
 
 
 def make_tenant(server: ApiServer, name: str, members: dict[str, str]) -> None:
-    """A tenant with one namespace of the same name, and the RoleBindings that the operator renders, which count now."""
+    """A tenant with one namespace of the same name and the RoleBindings that the operator renders; waits until they
+    work."""
     server.make_namespace(name, {"busbar.dev/tenant": name})
     rows = [{"subject": {"kind": "User", "name": who}, "role": role} for who, role in members.items()]
     server.admin.create(
@@ -89,7 +90,7 @@ async def real(platform: ApiServer, sqlite_url: str) -> AsyncIterator[Real]:  # 
     tasks = await built.start()
     await built.store.synced(60)
     async with asyncio.timeout(60):
-        while not all(built.store.find(TENANTS, name) for name in (mine, theirs)):  # noqa: ASYNC110 - no event for it
+        while not all(built.store.find(Tenant, name) for name in (mine, theirs)):  # noqa: ASYNC110 - no event for it
             await asyncio.sleep(0.05)
     public = httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=apps_of(built)[0]), base_url="http://busbar.test"
@@ -99,7 +100,7 @@ async def real(platform: ApiServer, sqlite_url: str) -> AsyncIterator[Real]:  # 
 
 
 async def eventually(ask: Any, wanted: Any) -> None:
-    """Until the answer is as wanted: policies and watches act a moment later."""
+    """Repeats the request until the answer is as wanted: policies and watches take effect after a short delay."""
     async with asyncio.timeout(60):
         while True:
             found = await ask()
@@ -183,10 +184,10 @@ async def test_a_name_that_is_taken_is_a_conflict(real: Real) -> None:
 
 
 async def test_rest_says_what_kubectl_would(real: Real) -> None:
-    """One authority: members, viewers, strangers and admins, by the cluster's own RBAC."""
+    """The cluster's own RBAC alone decides what members, viewers, strangers and admins may do."""
     jobs = f"{BASE}/namespaces/{real.mine}/trainingjobs"
     await (await real.as_("alice")).post(jobs, json=JOB)
-    vera, bob, root = await real.as_("vera"), await real.as_("bob"), await real.as_("root", Role.ADMIN)
+    vera, bob, root = await real.as_("vera"), await real.as_("bob"), await real.as_("root", CallerRole.ADMIN)
     assert (await vera.get(f"{jobs}/stdlib")).status_code == 200
     assert (await vera.delete(f"{jobs}/stdlib")).status_code == 403
     for method, path in (
@@ -256,7 +257,7 @@ async def test_history_follows_a_real_watch_and_catches_up_after_being_down(real
         return [row["name"] for row in (await alice.get(f"{BASE}/history")).json()["items"]]
 
     await eventually(gone, ["stdlib"])
-    assert real.services.store.find(TRAINING_JOBS, "stdlib", real.mine) is None
+    assert real.services.store.find(TrainingJob, "stdlib", real.mine) is None
 
 
 async def test_the_process_serves_both_ports_stays_small_and_ends_at_once_on_sigterm(
@@ -283,7 +284,7 @@ async def test_the_process_serves_both_ports_stays_small_and_ends_at_once_on_sig
     )
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
-    port, internal = _free_ports(2)
+    port, internal = free_port(), free_port()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("BUSBAR_")} | {
         "BUSBAR_API_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/api.db",
         "BUSBAR_API_SESSION_SECRET_FILE": str(secret),
@@ -342,14 +343,3 @@ async def _status(http: httpx2.AsyncClient, path: str) -> int:
 def _resident_mib(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def _free_ports(count_: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count_)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

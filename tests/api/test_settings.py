@@ -1,4 +1,4 @@
-"""Settings: every variable, and everything that is refused."""
+"""Settings: every variable, and every value that is refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.api.conftest import SECRET
 
-from busbar.api.errors import SettingsError
 from busbar.api.main import main
 from busbar.api.settings import load
+from busbar.kube.errors import SettingsError
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def test_each_variable_is_read_in_its_own_type(secret_file: str, tmp_path: Path)
     [
         ({"BUSBAR_API_PROT": "1"}, "BUSBAR_API_PROT"),
         ({"BUSBAR_API_SESSION_SECRET": SECRET}, "BUSBAR_API_SESSION_SECRET"),
-        ({"BUSBAR_API_PORT": "tcp://10.0.0.1:8080"}, "not a number"),
-        ({"BUSBAR_API_SECURE_COOKIES": "maybe"}, "neither true nor false"),
-        ({"BUSBAR_API_SESSION_SECRET_FILE": "/no/such/file"}, "cannot read"),
-        ({"BUSBAR_API_OIDC_ISSUER": "https://issuer"}, "OIDC_CLIENT_ID is missing"),
+        ({"BUSBAR_API_PORT": "tcp://10.0.0.1:8080"}, "a whole number"),
+        ({"BUSBAR_API_SECURE_COOKIES": "maybe"}, "true or false"),
+        ({"BUSBAR_API_SESSION_SECRET_FILE": "/no/such/file"}, "cannot be read"),
+        ({"BUSBAR_API_OIDC_ISSUER": "https://issuer"}, "OIDC_CLIENT_ID is not set"),
     ],
 )
 def test_unknown_and_malformed_variables_are_refused(
@@ -83,7 +83,7 @@ def test_serving_without_a_secret_is_refused_and_tokens_need_none() -> None:
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """The command sets up the process's logging, and this process goes on with other tests."""
+    """Restores the process's logging, which the command configures, for the tests that follow."""
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     yield
@@ -112,4 +112,4 @@ def test_a_wrong_setting_ends_the_command_with_a_sentence_and_code_2(
 ) -> None:
     monkeypatch.setenv("BUSBAR_API_NO_SUCH", "1")
     assert main(["migrate"]) == 2
-    assert "unknown setting BUSBAR_API_NO_SUCH" in capsys.readouterr().err
+    assert "BUSBAR_API_NO_SUCH is not a setting" in capsys.readouterr().err

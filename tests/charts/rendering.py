@@ -40,7 +40,7 @@ def render(chart: str, *settings: str, kubernetes: str = KUBERNETES) -> str:
 
 
 def refusal(*settings: str) -> str:
-    """What helm says of settings that it refuses."""
+    """helm's message about settings that it refuses."""
     sets = [part for setting in settings for part in ("--set", setting)]
     result = helm("template", "busbar", str(CHARTS / "busbar"), "-n", "busbar-system", *sets)
     assert result.returncode != 0, "it was accepted"

@@ -1,6 +1,6 @@
-"""Our charts, by the real helm: lint, golden renders, values that are refused, and rules that every pod keeps.
+"""Our charts, by the real helm: lint, golden renders, values that are refused, and rules for every pod.
 
-A golden file that differs asks whether you meant it: `python -m tests.charts.test_charts` writes them anew.
+When a golden file differs on purpose, `python -m tests.charts.test_charts` writes them anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tools.chart_values import Values
 from busbar.api import settings as api_settings
 from busbar.gateway import settings as gateway_settings
 from busbar.kube.contracts.auth import TOKEN_ROOT
+from busbar.kube.errors import SettingsError
 from busbar.operator import settings as operator_settings
 
 pytestmark = pytest.mark.apiserver
@@ -140,6 +141,22 @@ def test_operator_and_sqlite_never_run_twice() -> None:
     assert claims == ["busbar-gateway"]
 
 
+def test_operator_keeps_its_place_and_its_share_of_a_full_api_server() -> None:
+    found = documents(render("busbar"))
+    pod = find(found, "Deployment", "busbar-operator")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "250m"
+    assert find(found, "PriorityClass", pod["priorityClassName"])["value"] > 0
+    flows = [d for d in found if d["kind"] == "FlowSchema"]
+    assert {flow["metadata"]["name"] for flow in flows} == {"busbar-lease", "busbar-admissions"}
+    for flow in flows:
+        level = flow["spec"]["priorityLevelConfiguration"]["name"]
+        assert find(found, "PriorityLevelConfiguration", level)["spec"]["type"] == "Limited"
+        accounts = [s["serviceAccount"] for rule in flow["spec"]["rules"] for s in rule["subjects"]]
+        assert accounts == [{"name": "busbar-operator", "namespace": "busbar-system"}]
+    placed = find(documents(render("busbar", *PLACED)), "Deployment", "busbar-operator")
+    assert placed["spec"]["template"]["spec"]["priorityClassName"] == "system-cluster-critical"
+
+
 def environment(found: list[JSON], name: str) -> dict[str, str]:
     pod = find(found, "Deployment", name)["spec"]["template"]["spec"]
     return {variable["name"]: variable.get("value", "") for variable in pod["containers"][0]["env"]}
@@ -149,7 +166,7 @@ def test_processes_accept_the_environment_that_the_chart_gives_them() -> None:
     """Unknown names are refused by each process, so a misspelt variable would stop it at its start."""
     for settings in ((), POSTGRES + OIDC + PLACED):
         found = documents(render("busbar", *settings))
-        read = gateway_settings.Settings.from_env(environment(found, "busbar-gateway"))
+        read = gateway_settings.load(environment(found, "busbar-gateway"))
         assert read.operator_subject == "system:serviceaccount:busbar-system:busbar-operator"
         assert read.operator_token_file == TOKEN_ROOT / "operator" / "token"
         api = {
@@ -167,10 +184,21 @@ def test_operator_reads_the_environment_that_the_chart_gives_it(
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text("k" * 64)
     given = environment(documents(render("busbar", *ONE_MACHINE)), "busbar-operator")
-    read = operator_settings.from_environ(
+    read = operator_settings.load(
         {**given, "BUSBAR_WORKLOAD_KEY_FILE": str(key), "POD_NAMESPACE": "busbar-system"}
     )
     assert read.workloads_image == "127.0.0.1:5000/busbar-workloads:abc"
+    assert read.workloads_digests == ()
+    digests = tuple(f"sha256:{letter * 64}" for letter in "ab")
+    named = documents(
+        render(
+            "busbar", *ONE_MACHINE, *(f"workloads.acceptedDigests[{i}]={d}" for i, d in enumerate(digests))
+        )
+    )
+    given = {**environment(named, "busbar-operator"), "BUSBAR_WORKLOAD_KEY_FILE": str(key)}
+    assert operator_settings.load(given).workloads_digests == digests
+    with pytest.raises(SettingsError, match="BUSBAR_WORKLOADS_ACCEPTED_DIGESTS='sha256:ab'"):
+        operator_settings.load({**given, "BUSBAR_WORKLOADS_ACCEPTED_DIGESTS": "sha256:ab"})
     assert read.shielded_by == "busbar-system"
     assert read.gateway_url == "http://busbar-gateway.busbar-system:8091"
     assert read.allowed_callers == (
@@ -228,7 +256,7 @@ def test_older_kubernetes_gets_no_mutating_policies() -> None:
 
 
 def test_people_are_refused_at_internal_ports_only_by_their_callers() -> None:
-    """NetworkPolicies name the internal ports' callers; the open ports stay open."""
+    """NetworkPolicies list the callers of internal ports, and leave the public ports open."""
     found = documents(render("busbar"))
     callers = {}
     for name in ("operator", "api", "gateway"):
@@ -252,12 +280,12 @@ def rights(found: list[JSON], kind: str, name: str) -> dict[str, str]:
 
 
 def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
-    """One line per call that the code makes: whoever adds a call adds its verb here, and removes it with it."""
+    """One line per call that the code makes. A change that adds or removes a call adds or removes its verb here."""
     found = documents(render("busbar"))
     assert rights(found, "ClusterRole", "busbar-operator") == {
         # watches (informers and Kopf: list, watch), ttlSecondsAfterFinished, discovered pools
-        "busbar.dev/trainingjobs": "delete list watch",
-        "busbar.dev/modelservices": "list watch",
+        "busbar.dev/trainingjobs": "delete get list watch",
+        "busbar.dev/modelservices": "get list watch",
         "busbar.dev/tenants": "list watch",
         "busbar.dev/acceleratorpools": "create list watch",
         # profiles: made when a class first runs, the least used deleted when there are too many
@@ -268,9 +296,11 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
         "busbar.dev/acceleratorpools/status": "patch",
         "busbar.dev/tenants/status": "patch",
         "busbar.dev/performanceprofiles/status": "patch",
-        # gangs and replicas: made, let go, looked at again after a failed test, deleted
+        # gangs and replicas: create, lift the gate (patch), read again after a failed precondition, delete
         "pods": "create delete get list patch watch",
         "services": "create",
+        # bearers by server-side apply; the policy busbar-bearers refuses every other Secret
+        "secrets": "create patch",
         "nodes": "list watch",
         # tenants: labels and rights by server-side apply
         "namespaces": "list patch watch",

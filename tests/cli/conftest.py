@@ -1,6 +1,6 @@
 """The real API application behind a real HTTP server on loopback, and `busbar` run against it.
 
-The world is that of tests/api: tenant `ada` with alice and the namespace `ada-lab`, tenant `bob-corp` with bob.
+The cluster is that of tests/api: tenant `ada` with alice and the namespace `ada-lab`, tenant `bob-corp` with bob.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run_busbar(*arguments: str, stdin: str = "") -> Done:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 code = run(arguments)
-            except SystemExit as end:  # how click ends when a shell asks for completions
+            except SystemExit as end:  # click exits this way when a shell requests completions
                 code = int(end.code or 0)
     finally:
         sys.stdin = saved
@@ -53,7 +53,7 @@ def run_busbar(*arguments: str, stdin: str = "") -> Done:
 
 
 def _text() -> io.TextIOWrapper:
-    """Like a real standard output: text over bytes."""
+    """Like a real standard output: a text layer over bytes."""
     return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
 
 
@@ -73,13 +73,13 @@ class Site:
     monkeypatch: pytest.MonkeyPatch
 
     async def busbar(self, *arguments: str, stdin: str = "") -> Done:
-        """Run a command as the person; everything it started to change is in the store when this returns."""
+        """Run a command as the person; returns after the store has seen its changes."""
         done = await asyncio.to_thread(run_busbar, *arguments, stdin=stdin)
         await self.world.settle()
         return done
 
     async def be(self, subject: str) -> None:
-        """From now on the person is somebody else."""
+        """Run the following commands as another person."""
         self.monkeypatch.setenv("BUSBAR_TOKEN", await self.world.token(subject))
 
     def client(self) -> Client:
@@ -94,7 +94,7 @@ class Site:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty configuration folder, and none of the machine's own settings."""
+    """An empty configuration folder, without the machine's own settings."""
     for name in ("BUSBAR_SERVER", "BUSBAR_TOKEN", "BUSBAR_NAMESPACE", "BUSBAR_CA_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -103,7 +103,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 async def site(world: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    """The API on a loopback port; the person is alice and has not logged in but set the environment."""
+    """The API on a loopback port; the person is alice, identified by environment variables without a login."""
     async with listening(app_of(world.public)) as url:
         token = await world.token("alice")
         monkeypatch.setenv("BUSBAR_SERVER", url)

@@ -14,7 +14,7 @@ import uvicorn
 
 @asynccontextmanager
 async def listening(app: Any) -> AsyncIterator[str]:
-    """The application's address while it serves."""
+    """Serves the application inside the block; gives its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
@@ -31,7 +31,7 @@ async def listening(app: Any) -> AsyncIterator[str]:
 
 
 def app_of(client: httpx2.AsyncClient) -> Any:
-    """The application that an in-process client talks to: building another takes half a second."""
+    """The application behind an in-process client, reused because building another takes half a second."""
     transport = client._transport
     assert isinstance(transport, httpx2.ASGITransport)
     return transport.app

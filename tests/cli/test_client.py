@@ -145,6 +145,27 @@ def test_a_new_token_is_not_in_its_own_repr() -> None:
     assert "bb_text" not in repr(made)
 
 
+def test_tokens_come_from_page_after_page_and_no_further_than_asked() -> None:
+    asked: list[dict[str, str]] = []
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        asked.append(dict(request.url.params))
+        at = int(asked[-1].get("before", 5))
+        items = [{"id": str(at - 1)}, {"id": str(at - 2)}][: at - 1]
+        return httpx2.Response(200, json={"items": items, "next": items[-1]["id"] if at > 2 else None})
+
+    here = client(handle)
+    assert [t.id for t in here.tokens(subject="ann", state="live")] == ["4", "3", "2", "1"]
+    assert [(a["subject"], a["state"], a.get("before")) for a in asked] == [
+        ("ann", "live", None),
+        ("ann", "live", "3"),
+        ("ann", "live", "1"),
+    ]
+    asked.clear()
+    assert next(here.tokens()).id == "4"
+    assert len(asked) == 1
+
+
 def test_scaling_and_giving_back() -> None:
     bodies: list[Any] = []
 
@@ -181,7 +202,7 @@ def test_a_manifest_of_another_kind_is_refused() -> None:
         (results.Event, schemas.EventInfo),
         (results.Token, schemas.TokenInfo),
         (results.NewToken, schemas.TokenCreated),
-        (results.Usage, schemas.Usage),
+        (results.Usage, schemas.UsageTotals),
         (results.InferenceUsage, schemas.InferenceUsage),
         (results.ComputeUsage, schemas.ComputeUsage),
         (results.Node, schemas.NodeInfo),
@@ -212,7 +233,7 @@ def test_certificates_that_cannot_be_read_are_named(content: str | None, tmp_pat
         Client("https://busbar.test", "t", ca_file=str(file))
 
 
-def test_completion_has_little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_gives_up_after_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[httpx2.Timeout] = []
 
     def slow(self: object, request: httpx2.Request) -> httpx2.Response:

@@ -101,6 +101,7 @@ async def test_list_pools_and_nodes_and_models_and_tenants(site: Site) -> None:
 
 async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
     at = {"accelerators": 2, "mode": "resident", "low": 90.0, "high": 110.4, "reports": 7}
+    at |= {"predicted": 140.4, "memoryGib": 12.34, "measuredMemoryGib": 11.96}
     site.world.kube.put(
         PERFORMANCE_PROFILES,
         {
@@ -115,7 +116,7 @@ async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
     await site.world.settle()
     shown = await site.busbar("list", "profiles")
     assert shown.lines[1].split() == [
-        "llama-7M-3f9a0c11", "cpu", "2", "resident", "100", "90-110", "Measured", "7",
+        "llama-7M-3f9a0c11", "cpu", "2", "resident", "100", "90-110", "140", "12.3", "12.0", "Measured", "7", "-",
     ]  # fmt: skip
     assert (await site.busbar("list", "profiles", "-o", "name")).lines == ["small"]
 
@@ -165,11 +166,17 @@ async def test_describe_of_a_waiting_job_says_when_it_is_likely_to_start_and_end
         "madeAt": later(-60), "startP50": later(3630), "startP90": later(7230),
         "endP50": later(-5), "endP90": later(14_430),
     }  # fmt: skip
-    site.world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", phase="Queued", forecast=forecast)
+    place = {
+        "pool": "h100", "accelerator": "H100", "pods": 2, "acceleratorsPerPod": 8, "collected": 1, "needed": 2,
+        "startBy": later(-5), "nodes": [{"name": f"h100-node-{i}", "since": later(-60)} for i in range(2)],
+    }  # fmt: skip
+    told = {"forecast": forecast, "reservation": place}
+    site.world.kube.status(TRAINING_JOBS, "ada-lab", "ada-run", phase="Queued", **told)
     await site.world.settle()
     done = await site.busbar("describe", "ada-run")
     assert "likely in 1h00m, nine times in ten in 2h00m or sooner" in done.out
     assert "likely any moment, nine times in ten in 4h00m or sooner" in done.out
+    assert "Starts any moment on 2 × 8 H100 in pool h100: 1 of 2 nodes collected." in done.out
 
 
 async def test_preview_of_a_draft_that_waits_says_when_it_is_likely_to_start(site: Site) -> None:
@@ -189,7 +196,7 @@ async def test_preview_of_a_draft_that_waits_says_when_it_is_likely_to_start(sit
     done = await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump(draft))
     assert done.code == 0
     assert re.search(r"When: +Likely in .+, nine times in ten within ", done.out)
-    assert "of 20, 45% started before the first time told and 90% before the second" in done.out
+    assert "of 20, 45% started before the likely time and 90% before the nine-in-ten time" in done.out
     assert "bob" not in done.out
 
 
@@ -278,6 +285,13 @@ async def test_preview_says_why_and_makes_nothing(site: Site) -> None:
     assert "stdlib" not in names(site)
 
 
+async def test_preview_ends_with_1_for_a_job_that_can_never_start(site: Site) -> None:
+    draft = {**JOB, "spec": {**JOB["spec"], "accelerators": ["H100"], "shape": {"acceleratorsPerPod": 64}}}
+    done = await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump(draft))
+    assert done.code == 1
+    assert "Never, unless something is changed" in done.out
+
+
 async def test_preview_takes_the_one_job_of_a_file_and_no_more(site: Site) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "stdlib"}}
     assert (await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump_all([claim, JOB]))).code in (0, 1)
@@ -304,7 +318,7 @@ async def test_delete_by_name_by_file_and_of_what_is_gone(site: Site) -> None:
     assert (await site.busbar("delete")).code == 2
 
 
-async def test_a_viewer_may_look_but_not_touch(site: Site) -> None:
+async def test_a_viewer_may_read_but_not_write(site: Site) -> None:
     await site.be("vera")
     assert (await site.busbar("list")).code == 0
     done = await site.busbar("delete", "ada-run")
@@ -327,6 +341,18 @@ async def test_a_token_is_printed_alone_and_works_and_can_be_ended(site: Site) -
     assert (await site.busbar("token", "revoke", mine["id"])).code == 0
     site.world.clock.forward(seconds=120)
     assert (await site.busbar("list")).code == 4
+
+
+async def test_all_tokens_but_the_one_in_use_are_ended_together(site: Site) -> None:
+    await site.world.token("alice")
+    assert (await site.busbar("token", "revoke")).code == 2
+    assert (await site.busbar("token", "revoke", "x", "--everyone")).code == 2
+    refused = await site.busbar("token", "revoke", "--everyone")
+    assert refused.code == 4
+    done = await site.busbar("token", "revoke", "--subject", "alice")
+    assert (done.code, done.out) == (0, "1 tokens of alice revoked\n")
+    live = await site.busbar("token", "list", "--state", "live", "-o", "name")
+    assert len(live.out.split()) == 1
 
 
 async def test_login_checks_the_token_and_keeps_it_readable_by_the_owner_only(site: Site) -> None:

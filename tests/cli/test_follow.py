@@ -1,4 +1,4 @@
-"""Following an object: when it ends, what is shown, how long a silent server is waited for."""
+"""Following an object: when it ends, what it prints, and how long it waits for a server that does not answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found(
 
 
 class Time:
-    """A clock that only sleeping moves."""
+    """A clock that moves only when the code under test sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -121,7 +121,7 @@ def test_on_a_terminal_a_run_is_a_bar_below_its_lines() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
     with follow.bar_on(console) as shown:
-        for _ in range(3):  # one look a second; one line per change
+        for _ in range(3):  # one read a second; one line per change
             shown.show(found("Queued", message="Waits for [1] cpu."))
         shown.show(found("Running", progress={"step": 25, "totalSteps": 100, "loss": 2.0}))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())

@@ -1,4 +1,4 @@
-"""What `busbar` costs before a command runs, how it is found, and that its reference is up to date."""
+"""The start of `busbar`: modules imported before a command runs, lookup of commands, and an up-to-date reference."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_command_has_help_with_examples(words: tuple[str, ...]) -> None:
 
 
 def test_the_line_in_the_list_of_commands_says_what_the_command_says() -> None:
-    """The table spares an import at start; it must not tell something else than the command."""
+    """The table saves an import at start; its text must equal the command's own help."""
     shown = run_busbar("--help").out
     for name, (_, line) in OWN.items():
         assert f"  {name} " in shown

@@ -1,4 +1,4 @@
-"""Escape attempts and queue jumps, one row each, with an accepted neighbour.
+"""Attempts to escape from a namespace or to bypass the queue, one row each, with an accepted neighbour.
 
 The attempts are what a member of a tenant could send. `pod()` is a pod that the tenant's namespace accepts; a row
 changes it in one place.
@@ -23,7 +23,7 @@ QUEUED: Change = {"metadata/labels": {"busbar.dev/queue": "true"}}
 
 
 def pod(namespace: str = TENANT_NAMESPACE, name: str = "sample") -> JSON:
-    """A pod that Pod Security "restricted" and our policies accept: it asks for nothing of a pool."""
+    """A pod that Pod Security "restricted" and our policies accept: it requests no resource of a pool."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -287,7 +287,7 @@ def kinds() -> list[JSON]:
 
 
 def priority_classes() -> list[JSON]:
-    """One whose pods push others out, and one whose pods do not."""
+    """One whose pods preempt others, and one whose pods do not."""
     return [
         {
             "apiVersion": "scheduling.k8s.io/v1",

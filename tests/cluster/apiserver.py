@@ -1,7 +1,7 @@
 """A real kube-apiserver on a real etcd for tests: TLS, RBAC, loopback ports, a folder of its own.
 
-There is no kubelet and no controller: objects stay as they are written, which is what tests of admission, of
-schemas and of a controller's writes want. `ApiServer.start()` takes about four seconds, nearly all of it the
+There is no kubelet and no controller: objects stay as they are written, which tests of admission, of schemas and of
+a controller's writes need. `ApiServer.start()` takes about four seconds, nearly all of it the
 API server's own start; one server serves a whole test session. Users are impersonated, as a cluster's
 administrator may, so any user, group and service account can be tried without making credentials.
 """
@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -35,6 +34,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from tests.free_port import free_port
 
 from busbar.local.build import binary
 
@@ -58,12 +58,20 @@ PLURALS = {
     "DaemonSet": ("apis/apps/v1", "daemonsets", True),
     "StatefulSet": ("apis/apps/v1", "statefulsets", True),
     "ReplicaSet": ("apis/apps/v1", "replicasets", True),
+    "ReplicationController": ("api/v1", "replicationcontrollers", True),
+    "PodTemplate": ("api/v1", "podtemplates", True),
     "Role": ("apis/rbac.authorization.k8s.io/v1", "roles", True),
     "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings", True),
     "ClusterRole": ("apis/rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies", True),
     "PriorityClass": ("apis/scheduling.k8s.io/v1", "priorityclasses", False),
+    "FlowSchema": ("apis/flowcontrol.apiserver.k8s.io/v1", "flowschemas", False),
+    "PriorityLevelConfiguration": (
+        "apis/flowcontrol.apiserver.k8s.io/v1",
+        "prioritylevelconfigurations",
+        False,
+    ),
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions", False),
     "ValidatingAdmissionPolicy": (
         "apis/admissionregistration.k8s.io/v1",
@@ -99,7 +107,7 @@ def collection(kind: str, namespace: str | None = None) -> str:
 
 
 def home_of(document: Mapping[str, Any]) -> str:
-    """Path of the collection that an object belongs to; its own apiVersion counts before the table's."""
+    """Path of the collection that an object belongs to; its own apiVersion takes precedence over the table's."""
     api, plural, namespaced = PLURALS[document["kind"]]
     version = document.get("apiVersion")
     if version is not None:
@@ -115,11 +123,13 @@ def address(document: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server said."""
+    """An answer of the API server."""
 
     status: int
     body: JSON
     warnings: tuple[str, ...] = ()
+    flow: str = ""
+    """Uid of the FlowSchema that the call met."""
 
     @property
     def ok(self) -> bool:
@@ -127,7 +137,7 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The sentence of a refusal."""
+        """The message of a refusal."""
         return str(self.body.get("message", ""))
 
     def expect(self) -> JSON:
@@ -164,7 +174,9 @@ class Client:
             parsed = response.json()
         except ValueError:
             parsed = {"message": response.text}
-        return Answer(response.status_code, parsed, tuple(response.headers.get_list("warning")))
+        headers = response.headers
+        flow = headers.get("x-kubernetes-pf-flowschema-uid", "")
+        return Answer(response.status_code, parsed, tuple(headers.get_list("warning")), flow)
 
     def get(self, path: str, **parameters: str) -> Answer:
         return self.request("GET", path, **parameters)
@@ -212,7 +224,7 @@ class ApiServer:
     port: int
     admin_token: str = field(repr=False)
     scheduler_token: str = field(repr=False)
-    """Of system:kube-scheduler, with every right: what stands in for scheduler and kubelet uses it."""
+    """Token of system:kube-scheduler, with every right, for the simulated scheduler and kubelet."""
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
     _http: httpx2.Client | None = field(default=None, repr=False)
 
@@ -220,7 +232,7 @@ class ApiServer:
     def start(cls) -> Self:
         """Start both and wait until the API server is ready. Raises AssertionError with the logs' ends."""
         directory = Path(tempfile.mkdtemp(prefix="busbar-apiserver-"))
-        port, etcd_port, peer_port = _free_ports(3)
+        port, etcd_port, peer_port = free_port(), free_port(), free_port()
         server = cls(directory, port, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         try:
             _write_credentials(directory, server.admin_token, server.scheduler_token)
@@ -254,12 +266,12 @@ class ApiServer:
         return Client(self._session, headers)
 
     def bearer(self, token: str, headers: Sequence[tuple[str, str]] = ()) -> Client:
-        """Whoever a token belongs to, with more headers as given."""
+        """A client with this bearer token and any further headers."""
         return Client(self._session, [("Authorization", f"Bearer {token}"), *headers])
 
     @property
     def _session(self) -> httpx2.Client:
-        """One pool of connections for everybody."""
+        """One connection pool for all users."""
         if self._http is None:
             tls = ssl.create_default_context(cafile=str(self.ca_file))
             self._http = httpx2.Client(base_url=self.url, verify=tls, timeout=30.0, trust_env=False)
@@ -297,7 +309,7 @@ class ApiServer:
         }
         safe = "".join(c if c.isalnum() else "-" for c in user or "admin")
         path = self.directory / f"kubeconfig-{safe}"
-        fresh = Path(tempfile.mkstemp(dir=self.directory)[1])  # others may be reading the old one
+        fresh = Path(tempfile.mkstemp(dir=self.directory)[1])  # another thread may be reading the old file
         fresh.write_text(yaml.safe_dump(document), encoding="utf-8")
         return fresh.replace(path)
 
@@ -352,6 +364,13 @@ class ApiServer:
                 refused
             )
         raise AssertionError(f"CRD {name} was not served within {READY_TIMEOUT_S} s")
+
+    def pause(self) -> None:
+        """Stops the API server's process where it is: connections stay open, and nothing is answered."""
+        self._processes[-1].send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._processes[-1].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End both processes and remove the folder."""
@@ -417,22 +436,11 @@ def _end_with_parent() -> None:
 
 
 def _until(timeout_s: float, step_s: float = 0.05) -> Iterator[None]:
-    """Turns of a wait; ends after the timeout."""
+    """Yields once per poll; ends after the timeout."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         yield
         time.sleep(step_s)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _etcd_command(directory: Path, port: int, peer_port: int) -> list[str]:
@@ -456,7 +464,7 @@ def _apiserver_command(directory: Path, port: int, etcd_port: int) -> list[str]:
         f"--etcd-servers=http://127.0.0.1:{etcd_port}",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
-        # No pod will ever dial this; without it the server looks for a network that a test machine may not have.
+        # No pod connects to this address; without it the server looks for a network that a test machine may not have.
         "--advertise-address=192.0.2.1",
         "--endpoint-reconciler-type=none",
         "--service-cluster-ip-range=10.254.0.0/24",
@@ -468,7 +476,7 @@ def _apiserver_command(directory: Path, port: int, etcd_port: int) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         "--authorization-mode=RBAC",
         "--anonymous-auth=false",
-        # As on most clusters: Pod Security says no, not the server's own switch.
+        # As on most clusters: Pod Security refuses privileged pods, not the server's own switch.
         "--allow-privileged=true",
         "--profiling=false",
         "--v=0",

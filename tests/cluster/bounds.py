@@ -20,6 +20,7 @@ from tests.cluster.manifests import BASES, JSON
 from tools.generate_crds import crd
 
 from busbar.kube.types import KINDS
+from busbar.kube.types.rules import NEVER
 
 FROZEN = Path(__file__).with_name("bounds.txt")
 NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -34,7 +35,7 @@ KEYWORDS = (
     "maxProperties",
 )
 UNFIT = " !unfit "
-"""A text that no pattern and no enumeration of ours accepts."""
+"""A string that no pattern and no enumeration of our schemas accepts."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def bounds_of(kind: str) -> Iterator[Bound]:
     """All bounds of a kind's spec."""
 
     def walk(node: JSON, path: str) -> Iterator[Bound]:
+        if any(rule["rule"] == NEVER for rule in node.get("x-kubernetes-validations", ())):
+            return  # no manifest with this field is accepted
         for keyword in KEYWORDS:
             if keyword in node:
                 yield Bound(kind, path, keyword, json.dumps(node[keyword]))
@@ -96,7 +99,7 @@ Place = list[str | int]
 
 
 def locate(document: Any, path: str) -> Place | None:
-    """Where an accepted manifest holds a value for this path; None when it has none."""
+    """The keys that lead to a value for this path in an accepted manifest; None when it has none."""
     steps = path.replace("[]", ".[]").replace("{}", ".{}").split(".")
 
     def search(node: Any, rest: list[str]) -> Place | None:
@@ -152,7 +155,7 @@ def value_at(document: Any, place: Place) -> Any:
 
 
 def field_of(place: Place) -> str:
-    """The place as the API server names it."""
+    """The field's path as the API server writes it."""
     text = ""
     for step in place:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
@@ -174,7 +177,7 @@ def pair_for(bound: Bound) -> Pair:
     document, place = base_for(bound)
     old, limit = value_at(document, place), json.loads(bound.limit)
     bad, good, words = _values(bound, old, limit)
-    # The API server points at the second of two equal items.
+    # The API server names the second of two equal items.
     field = f"{field_of(place)}[{len(old)}]" if bound.keyword == "unique" else field_of(place)
     return Pair(changed(document, place, bad), changed(document, place, good), words, field)
 

@@ -1,7 +1,7 @@
-"""A cluster for the operator's tests: API server, nodes, a pool, a tenant, a stand-in kubelet, and the operator.
+"""A cluster for the operator's tests: API server, nodes, a pool, a tenant, a simulated kubelet, and the operator.
 
-The operator runs in this process as a task, through the fault proxy; ``kill`` ends it as SIGKILL would, because
-the proxy lets nothing more of it through. Settings are the production ones with shorter times.
+The operator runs in this process as a task, through the fault proxy; ``kill`` ends it as SIGKILL would, because the
+proxy then forwards none of its requests. Settings are the production ones with shorter times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from busbar.operator.settings import Settings
 from busbar.scheduler import Policy
 
 PATIENCE_S = 60.0
-"""For what takes a second or two: nothing that a busy machine does late is a fault."""
+"""For what takes a second or two; long enough for a busy machine."""
 _numbers = itertools.count(1)
 _MANIFESTS: dict[str, Resource] = {
     r.kind: r for r in (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS, PERFORMANCE_PROFILES, PODS)
@@ -57,6 +57,9 @@ QUICK = Settings(
     round_period_s=1.0,
     round_check_s=0.2,
     explain_period_s=0.5,
+    count_period_s=0.0,
+    forecast_cpu_share=0.5,
+    refused_again_s=0.5,
     poll_period_s=0.1,
     progress_period_s=0.3,
     profile_period_s=0.3,
@@ -70,7 +73,7 @@ QUICK = Settings(
 
 
 def clear(server: ApiServer) -> None:
-    """Removes what an earlier test left: each test plans on its own cluster, and waits for nobody's lease."""
+    """Removes the objects of earlier tests, the lease included, so that each test plans on its own cluster."""
     background = {"propagationPolicy": "Background"}
     for path in (
         "/apis/busbar.dev/v1alpha1/acceleratorpools",
@@ -131,11 +134,12 @@ class Cluster:
         await _ended(self._kubelet)
         await self.kubelet.close()
         await self.client.close()
-        await self.proxy.__aexit__(None, None, None)
-        for operator in self._all:
+        for operator in self._all:  # Kopf leaves a connection open if its server ends before it does
             await asyncio.to_thread(operator.shell.join, 10)
-        await asyncio.sleep(0.05)  # TLS connections close a few turns of the loop after their session
-        gc.collect()  # half-open sockets are told of here, not in somebody else's test
+        await self.proxy.__aexit__(None, None, None)
+        # TLS connections close a few iterations of the event loop after their session.
+        await asyncio.sleep(0.05)
+        gc.collect()  # warnings about half-open sockets appear here, not in a later test
 
     def _prepare(self) -> None:
         clear(self.server)
@@ -166,17 +170,17 @@ class Cluster:
     # -- the operator ----------------------------------------------------------------------------------
 
     async def start(self, policy: Policy | None = None, **changes: Any) -> Operator:
-        """Starts an operator; it is the same pod as the last one unless ``identity`` says otherwise."""
+        """Starts an operator; it has the last one's pod name unless ``identity`` gives another."""
         self.operator = Operator(self.login, replace(self.settings, **changes), policy)
         self._all.append(self.operator)
         self._task = asyncio.create_task(self.operator.run())
         return self.operator
 
     async def kill(self) -> None:
-        """Ends it at once; call after ``proxy.killed``, or it may still write its last words."""
+        """Ends it at once; call after ``proxy.killed``, or it may still write during its shutdown."""
         if self._task is not None:
             assert self.operator is not None
-            self.operator.lease.drop()  # no polite release: it is dead
+            self.operator.lease.drop()  # a killed process does not release its lease
             await _ended(self._task)
             self._task = None
 
@@ -238,7 +242,7 @@ class Cluster:
 
 
 class _AsScheduler:
-    """The server, for the stand-in of scheduler and kubelet: only the scheduler may bind pods here."""
+    """A client for the simulated scheduler and kubelet: only the scheduler may bind pods here."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server

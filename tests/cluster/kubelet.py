@@ -1,15 +1,16 @@
-"""What stands in for kube-scheduler and the kubelet in tests of the operator: it binds, runs and ends pods.
+"""A simulated kube-scheduler and kubelet for tests of the operator: they bind, run and end pods.
 
 Only the node's side is simulated; every object lives in the real API server. A pod without gates is bound to the
-node that its affinity names, becomes Running after ``start_s``, and ends when its script says so. Deleted pods
-disappear, as with a kubelet. A pod's port is a real HTTP server on a loopback address of its own, inside the
-node's pod range, so that the operator dials it as it would on a cluster.
+node that its affinity names, becomes Running after ``start_s``, and ends as its script prescribes. Deleted pods
+disappear, as with a kubelet. A pod's port is a real HTTP server on a loopback address of its own, inside the node's
+pod range, so that the operator connects to it as it would on a cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import json
 from collections.abc import Callable
@@ -31,7 +32,7 @@ _addresses = itertools.count(1)
 
 @dataclass
 class Script:
-    """What a pod does. ``run_s`` None: it runs until it is deleted."""
+    """A pod's script. ``run_s`` None: it runs until it is deleted."""
 
     run_s: float | None = None
     exit_code: int = 0
@@ -60,7 +61,7 @@ class Kubelet:
         self._informer: Informer[Object] = Informer(client, PODS, lambda obj: obj, self._changed)
         self._wake = asyncio.Event()
         self._running: dict[str, _Running] = {}
-        self.created: dict[str, str] = {}  # every pod that ever was: uid → namespace/name
+        self.created: dict[str, str] = {}  # every pod since the start: uid → namespace/name
 
     @property
     def pods(self) -> dict[Key, Object]:
@@ -171,7 +172,7 @@ class Kubelet:
         await self._stop(meta["uid"])
 
     async def _write_status(self, meta: Object, patch: Object) -> None:
-        """The answer counts at once: a pod that the watch still calls Pending must not be started again."""
+        """The answer is applied at once: a pod that the watch still reports as Pending must not be started again."""
         name, namespace = meta["name"], meta["namespace"]
         self._informer.observe(await self._client.patch(PODS, name, patch, namespace, subresource="status"))
 
@@ -183,7 +184,7 @@ class Kubelet:
             assert script.status is not None
             said = script.status(asyncio.get_running_loop().time() - running.started)
             if said.get("kind") == "serving":
-                said = {**said, "draining": running.draining}
+                said = {**said, "draining": running.draining or said.get("draining", False)}
             return web.json_response(said)
 
         async def checkpoint(request: web.Request) -> web.Response:
@@ -199,7 +200,7 @@ class Kubelet:
         app.router.add_get("/status", status)
         app.router.add_post("/checkpoint", checkpoint)
         app.router.add_post("/drain", drain)
-        # Known before it listens, so that an end in between closes it too.
+        # Recorded before it listens, so that a pod that ends in between closes it too.
         running.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await running.runner.setup()
         await web.TCPSite(running.runner, running.ip, 9400).start()
@@ -259,11 +260,16 @@ def _container(pod: Object, *, ready: bool, state: dict[str, Any]) -> dict[str, 
     return {
         "name": container["name"],
         "image": container["image"],
-        "imageID": "",
+        "imageID": image_id(container["image"]),
         "ready": ready,
         "restartCount": 0,
         "state": state,
     }
+
+
+def image_id(image: str) -> str:
+    """A pulled image as a node reports it; the digest is derived from the reference."""
+    return f"{image.rpartition(':')[0]}@sha256:{hashlib.sha256(image.encode()).hexdigest()}"
 
 
 def _now() -> str:

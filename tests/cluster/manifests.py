@@ -55,6 +55,7 @@ def engine_job() -> JSON:
                 "deviceMemory": "256Mi",
                 "threads": 1,
                 "seed": 0,
+                "maxBadSteps": 10,
                 "evaluation": {"ngramOrder": 3},
             },
             "accelerators": ["cpu"],
@@ -62,7 +63,6 @@ def engine_job() -> JSON:
             "preemptible": True,
             "checkpoint": {"everySteps": 50, "keep": 2, "uri": "pvc://stdlib/checkpoints"},
             "preemption": {"gracePeriodSeconds": 60},
-            "deadline": "2030-01-01T00:00:00Z",
             "suspend": False,
             "output": {"uri": "pvc://stdlib/model"},
             "retryLimit": 3,
@@ -146,7 +146,6 @@ def model_service() -> JSON:
             "scaling": {"idleSeconds": 60, "targetInFlightPerReplica": 8},
             "shape": {key: value for key, value in SHAPE.items() if not key.endswith("Pods")},
             "accelerators": ["cpu"],
-            "slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50, "percentile": 95},
             "maxModelLen": 256,
             "kvCacheMemory": "256Mi",
             "suspend": False,
@@ -157,9 +156,11 @@ def model_service() -> JSON:
 
 
 def model_service_from_weights() -> JSON:
-    """A ModelService of weights on a claim."""
+    """A ModelService of weights on a claim, by our own engine, with a limit on the time per token."""
     document = model_service()
-    document["spec"]["model"] = {"uri": "pvc://stdlib/model"}
+    spec = document["spec"]
+    del spec["image"], spec["args"]
+    spec |= {"model": {"uri": "pvc://stdlib/model"}, "engine": "builtin", "slo": {"tpotMilliseconds": 50}}
     return document
 
 
@@ -177,7 +178,6 @@ def pool() -> JSON:
             "tenants": ["research"],
             "pricePerHour": 2.5,
             "memoryGib": 80,
-            "interconnect": {"linkClass": "pcie5", "nvlinkIsland": 8, "nicClass": "ib-400"},
             "sharing": "none",
             "reserved": {"cpu": "500m"},
         },
@@ -209,7 +209,8 @@ def tenant() -> JSON:
             "weight": 1,
             "quota": [{"accelerator": "H100", "guaranteed": 0, "borrowable": 4, "ceiling": 1_000_000}],
             "priorityCeiling": 500,
-            "budgets": [{"period": "month", "acceleratorHours": 100, "cost": 500, "kilowattHours": 50}],
+            "onDelete": "refuse",
+            "budgets": [{"period": "month", "acceleratorHours": 100, "cost": 500}],
         },
     )
 

@@ -1,7 +1,7 @@
 """Two tenants side by side, each with one object of every kind that the server can store in a namespace.
 
-Everything of a tenant carries its name: the Tenant, its namespace, its objects, people, pool and node. So what one
-learns of the other can be searched for.
+Everything of a tenant contains its name: the Tenant, its namespace, its objects, people, pool and node. So a search
+for the name finds what one tenant learns of the other.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Neighbour:
 
     @property
     def pod(self) -> Client:
-        """What runs in one of its pods: the namespace's own service account, with no role."""
+        """A process in one of its pods: the namespace's own service account, with no role."""
         return self.server.service_account(self.name, "default")
 
 
 def move_in(server: ApiServer, name: str, resources: Iterable[Served]) -> Neighbour:
-    """Make the tenant with all its objects, as the operator and its people would; also where it lives already."""
+    """Make the tenant with all its objects, as the operator and its people would. Safe to repeat."""
     admin = server.admin
     labels = {"busbar.dev/tenant": name, "pod-security.kubernetes.io/enforce": "restricted"}
     if admin.get(f"/api/v1/namespaces/{name}").status == 404:
@@ -56,7 +56,7 @@ def move_in(server: ApiServer, name: str, resources: Iterable[Served]) -> Neighb
 
 
 def move_out(server: ApiServer, name: str) -> None:
-    """Remove what stands outside the namespace, where it would count for other tests."""
+    """Remove the objects outside the namespace, which would affect other tests."""
     for document in of_cluster(name):
         server.admin.delete(document)
 
@@ -72,7 +72,7 @@ def own_device(name: str) -> str:
 
 
 def of_cluster(name: str) -> list[JSON]:
-    """A tenant's traces outside namespaces: the Tenant, a pool and a node for it alone, a volume, a binding."""
+    """A tenant's cluster-scoped objects: the Tenant, a pool and a node for it alone, a volume, a binding."""
     people = [{"subject": {"kind": "User", "name": f"{name}-{role}"}, "role": role} for role in ROLES]
     own = {"key": own_taint(name), "operator": "Exists", "effect": "NoSchedule"}
     return [
@@ -118,7 +118,7 @@ def example(resource: Served, name: str) -> JSON:
 
 
 def _bodies(name: str) -> dict[str, JSON]:
-    """Kind to what an object of it holds."""
+    """Kind to the content of an object of it."""
     containers = pod()["spec"]
     template = {"metadata": {"labels": {"app": name}}, "spec": containers}
     once = {"spec": containers | {"restartPolicy": "Never"}}

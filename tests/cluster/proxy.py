@@ -1,14 +1,16 @@
-"""A reverse proxy in front of the real API server that makes the faults a client must survive.
+"""A reverse proxy in front of the real API server that injects the faults a client must survive.
 
 It speaks plain HTTP on loopback and TLS to the server. Every *write* (POST, PUT, PATCH, DELETE) that is not a
 Lease or a review is numbered from 1. Faults:
 
-* ``kill_at(n, "before" | "after")``: the n-th write is not forwarded, or forwarded and its answer swallowed; from
-  then on nothing of this client gets through (what a SIGKILL at that moment looks like from the server), and
-  ``killed`` is set, until ``revive()``. ``kill_each("before" | "after")`` does so once for each different write.
+* ``kill_at(n, "before" | "after")``: the n-th write is not forwarded, or forwarded and its answer dropped; from then
+  on no request of this client is forwarded (what a SIGKILL at that moment looks like from the server), and ``killed``
+  is set, until ``revive()``. ``kill_each("before" | "after")`` does so once for each different write.
 * ``answer(matches, status, …)``: the next matching requests are answered here (409, 410, 429 with Retry-After), until
   ``forgive()``.
-* ``cut_watches()``: every open watch is broken off; ``stall_watches()``: they stay open and say nothing more.
+* ``answer_after(matches, status, …)``: the same, but the server has done what was asked.
+* ``delay_s``: every answer comes so much later; watches only begin later.
+* ``cut_watches()``: every open watch is disconnected; ``stall_watches()``: they stay open and send nothing more.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _HOP = frozenset(
 
 @dataclass
 class Write:
-    """One write as it passed."""
+    """One write as it was forwarded."""
 
     number: int
     method: str
@@ -45,7 +47,7 @@ class Write:
 
     @property
     def likeness(self) -> tuple[object, ...]:
-        """What a write is about: two writes that differ in moments and versions only are alike."""
+        """Identity of a write: two writes that differ only in times and versions are the same."""
         status = self.body.get("status") if isinstance(self.body, dict) else None
         about = {k: str(v) for k, v in status.items() if k in _TELLING} if isinstance(status, dict) else {}
         fields = tuple(sorted(status)) if isinstance(status, dict) else ()
@@ -66,6 +68,7 @@ class Fault:
     reason: str
     headers: dict[str, str]
     times: int
+    is_done: bool = False  # the server gets the request before
 
 
 @dataclass
@@ -78,6 +81,7 @@ class FaultProxy:
     killed: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
     requests: int = 0
+    delay_s: float = 0.0
     _kill: tuple[int, Literal["before", "after"]] | None = None
     _each: Literal["before", "after"] | None = None
     _met: set[tuple[object, ...]] = field(default_factory=set)
@@ -113,11 +117,11 @@ class FaultProxy:
     # -- faults ----------------------------------------------------------------------------------------
 
     def kill_at(self, number: int, when: Literal["before", "after"]) -> None:
-        """Dies at write ``number``, counted over the proxy's life."""
+        """Kills the client at write ``number``, counted from the proxy's start."""
         self._kill = (number, when)
 
     def kill_each(self, when: Literal["before", "after"]) -> None:
-        """Dies at every write that is unlike all before it."""
+        """Kills the client at every write that differs from all before it."""
         self._each = when
 
     def _dies(self, write: Write, when: Literal["before", "after"]) -> bool:
@@ -130,11 +134,11 @@ class FaultProxy:
 
     @property
     def died_at(self) -> int:
-        """At how many different writes a ``kill_each`` struck; those that were side by side shared a death."""
+        """The number of different writes at which ``kill_each`` killed; concurrent writes count as one."""
         return len(self._met)
 
     def revive(self) -> None:
-        """Lets the next client through."""
+        """Forwards requests again, for the next client."""
         self._dead, self._kill = False, None
         self.killed.clear()
 
@@ -147,11 +151,17 @@ class FaultProxy:
         headers: dict[str, str] | None = None,
         times: int = 1,
     ) -> None:
-        """The next ``times`` requests for which ``matches(method, path)`` holds get this Status instead."""
+        """The next ``times`` requests for which ``matches(method, path)`` is true get this Status instead."""
         self._faults.append(Fault(matches, status, reason, headers or {}, times))
 
+    def answer_after(
+        self, matches: Callable[[str, str], bool], status: int, reason: str, *, times: int = 1
+    ) -> None:
+        """The next ``times`` matching requests are passed on, and then answered by this Status."""
+        self._faults.append(Fault(matches, status, reason, {}, times, is_done=True))
+
     def forgive(self) -> None:
-        """Answers no more instead of the server."""
+        """Forwards every request to the server again."""
         self._faults.clear()
 
     def cut_watches(self) -> None:
@@ -159,7 +169,7 @@ class FaultProxy:
             task.cancel()
 
     def stall_watches(self) -> None:
-        """Watches that are open now say nothing more; new ones work."""
+        """Watches that are open now send nothing more; new ones work."""
         self._stalled = True
         for task in self._watches:
             task.stalled = True  # type: ignore[attr-defined]
@@ -172,6 +182,8 @@ class FaultProxy:
         if self._dead:
             return self._hang_up(request)
         body = await request.read()
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
         counted = request.method in WRITES and not _uncounted(request.path)
         write: Write | None = None
         if counted:
@@ -184,6 +196,8 @@ class FaultProxy:
         )
         if fault is not None:
             fault.times -= 1
+            if fault.is_done:
+                await self._pass(request, body, None)
             if write is not None:
                 write.status = fault.status
             status = {

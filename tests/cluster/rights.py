@@ -1,7 +1,7 @@
-"""Who may do what: RoleBindings as the operator renders them, and waiting until one counts.
+"""Who may do what: RoleBindings as the operator renders them, and waiting until one takes effect.
 
-A binding counts for the server's authorizer only some milliseconds after it was written, so whoever writes one
-waits before the first request that needs it.
+The server's authorizer sees a binding only some milliseconds after it was written, so a test that writes one waits
+before the first request that needs it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def give_role(server: ApiServer, tenant: str, namespace: str, role: str, *people
 
 
 def wait_for_bindings(server: ApiServer, documents: Sequence[JSON]) -> None:
-    """Until every binding among these documents counts: the last rule of its role, for each subject."""
+    """Waits until every binding among these documents takes effect: the last rule of its role, for each subject."""
     roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in ("ClusterRole", "Role")}
     for binding in (d for d in documents if d["kind"] in ("ClusterRoleBinding", "RoleBinding")):
         rule = roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"][-1]
@@ -86,12 +86,12 @@ def is_allowed(server: ApiServer, subject: JSON, attributes: JSON) -> bool:
 
 
 def wait_for_right(client: Client, path: str) -> None:
-    """Until the client may read this path."""
+    """Waits until the client may read this path."""
     wait_until(lambda: client.get(path).status != 403, f"{path} may be read")
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Until a right that was just given counts. Raises AssertionError after a minute."""
+    """Waits until a right that was just given takes effect. Raises AssertionError after a minute."""
     end = time.monotonic() + RIGHT_S
     while not holds():
         assert time.monotonic() < end, f"waited {RIGHT_S:.0f} s until {what}"

@@ -2,7 +2,7 @@
 
 `change` and `neighbour` say what is different from the accepted manifest, as {path: value}; `...` removes the
 field, and an empty change is the accepted manifest itself. A row with `before` is an update: the accepted manifest
-with `before` stands in the cluster, and the change is applied to that.
+with `before` is stored, and the change is applied to it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,16 @@ class Row:
         return str(self.base()["kind"])
 
     @property
+    def is_not_built(self) -> bool:
+        """Whether the rule refuses a field whatever its value."""
+        return self.says.endswith(" yet")
+
+    @property
     def id(self) -> str:
         return f"{self.kind} {self.at or 'name'}: {self.says}"
 
     def stored(self) -> JSON:
-        """What stands in the cluster before an update."""
+        """The stored manifest before an update, as changes of the accepted one."""
         return edited(self.base(), self.before or {})
 
     def bad(self) -> JSON:
@@ -93,6 +98,12 @@ TRAINING = (
         {"spec/shape": {"maxPods": 2}},
         {"spec/shape": {"maxPods": 1}},
         blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec.deadline",
+        "deadlines are not built yet",
+        {"spec/deadline": "2030-01-01T00:00:00Z"},
     ),
     Row(m.engine_job, "spec", f"spec.engine {FIXED}", {"spec/engine/seed": 1}, {}, RUNNING),
     Row(m.template_job, "spec", f"spec.template {FIXED}", {"spec/template/image": "other"}, {}, RUNNING),
@@ -209,6 +220,23 @@ TRAINING = (
         {"spec/template/volumes/0/mountPath": "/my/artifacts"},
         blames="spec.template.volumes[0].mountPath",
     ),
+    *(
+        Row(
+            m.template_job,
+            "spec.template.volumes[]",
+            "belongs to the platform or the system",
+            {"spec/template/volumes/0/mountPath": reserved},
+            {"spec/template/volumes/0/mountPath": allowed},
+            blames="spec.template.volumes[0].mountPath",
+        )
+        for reserved, allowed in (
+            ("/run", "/running"),
+            ("/run/secrets", "/my/run/secrets"),
+            ("/run/secrets/busbar", "/srv/secrets/busbar"),
+            ("/var/run", "/var/data"),
+            ("/var/run/secrets", "/var/running/secrets"),
+        )
+    ),
     Row(
         m.template_job,
         "spec.template.volumes[]",
@@ -273,6 +301,7 @@ _SERVICE_FIELDS: tuple[tuple[str, Change], ...] = (
     ("kvCacheMemory", {"spec/kvCacheMemory": ...}),
 )
 
+BUILTIN: Change = {"spec/image": ..., "spec/engine": "builtin"}
 SERVICE = (
     Row(
         m.model_service,
@@ -284,10 +313,39 @@ SERVICE = (
     ),
     Row(
         m.model_service,
+        "spec.slo.ttftMilliseconds",
+        "targets for the first token are not built yet",
+        {"spec/slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50}, **BUILTIN},
+        {"spec/slo": {"tpotMilliseconds": 50}, **BUILTIN},
+    ),
+    Row(
+        m.model_service,
+        "spec.slo.percentile",
+        "a percentile for latency targets is not built yet",
+        {"spec/slo": {"percentile": 99, "tpotMilliseconds": 50}, **BUILTIN},
+        {"spec/slo": {"tpotMilliseconds": 50}, **BUILTIN},
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        "spec.slo is kept by the builtin engine alone",
+        {"spec/slo": {"tpotMilliseconds": 50}},
+        {"spec/slo": {"tpotMilliseconds": 50}, **BUILTIN},
+    ),
+    Row(
+        m.model_service,
         "spec",
         "engine vllm needs spec.image",
         {"spec/image": ...},
         {"spec/image": ..., "spec/engine": "builtin"},
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        "--api-key and --config of engine vllm are set by Busbar",
+        {"spec/args": ["--api_key=mine"]},
+        {"spec/args": ["--api-server-count=2", "--config-format", "hf"]},
+        blames="spec",
     ),
     Row(
         m.model_service,
@@ -339,6 +397,12 @@ POOL = (
         {"metadata/name": "a.b"},
         {"metadata/name": "a-b"},
         blames="metadata.name",
+    ),
+    Row(
+        m.pool,
+        "spec.interconnect",
+        "interconnects are not built yet",
+        {"spec/interconnect": {"linkClass": "pcie5"}},
     ),
     Row(
         m.pool,
@@ -436,6 +500,13 @@ TENANT = (
         {"spec/budgets/0": {"period": "day", "cost": 1}},
         blames="spec.budgets[0]",
     ),
+    Row(
+        m.tenant,
+        "spec.budgets[].kilowattHours",
+        "energy is not measured yet",
+        {"spec/budgets/0/kilowattHours": 50},
+        blames="spec.budgets[0].kilowattHours",
+    ),
 )
 
 PROFILE = (
@@ -474,7 +545,6 @@ STAYS_MUTABLE = (
     ("a job changes its priority", m.engine_job, RUNNING, {"spec/priority": 1}),
     ("a job changes its retries", m.engine_job, RUNNING, {"spec/retryLimit": 0}),
     ("a job changes when it is cleaned up", m.engine_job, RUNNING, {"spec/ttlSecondsAfterFinished": ...}),
-    ("a job changes its deadline", m.engine_job, RUNNING, {"spec/deadline": ...}),
     ("a service gets an external target", m.model_service, {"spec/replicas": ...}, {"spec/replicas": 0}),
     ("a service changes its range", m.model_service, RUNNING, {"spec/minReplicas": 0, "spec/maxReplicas": 9}),
     *(

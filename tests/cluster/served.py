@@ -27,7 +27,7 @@ class Served:
 
     @property
     def name(self) -> str:
-        """As rules name it: `pods` or `pods/log`."""
+        """Its name in RBAC rules: `pods` or `pods/log`."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
     @property

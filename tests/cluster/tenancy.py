@@ -1,4 +1,4 @@
-"""What tests of tenants share: members, their bindings, and the patience to see them come."""
+"""Shared by tests of tenants: members, their bindings, and waiting until a binding appears."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from busbar.kube.resources import ROLE_BINDINGS, TENANTS
 
 
 async def becomes(look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
-    """Looks until it is as wanted."""
+    """Polls until the condition is met."""
     end = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         last = await look()

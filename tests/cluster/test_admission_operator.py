@@ -1,4 +1,4 @@
-"""What only the operator does: it lifts gates, steers waiting pods, marks them, starts Jobs and writes status."""
+"""What only the operator may do: lift gates, pin and label waiting pods, start Jobs and write status."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def test_only_the_operator_writes_our_marks_on_a_pod(
     alice: Client, operator: Client, kept: Callable[[JSON], JSON], key: str
 ) -> None:
     target = kept(pod(name=f"marked-{key}"))
-    mark = {"metadata": {key: {"busbar.dev/job": "other"}}}
+    mark = {"metadata": {key: {"busbar.dev/mark": "other"}}}
     says = f"{key} under busbar.dev/ are written by Busbar's operator"
     refused(lambda **p: alice.merge(target, mark, **p), says)
     alice.merge(target, {"metadata": {key: {"example.com/job": "other"}}}).expect()
     operator.merge(target, mark).expect()
-    refused(lambda **p: alice.merge(target, {"metadata": {key: {"busbar.dev/job": "else"}}}, **p), says)
-    refused(lambda **p: alice.merge(target, {"metadata": {key: {"busbar.dev/job": None}}}, **p), says)
+    refused(lambda **p: alice.merge(target, {"metadata": {key: {"busbar.dev/mark": "else"}}}, **p), says)
+    refused(lambda **p: alice.merge(target, {"metadata": {key: {"busbar.dev/mark": None}}}, **p), says)
 
 
 def test_a_queued_pod_cannot_leave_the_queue_by_its_label(

@@ -1,7 +1,7 @@
-"""No escape from a tenant's namespace, and no way past the queue, by a tenant's own pods.
+"""A tenant's own pods can neither escape from its namespace nor bypass the queue.
 
 Attempts are made with the rights of a tenant's member, and where a right would already stop the attempt, with an
-administrator's, so that the policy itself is seen to refuse.
+administrator's, so that the policy itself must refuse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from tests.cluster.rule_rows import edited
 
 
 @pytest.mark.parametrize("row", [*ESCAPES, *JUMPS], ids=lambda row: row.name)
-def test_member_cannot(alice: Client, admin: Client, row: PodRow) -> None:
+def test_a_member_cannot_create_a_pod_that_bypasses_the_queue_or_its_limits(
+    alice: Client, admin: Client, row: PodRow
+) -> None:
     bad, good = row.bad(), row.good()
     refused(lambda **p: alice.create(bad, **p), row.says)
     assert admin.get(address(bad)).status == 404
@@ -28,7 +30,7 @@ def test_member_cannot(alice: Client, admin: Client, row: PodRow) -> None:
 
 
 @pytest.mark.parametrize("row", JUMPS, ids=lambda row: row.name)
-def test_nobody_jumps_the_queue_not_even_an_administrator_or_the_operator(
+def test_no_caller_creates_an_ungated_pod_not_even_an_administrator_or_the_operator(
     admin: Client, operator: Client, row: PodRow
 ) -> None:
     device_policies = ("asks for", "tolerates")
@@ -38,8 +40,8 @@ def test_nobody_jumps_the_queue_not_even_an_administrator_or_the_operator(
 
 
 @pytest.mark.parametrize("row", [*ESCAPES, *JUMPS], ids=lambda row: row.name)
-def test_a_controller_cannot_do_it_for_a_member(tenancy: ApiServer, row: PodRow) -> None:
-    """A Job or Deployment may say anything in its template; its pods are refused when the controller makes them."""
+def test_a_controller_cannot_create_a_refused_pod_for_a_member(tenancy: ApiServer, row: PodRow) -> None:
+    """A template older than the policies may contain anything; its pods are refused when the controller makes them."""
     controller = tenancy.client("system:serviceaccount:kube-system:job-controller", ["system:masters"])
     refused(lambda **p: controller.create(row.bad(), **p), row.says)
 
@@ -61,7 +63,7 @@ def test_an_ephemeral_container_cannot_ask_for_a_device(admin: Client, kept: Cal
 
 
 def eventually(client: Client, wanted: JSON, changed: Callable[[JSON], bool]) -> JSON:
-    """What the server would make of it, once the policies that change it count, or after a minute."""
+    """The object as the server would store it, once the mutating policies take effect, or after a minute."""
     end = time.monotonic() + SETTLE_S
     made = client.create(wanted, dryRun="All").expect()
     while not changed(made) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Users set an allow-list of pod fields: no other passes through a TrainingJob's template or a ModelService."""
+"""Users may set an allow-list of pod fields: a TrainingJob's template and a ModelService accept no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALLOWED_IN_TEMPLATE = {
     "image", "imagePullPolicy", "imagePullSecrets", "command", "args", "env", "envFrom", "workingDir", "volumes",
     "metadata",
 }  # fmt: skip
-"""Names that our flat form shares with PodSpec and Container, and what it adds is `port`."""
+"""Field names that our flat template shares with PodSpec and Container. Its own field `port` is not in this set."""
 ALLOWED_VOLUMES = {"name", "configMap", "secret", "emptyDir"}
 ALLOWED_SOURCES = {"secretKeyRef", "configMapKeyRef", "fieldRef"}
 
@@ -92,7 +92,7 @@ def test_no_field_of_a_pod_or_container_passes_through_a_service(alice: Client, 
 
 
 def test_own_pods_are_the_operators_to_make_from_the_template_alone(alice: Client) -> None:
-    """The shape says how much, never where: no selector, affinity or toleration passes through it."""
+    """`shape` says how many resources, never where: it accepts no selector, affinity or toleration."""
     for name in ("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "priorityClassName"):
         attempt_field(alice, "spec/shape", name)
         attempt_field(alice, "spec", name)

@@ -1,11 +1,11 @@
-"""The namespace decides the tenant: who may say which namespace is whose, and where the operator's rights end."""
+"""The namespace decides the tenant: who may assign a namespace to a tenant, and the limits of the operator's rights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tests.cluster.admission_rows import OPEN_NAMESPACE, TENANT_NAMESPACE, pod
-from tests.cluster.apiserver import ApiServer, Client
+from tests.cluster.apiserver import ApiServer, Client, address
 from tests.cluster.attempts import refused
 from tests.cluster.manifests import JSON
 from tests.cluster.rights import SYSTEM, cluster_role_binding, role_binding, user, wait_for_right
@@ -15,7 +15,7 @@ from tests.cluster.rule_rows import edited
 def test_only_operator_and_administrators_make_a_namespace_a_tenants(
     tenancy: ApiServer, operator: Client
 ) -> None:
-    # A person who may edit namespaces, but is no administrator of the cluster.
+    # A person who may edit namespaces, but is not a cluster administrator.
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
@@ -79,6 +79,27 @@ def tenant(name: str, *namespaces: str) -> JSON:
         "metadata": {"name": name},
         "spec": {"namespaces": list(namespaces)},
     }
+
+
+def test_a_tenant_with_running_work_is_deleted_only_where_it_says_that_the_work_stops(
+    admin: Client, operator: Client, kept: Callable[[JSON], JSON]
+) -> None:
+    stored = kept(tenant("busy", "busy-a", "busy-b"))
+    path = address(stored)
+    status = {"status": {"runningIn": ["busy-a"], "running": 1}}
+    operator.merge(stored, status, subresource="/status").expect()
+    says = "work of this tenant runs in busy-a: end it first, or set spec.onDelete to stop"
+    left_out = {"spec": {"namespaces": ["busy-b"]}}
+    refused(lambda **p: admin.request("DELETE", path, **p), says)
+    refused(lambda **p: admin.merge(stored, left_out, **p), says)
+    admin.merge(stored, {"spec": {"namespaces": ["busy-a"]}}, dryRun="All").expect()
+    admin.merge(stored, {"spec": {"namespaces": ["busy-b"], "onDelete": "stop"}}, dryRun="All").expect()
+    admin.merge(stored, {"spec": {"onDelete": "stop"}}).expect()
+    assert admin.request("DELETE", path, dryRun="All").ok
+    admin.merge(stored, {"spec": {"onDelete": "refuse"}}).expect()
+    refused(lambda **p: admin.request("DELETE", path, **p), says)
+    operator.merge(stored, {"status": {"runningIn": None}}, subresource="/status").expect()
+    assert admin.request("DELETE", path).ok
 
 
 def test_a_namespace_belongs_to_one_tenant_and_the_platforms_to_none(

@@ -1,4 +1,4 @@
-"""Our kinds with the real kubectl: explain, get, scale, and refusals a person can act on."""
+"""Our kinds with the real kubectl: explain, get, scale, and refusals that say what to do."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(apiserver: ApiServer, namespace: str) -> Iterator[JSON]:
     apiserver.admin.delete(document)
 
 
-def test_get_shows_how_a_job_goes(apiserver: ApiServer, job: JSON) -> None:
+def test_get_shows_the_progress_of_a_job(apiserver: ApiServer, job: JSON) -> None:
     shown = apiserver.kubectl("-n", job["metadata"]["namespace"], "get", "bbtj")
     head, line = shown.stdout.splitlines()
     assert head.split() == [
@@ -66,7 +66,7 @@ def test_get_shows_how_a_job_goes(apiserver: ApiServer, job: JSON) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_explain_reads_well(apiserver: ApiServer, kind: str) -> None:
+def test_explain_describes_every_field_of_a_spec(apiserver: ApiServer, kind: str) -> None:
     plural = KINDS[kind].info.plural
     text = apiserver.kubectl("explain", f"{plural}.spec").stdout
     assert "DESCRIPTION" in text

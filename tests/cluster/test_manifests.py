@@ -1,8 +1,8 @@
 """Bad manifests against a real API server: each is refused with its field and a sentence, and nothing is stored.
 
 Each row has an accepted neighbour, so a row cannot pass because everything is refused. Cross-field rules are in
-`rule_rows.py`, bounds in `bounds.txt`. Two tests make the tables complete: every rule and bound of the generated
-CRDs has a row, and with any one rule taken out of a copy of the CRD, that rule's bad manifest is accepted.
+`rule_rows.py`, bounds in `bounds.txt`. Two tests keep the tables complete: every rule and bound of the generated CRDs
+has a row, and when one rule is removed from a copy of the CRD, that rule's bad manifest is accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EFFECT_TIMEOUT_S = 20.0
 
 @pytest.fixture
 def client(apiserver: ApiServer) -> Iterator[Client]:
-    """The administrator; whatever a test leaves behind under a table's name is removed."""
+    """The administrator; objects that a test leaves under a name of the tables are removed."""
     yield apiserver.admin
     for makers in BASES.values():
         for make in makers:
@@ -40,7 +40,7 @@ def causes(answer: Answer) -> list[tuple[str, str]]:
 
 
 def assert_refused(answer: Answer, field: str, words: str) -> None:
-    """A 422 with a cause that names this field and says these words."""
+    """A 422 with a cause that names this field and contains these words."""
     assert answer.status == 422, f"expected a refusal of {field}, got {answer.status}: {answer.message}"
     assert any(where == field and words in message for where, message in causes(answer)), causes(answer)
     assert field in answer.message
@@ -157,7 +157,7 @@ def test_every_bound_of_the_schemas_has_a_line_and_no_line_is_stale() -> None:
 
 @pytest.fixture(scope="module")
 def mutants(apiserver: ApiServer) -> Iterator[dict[str, JSON]]:
-    """A copy of each CRD in another group, to take rules out of; and the copy's kinds, by our kind."""
+    """A copy of each CRD in another group, from which rules are removed; gives the copy's kinds, by our kind."""
     copies = {kind: _mutant(kind) for kind in KINDS}
     for document in copies.values():
         apiserver.admin.create(document).expect()
@@ -180,10 +180,7 @@ def test_without_its_rule_the_bad_manifest_is_accepted(
     stored = None
     if row.before is not None:
         stored = _until_ok(lambda: client.create(_as_mutant(row.stored()))).expect()
-    current = client.get(address(whole)).expect()
-    client.replace(
-        {**weak, "metadata": {**whole["metadata"], "resourceVersion": current["metadata"]["resourceVersion"]}}
-    ).expect()
+    _put(client, weak)
     bad = _as_mutant(row.bad())
 
     def attempt() -> Answer:
@@ -195,6 +192,41 @@ def test_without_its_rule_the_bad_manifest_is_accepted(
     if stored is not None:
         client.delete(stored)
     assert answer.ok, f"another rule refuses it too: {answer.message}"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.is_not_built], ids=lambda row: row.id)
+def test_an_object_from_before_the_refusal_stays_changeable(
+    apiserver: ApiServer, mutants: dict[str, JSON], row: Row
+) -> None:
+    client, whole = apiserver.admin, mutants[row.kind]
+    weak = copy.deepcopy(whole)
+    assert _remove_rule(weak["spec"]["versions"][0]["schema"]["openAPIV3Schema"], row) == 1
+    _put(client, weak)
+    old = _until_ok(lambda: client.create(_as_mutant(row.bad()))).expect()
+    _put(client, whole)
+    fresh = edited(_as_mutant(row.bad()), {"metadata/name": "fresh"})
+    end = time.monotonic() + EFFECT_TIMEOUT_S
+    while client.create(fresh, dryRun="All").ok and time.monotonic() < end:
+        time.sleep(0.02)
+    assert_refused(client.create(fresh, dryRun="All"), row.blames or row.at, row.says)
+    client.merge(old, {"status": {"observedGeneration": 1}}, subresource="/status").expect()
+    client.merge(old, {"spec": _HARMLESS[row.kind]}).expect()
+    client.delete(old).expect()
+
+
+_HARMLESS: dict[str, JSON] = {
+    "TrainingJob": {"suspend": True},
+    "ModelService": {"suspend": True},
+    "AcceleratorPool": {"pricePerHour": 7},
+    "Tenant": {"weight": 3},
+}
+"""A change of another field, by kind."""
+
+
+def _put(client: Client, document: JSON) -> None:
+    """Replace the stored object of the document's name."""
+    version = client.get(address(document)).expect()["metadata"]["resourceVersion"]
+    client.replace(edited(document, {"metadata/resourceVersion": version})).expect()
 
 
 def rules_of(kind: str) -> Iterator[tuple[str, str]]:
@@ -245,7 +277,7 @@ def _remove_rule(schema: JSON, row: Row) -> int:
 
 
 def _until_ok(attempt: Callable[[], Answer]) -> Answer:
-    """Try until it is accepted: the API server takes up a changed CRD a moment after the write."""
+    """Try until it is accepted: a changed CRD takes effect shortly after the write."""
     end = time.monotonic() + EFFECT_TIMEOUT_S
     while True:
         answer = attempt()

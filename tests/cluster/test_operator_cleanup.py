@@ -1,4 +1,4 @@
-"""What must be gone when its reason is gone."""
+"""Objects that the operator deletes when the reason for them is gone."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ from typing import Any
 
 import pytest
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import Cluster
+from tests.cluster.harness import Cluster, gang_job
+from tests.cluster.kubelet import Script
 from tests.cluster.tenancy import becomes, bindings, employ
 
-from busbar.kube.resources import NAMESPACES, TENANTS
+from busbar.kube.resources import NAMESPACES, TENANTS, TRAINING_JOBS
 
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+async def test_work_of_a_deleted_tenant_stops_and_goes_on_with_the_next_one(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, script=lambda pod: Script()) as cluster:
+        await cluster.start()
+        tenant = f"tenant-{cluster.namespace}"
+        await cluster.create(gang_job("orphaned", 1))
+        await cluster.until(TRAINING_JOBS, "orphaned", lambda s: s.get("phase") == "Running")
+        await cluster.until(TENANTS, tenant, lambda s: s.get("runningIn") == [cluster.namespace])
+        await cluster.client.delete(TENANTS, tenant)
+        await cluster.until(
+            TRAINING_JOBS,
+            "orphaned",
+            lambda s: (s.get("phase"), s.get("reason")) == ("Suspended", "TenantGone"),
+        )
+        assert await cluster.pods() == {}
+        await cluster.create(
+            {"kind": "Tenant", "metadata": {"name": "next"}, "spec": {"namespaces": [cluster.namespace]}}
+        )
+        await cluster.until(TRAINING_JOBS, "orphaned", lambda s: s.get("phase") == "Running")
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["at work", "away"])
@@ -31,4 +49,6 @@ async def test_members_of_a_deleted_tenant_keep_no_rights(apiserver: ApiServer, 
         if away:
             await cluster.start()
         await becomes(lambda: bindings(cluster), lambda names: names == [])
-        await becomes(labels, lambda found: "busbar.dev/tenant" not in found)
+        found = await becomes(labels, lambda found: "busbar.dev/tenant" not in found)
+        assert found["busbar.dev/released"] == tenant
+        assert found["pod-security.kubernetes.io/enforce"] == "restricted"

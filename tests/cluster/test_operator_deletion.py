@@ -1,4 +1,5 @@
-"""A job or service that is deleted at any moment leaves nothing behind: the real garbage collector takes it all."""
+"""A job or service that is deleted at any moment leaves nothing behind: the real garbage collector removes
+everything."""
 
 from __future__ import annotations
 
@@ -15,9 +16,6 @@ from tests.cluster.tenancy import becomes
 from busbar.kube.client import Object
 from busbar.kube.resources import MODEL_SERVICES, PODS, SERVICES, TRAINING_JOBS, Resource
 from busbar.local.build import binary
-
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +91,7 @@ async def _delete(cluster: Cluster, resource: Resource, name: str) -> None:
 
 
 def _past(status: dict[str, Any], phase: str) -> bool:
-    """Phases pass quickly: one that was missed is as good when a later one was seen."""
+    """Phases are short: a later phase also proves that the wanted one was reached."""
     order = ["Admitted", "Starting", "Running", "Preempting", "Suspended"]
     now = status.get("phase")
     return phase in order and now in order and order.index(str(now)) > order.index(phase)

@@ -1,11 +1,10 @@
-"""A waiting job's forecast, on the real API server: said in its status, kept by a restart, decided by the start."""
+"""A waiting job's forecast, on the real API server: written to its status, kept by a restart, scored at the start."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, engine_job, gang_job
 from tests.cluster.kubelet import Script
@@ -14,9 +13,6 @@ from busbar.kube.client import Object
 from busbar.kube.resources import PODS, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
 from busbar.operator.app import Operator
-
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 SOON: dict[str, Any] = {
     "forecast_pause_s": 0.1, "forecast_renew_s": 10.0, "forecast_ended": 2,
@@ -33,7 +29,7 @@ SIZED = {
 
 
 def sized_job(name: str) -> Object:
-    """A job whose work is known, so that its end can be foretold."""
+    """A job whose work is known, so that its end can be forecast."""
     made = engine_job(name)
     made["spec"]["engine"]["model"] = {"config": SIZED}
     return made
@@ -70,32 +66,33 @@ async def test_a_waiting_job_has_a_forecast_and_after_a_restart_again(apiserver:
         assert at(forecast["startP50"]) <= at(forecast["endP50"]) <= at(forecast["endP90"])
         assert (promise["startP50"], promise["attempt"]) == (forecast["startP50"], 0)
         assert promise["simulatedP50Seconds"] <= promise["simulatedP90Seconds"]
-        assert len(operator.past.ended) == 2
+        assert len(operator.job_history.ended) == 2
 
-        told = dict(operator.past.outcomes)
+        told = dict(operator.job_history.outcomes)
         await cluster.stop()
         restarted = await cluster.start(**ANEW)
         status = await cluster.until(TRAINING_JOBS, "second", lambda s: made(restarted) >= 1)
         assert status["promise"] == promise
         assert "forecast" in status
-        assert len(restarted.past.ended) == 2
-        assert dict(restarted.past.outcomes) == told
+        assert len(restarted.job_history.ended) == 2
+        assert dict(restarted.job_history.outcomes) == told
 
         draft = TrainingJob.model_validate(
             {**engine_job("draft"), "metadata": {"name": "d", "namespace": cluster.namespace}}
         )
-        answer = await restarted.forecast(draft)
-        assert answer.start_p50_seconds is not None
-        assert answer.ended_jobs == 2
+        found = await restarted.previews.of(draft, admin=False)
+        assert found.waits
+        assert found.start_p50_seconds is not None
+        assert found.when.startswith("Likely in ")
 
         await cluster.client.delete(TRAINING_JOBS, "first", cluster.namespace)
         for name in ("first-1-0", "first-1-1"):  # there is no garbage collector here
             await cluster.client.delete(PODS, name, cluster.namespace)
         status = await cluster.until(TRAINING_JOBS, "second", phase("Succeeded"))
-        # The server may tell this test before it answers the operator. The deleted one ran too.
-        await cluster.until(TRAINING_JOBS, "second", lambda s: len(restarted.past.ended) == 4)
+        # This test may see the event before the operator gets its answer. The deleted job ran too.
+        await cluster.until(TRAINING_JOBS, "second", lambda s: len(restarted.job_history.ended) == 4)
         assert "forecast" not in status
         assert status["promise"]["startedAt"] == status["admission"]["admittedAt"]
-        (outcome,) = (kept for _, kept in restarted.past.outcomes)
+        (outcome,) = (kept for _, kept in restarted.job_history.outcomes)
         assert outcome.waited_s is not None
         assert outcome.waited_s > 0

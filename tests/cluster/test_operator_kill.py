@@ -1,10 +1,10 @@
-"""The operator killed before and after every write of the main job's life: the same end each time.
+"""The operator is killed before and after every write of the main job's life; the end is the same each time.
 
-The story: a TrainingJob trains, a ModelService that serves its output comes up, is scaled to two and to zero. It is
-told with a death before, and one after, every single write in one life; then, for every write n = 1..N of the job,
-the service and their pods, once with a death on either side of it only. A death is as by SIGKILL: nothing of the
+The scenario: a TrainingJob trains, a ModelService that serves its output comes up, is scaled to two and to zero. It
+runs once with a kill before, and once with a kill after, every write; then, for every write n = 1..N of the job, the
+service and their pods, once with a single kill before or after that write. A kill is like SIGKILL: no request of the
 operator reaches the server any more, and it is started again. The end must not differ: no pod, admission or scaling
-step twice, nothing left, and usage that adds up to the millisecond.
+step happens twice, nothing is left, and usage adds up to the millisecond.
 """
 
 from __future__ import annotations
@@ -24,10 +24,6 @@ from tests.cluster.proxy import Write
 from busbar.kube.client import Object
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
 
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
 Side = Literal["before", "after"]
 SIDES: tuple[Side, ...] = ("before", "after")
 
@@ -40,7 +36,8 @@ def script(pod: Object) -> Script:
 
 @asynccontextmanager
 async def reviving(cluster: Cluster) -> AsyncIterator[list[int]]:
-    """Starts the operator again whenever the proxy killed it; yields the numbers of the writes it died at."""
+    """Starts the operator again whenever the proxy killed it; yields the numbers of the writes at which it was
+    killed."""
     deaths: list[int] = []
 
     async def watch() -> None:
@@ -107,7 +104,7 @@ def _moment(text: str) -> datetime:
 
 
 def _comparable(end: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Without what must differ: the namespace's name and the moments."""
+    """Without the parts that differ between runs: the namespace's name and times."""
     end["pods that ever were"] = [p.removeprefix(f"{namespace}/") for p in end["pods that ever were"]]
     end["job"]["conditions"] = [(c["type"], c["status"], c["reason"]) for c in end["job"]["conditions"]]
     return end
@@ -139,7 +136,7 @@ EXPECTED: dict[str, Any] = {
 
 
 async def tell(server: ApiServer, number: int = 0, side: Side = "before") -> tuple[list[Write], list[int]]:
-    """The story with one kill; returns the writes and where the operator died."""
+    """The scenario with one kill; returns the writes and the write at which the operator was killed."""
     async with Cluster(server, script=script) as cluster:
         if number:
             cluster.proxy.kill_at(number, side)
@@ -165,7 +162,7 @@ async def test_the_end_is_the_same_though_the_operator_dies_at_every_write(
 
 async def test_the_end_is_the_same_wherever_the_operator_dies_once(apiserver: ApiServer) -> None:
     writes, _ = await tell(apiserver)
-    # Events, and the counts of tenants and pools, carry no decision of this story: above they are killed too.
+    # Events, and the counts of tenants and pools, carry no decision here; the tests above kill at those writes too.
     numbers = [
         w.number for w in writes if any(part in w.path for part in ("/pods", "trainingjobs", "modelservices"))
     ]
@@ -178,7 +175,7 @@ async def test_the_end_is_the_same_wherever_the_operator_dies_once(apiserver: Ap
             except AssertionError as error:
                 raise AssertionError(f"killed {side} write {number} of {len(writes)}: {error}") from error
             reached += len(deaths)
-    # Writes may fall together in a run, so the last few numbers are not always reached.
+    # Writes may be merged in a run, so the last few numbers are not always reached.
     assert reached >= 1.5 * len(numbers)
 
 

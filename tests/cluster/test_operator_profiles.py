@@ -1,21 +1,20 @@
-"""PerformanceProfiles on the real API server, with the chart's rights: made, written, kept, and shown when doubted."""
+"""PerformanceProfiles on the real API server, with the chart's rights: created, updated, kept, and marked when their
+values are rejected."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
-import pytest
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import Cluster, engine_job, with_the_charts_rights
-from tests.cluster.kubelet import Script, said
+from tests.cluster.harness import QUICK, Cluster, engine_job, with_the_charts_rights
+from tests.cluster.kubelet import Script, image_id, said
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.resources import PERFORMANCE_PROFILES, TRAINING_JOBS
 from busbar.scheduler import PerformanceTable
-
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 CONFIG = {
     "model_type": "llama",
@@ -47,11 +46,18 @@ def training(seconds: float, speed: float = SPEED) -> dict[str, Any]:
         "loss": 2.0,
         "tokens": int(seconds * speed),
         "tokensPerSecond": speed,
+        "report": {
+            "class": "x",
+            "accelerator": "cpu",
+            "tokensPerSecond": speed,
+            "plannedDeviceBytes": 6 << 20,
+            "peakDeviceBytes": 4 << 20,
+        },
     }
 
 
 async def the_profile(cluster: Cluster) -> Object:
-    """The only one, once it is there."""
+    """Waits for the only profile and returns it."""
 
     async def profiles() -> list[Object]:
         return (await cluster.client.list(PERFORMANCE_PROFILES))[0]
@@ -63,6 +69,13 @@ async def the_profile(cluster: Cluster) -> Object:
 def table(cluster: Cluster) -> PerformanceTable:
     assert cluster.operator is not None
     return cluster.operator.snapshot().table
+
+
+async def becomes_table(cluster: Cluster, holds: Callable[[PerformanceTable], bool]) -> None:
+    async def now() -> PerformanceTable:
+        return table(cluster)
+
+    await becomes(now, holds)
 
 
 async def gone(cluster: Cluster, name: str) -> None:
@@ -113,7 +126,8 @@ async def test_an_attempt_that_is_stopped_and_a_running_job_that_is_deleted_are_
         def runs(status: dict[str, Any]) -> bool:
             return bool((status.get("progress") or {}).get("tokensPerSecond"))
 
-        await cluster.until(TRAINING_JOBS, "stopped", runs)
+        running = await cluster.until(TRAINING_JOBS, "stopped", runs)
+        assert (running["memory"]["plannedDeviceMib"], running["memory"]["peakDeviceMib"]) == (6, 4)
         profile = await the_profile(cluster)
         patch = {"spec": {"suspend": True}}
         await cluster.client.patch(TRAINING_JOBS, "stopped", patch, cluster.namespace)
@@ -131,6 +145,40 @@ async def test_an_attempt_that_is_stopped_and_a_running_job_that_is_deleted_are_
             lambda s: sum(e["runs"] for e in s.get("evidence") or ()) == 2,
         )
         assert kept["held"]["measured"] + kept["held"]["unmeasured"] > 0
+        cells = [c for c in kept["cells"] if "measuredMemoryGib" in c]
+        assert [c["measuredMemoryGib"] for c in cells] == [4 / 1024]
+
+
+async def test_a_speed_is_kept_for_all_only_under_a_digest_that_is_accepted(platform: ApiServer) -> None:
+    def runs(pod: Object) -> Script:
+        return Script(run_s=0.3, message=spoke())
+
+    digest = image_id(QUICK.workloads_image).rpartition("@")[2]
+    async with with_the_charts_rights(platform, script=runs) as cluster:
+        cluster.settings = replace(cluster.settings, workloads_digests=(f"sha256:{'0' * 64}",))
+        await cluster.start()
+        await cluster.create(job("moved"))
+        ended = await cluster.until(TRAINING_JOBS, "moved", lambda s: s.get("phase") == "Succeeded")
+        assert ended["admission"]["image"] == {
+            "verified": False,
+            "digest": digest,
+            "message": "The image that runs has a digest that is not accepted.",
+        }
+        profile = await the_profile(cluster)
+        name = profile["metadata"]["name"]
+        looked = await cluster.until(PERFORMANCE_PROFILES, name, lambda s: "held" in s)
+        assert not looked.get("evidence")
+        await becomes_table(
+            cluster, lambda t: {c.tenant for c in t.learned} == {f"tenant-{cluster.namespace}"}
+        )
+        await cluster.kill()
+        cluster.settings = replace(cluster.settings, workloads_digests=(digest,))
+        await cluster.start()
+        await cluster.create(job("checked", ttlSecondsAfterFinished=0))
+        await gone(cluster, "checked")
+        kept = await cluster.until(PERFORMANCE_PROFILES, name, lambda s: bool(s.get("evidence")))
+        [evidence] = kept["evidence"]
+        assert (evidence["reports"], evidence["runs"]) == (1, 1)
 
 
 async def test_a_speed_that_cannot_be_right_is_shown_at_the_job_and_in_the_profile(
@@ -174,4 +222,4 @@ async def test_a_stated_speed_reaches_the_plan_without_a_restart(apiserver: ApiS
         await cluster.until(PERFORMANCE_PROFILES, "ours", lambda s: bool(s.get("cells")))
         await cluster.client.patch(TRAINING_JOBS, "one", patch, cluster.namespace)
         runs = await cluster.until(TRAINING_JOBS, "one", lambda s: s.get("phase") == "Running")
-        assert runs["admission"]["mode"] == "optimizer-offload"  # resident would be the faster by formula
+        assert runs["admission"]["mode"] == "optimizer-offload"  # by the formula, resident would be faster

@@ -1,17 +1,13 @@
-"""Pods that the API server does not take (a quota, a policy, a webhook), and what becomes of who wanted them."""
+"""Pods that the API server refuses (a quota, a policy, a webhook), and the status of the jobs that need them."""
 
 from __future__ import annotations
 
-import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, engine_job
 from tests.cluster.kubelet import Script, said
 
 from busbar.kube.client import Object
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
-
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def script(pod: Object) -> Script:

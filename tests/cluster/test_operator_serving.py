@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster
 from tests.cluster.kubelet import Script
@@ -15,9 +14,6 @@ from tests.cluster.tenancy import becomes
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, ServiceDemand
 from busbar.kube.resources import MODEL_SERVICES
-
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def service(name: str, **spec: Any) -> Object:
@@ -37,7 +33,7 @@ def ready(count: int) -> Callable[[dict[str, Any]], bool]:
 
 
 def demand(cluster: Cluster, name: str, **fields: Any) -> None:
-    """What the gateway would say."""
+    """The demand that the gateway would report."""
     assert cluster.operator is not None
     said = ServiceDemand(namespace=cluster.namespace, name=name, **fields)
     cluster.operator.demand.take(Demand(services=[said], as_of=datetime.now(UTC)))
@@ -110,7 +106,7 @@ async def test_a_service_waits_for_the_job_whose_output_it_serves(apiserver: Api
         assert await cluster.pods() == {}
 
 
-async def test_suspend_is_the_real_off(apiserver: ApiServer) -> None:
+async def test_a_suspended_service_has_no_pods(apiserver: ApiServer) -> None:
     async with Cluster(apiserver, script=replica) as cluster:
         await cluster.start()
         await cluster.create(service("off", replicas=1, drainSeconds=0))
@@ -132,3 +128,16 @@ async def test_a_replica_that_vanishes_is_replaced(apiserver: ApiServer) -> None
             cluster.pods, lambda pods: [p["metadata"]["uid"] == gone for p in pods.values()] == [False]
         )
         await cluster.until(MODEL_SERVICES, "keep", ready(1))
+
+
+async def test_a_replica_that_somebody_else_drained_is_replaced(apiserver: ApiServer) -> None:
+    def script(pod: Object) -> Script:
+        drained = pod["metadata"]["name"] == "keep-0"
+        return Script(status=lambda s: {"kind": "serving", "ready": not drained, "draining": drained})
+
+    async with Cluster(apiserver, script=script) as cluster:
+        await cluster.start()
+        await cluster.create(service("keep", replicas=1, drainSeconds=60))
+        await becomes(cluster.pods, lambda pods: list(pods) == ["keep-1"])
+        await cluster.until(MODEL_SERVICES, "keep", ready(1))
+        await becomes(cluster.events, lambda found: "ReplicaReplaced" in {e["reason"] for e in found})

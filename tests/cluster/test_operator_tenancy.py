@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script, add_node
@@ -15,6 +14,7 @@ from tests.cluster.tenancy import becomes, bindings, employ, opted_in
 from busbar.kube.client import Object
 from busbar.kube.resources import (
     ACCELERATOR_POOLS,
+    EVENTS,
     JOBS,
     NAMESPACES,
     NETWORK_POLICIES,
@@ -22,9 +22,6 @@ from busbar.kube.resources import (
     TENANTS,
     TRAINING_JOBS,
 )
-
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 async def test_a_namespace_is_labelled_and_members_get_their_rights(apiserver: ApiServer) -> None:
@@ -43,10 +40,15 @@ async def test_a_namespace_is_labelled_and_members_get_their_rights(apiserver: A
             return (await cluster.client.get(NAMESPACES, cluster.namespace))["metadata"].get("labels", {})
 
         await becomes(labelled, lambda labels: "busbar.dev/tenant" not in labels)
+        await becomes(lambda: bindings(cluster), lambda names: names == [])
+        assert (await labelled()).items() >= {
+            ("busbar.dev/released", tenant),
+            ("pod-security.kubernetes.io/enforce", "restricted"),
+        }
 
 
 async def test_a_tenants_namespace_keeps_its_network_policy(apiserver: ApiServer) -> None:
-    """It appears, is put back after every edit, follows the namespace's owner, and goes when none are wanted."""
+    """The policy is created, restored after every edit, follows the namespace's owner, and is deleted when disabled."""
     async with Cluster(apiserver) as cluster:
         await cluster.start()
         name, mine, home = "busbar-tenant", f"tenant-{cluster.namespace}", cluster.namespace
@@ -167,3 +169,40 @@ async def test_a_job_in_a_namespace_of_no_tenant_says_so(apiserver: ApiServer, n
         said = await becomes(status, lambda s: bool(s.get("reason")))
         assert (said["phase"], said["reason"]) == ("Queued", "NoTenant")
         assert "tenant" in said["message"]
+
+
+async def test_a_pool_says_how_much_foreign_pods_hold_and_only_an_event_says_whose(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=lambda pod: Script()) as cluster:
+        await cluster.start()
+        pool, home = cluster.namespace, f"{cluster.namespace}-others"
+        await asyncio.to_thread(apiserver.make_namespace, home)
+        await cluster.until(ACCELERATOR_POOLS, pool, lambda s: s.get("capacity") == 8)
+        container = {"name": "c", "image": "i", "resources": {"requests": {"cpu": "3"}}}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"foreign-{pool}"},
+            "spec": {"nodeName": f"{pool}-node-0", "containers": [container]},
+        }
+        await cluster.client.create(PODS, body, home)
+        status = await cluster.until(
+            ACCELERATOR_POOLS, pool, lambda s: "heldElsewhere" in s and s["capacity"] < 8
+        )
+        assert (status["capacity"], status["heldElsewhere"]) == (5, {"accelerators": 3, "pods": 1})
+        assert home not in str(status)
+
+        async def events() -> list[Object]:
+            found, _ = await cluster.client.list(EVENTS, "default")
+            return [e for e in found if (e["reason"], e["involvedObject"]["name"]) == ("ForeignPods", pool)]
+
+        [told] = await becomes(events, lambda found: found != [])
+        assert told["type"] == "Warning"
+        assert told["message"].endswith(f"Their namespaces: {home}.")
+        await cluster.client.delete(PODS, f"foreign-{pool}", home, grace_s=0)
+        free = await cluster.until(ACCELERATOR_POOLS, pool, lambda s: "heldElsewhere" not in s)
+        assert {c["type"]: c["status"] for c in free["conditions"]} == {
+            "Ready": "True",
+            "CapacityHeldElsewhere": "False",
+        }

@@ -14,10 +14,8 @@ from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.resources import PODS, TENANTS, TRAINING_JOBS
+from busbar.operator.settings import Settings
 from busbar.scheduler import Policy
-
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def phase(name: str) -> Any:
@@ -66,6 +64,29 @@ async def test_a_job_is_admitted_runs_and_succeeds_with_its_last_numbers(apiserv
             TENANTS, tenant,
             lambda s: s.get("usage", {}).get("acceleratorSeconds", 0) > 0 and s["held"] == 0,
         )  # fmt: skip
+
+
+async def test_a_one_pod_job_costs_five_writes_and_their_events(apiserver: ApiServer) -> None:
+    """Admitted, the pod, its gate, Running, Succeeded: no Service, and no Starting that does not last."""
+    async with Cluster(apiserver, script=lambda pod: Script(run_s=0.3)) as cluster:
+        await cluster.start(count_period_s=Settings().count_period_s)
+        await cluster.create(gang_job("one", 1))
+        await cluster.until(TRAINING_JOBS, "one", phase("Succeeded"))
+        kinds = ("/trainingjobs/", "/pods", "/services", "/secrets")  # what the tenant costs is not the job's
+        made = [w for w in cluster.proxy.writes if any(kind in w.path for kind in kinds)]
+        ours = [(w.method, w.path.split(f"/{cluster.namespace}/")[1]) for w in made]
+        assert ours == [
+            ("PATCH", "trainingjobs/one/status"),
+            ("POST", "pods"),
+            ("PATCH", "pods/one-1-0"),
+            ("PATCH", "trainingjobs/one/status"),
+            ("PATCH", "trainingjobs/one/status"),
+        ]
+        env = {
+            e["name"]: e.get("value")
+            for e in (await cluster.pods())["one-1-0"]["spec"]["containers"][0]["env"]
+        }
+        assert (env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("1", "127.0.0.1")
 
 
 async def test_a_gang_comes_up_together_and_finishes_together(apiserver: ApiServer) -> None:
@@ -147,7 +168,7 @@ async def test_a_waiting_job_says_why_and_starts_when_there_is_room(apiserver: A
         await cluster.create(gang_job("second", 1))
         status = await cluster.until(TRAINING_JOBS, "second", phase("Queued"))
         assert status["reason"] == status["waiting"]["code"]
-        assert "cpu" in status["message"]
+        assert "CPU" in status["message"]
         assert status["preview"]["startsNow"] is False
         await cluster.client.delete(TRAINING_JOBS, "first", cluster.namespace)
         for name in ("first-1-0", "first-1-1"):  # there is no garbage collector here

@@ -1,4 +1,4 @@
-"""What the roles of people give inside their own namespace, and what they do not. `test_verbs.py` walks the rest."""
+"""The rights of each role inside its own namespace. `test_verbs.py` covers everything else."""
 
 from __future__ import annotations
 

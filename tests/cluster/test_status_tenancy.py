@@ -1,7 +1,8 @@
-"""What the operator writes on tenant A's objects says how much others hold, never who they are.
+"""Statuses of tenant A's objects say how much others have allocated, never who they are.
 
-Two tenants compete on the real API server, with the chart's rights: A waits for what B holds, borrows from B and
-gives it back, asks for what only B may use. Everything that A's people can then read is searched for B's names.
+Two tenants compete on the real API server, with the chart's rights: A waits for devices of B, borrows from B and
+returns them, and requests devices that only B may use. Everything that A's people can then read is searched for B's
+names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from tests.cluster.apiserver import ApiServer, Client, collection
 from tests.cluster.harness import Cluster, engine_job, gang_job, with_the_charts_rights
 from tests.cluster.kubelet import Script, add_node
@@ -25,14 +25,11 @@ from busbar.kube.client import Object
 from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS
 from busbar.scheduler import Policy
 
-# Killed clients and servers leave half-open sockets behind; that is the point, not a leak of the product.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 BRAVOS = re.compile("bravo", re.IGNORECASE)
 
 
 def compete(cluster: Cluster) -> None:
-    """B moves in beside the cluster's own tenant, A: the whole pool is guaranteed to it, and it has one of its own."""
+    """Adds B beside the cluster's own tenant, A: the whole pool is guaranteed to B, and B has a pool of its own."""
     server, admin = cluster.server, cluster.server.admin
     if admin.get("/api/v1/namespaces/bravo").status == 404:
         server.make_namespace("bravo")

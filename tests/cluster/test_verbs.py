@@ -1,7 +1,7 @@
-"""Tenant A learns nothing of tenant B by any verb: all that the server serves is walked as A's people and A's pods.
+"""Tenant A learns nothing of tenant B by any verb: every served resource is tried as A's people and A's pods.
 
 On a real API server with the chart's rights and policies. `alpha` and `bravo` are tenants with one object of every
-kind each, and everything of B carries the word bravo. `walk.py` has the walks and the short list of what is open.
+kind each, and everything of B contains the word bravo. `walk.py` has the walks and the short list of what is open.
 `test_verbs_at_home.py` tries from A's own namespace, `test_verbs_kubectl.py` walks kubectl's own commands, and
 `test_status_tenancy.py` reads what the operator writes on A's objects.
 """
@@ -19,12 +19,12 @@ from tests.cluster.walk import ABSENT, ISSUER_URLS, OPEN, OPEN_URLS, requests, r
 
 @pytest.fixture(params=["viewer", "member", "admin", "pod"])
 def caller(request: pytest.FixtureRequest, alpha: Neighbour, bravo: Neighbour) -> Client:
-    """One of A's roles, or what runs in A's pods."""
+    """One of A's roles, or the service account of A's pods."""
     return alpha.pod if request.param == "pod" else alpha.person(request.param)
 
 
 def test_b_has_one_of_everything(bravo: Neighbour, resources: tuple[Served, ...]) -> None:
-    """So every walk below has something to find."""
+    """Proves that every walk below has something to find."""
     admin = bravo.server.admin
     stored = [r for r in resources if r.namespaced and r.stored]
     assert len(stored) > 30
@@ -37,7 +37,7 @@ def test_b_has_one_of_everything(bravo: Neighbour, resources: tuple[Served, ...]
 def test_the_servers_own_list_of_rights_at_b_holds_only_what_is_open(
     caller: Client, request: pytest.FixtureRequest
 ) -> None:
-    """The authorizer's enumeration is complete, also for kinds that nobody thought of."""
+    """The authorizer's enumeration covers every served kind."""
     api = "authorization.k8s.io/v1"
     body = {"apiVersion": api, "kind": "SelfSubjectRulesReview", "spec": {"namespace": "bravo"}}
     said = caller.request("POST", f"/apis/{api}/selfsubjectrulesreviews", body).expect()["status"]
@@ -72,7 +72,7 @@ def test_every_request_to_b_is_refused_as_if_b_did_not_exist(
 
 
 def versions(tenant: Neighbour, resources: tuple[Served, ...]) -> dict[str, str]:
-    """Which version of each object of the tenant is stored."""
+    """The stored version of each object of the tenant."""
     items = [r.item(tenant.name, tenant.name) for r in resources if r.namespaced and r.stored]
     return {item: tenant.server.admin.get(item).expect()["metadata"]["resourceVersion"] for item in items}
 
@@ -116,7 +116,7 @@ HOLES: tuple[tuple[str, JSON, str], ...] = (
 def test_the_walk_of_requests_finds_a_hole(
     bravo: Neighbour, resources: tuple[Served, ...], name: str, rule: JSON, seen: str
 ) -> None:
-    """Mallory has one right too many; B is made whole again afterwards."""
+    """Gives Mallory one right too many; B's objects are restored afterwards."""
     mallory = grant(bravo, f"mallory-{name}", rule)
     plural = rule["resources"][0].partition("/")[0]
     few = [r for r in resources if r.plural == plural and r.group == rule["apiGroups"][0]]
@@ -138,7 +138,7 @@ def test_the_walk_of_rights_finds_a_hole(bravo: Neighbour, resources: tuple[Serv
 
 
 def grant(tenant: Neighbour, person: str, rule: JSON) -> Client:
-    """Give somebody a right in the tenant's namespace; the client, once it counts."""
+    """Give a user a right in the tenant's namespace; returns the client once the right takes effect."""
     server = tenant.server
     here = {"name": person, "namespace": tenant.name}
     role = {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": here, "rules": [rule]}

@@ -1,7 +1,7 @@
-"""Tenant A learns nothing of tenant B from its own namespace either: lists, watches, writes, refusals, other names.
+"""Tenant A learns nothing of tenant B through its own namespace: lists, watches, writes, refusals, other names.
 
-Here A may do much, so the questions are other than in `test_verbs.py`: whether a selector, a token of another list,
-a path or a name in a body leads out of the namespace, and whether a refusal tells what A may not know.
+A has many rights here, so these tests ask other questions than `test_verbs.py`: whether a selector, the continue token
+of another list, a path or a name in a body leads out of the namespace, and whether a refusal reveals B's data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BRAVOS = re.compile("bravo", re.IGNORECASE)
 
 @pytest.fixture
 def ada(alpha: Neighbour, bravo: Neighbour) -> Client:
-    """A's own administrator, who may most."""
+    """A's own administrator, the role with the most rights."""
     return alpha.person("admin")
 
 
@@ -75,7 +75,7 @@ def test_no_list_shows_b_whatever_selects_it(ada: Client, resources: tuple[Serve
 def test_a_token_of_another_list_does_not_lead_out(
     ada: Client, bravo: Neighbour, resources: tuple[Served, ...]
 ) -> None:
-    """The token of a list in pages holds a name and a version; taken from everybody's list it still ends at A's."""
+    """A continue token holds a name and a version; one of a cluster-wide list still gives only A's objects."""
     tried = 0
     for resource in readable(ada, resources, "list"):
         everybodys = bravo.server.admin.get(resource.collection(None), limit="1").expect()
@@ -188,13 +188,15 @@ def test_a_refused_pod_does_not_name_a_pool_that_is_b_s_own(
     refused(lambda **p: mia.create(greedy, **p), "without waiting in the queue")
     said = mia.create(greedy).message.replace(own_device("bravo"), "the device it asked for")
     assert not BRAVOS.search(said), said
-    if goes_for is not tolerates_everything:  # which matches every pool: any of them may say no first
+    if (
+        goes_for is not tolerates_everything
+    ):  # it matches every pool, and the policy of any of them may refuse first
         assert "a pool of accelerators" in said
         own = bravo.person("member").create(goes_for("bravo", "bravo"))
         assert "AcceleratorPool bravo" in own.message
 
 
-# -- being somebody else ---------------------------------------------------------------------------------
+# -- impersonation ---------------------------------------------------------------------------------
 
 AS: dict[str, tuple[tuple[str, str], ...]] = {
     "a member of B": (("Impersonate-User", "{}-member"),),
@@ -227,7 +229,7 @@ def test_nobody_acts_as_somebody_else(
 
 
 def test_no_token_can_be_made_for_an_account_of_b(ada: Client, alpha: Neighbour) -> None:
-    """Nor for one of A's own: pods get theirs from the kubelet."""
+    """A may not create tokens for its own service accounts either: pods get theirs from the kubelet."""
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     for namespace in ("bravo", ABSENT, "alpha"):
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"

@@ -1,7 +1,7 @@
 """Tenant A learns nothing of tenant B by any command of kubectl: the real one, as a member of A.
 
-Each command is run twice, at B and at a tenant that does not exist: all that it prints, and its exit code, must be
-the same. What `kubectl` cannot even ask for is walked in `test_verbs.py`.
+Each command is run twice, for B and for a tenant that does not exist: all that it prints, and its exit code, must be
+the same. `test_verbs.py` covers requests that `kubectl` cannot make.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READING = (
 )  # fmt: skip
 
 OPEN = (
-    # What kinds there are, and what the caller itself may do: no object is behind these answers.
+    # Which kinds exist, and what the caller itself may do: these answers contain no object.
     "explain pods.spec", "api-resources", "auth whoami", "auth can-i --list", "auth can-i get pods",
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ CHANGING = (
 
 
 def said(alpha: Neighbour, command: str, name: str, folder: Path) -> tuple[int, str]:
-    """Exit code and all output of one command at a tenant, without the name."""
+    """Exit code and all output of one command for a tenant, without its name."""
     file = folder / f"{name}.yaml"
     words = [word.replace("FILE", str(file)) for word in command.split()]
     words = [

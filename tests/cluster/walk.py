@@ -1,8 +1,8 @@
-"""A walk over everything that a caller could ask of somebody else's namespace, and what it must hear: no.
+"""Every request that a caller could make for another tenant's namespace; each must be refused.
 
-Two walks, for two ways to be wrong. `rights` asks the server's authorizer about every verb on every resource, those
-that no request of kubectl sends included. `requests` makes the requests: the refusal for a thing that exists must
-be, word for word, the one for a thing that does not.
+`rights` asks the server's authorizer about every verb on every resource, verbs that kubectl never sends included.
+`requests` makes the requests: the refusal for an object that exists must be, word for word, the one for an object
+that does not.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ OPEN = frozenset(
         ("create", "authentication.k8s.io", "selfsubjectreviews"),
     }
 )
-"""(verb, group, resource) that is open to every caller on purpose. No object of Busbar's is among them."""
+"""(verb, group, resource) that every caller may use, on purpose. No object of Busbar is among them."""
 
 OPEN_URLS = frozenset(
     {
-        # Discovery and the description of kinds (system:discovery): which kinds there are, never an object.
+        # Discovery and OpenAPI (system:discovery): which kinds exist, never an object.
         "/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*",
         # Whether the server lives, and its version (system:public-info-viewer).
         "/healthz", "/livez", "/readyz", "/version", "/version/",
     }
 )  # fmt: skip
-"""Addresses that are no resources and open to every caller on purpose."""
+"""Non-resource URLs that every caller may read, on purpose."""
 
 ISSUER_URLS = frozenset(
     # Public keys of service accounts' tokens (system:service-account-issuer-discovery).
@@ -46,7 +46,7 @@ ISSUER_URLS = frozenset(
     for path in ("/.well-known/openid-configuration", "/openid/v1/jwks")
     for slash in ("", "/")
 )
-"""Those that are open to service accounts too."""
+"""Non-resource URLs that service accounts may read too, on purpose."""
 
 UNSERVED = (
     *(("impersonate", "", name) for name in ("users", "groups", "serviceaccounts")),
@@ -73,7 +73,7 @@ UNSERVED = (
 
 
 def rights(caller: Client, resources: Iterable[Served], namespace: str) -> list[str]:
-    """What the caller may do in this namespace, or in the whole cluster, beyond what is open."""
+    """What the caller may do in this namespace, or in the whole cluster, beyond what is open to everybody."""
     asked = [(verb, r.group, r.name, r.namespaced) for r in resources for verb in VERBS]
     asked += [(*entry, spaced) for entry in UNSERVED for spaced in (True, False)]
     found = []
@@ -118,7 +118,7 @@ class Ask:
 
 
 def asks(resource: Served, namespace: str, name: str) -> Iterator[Ask]:
-    """The requests that the verbs of a resource stand for at one object."""
+    """The requests of each verb of a resource for one object."""
     item = resource.item(namespace, name)
     document = _document(resource, namespace, name)
     single = {
@@ -139,7 +139,7 @@ def asks(resource: Served, namespace: str, name: str) -> Iterator[Ask]:
 
 
 def asks_of_all(resource: Served, namespace: str, name: str) -> Iterator[Ask]:
-    """Those at the resource's collections, in the namespace and everywhere, with selectors for this name."""
+    """The requests for the resource's collections, in the namespace and cluster-wide, with selectors for this name."""
     if resource.subresource:
         return
     watch = {"watch": "true", "timeoutSeconds": "1"}
@@ -162,7 +162,8 @@ def _document(resource: Served, namespace: str, name: str) -> JSON:
 
 
 def requests(caller: Client, resources: Iterable[Served], name: str) -> list[str]:
-    """Requests at the tenant of this name that are not refused, or are refused in other words than `ABSENT`'s."""
+    """Requests for the tenant of this name that are not refused, or are refused in other words than those for
+    `ABSENT`."""
     found = []
     for resource in resources:
         if any((verb, resource.group, resource.name) in OPEN for verb in resource.verbs):
@@ -180,7 +181,7 @@ def requests(caller: Client, resources: Iterable[Served], name: str) -> list[str
 
 
 def told(answer: Answer, name: str) -> str:
-    """All that an answer says, where the name that was asked about counts for nothing."""
+    """The whole answer, with the requested name masked."""
     body = dict(answer.body)
     if "items" in body:  # every write to the server changes the version of a list
         body["metadata"] = {

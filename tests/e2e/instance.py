@@ -1,4 +1,4 @@
-"""What the tests of this tier import: the running cluster and how to speak to it."""
+"""Shared by the tests of this tier: the running cluster and functions that call it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUSBAR = (sys.executable, "-m", "busbar.cli.main")
 
 @dataclass(frozen=True)
 class Cluster:
-    """The running instance and how to speak to it."""
+    """The running instance, and the programs and addresses to call it."""
 
     name: str
     kubectl: str
@@ -32,7 +32,7 @@ class Cluster:
     gateway_url: str
 
     def run(self, program: str, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run ``program`` against this cluster; its output, or an AssertionError with its complaint."""
+        """Run ``program`` against this cluster; returns its output, or raises AssertionError with its error output."""
         done = subprocess.run(
             [program, *arguments],
             input=stdin,
@@ -48,7 +48,7 @@ class Cluster:
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
     def supervisor(self) -> int:
-        """The process that every process of the instance descends from."""
+        """The ancestor of every process of the instance."""
         found = running(self.name)
         assert found is not None, f"no instance {self.name} is running"
         return found.pid
@@ -63,9 +63,9 @@ class Cluster:
         return found
 
     def wait(self, what: str, probe: Callable[[], Any], limit_s: float = 120) -> Any:
-        """Poll ``probe`` until it gives something true; the last value in the message when it never does.
+        """Poll ``probe`` until its value is true; after the timeout, an AssertionError shows the last value.
 
-        A call that a busy API server refused is asked again like any other answer that is not the wanted one.
+        A call that a busy API server refused is repeated, like any other unwanted answer.
         """
         deadline = time.monotonic() + limit_s
         seen: Any = None
@@ -89,7 +89,7 @@ class Cluster:
         return str(self.status(kind, name, namespace).get("phase", ""))
 
     def submit(self, job: dict[str, Any]) -> None:
-        """Apply a job of the demo's tenant, and first the claim that all of them keep their files in."""
+        """Apply a job of the demo's tenant, after the claim that holds the files of all its jobs."""
         example = (ROOT / "examples" / "train-python-stdlib.yaml").read_text()
         claim = next(d for d in yaml.safe_load_all(example) if d["kind"] == "PersistentVolumeClaim")
         listed = {"apiVersion": "v1", "kind": "List", "items": [claim, job]}

@@ -1,4 +1,4 @@
-"""The main job, as ``make demo`` runs it: it checks its own claims and exits 0 only when all of them held."""
+"""The main job, as ``make demo`` runs it: it checks its own claims and exits 0 only when all of them are true."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The operator is killed ten times while real pods run: the job ends as if nothing had happened.
+"""The operator is killed ten times while real pods run: the job ends as it would without the kills.
 
-A kill only means something to an operator that works, so each waits until the Lease says that the last
-victim's successor leads, and then a little longer each time. Kills alternate between SIGKILL of the process,
-after which the kubelet starts the container again in the same pod, and removal of the pod, after which
+A kill tests something only while the operator is working. So each kill waits until the Lease names the successor of
+the last killed operator as its holder, and then a little longer each time. Kills alternate between SIGKILL of the
+process, after which the kubelet starts the container again in the same pod, and removal of the pod, after which
 another pod takes over.
 """
 
@@ -35,8 +35,8 @@ def operator_leads(cluster: Cluster, since: float) -> bool:
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """The processes above this one."""
-    with suppress(OSError):  # it may end while we look
+    """The ancestors of a process."""
+    with suppress(OSError):  # it may end while we read
         while pid > 1:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             yield pid
@@ -64,9 +64,9 @@ def remove_pod(cluster: Cluster, pid: int) -> None:
 
 
 def replaced(cluster: Cluster, kill: Callable[[Cluster, int], None]) -> None:
-    """Kill the operator, see it dead, and wait until its successor leads.
+    """Kill the operator, wait until it is dead, and then until its successor holds the lease.
 
-    Dead first: a pod that is told to go may renew its lease once more before it does.
+    A pod that is being deleted may renew its lease once more before it ends, so its death comes first.
     """
     victim: int = cluster.wait("one operator", lambda: operator_process(cluster))
     kill(cluster, victim)
@@ -112,13 +112,13 @@ def test_ten_kills_of_the_operator_change_nothing(cluster: Cluster, tmp_path: Pa
 
 
 def steps_done(cluster: Cluster, job: str) -> int:
-    """The last step the job has reported."""
+    """The last step that the job has reported."""
     return int((cluster.status("trainingjob", job).get("progress") or {}).get("step", 0))
 
 
 def test_a_suspended_job_saves_and_frees_its_place_and_goes_on(cluster: Cluster) -> None:
     name = "pauses"
-    # Far more steps than fit into the test: however fast the machine is, the pause meets a running job.
+    # Far more steps than fit into the test: however fast the machine is, the job still runs at the pause.
     cluster.submit(small_job(name, steps=1_000_000))
     cluster.wait("some progress", lambda: steps_done(cluster, name) > 20, 150)
     patch = json.dumps({"spec": {"suspend": True}})

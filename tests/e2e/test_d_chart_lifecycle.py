@@ -1,4 +1,4 @@
-"""Upgrade and uninstall of the platform keep people's objects; installing again picks them up."""
+"""Upgrade and uninstall of the platform keep people's objects; a new installation finds them again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_stopped_cluster_comes_back_with_its_objects_and_its_platform(cluster:
     ready = "jsonpath={.items[*].status.readyReplicas}"
 
     def is_back() -> bool:
-        """The stored status tells of the life before the stop until the kubelet and a controller have looked anew."""
+        """The stored status is that from before the stop until the kubelet and a controller have written it again."""
         times = cluster.kube("-n", SYSTEM, "get", "pods", "-o", started).split()
         counts = cluster.kube("-n", SYSTEM, "get", "deployments", "-o", ready).split()
         return len(times) == 3 and min(times) >= stopped and counts == ["1", "1", "1"]

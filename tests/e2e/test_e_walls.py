@@ -15,7 +15,8 @@ SYSTEM = "busbar-system"
 
 PROBE = """
 import json, os, urllib.request, urllib.error
-own = os.environ.get("BUSBAR_TOKEN", "")
+folder = os.environ.get("BUSBAR_BEARERS_DIR", "/nowhere")
+own = open(folder + "/command").read().strip() if os.path.isdir(folder) else ""
 for target in json.loads(os.environ["TARGETS"]):
     for who, headers in (("nobody", {}), ("own", {"Authorization": "Bearer " + own}), ("forged", {"Authorization": "Bearer bb_" + "A" * 43})):
         method, url = target
@@ -53,7 +54,11 @@ def make_rival(cluster: Cluster) -> dict[str, Any]:
             "apiVersion": "busbar.dev/v1alpha1",
             "kind": "Tenant",
             "metadata": {"name": RIVAL},
-            "spec": {"namespaces": [RIVAL], "quota": [{"accelerator": "cpu", "guaranteed": 1}]},
+            "spec": {
+                "namespaces": [RIVAL],
+                "quota": [{"accelerator": "cpu", "guaranteed": 1}],
+                "onDelete": "stop",  # its job still runs at the end
+            },
         },
         claim,
         job,
@@ -70,7 +75,7 @@ def make_rival(cluster: Cluster) -> dict[str, Any]:
 
 
 def targets(cluster: Cluster, pod: dict[str, Any]) -> list[tuple[str, str]]:
-    """Every port a pod of ours could try, with every path that says something about anyone."""
+    """Every port that a pod could call, with every path whose answer contains somebody's data."""
     victim = f"http://{pod['status']['podIP']}:9400"
     found = [(m, victim + p) for m, p in (("GET", "/status"), ("GET", "/metrics"), ("POST", "/checkpoint"))]
     api = f"http://busbar-api.{SYSTEM}:8080"
@@ -127,6 +132,7 @@ def test_a_pod_learns_nothing_of_another_tenant_from_any_port(cluster: Cluster) 
         "spec": {
             "template": {
                 "image": image,
+                "port": True,  # so that it has bearers of its own to try
                 "command": ["python", "-c", PROBE],
                 "env": [{"name": "TARGETS", "value": json.dumps(targets(cluster, pod))}],
             },

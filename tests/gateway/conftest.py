@@ -1,4 +1,4 @@
-"""A gateway with its neighbours, all on loopback."""
+"""A gateway with test servers in place of the API, the operator and the engines, all on loopback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.gateway.parts import House
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    """API, operator and an open gateway; engines are added by the test."""
+    """API, operator and a started gateway; engines are added by the test."""
     house = House(tmp_path)
     await house.start_neighbours()
     try:

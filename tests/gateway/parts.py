@@ -1,6 +1,6 @@
-"""The gateway's neighbours for tests, each a real aiohttp server on loopback.
+"""The servers that the gateway calls, for tests; each is a real aiohttp server on loopback.
 
-`Engine` speaks the OpenAI API word by word and can be told to misbehave; `Api` knows keys and takes usage
+`Engine` streams OpenAI answers word by word and can be set to fail; `Api` knows keys and accepts each usage record
 exactly once; `Operator` streams routes. `House` starts them with a gateway in the same process.
 """
 
@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 
 from busbar.gateway.server import Gateway
 from busbar.gateway.settings import Settings
 from busbar.kube.contracts.auth import Reviewer
 from busbar.kube.contracts.keys import KeyIdentity, digest_of
+from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
+from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, SIDE_LINE, ResumeRequest
 from busbar.kube.contracts.usage import UsageBatch
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
-"""Longest wait for what must happen: no more than a stop for a test that would hang."""
+"""Longest wait for an event that must happen; it only ends a test that would hang."""
 OPERATOR = "system:serviceaccount:busbar-system:busbar-operator"
 
 
@@ -46,7 +49,7 @@ KEY_B = key("b")
 
 
 class FirstOfEquals(random.Random):
-    """Of replicas that are equally busy the first named: a faulty one that stands first is met."""
+    """Of equally busy replicas the first in the list is chosen, so a faulty first one gets the request."""
 
     def choice(self, seq: SupportsLenAndGetItem[T]) -> T:
         return seq[0]
@@ -58,7 +61,7 @@ class Server:
     def __init__(self) -> None:
         self.port = 0
         self.running = 0
-        """Requests that end by themselves or with their client."""
+        """Requests that end by themselves or when their client disconnects."""
         self._runner: web.AppRunner | None = None
 
     def app(self) -> web.Application:
@@ -76,7 +79,7 @@ class Server:
         await web.SockSite(self._runner, self._listener).start()
 
     async def stop(self) -> None:
-        """Take no more connections, end what was begun, and go."""
+        """Accept no more connections, finish the running requests, and stop."""
         if self._runner is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             await self._quiet()
@@ -84,10 +87,10 @@ class Server:
             self._runner = None
 
     async def _quiet(self) -> None:
-        """Until nothing runs any more: aiohttp would cut an answer after a moment.
+        """Waits until no request runs: aiohttp would cut an answer after a short time.
 
-        A connection taken just now becomes a request in some turns of the loop; asyncio loses one whose server
-        closes meanwhile, and its socket with it.
+        A new connection becomes a request after some iterations of the event loop; if the server closes before that,
+        asyncio loses the connection and leaks its socket.
         """
         turns = 0
         async with asyncio.timeout(PATIENCE_S):
@@ -106,22 +109,37 @@ class Engine(Server):
         self.status = 200
         self.headers: dict[str, str] = {}
         self.die_at: int | None = None
-        """Cut the connection before this word (0: before any byte; of a chat, after the role)."""
+        """Cut the connection before this word (0: before any byte; of a chat, after the role; behind the last: before
+        the end of the stream)."""
         self.pause_at: int | None = None
         """Wait for `go` before this word."""
         self.go = asyncio.Event()
         self.tells_usage = True
         self.knows_continuous = True
+        self.digest: str | None = None
+        """Set: it numbers its tokens for the gateway, and goes on with streams of this digest."""
+        self.leaves_at: int | None = None
+        """End the stream with an error event of one who shuts down, before this word."""
+        self.health = 200
+        """The status of /health; 0: no answer at all."""
         self.bodies: list[dict[str, Any]] = []
-        self.seen_headers: list[Mapping[str, str]] = []
+        self.seen_headers: list[CIMultiDict[str]] = []
         self.arrived = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=4 << 20)
+        app = web.Application(client_max_size=REPLICA_REQUEST_BYTES)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/health", self._health)
+        if self.digest is not None:
+            app.router.add_post(RESUME_PATH, self._complete)
         return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        if self.health == 0:
+            await asyncio.Event().wait()
+        return web.Response(status=self.health)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -148,20 +166,30 @@ class Engine(Server):
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
+        if request.path == RESUME_PATH:
+            asked = ResumeRequest.model_validate(body)
+            if asked.digest != self.digest:
+                return web.json_response({"error": {"message": "another stream"}}, status=409)
+            return await self._stream(request, asked.request, len(asked.choices[0].tokens))
         if not body.get("stream"):
             if self.pause_at is not None:
                 await self.go.wait()
             return web.json_response(self._document(body))
         return await self._stream(request, body)
 
-    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, body: dict[str, Any], begin: int = 0) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if self.digest is not None:
+            response.headers[DIGEST_HEADER] = self.digest
         await response.prepare(request)
         options = body.get("stream_options") or {}
-        if request.path.endswith("/chat/completions"):
+        if request.path.endswith("/chat/completions") and not begin:
             role = {"id": "x", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
             await response.write(b"data: " + json.dumps(role).encode() + b"\n\n")
-        for count, word in enumerate(self.words):
+        for count, word in enumerate(self.words[begin:], begin):
+            if self.leaves_at == count:
+                await response.write(b'data: {"error":{}}' + SIDE_LINE + b"! leaving\n\n")
+                return response
             if self.pause_at == count:
                 await self.go.wait()
             if self.die_at == count:
@@ -172,9 +200,17 @@ class Engine(Server):
                 "id": "x",
                 "choices": [{"index": 0, "text": word, "delta": {"content": word}}],
             }
-            if self.tells_usage and options.get("continuous_usage_stats"):
+            side = b""
+            if self.digest is not None:
+                side = SIDE_LINE + b"0 %d 7 0 %d" % (count + 1 == len(self.words), 100 + count)
+            elif self.tells_usage and options.get("continuous_usage_stats"):
                 chunk["usage"] = self._usage(count + 1)
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            data = json.dumps(chunk, separators=(",", ":")).encode()
+            await response.write(b"data: " + data + side + b"\n\n")
+        if self.die_at == len(self.words):
+            assert request.transport is not None
+            request.transport.abort()
+            return response
         if self.tells_usage and options.get("include_usage"):
             last = {"id": "x", "choices": [], "usage": self._usage(len(self.words))}
             await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
@@ -204,7 +240,7 @@ class Api(Server):
         self.lookups = 0
         self.away = False
         self.forget_answers = 0
-        """Take this many deliveries of usage but lose the answer."""
+        """Accept this many deliveries of usage but drop the answer."""
         self.batches: list[list[int]] = []
         self.records: dict[tuple[str, int], dict[str, Any]] = {}
         self.arrived = asyncio.Event()
@@ -253,7 +289,7 @@ class Api(Server):
         return len(mine), sum(r["promptTokens"] for r in mine), sum(r["completionTokens"] for r in mine)
 
     async def wait_for(self, requests: int) -> None:
-        """Until so many usage records have arrived."""
+        """Waits until so many usage records have arrived."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self.records) < requests:
                 self.arrived.clear()
@@ -333,7 +369,7 @@ async def review(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class House:
-    """A gateway with its neighbours."""
+    """A gateway with its API, operator and engines."""
 
     folder: Path
     api: Api = field(default_factory=Api)
@@ -375,8 +411,9 @@ class House:
             if not isinstance(getattr(settings, item.name), tuple)
         }
 
-    async def engine(self, *words: str) -> Engine:
+    async def engine(self, *words: str, digest: str | None = None) -> Engine:
         engine = Engine(*words)
+        engine.digest = digest
         await engine.start()
         self.engines.append(engine)
         return engine
@@ -424,7 +461,7 @@ class House:
                 await asyncio.sleep(0)
 
     async def routes_saved(self) -> Path:
-        """The gateway's file of routes, once there is one: it is written after they are in force."""
+        """The gateway's file of routes, once it exists; the gateway writes it after it has applied them."""
         saved = self.folder / "state" / "routes.json"
         async with asyncio.timeout(PATIENCE_S):
             while not saved.exists():  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""The directory of keys: what is believed, for how long, and what happens when the API is away."""
+"""The cache of keys: which answers it keeps, for how long, and what happens when the API is unavailable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from busbar.kube.contracts.keys import KeyIdentity, digest_of
 
 
 class Setting:
-    """A directory with a clock and an API that can be told what to say."""
+    """A cache of keys with a test clock and an API with scripted answers."""
 
     def __init__(self, entries: int = 10) -> None:
         self.now = 0.0
@@ -55,7 +55,7 @@ class Setting:
         return await self.directory.identify(f"Bearer {text}")
 
 
-async def test_an_answer_is_believed_for_a_minute() -> None:
+async def test_an_answer_is_cached_for_a_minute() -> None:
     here = Setting()
     for here.now in (0.0, 59.9):
         assert (await here.identify()).subject == "ann"
@@ -97,13 +97,13 @@ async def test_while_the_api_is_known_to_be_away_a_known_key_does_not_wait_for_i
     here = Setting()
     await here.identify()
     here.now, here.away = 60.0, True
-    await here.identify()  # this one has waited, and has found out
+    await here.identify()  # this one waited, and got the answer
     here.gate = asyncio.Event()
     async with asyncio.timeout(PATIENCE_S):
         for _ in range(5):
             await here.identify()
             await asyncio.sleep(0)
-    assert len(here.asked) == 3  # the first, the failed one, and one that still hangs
+    assert len(here.asked) == 3  # the first, the one that failed, and one that still hangs
     here.away = False
     here.known.clear()
     here.gate.set()
@@ -112,7 +112,7 @@ async def test_while_the_api_is_known_to_be_away_a_known_key_does_not_wait_for_i
         await here.identify()
 
 
-async def test_while_the_api_is_away_an_unknown_key_is_neither_taken_nor_called_wrong() -> None:
+async def test_while_the_api_is_away_an_unknown_key_gets_unavailable() -> None:
     here = Setting()
     here.away = True
     with pytest.raises(Unavailable) as caught:
@@ -120,7 +120,7 @@ async def test_while_the_api_is_away_an_unknown_key_is_neither_taken_nor_called_
     assert caught.value.retry_after_s
 
 
-async def test_while_the_api_is_away_an_expiry_still_holds() -> None:
+async def test_while_the_api_is_away_an_expired_key_is_refused() -> None:
     here = Setting()
     here.known = {digest_of(KEY_A): here.identity(datetime(2026, 1, 1, 0, 2, tzinfo=UTC))}
     await here.identify()

@@ -1,4 +1,4 @@
-"""Services at zero, neighbours that are away, an orderly end."""
+"""Services at zero replicas, an unavailable API or operator, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def demand(house: House) -> list[dict[str, Any]]:
 
 
 async def waiting(house: House, number: int) -> None:
-    """Until so many requests wait."""
+    """Waits until so many requests are queued."""
     async with asyncio.timeout(PATIENCE_S):
         while sum(service["waiting"] for service in await demand(house)) != number:
             pass
@@ -69,7 +69,7 @@ async def test_no_request_fails_while_a_service_goes_from_one_to_two_to_zero_and
     await house.publish(route("m", gone, second))
     await first.stop()
     await reached(60)
-    await second.stop()  # before the routes say so
+    await second.stop()  # before the routes change
     await house.publish(route("m"))
     await waiting(house, 4)
     await house.publish(route("m", third))
@@ -79,7 +79,7 @@ async def test_no_request_fails_while_a_service_goes_from_one_to_two_to_zero_and
     assert set(done) == {"abc"}
 
 
-async def test_the_waiting_room_of_a_service_is_bounded_and_says_when_to_come_again(house: House) -> None:
+async def test_the_queue_of_a_service_is_bounded_and_refusals_have_retry_after(house: House) -> None:
     await house.stop_gateway()
     house.overrides.update(hold_limit=2)
     await house.start_gateway()
@@ -93,7 +93,7 @@ async def test_the_waiting_room_of_a_service_is_bounded_and_says_when_to_come_ag
     assert [status for status, _ in await asyncio.gather(*held)] == [200] * 2
 
 
-async def test_a_request_that_waited_in_vain_is_told_so_and_when_to_come_again(house: House) -> None:
+async def test_a_request_that_waited_too_long_gets_an_error_with_retry_after(house: House) -> None:
     await house.stop_gateway()
     house.overrides.update(hold_timeout_s=0.1)
     await house.start_gateway()
@@ -107,9 +107,9 @@ async def test_a_request_that_waited_in_vain_is_told_so_and_when_to_come_again(h
     assert [service["waiting"] for service in await demand(house)] == [0]
 
 
-async def test_one_key_cannot_fill_the_waiting_room(house: House) -> None:
+async def test_one_user_cannot_fill_the_queue(house: House) -> None:
     await house.stop_gateway()
-    house.overrides.update(hold_limit=3, hold_limit_per_key=2)
+    house.overrides.update(hold_limit=3, hold_limit_per_user=2)
     await house.start_gateway()
     await house.publish(route("m"))
     held = [asyncio.create_task(house.ask()) for _ in range(2)]
@@ -123,7 +123,7 @@ async def test_one_key_cannot_fill_the_waiting_room(house: House) -> None:
     assert [status for status, _ in await asyncio.gather(*held)] == [200] * 3
 
 
-async def test_a_client_that_leaves_the_waiting_room_is_no_demand_any_more(house: House) -> None:
+async def test_a_client_that_leaves_the_queue_is_no_demand_any_more(house: House) -> None:
     await house.publish(route("m"))
     asking = asyncio.create_task(house.ask())
     await waiting(house, 1)
@@ -155,13 +155,13 @@ async def test_a_gateway_that_starts_without_an_operator_uses_the_last_routes(ho
     assert (await house.ask())[0] == 200
     saved = await house.routes_saved()
     await house.stop_gateway()
-    assert stat.S_IMODE(saved.stat().st_mode) == 0o600  # it holds bearers
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600  # it contains bearers
     await house.operator.stop()
     await house.start_gateway()
     assert (await house.ask())[0] == 200
 
 
-async def test_saved_routes_that_cannot_be_read_are_passed_over(house: House) -> None:
+async def test_saved_routes_that_cannot_be_read_are_ignored(house: House) -> None:
     await house.publish(route("m", await house.engine("a")))
     saved = await house.routes_saved()
     await house.stop_gateway()
@@ -211,9 +211,7 @@ async def test_the_public_port_offers_neither_demand_nor_metrics(house: House) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_orderly_end_finishes_what_runs_and_turns_away_what_waits(
-    house: House, stream: bool
-) -> None:
+async def test_sigterm_finishes_running_requests_and_refuses_waiting_ones(house: House, stream: bool) -> None:
     engine = await house.engine("a", "b")
     engine.pause_at = 1
     await house.publish(route("m", engine), route("asleep"))

@@ -1,4 +1,4 @@
-"""The gateway as a process of its own: killed without warning, started again, ended in order."""
+"""The gateway as a process of its own: killed by SIGKILL, started again, ended by SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.free_port import free_port
 from tests.gateway.parts import KEY_A, PATIENCE_S, House, events, route, text_of
-from tests.serving.processes import free_port
 
 
 class Process:
-    """`busbar-gateway` with its neighbours in this process."""
+    """`busbar-gateway` as a process, with its API, operator and engines in this one."""
 
     def __init__(self, house: House) -> None:
         self.house = house
         self.port = free_port()
-        house.overrides.update(public_address=f"127.0.0.1:{self.port}")
+        internal = f"127.0.0.1:{free_port()}"
+        house.overrides.update(public_address=f"127.0.0.1:{self.port}", internal_address=internal)
         self.process: asyncio.subprocess.Process | None = None
         self.url = f"http://127.0.0.1:{self.port}/v1/completions"
         self.log = house.folder / "log"
@@ -97,7 +98,7 @@ async def test_usage_survives_kill_9_at_every_stage_and_is_counted_once(process:
 
     engine.pause_at = None
     house.api.away = False
-    house.api.forget_answers = 1  # taken by the API, which then does not say so
+    house.api.forget_answers = 1  # accepted by the API, whose answer is lost
     await process.start()
     await house.api.wait_for(3)
     await process.end(signal.SIGKILL)
@@ -149,7 +150,7 @@ async def accepts(port: int) -> bool:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         await writer.wait_closed()
-    except ConnectionError:  # refused; or reset, when the port closed over a connection that nobody had taken
+    except ConnectionError:  # refused; or reset, when the port closed before the connection was accepted
         return False
     return True
 
@@ -163,19 +164,19 @@ async def test_the_log_holds_neither_keys_nor_bearers_nor_prompts(process: Proce
     await process.end(signal.SIGTERM)
     text = process.log.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert {"started", "request", "stopped"} <= {line["event"] for line in lines}
-    (request,) = [line for line in lines if line["event"] == "request"]
+    assert {"started", "request", "stopped"} <= {line["message"] for line in lines}
+    (request,) = [line for line in lines if line["message"] == "request"]
     assert (request["status"], request["service"], request["keyId"]) == (200, "team-a/m", "id-a")
     for secret in (KEY_A, "very-secret", "must not be logged", "an answer", "to-api", "to-operator"):
         assert secret not in text
 
 
-async def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+async def test_an_unknown_setting_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
     environment = {**os.environ, "BUSBAR_GATEWAY_HOLD_TIMEOUT": "3"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "busbar.gateway.main", env=environment, stderr=asyncio.subprocess.PIPE
     )
     _, text = await process.communicate()
     assert process.returncode == 2
-    assert b"BUSBAR_GATEWAY_HOLD_TIMEOUT: no such setting" in text
+    assert b"BUSBAR_GATEWAY_HOLD_TIMEOUT is not a setting" in text
     assert b"BUSBAR_GATEWAY_HOLD_TIMEOUT_S" in text

@@ -1,4 +1,4 @@
-"""Event streams: cut the same wherever the network cuts them, counted, and shown as asked."""
+"""Event streams: parsed the same however the network splits them, counted, and shown as the client requested."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_needs_no_change_is_passed_on_byte_by_byte() -> None:
         (None, Wish()),
     ],
 )
-def test_the_wish_is_read_from_the_request(options: object, wish: Wish) -> None:
+def test_the_usage_that_a_client_wants_is_read_from_its_request(options: object, wish: Wish) -> None:
     assert Wish.of({"stream_options": options}) == wish
 
 
@@ -158,7 +158,7 @@ def test_what_is_not_a_chunk_is_refused(event: bytes) -> None:
         ([], None),
     ],
 )
-def test_only_sound_usage_is_believed(usage: object, counted: tuple[int, int] | None) -> None:
+def test_only_valid_usage_is_counted(usage: object, counted: tuple[int, int] | None) -> None:
     assert tokens(usage) == counted
 
 
@@ -167,3 +167,53 @@ def test_an_encoded_event_is_read_back() -> None:
     data = payload(event)
     assert data is not None
     assert json.loads(data) == {"a": "é\n\n"}
+
+
+TRAPS = st.sampled_from(
+    [
+        "plain",
+        'a","usage":{"prompt_tokens":9,"completion_tokens":9}}',
+        ',"usage":{"prompt_tokens":9,"completion_tokens":9}}',
+        '"error":',
+        '"choices":[]',
+        "line\nbreak\r",
+        "[DONE]",
+        "é你{}}",
+    ]
+)
+USAGES = st.one_of(
+    st.none(),
+    st.builds(
+        lambda p, c, d: {"prompt_tokens": p, "completion_tokens": c, "total_tokens": p + c, **d},
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.sampled_from(
+            [{}, {"prompt_tokens_details": {"cached_tokens": 1}}, {"prompt_tokens_details": None}]
+        ),
+    ),
+    st.sampled_from([{"prompt_tokens": "x"}, {"prompt_tokens": -1}, {"a": {"b": {"c": 1}}}, {}]),
+)
+
+
+@given(
+    st.lists(st.tuples(TRAPS, USAGES, st.booleans(), st.booleans(), st.booleans()), max_size=6),
+    st.sampled_from([Wish(), Wish(total=True), Wish(total=True, continuous=True)]),
+)
+def test_what_is_passed_on_unparsed_is_counted_and_shown_as_if_parsed(
+    parts: list[tuple[str, Any, bool, bool, bool]], wish: Wish
+) -> None:
+    events = [chunk("x")]
+    for text, usage, compact, last, final in parts:
+        choices: list[Any] = [] if final else [{"index": 0, "delta": {"content": text}, "token_index": 3}]
+        document = {"choices": choices, "id": text}
+        told = {} if usage is None else {"usage": usage}
+        document = {**document, **told} if last else {**told, **document}
+        separators = (",", ":") if compact else None
+        events.append(b"data: " + json.dumps(document, separators=separators, ensure_ascii=False).encode())
+    quick, careful = Meter(wish), Meter(wish)
+    careful._at_a_glance = lambda event: None  # type: ignore[method-assign]
+    for event in events:
+        assert shown(quick, event) == shown(careful, event)
+        assert quick.prompt_tokens == careful.prompt_tokens
+        assert quick.completion_tokens == careful.completion_tokens
+        assert (quick.done, quick.failed, quick.begun) == (careful.done, careful.failed, careful.begun)

@@ -1,4 +1,4 @@
-"""What others build on: metric names, setting names, error documents. A change here is a change for them."""
+"""The public surface: metric names, setting names, error documents. A change here breaks clients and dashboards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from busbar.gateway import errors
 from busbar.gateway.metrics import Metrics
-from busbar.gateway.settings import Settings
+from busbar.gateway.settings import Settings, load
+from busbar.kube.errors import SettingsError
 
 METRICS = {
     "busbar_gateway_hold_seconds",
@@ -19,6 +20,7 @@ METRICS = {
     "busbar_gateway_routes_connected",
     "busbar_gateway_services",
     "busbar_gateway_streams_broken",
+    "busbar_gateway_streams_resumed",
     "busbar_gateway_time_to_first_byte_seconds",
     "busbar_gateway_usage_spool_bytes",
     "busbar_gateway_usage_undelivered_records",
@@ -46,6 +48,8 @@ def test_the_status_and_code_of_each_error() -> None:
         ("Unauthenticated", 401, "authentication_error", "invalid_api_key"),
         ("Forbidden", 403, "permission_error", "missing_scope"),
         ("ModelNotFound", 404, "invalid_request_error", "model_not_found"),
+        ("UnknownRoute", 404, "invalid_request_error", "unknown_route"),
+        ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed"),
         ("TooLarge", 413, "invalid_request_error", "request_too_large"),
         ("TooManyRequests", 429, "rate_limit_error", "too_many_waiting"),
         ("BadUpstream", 502, "api_error", "bad_upstream"),
@@ -54,7 +58,7 @@ def test_the_status_and_code_of_each_error() -> None:
 
 
 def test_settings_come_from_the_environment_and_the_services_own_links_are_passed_over() -> None:
-    settings = Settings.from_env(
+    settings = load(
         {
             "BUSBAR_GATEWAY_HOLD_TIMEOUT_S": "12.5",
             "BUSBAR_GATEWAY_HOLD_LIMIT": "7",
@@ -85,12 +89,15 @@ def test_settings_come_from_the_environment_and_the_services_own_links_are_passe
         ("HOLD_LIMIT", "1.5", "2"),
         ("ATTEMPTS", "0", "1"),
         ("USAGE_BATCH", "1001", "1000"),
+        ("REQUEST_BODY_MIB", "9", "8"),
+        ("REQUEST_BODY_MIB", "0", "1"),
+        ("RESUME_TOKENS", "131073", "131072"),
         ("PUBLIC_ADDRESS", "8080", "0.0.0.0:8080"),
         ("PUBLIC_ADDRESS", "host:99999", "host:9999"),
         ("API_URL", "", "http://api"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(name: str, value: str, accepted: str) -> None:
-    with pytest.raises(errors.SettingsError, match=f"BUSBAR_GATEWAY_{name}"):
-        Settings.from_env({f"BUSBAR_GATEWAY_{name}": value})
-    Settings.from_env({f"BUSBAR_GATEWAY_{name}": accepted})
+    with pytest.raises(SettingsError, match=f"BUSBAR_GATEWAY_{name}"):
+        load({f"BUSBAR_GATEWAY_{name}": value})
+    load({f"BUSBAR_GATEWAY_{name}": accepted})

@@ -1,4 +1,4 @@
-"""Usage is counted exactly once: on disk, across crashes, across an API that is away or loses answers."""
+"""Usage is counted exactly once: on disk, across crashes, and with an API that is unavailable or loses answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.gateway.parts import PATIENCE_S
 
 from busbar.gateway.errors import SpoolError, Unavailable
+from busbar.gateway.inflight import InflightTable
 from busbar.gateway.keys import ApiUnreachable
-from busbar.gateway.ledger import Ledger
 from busbar.gateway.spool import Record, Spool
-from busbar.gateway.tally import Tally
+from busbar.gateway.usage_recorder import UsageRecorder
 from busbar.kube.contracts.usage import UsageRecord
 
 WHO = {
@@ -166,34 +166,34 @@ def test_whatever_happens_each_record_is_delivered_in_order_under_one_number(
 
 
 def test_counters_of_a_dead_process_are_found(tmp_path: Path) -> None:
-    dead = Tally(tmp_path / "running", 4)
+    dead = InflightTable(tmp_path / "running", 4)
     dead.take(WHO).set(7, 3)
     dead.take({**WHO, "requestId": "req-2"})
-    heir = Tally(tmp_path / "running", 4)
+    heir = InflightTable(tmp_path / "running", 4)
     found = [(who["requestId"], who["promptTokens"], who["completionTokens"]) for _, who in heir.left_over()]
     assert sorted(found) == [("req-1", 7, 3), ("req-2", 0, 0)]
     assert heir.in_use == 2
 
 
 def test_a_slot_with_damaged_words_is_dropped(tmp_path: Path) -> None:
-    Tally(tmp_path / "running", 1).take(WHO)
+    InflightTable(tmp_path / "running", 1).take(WHO)
     data = bytearray((tmp_path / "running").read_bytes())
     data[40] ^= 1
     (tmp_path / "running").write_bytes(data)
-    heir = Tally(tmp_path / "running", 1)
+    heir = InflightTable(tmp_path / "running", 1)
     assert heir.left_over() == []
     heir.take(WHO)
 
 
-def test_a_tally_with_fewer_slots_than_before_still_finds_all(tmp_path: Path) -> None:
-    dead = Tally(tmp_path / "running", 8)
+def test_an_inflight_table_with_fewer_slots_than_before_still_finds_all(tmp_path: Path) -> None:
+    dead = InflightTable(tmp_path / "running", 8)
     for number in range(8):
         dead.take({**WHO, "requestId": f"req-{number}"}).set(1, 1)
-    assert len(Tally(tmp_path / "running", 1).left_over()) == 8
+    assert len(InflightTable(tmp_path / "running", 1).left_over()) == 8
 
 
 def test_when_all_slots_are_taken_the_next_is_refused(tmp_path: Path) -> None:
-    here = Tally(tmp_path / "running", 1)
+    here = InflightTable(tmp_path / "running", 1)
     slot = here.take(WHO)
     with pytest.raises(SpoolError):
         here.take(WHO)
@@ -202,7 +202,7 @@ def test_when_all_slots_are_taken_the_next_is_refused(tmp_path: Path) -> None:
 
 
 class Api:
-    """Takes usage exactly once, as the contract says, and can be told to fail."""
+    """Accepts each usage record exactly once, as the contract says, and can be set to fail."""
 
     def __init__(self) -> None:
         self.taken: dict[tuple[str, int], Record] = {}
@@ -221,10 +221,10 @@ class Api:
         return max(seq for name, seq in self.taken if name == gateway) + self.shift
 
 
-def ledger(folder: Path, api: Api) -> Ledger:
-    return Ledger(
+def recorder(folder: Path, api: Api) -> UsageRecorder:
+    return UsageRecorder(
         spool(folder),
-        Tally(folder / "running", 4),
+        InflightTable(folder / "running", 4),
         api.deliver,
         batch=2,
         running_limit=4,
@@ -233,14 +233,14 @@ def ledger(folder: Path, api: Api) -> Ledger:
     )
 
 
-def die(here: Ledger) -> None:
-    """What SIGKILL does to a process: its locks go, nothing else happens."""
+def die(here: UsageRecorder) -> None:
+    """The effect of SIGKILL on a process: its locks are released, and no cleanup runs."""
     for task in here._tasks:
         task.cancel()
     here._spool.close()
 
 
-def use(here: Ledger, number: int, prompt: int = 7, completion: int = 3, *, end: bool = True) -> None:
+def use(here: UsageRecorder, number: int, prompt: int = 7, completion: int = 3, *, end: bool = True) -> None:
     usage = here.begin(**{**WHO, "requestId": f"req-{number}"})
     usage.set(prompt, completion)
     if end:
@@ -249,7 +249,7 @@ def use(here: Ledger, number: int, prompt: int = 7, completion: int = 3, *, end:
 
 async def test_usage_goes_from_the_request_to_the_api(tmp_path: Path) -> None:
     api = Api()
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
     here.start()
     for number in range(4):
         use(here, number)
@@ -261,38 +261,38 @@ async def test_usage_goes_from_the_request_to_the_api(tmp_path: Path) -> None:
 
 async def test_a_request_that_got_nothing_is_not_a_record(tmp_path: Path) -> None:
     api = Api()
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
     use(here, 1, 0, 0)
     await here.stop(PATIENCE_S)
     assert api.taken == {}
-    assert Tally(tmp_path / "running", 4).in_use == 0
+    assert InflightTable(tmp_path / "running", 4).in_use == 0
 
 
 async def test_while_the_api_is_away_usage_waits_on_disk_for_the_next_process(tmp_path: Path) -> None:
     api = Api()
     api.away = True
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
     here.start()
     use(here, 1)
     await here.stop(PATIENCE_S)
     assert len(api.taken) == 0
     api.away = False
-    heir = ledger(tmp_path, api)
+    heir = recorder(tmp_path, api)
     heir.start()
     use(heir, 2)
     await heir.stop(PATIENCE_S)
     assert [r["requestId"] for _, r in sorted(api.taken.items())] == ["req-1", "req-2"]
 
 
-async def test_a_lost_answer_does_not_double(tmp_path: Path) -> None:
+async def test_a_lost_answer_of_the_api_does_not_double_usage(tmp_path: Path) -> None:
     api = Api()
     api.lose_answer = True
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
     use(here, 1)
     await here.stop(PATIENCE_S)
     assert len(api.taken) == 1
     api.lose_answer = False
-    heir = ledger(tmp_path, api)
+    heir = recorder(tmp_path, api)
     await heir.stop(PATIENCE_S)
     assert len(api.taken) == 1
     assert heir.undelivered == 0
@@ -300,36 +300,36 @@ async def test_a_lost_answer_does_not_double(tmp_path: Path) -> None:
 
 async def test_a_request_cut_off_by_the_gateways_death_is_counted_by_the_next(tmp_path: Path) -> None:
     api = Api()
-    dead = ledger(tmp_path, api)
+    dead = recorder(tmp_path, api)
     use(dead, 1, 7, 2, end=False)
     die(dead)
-    heir = ledger(tmp_path, api)
+    heir = recorder(tmp_path, api)
     await heir.stop(PATIENCE_S)
     assert [(r["promptTokens"], r["completionTokens"]) for r in api.taken.values()] == [(7, 2)]
-    again = ledger(tmp_path, api)
+    again = recorder(tmp_path, api)
     await again.stop(PATIENCE_S)
     assert len(api.taken) == 1
 
 
-async def test_a_death_between_spool_and_slot_does_not_double(tmp_path: Path) -> None:
+async def test_a_death_between_spool_and_slot_does_not_double_usage(tmp_path: Path) -> None:
     api = Api()
-    dead = ledger(tmp_path, api)
+    dead = recorder(tmp_path, api)
     use(dead, 1, end=False)
     dead._spool.append(
         [{**WHO, "promptTokens": 7, "completionTokens": 3, "finishedAt": "2026-01-01T00:00:00Z"}]
     )
     die(dead)
-    heir = ledger(tmp_path, api)
+    heir = recorder(tmp_path, api)
     await heir.stop(PATIENCE_S)
     assert len(api.taken) == 1
-    assert Tally(tmp_path / "running", 4).in_use == 0
+    assert InflightTable(tmp_path / "running", 4).in_use == 0
 
 
-async def test_what_the_disk_refuses_is_not_served_and_not_lost(
+async def test_when_the_disk_refuses_a_write_requests_are_refused_and_usage_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = Api()
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
 
     def refuse(_: object) -> list[Record]:
         raise SpoolError("no space")
@@ -346,9 +346,9 @@ async def test_what_the_disk_refuses_is_not_served_and_not_lost(
 
 
 async def test_a_full_spool_refuses_requests(tmp_path: Path) -> None:
-    here = Ledger(
+    here = UsageRecorder(
         spool(tmp_path, limit_bytes=100),
-        Tally(tmp_path / "running", 4),
+        InflightTable(tmp_path / "running", 4),
         Api().deliver,
         batch=2,
         running_limit=4,
@@ -360,14 +360,15 @@ async def test_a_full_spool_refuses_requests(tmp_path: Path) -> None:
         use(here, 2)
 
 
-async def test_a_folder_put_back_from_an_old_copy_neither_doubles_nor_loses(tmp_path: Path) -> None:
-    """The API has numbers 1 to 3 of this gateway, the copy knows only of 1: it is a new gateway from now on."""
+async def test_a_restored_state_folder_neither_doubles_nor_loses_usage(tmp_path: Path) -> None:
+    """The API has records 1 to 3 of this gateway; the restored copy has only 1, so it continues under a new gateway
+    id."""
     api = Api()
-    old = ledger(tmp_path, api)
+    old = recorder(tmp_path, api)
     use(old, 1)
     await old._write()
     die(old)
-    copy = ledger(tmp_path, api)
+    copy = recorder(tmp_path, api)
     for seq in (1, 2, 3):
         api.taken[(copy._spool.gateway_id, seq)] = {"requestId": f"req-{seq}"}
     use(copy, 4)
@@ -376,11 +377,11 @@ async def test_a_folder_put_back_from_an_old_copy_neither_doubles_nor_loses(tmp_
     assert len({gateway for gateway, _ in api.taken}) == 2
 
 
-async def test_stopping_in_mid_write_neither_loses_nor_doubles(
+async def test_stopping_during_a_write_neither_loses_nor_doubles_usage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = Api()
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
     append, writing, go = here._spool.append, threading.Event(), threading.Event()
 
     def slow(batch: list[Record]) -> list[Record]:
@@ -397,7 +398,7 @@ async def test_stopping_in_mid_write_neither_loses_nor_doubles(
     go.set()
     await stopping
     assert len(api.taken) == 1
-    heir = ledger(tmp_path, api)
+    heir = recorder(tmp_path, api)
     await heir.stop(PATIENCE_S)
     assert len(api.taken) == 1
 
@@ -405,9 +406,9 @@ async def test_stopping_in_mid_write_neither_loses_nor_doubles(
 async def test_slots_are_on_disk_before_a_record_leaves_the_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = ledger(tmp_path, Api())
+    here = recorder(tmp_path, Api())
     order: list[str] = []
-    flush, acknowledge = here._tally.flush, here._spool.acknowledge
+    flush, acknowledge = here._inflight.flush, here._spool.acknowledge
 
     def flushing() -> None:
         order.append("flush")
@@ -417,7 +418,7 @@ async def test_slots_are_on_disk_before_a_record_leaves_the_spool(
         order.append("acknowledge")
         acknowledge(through)
 
-    monkeypatch.setattr(here._tally, "flush", flushing)
+    monkeypatch.setattr(here._inflight, "flush", flushing)
     monkeypatch.setattr(here._spool, "acknowledge", acknowledging)
     use(here, 1)
     await here.stop(PATIENCE_S)
@@ -426,7 +427,7 @@ async def test_slots_are_on_disk_before_a_record_leaves_the_spool(
 
 async def test_a_text_over_the_contracts_bound_is_cut(tmp_path: Path) -> None:
     api = Api()
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
     usage = here.begin(**{**WHO, "model": "m" * 1000})
     usage.set(1, 1)
     usage.end()
@@ -434,9 +435,9 @@ async def test_a_text_over_the_contracts_bound_is_cut(tmp_path: Path) -> None:
     assert [len(r["model"]) for r in api.taken.values()] == [253]
 
 
-async def test_a_replica_that_claims_impossible_numbers_blocks_nobodys_usage(tmp_path: Path) -> None:
+async def test_impossible_token_counts_of_a_replica_do_not_block_other_usage(tmp_path: Path) -> None:
     api = Api()
-    here = ledger(tmp_path, api)
+    here = recorder(tmp_path, api)
     here.start()
     use(here, 1, prompt=2**70, completion=10**30)
     use(here, 2)
@@ -453,9 +454,9 @@ def test_no_record_holds_more_than_the_contract_says() -> None:
 
 
 async def test_requests_in_hand_are_bounded_and_those_that_ended_do_not_count(tmp_path: Path) -> None:
-    here = Ledger(
+    here = UsageRecorder(
         spool(tmp_path),
-        Tally(tmp_path / "running", 8),
+        InflightTable(tmp_path / "running", 8),
         Api().deliver,
         batch=2,
         running_limit=2,

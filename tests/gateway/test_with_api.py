@@ -10,15 +10,15 @@ from tests.api.conftest import GATEWAY, World, settings, sqlite_template, sqlite
 from tests.cli.loopback import app_of, listening
 from tests.gateway.parts import House, route
 
-from busbar.api.identity import Scope
-from busbar.api.ledger import By
+from busbar.api.access.identity import Scope
+from busbar.api.records.usage_ledger import By
 
 __all__ = ["settings", "sqlite_template", "sqlite_url", "world"]
 
 
 @pytest.fixture
 async def real(world: World, house: House) -> AsyncIterator[House]:
-    """The house with the real API in place of the test's; alice's namespace is ada-lab."""
+    """The gateway's test set-up with the real API; alice's namespace is ada-lab."""
     world.kube.users["to-api"] = {"username": GATEWAY, "groups": ["system:serviceaccounts"]}
     await house.stop_gateway()
     async with listening(app_of(world.internal)) as url:
@@ -30,7 +30,7 @@ async def real(world: World, house: House) -> AsyncIterator[House]:
 
 async def sums(world: World) -> list[tuple[str, int, int, int]]:
     now = world.services.clock()
-    found = await world.services.ledger.usage(
+    found = await world.services.usage_ledger.usage(
         By.KEY, since=now - timedelta(days=3650), until=now + timedelta(days=3650), tenants=None
     )
     return [(row.group, row.requests, row.prompt_tokens, row.completion_tokens) for row in found]
@@ -48,7 +48,7 @@ async def test_a_token_of_the_api_opens_the_models_of_its_tenant_and_its_use_is_
     assert (await real.ask(api_key=token))[0] == 200
     assert len(await real.stream(api_key=token)) == 3
     assert (await real.ask("b", api_key=token))[0] == 404
-    await real.stop_gateway()  # ends by delivering
+    await real.stop_gateway()  # delivers on shutdown
     await real.start_gateway()  # and has nothing more to deliver
     await real.stop_gateway()
     assert [row[1:] for row in await sums(world)] == [(2, 14, 4)]

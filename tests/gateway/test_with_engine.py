@@ -80,16 +80,33 @@ async def test_no_request_fails_while_one_of_two_engines_drains_and_leaves(house
         expected = (await house.ask(**_raw()))[1]["choices"][0]["text"]
         requests = [asyncio.create_task(house.stream(**_raw())) for _ in range(6)]
         await asyncio.sleep(0.05)
-        old.process.send_signal(signal.SIGTERM)  # before the routes say so
+        old.process.send_signal(signal.SIGTERM)  # before the routes change
         requests += [asyncio.create_task(house.stream(**_raw())) for _ in range(6)]
         assert {text_of(stream) for stream in await asyncio.gather(*requests)} == {expected}
 
 
-async def test_an_engine_killed_in_mid_stream_ends_it_with_an_error_and_counts_what_came(
+async def test_no_answer_changes_while_engines_are_killed_and_terminated(tmp_path: Path) -> None:
+    from tests.gateway.disturbance import Disturbance
+    from tests.serving.models import save_model
+
+    save_model(tmp_path / "model", num_hidden_layers=8)
+    (tmp_path / "house").mkdir()
+    disturbance = Disturbance(tmp_path / "house", tmp_path / "model", clients=4, max_tokens=32)
+    report = await disturbance.run([signal.SIGKILL, signal.SIGTERM] * 2, lambda: None)
+    assert (report.kills, report.terminations) == (2, 2)
+    assert (report.failed, report.changed, report.broken) == ([], [], 0)
+    assert report.resumed > 0
+    assert report.counted == report.expected
+
+
+async def test_a_stream_that_no_other_engine_takes_ends_with_an_error_and_counts_what_came(
     house: House, tmp_path: Path
 ) -> None:
     from tests.serving.models import save_deep_model
 
+    await house.stop_gateway()
+    house.overrides["hold_timeout_s"] = 5.0
+    await house.start_gateway()
     save_deep_model(tmp_path / "deep")
     with serving(tmp_path / "deep", "--model-id", "m", token="secret") as engine:
         await house.publish(at(engine))
@@ -104,7 +121,7 @@ async def test_an_engine_killed_in_mid_stream_ends_it_with_an_error_and_counts_w
                     if pieces == 3:
                         engine.process.kill()
 
-            with pytest.raises(APIError, match="replica failed"):
+            with pytest.raises(APIError, match="no other replica"):
                 await read()
         await house.api.wait_for(1)
         requests, _, completion = house.api.total("id-a")

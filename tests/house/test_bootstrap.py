@@ -1,4 +1,4 @@
-"""The set-up of a bare machine outlives a network that fails for a moment."""
+"""The set-up of a bare machine survives short network failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools import bootstrap
 
 
 def fails_until(tries: int, log: Path) -> list[str]:
-    """A command that succeeds at the given try."""
+    """A command that succeeds at the given attempt."""
     code = f"import sys; f = open({str(log)!r}, 'a+'); f.write('x'); sys.exit(f.tell() < {tries})"
     return [sys.executable, "-S", "-c", code]
 

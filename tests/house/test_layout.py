@@ -1,4 +1,4 @@
-"""The house keeps its shape: folders are packages, Python's own modules stay themselves, imports run one way."""
+"""The layout of the repository: folders are packages, no folder shadows a standard module, imports run one way."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_no_folder_shadows_pythons_operator() -> None:
 
 
 def test_the_wheel_holds_exactly_what_the_folders_hold(tmp_path: Path) -> None:
-    """From a copy: what an earlier build left in the checkout would be packed, and the metadata that a build leaves
-    there hides the installed one from the tests that run beside this one."""
+    """Built from a copy: files of an earlier build in the checkout would be packed, and the metadata that a build
+    leaves there would hide the installed one from tests that run at the same time."""
     copy = tmp_path / "copy"
     for folder in (*PARTS, ".src/busbar"):
         shutil.copytree(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from busbar.kube.contracts import keys, workload
+from busbar.kube.contracts import bearers, keys, workload
 from busbar.kube.contracts.auth import (
     AUDIENCE_OPERATOR,
     NEGATIVE_S,
@@ -24,12 +24,20 @@ from busbar.kube.contracts.auth import (
     ExpiringCache,
     Reviewer,
     ReviewError,
-    TokenFile,
 )
+from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.demand import Demand, ServiceDemand
+from busbar.kube.contracts.report import TrainingReport
 from busbar.kube.contracts.routes import Endpoint, Routes, ServiceRoute
 from busbar.kube.contracts.usage import MAX_BATCH, UsageBatch, UsageRecord
-from busbar.kube.contracts.workload import CheckpointReport, Env, TrainingState, TrainingStatus
+from busbar.kube.contracts.workload import (
+    CheckpointReport,
+    Env,
+    MemoryReport,
+    ServingStatus,
+    TrainingState,
+    TrainingStatus,
+)
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -153,29 +161,64 @@ def test_cache_forgets_the_oldest_first() -> None:
     assert [cache.get(key)[0] for key in "abc"] == [False, True, True]
 
 
-def test_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
-    clock, file = Clock(), tmp_path / "token"
-    file.write_text("one\n")
-    token = TokenFile(file, clock)
-    assert token.header() == {"Authorization": "Bearer one"}
-    file.write_text("two")
-    assert token.read() == "one"
-    clock.now = POSITIVE_S + 1
-    assert token.read() == "two"
-
-
 def test_bearer_differs_by_uid_and_key_and_is_checked_whole() -> None:
-    bearers = {workload.bearer_for(key, uid) for key in (b"k" * 16, b"l" * 16) for uid in ("a", "b")}
-    assert len(bearers) == 4
-    token = workload.bearer_for(b"k" * 16, "a")
-    assert workload.is_authorised(f"Bearer {token}", token)
-    for wrong in (None, token, f"Bearer {token[:-1]}", f"Bearer {token}x", f"Basic {token}", "Bearer "):
-        assert not workload.is_authorised(wrong, token)
+    keys, uids = (b"k" * 16, b"l" * 16), ("a", "b")
+    derived = {bearers.bearer_for(key, uid, role) for key in keys for uid in uids for role in Role}
+    former = {bearers.former_bearer_for(key, uid) for key in keys for uid in uids}
+    assert len(derived | former) == 12 + 4
+    token = bearers.bearer_for(b"k" * 16, "a", Role.READ)
+    own = {Role.READ: token}
+    assert bearers.is_allowed("/status", f"Bearer {token}", own)
+    for wrong in (
+        None,
+        token,
+        f"Bearer {token[:-1]}",
+        f"Bearer {token}x",
+        f"Basic {token}",
+        "Bearer ",
+        "Bearer \udcff",
+    ):
+        assert not bearers.is_allowed("/status", wrong, own)
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ("/health", None),
+        ("/ready", None),
+        ("/status", Role.READ),
+        ("/metrics", Role.READ),
+        ("/anything", Role.READ),
+        ("/v1/models", Role.INFER),
+        ("/v1/chat/completions", Role.INFER),
+        ("/checkpoint", Role.COMMAND),
+        ("/drain", Role.COMMAND),
+    ],
+)
+def test_each_path_is_opened_by_one_bearer_and_no_other(path: str, role: Role | None) -> None:
+    known = {role: f"the {role}" for role in Role}
+    opened = {r for r in Role if bearers.is_allowed(path, f"Bearer the {r}", known)}
+    assert opened == (set(Role) if role is None else {role})
+    assert bearers.is_allowed(path, "Bearer ", {}) == (role is None)
+
+
+def test_bearers_are_files_of_their_roles_and_an_empty_one_opens_nothing(tmp_path: Path) -> None:
+    assert bearers.bearers_in(tmp_path / "absent") == {}
+    (tmp_path / "read").write_text("r\n")
+    (tmp_path / "command").write_text(" \n")
+    assert bearers.bearers_in(tmp_path) == {Role.READ: "r"}
+
+
+def test_the_secret_of_an_object_has_a_bounded_name_that_changes_with_the_key() -> None:
+    uid = "0b7d3d1e-2d5c-4c57-9a8e-0123456789ab"
+    names = {bearers.secret_name(key, uid) for key in (b"k" * 16, b"l" * 16)}
+    assert len(names) == 2
+    assert all(len(name) <= 63 and uid in name for name in names)
 
 
 def test_a_damaged_key_is_refused() -> None:
     with pytest.raises(ValueError, match="busbar-workload-key is damaged"):
-        workload.bearer_for(b"short", "a")
+        bearers.bearer_for(b"short", "a", Role.READ)
 
 
 def test_termination_message_fits_and_keeps_the_numbers() -> None:
@@ -187,14 +230,29 @@ def test_termination_message_fits_and_keeps_the_numbers() -> None:
         loss=2.5,
         checkpoint=CheckpointReport(step=250, saved_at=NOW, bytes=1),
         losses=[(i, 1.0) for i in range(200)],
-        report={"class": "x" * 9000},
+        report=TrainingReport(
+            workload_class="\U0001f680" * 253, accelerator="\U0001f680" * 253, mode="\U0001f680" * 253
+        ),
+        memory=MemoryReport(device_owners={"optimizer": 7}),
     )
     text = status.termination_message()
     assert len(text.encode()) <= workload.TERMINATION_LIMIT_BYTES
     back = TrainingStatus.model_validate_json(text)
-    assert (back.step, back.loss, back.losses, back.report) == (265, 2.5, [], {})
-    small = TrainingStatus(step=1, report={"class": "x"}, message="é" * 1024)
-    assert TrainingStatus.model_validate_json(small.termination_message()).report == {"class": "x"}
+    assert (back.step, back.loss, back.losses, back.report) == (265, 2.5, [], None)
+    assert back.memory == MemoryReport()
+    said = TrainingReport(workload_class="x", accelerator="cpu", tokens_per_second=1.5)
+    small = TrainingStatus(step=1, report=said, message="é" * 1024)
+    assert TrainingStatus.model_validate_json(small.termination_message()).report == said
+
+
+@pytest.mark.parametrize(
+    "report", [{}, {"class": 7}, "x", {"class": "c", "accelerator": "L4", "mode": 3}], ids=str
+)
+def test_a_report_that_cannot_be_read_hides_nothing_else(report: object) -> None:
+    status = TrainingStatus.model_validate({"phase": "Training", "step": 3, "report": report})
+    assert (status.step, status.report) == (3, None)
+    serving = ServingStatus.model_validate({"ready": True, "report": report})
+    assert (serving.ready, serving.report) == (True, None)
 
 
 def test_status_of_a_newer_engine_is_understood() -> None:

@@ -1,4 +1,4 @@
-"""Every manifest that we show to people is one that the kinds accept."""
+"""The kinds accept every manifest in the documentation and the examples."""
 
 from __future__ import annotations
 

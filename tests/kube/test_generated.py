@@ -1,4 +1,4 @@
-"""Generated files are what their generators make now."""
+"""Generated files are up to date."""
 
 from __future__ import annotations
 

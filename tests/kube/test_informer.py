@@ -50,7 +50,7 @@ class Ending:
 
 
 class Breaking:
-    """A server whose every watch tells of one change and breaks off."""
+    """A server whose every watch sends one change and disconnects."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -74,7 +74,7 @@ async def test_a_watch_that_worked_before_it_broke_is_opened_again_without_a_lon
 
 
 async def waits_until(event: asyncio.Event, server: object, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What an informer of this server sleeps until the event; nobody really waits."""
+    """The delays that an informer of this server sleeps until the event; the test itself does not wait."""
     waits: list[float] = []
     pause = asyncio.sleep
 

@@ -46,6 +46,10 @@ def test_parts_of_a_byte_or_millicore_are_rounded_up() -> None:
     assert quantity.to_millis("500m") == 500
 
 
+def test_parts_of_a_mebibyte_are_rounded_up() -> None:
+    assert [quantity.to_mib(q) for q in (None, 0, "1", "2Gi", "1025Ki")] == [0, 0, 1, 2048, 2]
+
+
 @given(st.integers(min_value=0, max_value=2**50), st.sampled_from(["", "m", "k", "M", "Ki", "Mi", "Gi"]))
 def test_units_only_multiply(number: int, suffix: str) -> None:
     assert quantity.parse(f"{number}{suffix}") == number * quantity.parse(f"1{suffix}")

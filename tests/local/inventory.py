@@ -1,4 +1,4 @@
-"""What is on this machine that an instance could have made: taken before and after, and compared."""
+"""An inventory of everything on this machine that an instance could have made, to compare before and after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NETWORK_SETTINGS = Path("/proc/sys/net")
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything by name; two of them compare equal when nothing was left."""
+    """Everything by name; two inventories are equal when nothing was left."""
 
     mounts: frozenset[str]
     links: frozenset[str]
@@ -28,7 +28,7 @@ class Inventory:
     folders: frozenset[str]
 
     def left_behind(self, before: Inventory) -> dict[str, list[str]]:
-        """What is here now and was not before, by kind."""
+        """What exists now and did not before, by kind."""
         found = {}
         for field in fields(self):
             extra = getattr(self, field.name) - getattr(before, field.name)
@@ -38,7 +38,7 @@ class Inventory:
 
 
 def take(name: str) -> Inventory:
-    """The machine's state as far as the instance ``name`` could have touched it."""
+    """The parts of the machine's state that the instance ``name`` could have changed."""
     links = [link["ifname"] for link in json.loads(_run("ip", "-j", "link"))]
     return Inventory(
         mounts=frozenset(line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()),
@@ -84,12 +84,12 @@ def _settings() -> list[str]:
     found = []
     for root in (*files, NETWORK_SETTINGS):
         for file in [root] if root.is_file() else sorted(root.rglob("*")):
-            # Settings of a network device vanish with it; others' devices may come and go meanwhile.
+            # Settings of a network device disappear with it; other programs' devices may come and go meanwhile.
             if {"conf", "neigh"} & set(file.parts):
                 continue
             try:
                 state = file.stat()
-                # What nobody may write is no setting: it counts something, such as the machine's connections.
+                # A read-only file is no setting: it counts something, such as the machine's connections.
                 if stat.S_ISREG(state.st_mode) and state.st_mode & 0o222 and os.access(file, os.R_OK):
                     found.append(f"{file}={file.read_text().strip()}")
             except OSError:
@@ -98,7 +98,7 @@ def _settings() -> list[str]:
 
 
 def _routes() -> list[str]:
-    """Without the seconds that a route learnt from a router has left."""
+    """Without the remaining lifetime of a route that was learnt from a router."""
     return [
         route.partition(" expires ")[0] for route in _run("ip", "route", "show", "table", "all").splitlines()
     ]

@@ -1,4 +1,4 @@
-"""Rendered configuration: safe where it must be, inside the instance's own addresses and folders."""
+"""Rendered configuration: the security settings, and only the instance's own addresses and folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files() -> dict[str, str]:
     return config.render(INSTANCE, MACHINE)
 
 
-def test_the_kubelet_lets_nobody_in_unasked(files: dict[str, str]) -> None:
+def test_the_kubelet_refuses_anonymous_requests(files: dict[str, str]) -> None:
     kubelet = json.loads(files["kubelet.json"])
     assert kubelet["authentication"]["anonymous"]["enabled"] is False
     assert kubelet["authorization"]["mode"] == "Webhook"
@@ -134,7 +134,7 @@ def test_simulated_pods_end_by_the_annotation() -> None:
     assert "simulation/seconds" in found["pod-ends"]["delay"]["durationFrom"]["expressionFrom"]
 
 
-def test_the_way_out_is_there_only_when_it_is_asked_for() -> None:
+def test_internet_access_exists_only_when_it_is_asked_for() -> None:
     def names(internet: bool) -> set[str]:
         return {
             p.name for p in parts.spec(INSTANCE, simulate=False, with_traffic=False, internet=internet).parts
@@ -146,7 +146,7 @@ def test_the_way_out_is_there_only_when_it_is_asked_for() -> None:
     assert "forward" not in config.render(INSTANCE, MACHINE)["Corefile"]
 
 
-def test_the_way_out_overlaps_no_other_range_of_the_instance() -> None:
+def test_the_range_of_internet_access_overlaps_no_other_range() -> None:
     at = INSTANCE.addresses
     out = IPv4Network(at.way_out)
     assert out.subnet_of(at.network)

@@ -12,10 +12,10 @@ from busbar.local.forward import forward, parse
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """A port that nobody else is given meanwhile.
+    """A port that no other process is given meanwhile.
 
-    It is bound and does not listen: a connection to it is refused, until somebody who names it, as the forwarder
-    does, listens there.
+    It is bound but does not listen: a connection to it is refused until a process that asks for this port, such as the
+    forwarder, listens there.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -16,7 +16,7 @@ NO_KIND = 'unable to recognize no matches for kind "Tenant" in version "busbar.d
 
 
 class Scripted(Kubectl):
-    """Answers applies with these complaints, one after the other, and then accepts."""
+    """Answers applies with these errors, one after the other, and then accepts."""
 
     def __init__(self, *complaints: str) -> None:
         super().__init__(Path("nowhere"))

@@ -1,6 +1,6 @@
-"""The real one-machine cluster: it comes up, it goes, and nothing is left; data stays until it is purged.
+"""The real one-machine cluster: it starts and stops and leaves nothing behind; data stays until it is purged.
 
-Each test uses instances of its own names, so an instance that somebody works with is not disturbed.
+Each test uses instance names of its own, so an instance that is in use is not disturbed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from busbar.local.kubectl import Kubectl, Object, wait_for
 pytestmark = pytest.mark.node
 FIRST, SHARED = "inventory-one", "inventory-two"
 QUICK_S = 60
-PATIENCE_S = 120  # for what may take a while on a busy machine, and ends as soon as it is there
+PATIENCE_S = (
+    120  # the limit for waits that may be long on a busy machine; they end as soon as the condition is met
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +46,7 @@ def clean() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared(prepared: None) -> Iterator[tuple[Instance, Kubectl]]:
-    """One instance for the tests that only look."""
+    """One instance for the tests that only read."""
     yield start(SHARED)
     teardown.down(SHARED, purge=True)
 
@@ -55,7 +57,7 @@ def start(name: str, *, simulate: bool = False) -> tuple[Instance, Kubectl]:
 
 
 def volume_and_pod(script: str) -> list[Object]:
-    """A restricted pod on the default StorageClass, as the platform makes them."""
+    """A restricted pod with a claim of the default StorageClass, as the platform makes them."""
     container = {
         "name": "main",
         "image": f"{config.REGISTRY}/busbar-base:{recipe.base_tag()}",
@@ -124,7 +126,7 @@ def alive(found: dict[int, str]) -> dict[int, str]:
 
 
 def api_server(instance: Instance) -> dict[str, Any]:
-    """What the supervisor last said of the API server."""
+    """The supervisor's last state of the API server."""
     return cluster.state(instance)["kube-apiserver"]
 
 
@@ -237,7 +239,7 @@ def test_nobody_reaches_kubelet_etcd_or_api_server_without_a_certificate(
     node = instance.addresses.node
 
     def status(url: str) -> int | None:
-        """The answer's status without a client certificate; none where nobody listens."""
+        """The HTTP status of an answer without a client certificate; None where no process listens."""
         anybody = ssl.create_default_context()
         anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
         try:

@@ -1,4 +1,4 @@
-"""Certificates: what is good is kept, and what does not belong together is made anew."""
+"""Certificates: valid ones are kept, and ones that do not match are issued again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAF = Certificate("apiserver", "cluster", "kube-apiserver", names=("localhost",
 
 
 def make(folder: Path) -> dict[str, bytes]:
-    """What a start does; the files after it."""
+    """Issues certificates as a start does; returns the files."""
     authority = Authority(folder)
     for certificate in (CA, LEAF):
         authority.ensure(certificate)

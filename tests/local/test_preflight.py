@@ -1,4 +1,4 @@
-"""The look at the machine: one sentence per missing thing."""
+"""The preflight check of the machine: one sentence per missing requirement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated machine room fits our own kinds: what the models refuse, the API server would refuse too."""
+"""Our models, which have the API server's rules, accept the simulated nodes and tenants."""
 
 from __future__ import annotations
 
@@ -66,6 +66,41 @@ def test_a_thousand_drawn_jobs_are_valid_and_fit_a_node_of_an_allowed_pool() -> 
         assert all(
             tenant in m.tenants for m in simulated.MODELS if m.accelerator in drawn["spec"]["accelerators"]
         )
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "waiting", "wanted"),
+    [(0, 0, 6), (40, 2, 4), (40, 3, 1), (40, 7, 1), (40, 8, 0), (40, 30, 0), (119, 0, 1), (120, 0, 0)],
+)
+def test_arrivals_follow_the_length_of_the_queue(unfinished: int, waiting: int, wanted: int) -> None:
+    assert traffic.arrivals(traffic.Load(unfinished, waiting)) == wanted
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_between_three_and_eight_jobs_wait_once_the_pools_are_full(seed: int) -> None:
+    """Jobs start in order of arrival on 144 accelerators, whatever their type: only the submission loop is under
+    test."""
+    chance = random.Random(seed)
+    capacity = sum(m.nodes * m.per_node for m in simulated.MODELS)
+    queue: list[tuple[int, int]] = []  # accelerators, seconds
+    running: list[tuple[float, int]] = []  # end, accelerators
+    lengths: list[int] = []
+    number, now = 0, 0.0
+    while now < 3600:
+        for _ in range(traffic.arrivals(traffic.Load(len(queue) + len(running), len(queue)))):
+            number += 1
+            spec = traffic.draw(chance, number, "image")["spec"]
+            count = spec["shape"]["minPods"] * spec["shape"]["acceleratorsPerPod"]
+            queue.append((count, int(spec["template"]["metadata"]["annotations"][simulated.DURATION])))
+        running = [(end, count) for end, count in running if end > now]
+        while queue and sum(count for _, count in running) + queue[0][0] <= capacity:
+            count, seconds = queue.pop(0)
+            running.append((now + seconds, count))
+        if now > 300:
+            lengths.append(len(queue))
+        now += chance.expovariate(1 / traffic.PAUSE_S)
+    assert sum(traffic.WAITING_LEAST <= n <= traffic.WAITING_MOST for n in lengths) > 0.9 * len(lengths)
+    assert max(lengths) <= traffic.WAITING_MOST + 1
 
 
 def test_counts_are_parsed() -> None:

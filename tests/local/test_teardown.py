@@ -1,4 +1,4 @@
-"""Ending an instance beside an `up` that has not ended."""
+"""Ending an instance while an `up` of it still runs."""
 
 from __future__ import annotations
 

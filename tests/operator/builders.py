@@ -1,4 +1,4 @@
-"""Small builders for the pure tests: objects, pods and views with everything unimportant filled in."""
+"""Small builders for the pure tests: objects, pods and views with defaults for everything that a test does not set."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from busbar.kube.contracts import bearers
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob
-from busbar.operator.job_view import Decision, JobView
-from busbar.operator.orders import Admit
-from busbar.operator.pods import Exit, Pod, Requests
-from busbar.operator.podspec import KIND_SERVICE, KIND_TRAINING, Rendering
+from busbar.operator.decisions import Admit
+from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.settings import Settings
-from busbar.operator.trainingjob import reconcile
+from busbar.operator.training.reconcile import reconcile
+from busbar.operator.training.view import JobUpdate, JobView
+from busbar.operator.watch.projections import Exit, Pod, Requests
 from busbar.scheduler import Placement, Resources
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -97,6 +98,7 @@ def pod(
     base = Pod(
         key=Key("team", name), uid=f"uid-{name}", phase="Pending", created_at=NOW, node="", requests=Requests(1000),
         kind=kind, job=owner, attempt=attempt, rank=rank, owner_uid=f"uid-{owner}", pinned=f"node-{rank}", pool="cpu",
+        bearers=bearers.secret_name(RENDERING.workload_key, f"uid-{owner}"),
     )  # fmt: skip
     return replace(base, **fields)
 
@@ -142,12 +144,16 @@ def view(of: TrainingJob, *pods: Pod, **fields: Any) -> JobView:
 
 def admitted(of: TrainingJob, pods: int = 1, **changes: Any) -> TrainingJob:
     """The job after an admission, with the status that a reconcile writes."""
-    decision = reconcile(view(of), admit(pods))
-    assert decision.status is not None
-    return with_status(of, decision, **changes)
+    update = reconcile(view(of), admit(pods))
+    assert update.status is not None
+    return with_status(of, update, **changes)
 
 
-def with_status(of: TrainingJob, decision: Decision, **changes: Any) -> TrainingJob:
-    """The job as it is once a decision's status is written."""
-    assert decision.status is not None
-    return of.model_copy(update={"status": decision.status.model_copy(update=changes)})
+def with_status(of: TrainingJob, update: JobUpdate, **changes: Any) -> TrainingJob:
+    """The job after a decision's status is written."""
+    assert update.status is not None
+    return of.model_copy(update={"status": update.status.model_copy(update=changes)})
+
+
+def queued(**status: Any) -> TrainingJob:
+    return job(status={"phase": "Queued", "reason": "InsufficientCapacity", **status})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,15 +10,23 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.operator.builders import SETTINGS
+from tests.operator.builders import RENDERING, SETTINGS, replica, service
 
-from busbar.kube.contracts.forecast import ForecastAnswer
+from busbar.kube.client import KubeClient
+from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
+from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.contracts.routes import Routes
-from busbar.operator.errors import Busy
+from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.login import Login
+from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.metrics import Metrics
-from busbar.operator.pods import Node
-from busbar.operator.server import Draft, RoutesFeed, Server
-from busbar.scheduler import Snapshot
+from busbar.operator.scheduling.snapshot import Draft
+from busbar.operator.server import RoutesFeed, Server
+from busbar.operator.serving.routes import build_routes
+from busbar.operator.watch.caches import Caches
+from busbar.operator.watch.projections import Node
+from busbar.scheduler import Node as SNode
+from busbar.scheduler import Pool, Resources, Snapshot
 
 LOOPBACK = Node("node-0", (), (), 0, 0, 0, (), True, ("127.0.0.0/8",))
 
@@ -33,10 +42,19 @@ class Reviewing:
         }
 
 
-async def forecast(draft: Draft) -> ForecastAnswer:
+async def preview(draft: Draft, admin: bool) -> PreviewAnswer:
     if draft.metadata.name == "busy":
         raise Busy("others are asking")
-    return ForecastAnswer(start_p50_seconds=60, start_p90_seconds=120, ended_jobs=7)
+    if draft.metadata.name == "slow":
+        raise PreviewFailed("it took too long")
+    return PreviewAnswer(
+        starts_now=True, possible=True, reason="There is room.", when="Now", nodes=("n",) if admin else ()
+    )
+
+
+SNAPSHOT = Snapshot(
+    pools=(Pool("l4", "L4", "nvidia.com/gpu"),), nodes=(SNode("node-0", "l4", Resources(8000, 8000, 64000)),)
+)
 
 
 @asynccontextmanager
@@ -50,8 +68,8 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
         client,
         Metrics(),
         feed,
-        lambda draft: Snapshot(version=1 if draft else 0),
-        forecast,
+        lambda: SNAPSHOT,
+        preview,
         list,
         lambda: True,
     )
@@ -64,7 +82,7 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
 API = {"Authorization": "Bearer system:serviceaccount:busbar-system:busbar-api"}
 
 
-@pytest.mark.parametrize("path", ["/snapshot", "/routes", "/forecast"])
+@pytest.mark.parametrize("path", ["/snapshot", "/nodes", "/routes", "/preview"])
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -86,33 +104,43 @@ async def test_the_internal_port_is_for_our_own_processes(
         assert response.status == status
 
 
-async def test_a_draft_is_added_and_a_wrong_one_is_named_by_its_field() -> None:
+async def test_a_preview_is_answered_for_who_asks_and_a_wrong_draft_is_named_by_its_field() -> None:
     async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
-        url = f"http://127.0.0.1:{made.ports['internal']}/snapshot"
-        draft = {"kind": "TrainingJob", "metadata": {"name": "d"}, "spec": {"template": {"image": "i"}}}
+        url = f"http://127.0.0.1:{made.ports['internal']}/preview"
+        draft: dict[str, Any] = {
+            "kind": "TrainingJob", "metadata": {"name": "d"}, "spec": {"template": {"image": "i"}},
+        }  # fmt: skip
+        for admin, nodes in ((False, []), (True, ["n"])):
+            async with session.post(url, json={"object": draft, "admin": admin}, headers=API) as response:
+                found = await response.json()
+                assert (found["startsNow"], found["nodes"]) == (True, nodes)
         async with session.post(url, json={"object": draft}, headers=API) as response:
-            assert (await response.json())["version"] == 1
+            assert (await response.json())["nodes"] == []
+        for name, code in (("busy", "Busy"), ("slow", "PreviewFailed")):
+            draft["metadata"] = {"name": name}
+            async with session.post(url, json={"object": draft}, headers=API) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (503, code)
         draft["spec"] = {"template": {"image": "i"}, "priority": 5000}
         async with session.post(url, json={"object": draft}, headers=API) as response:
             assert response.status == 422
             assert (await response.json())["error"]["field"] == "spec.priority"
-        async with session.post(url, data=b"[]", headers=API) as response:
-            assert response.status == 400
+        for body in (b"[]", b"{", b"[" * 10_000, b'{"object": 1}'):
+            async with session.post(url, data=body, headers=API) as response:
+                assert response.status == 400
+        async with session.post(url, data=io.BytesIO(b"x" * (2**20 + 1)), headers=API) as response:
+            assert response.status == 413
 
 
-async def test_a_forecast_is_answered_and_too_many_at_once_are_told_to_come_back() -> None:
+async def test_the_load_of_nodes_is_one_small_answer() -> None:
     async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
-        url = f"http://127.0.0.1:{made.ports['internal']}/forecast"
-        draft = {"kind": "TrainingJob", "metadata": {"name": "d"}, "spec": {"template": {"image": "i"}}}
-        async with session.post(url, json={"object": draft}, headers=API) as response:
-            assert await response.json() == {
-                "startP50Seconds": 60.0, "startP90Seconds": 120.0, "endedJobs": 7, "promises": 0,
-            }  # fmt: skip
-        draft["metadata"] = {"name": "busy"}
-        async with session.post(url, json={"object": draft}, headers=API) as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (503, "Busy")
-        async with session.post(url, data=b"[]", headers=API) as response:
-            assert response.status == 400
+        url = f"http://127.0.0.1:{made.ports['internal']}/nodes"
+        async with session.get(url, headers=API) as response:
+            assert (await response.json())["nodes"] == [
+                {
+                    "name": "node-0", "pool": "l4", "accelerator": "L4", "ready": True,
+                    "capacity": 8.0, "allocated": 0.0,
+                }
+            ]  # fmt: skip
 
 
 async def test_routes_are_sent_whole_and_again_when_they_change() -> None:
@@ -130,6 +158,57 @@ async def test_routes_are_sent_whole_and_again_when_they_change() -> None:
     assert (first.revision, first.services) == (1, [])
     assert second.revision == 2
     assert second.services[0].key == "team/web"
+
+
+def test_routes_carry_the_bearer_for_inference_and_a_former_pods_own() -> None:
+    caches = Caches(KubeClient(Login(server="http://127.0.0.1:1")), lambda *_: None, inactivity_s=60.0)
+    of = service()
+    caches.services.observe(of.model_dump(mode="json", by_alias=True, exclude_none=True))
+    for made in (replica(0), replica(1, bearers="")):
+        caches.pods.items[made.key] = made
+        caches._pod_changed(made.key, None, made)
+    key, uid = RENDERING.workload_key, of.metadata.uid
+    [route] = build_routes(caches, key, 1, ("10.0.0.0/8",)).services
+    assert route.bearer == bearer_for(key, uid, Role.INFER)
+    assert [e.bearer for e in route.endpoints] == [None, former_bearer_for(key, uid)]
+    assert route.bearer not in repr(route)
+
+
+def reading(context: int | None) -> ServingStatus:
+    if context is None:
+        return ServingStatus(ready=True)
+    return ServingStatus.model_validate(
+        {"ready": True, "report": {"class": "c", "accelerator": "l4", "maxModelLen": context}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "reports", "expected"),
+    [
+        ({}, [None, None], None),
+        ({"maxModelLen": 4096}, [None, None], 4096),
+        ({"maxModelLen": 4096}, [2048, None], 2048),
+        ({}, [4096, 2048], 2048),
+        ({}, [4096, 0], 4096),
+        ({"maxModelLen": 4096, "args": ["--max-model-len=64"]}, [None, None], None),
+        ({"maxModelLen": 4096, "args": ["--seed", "1"]}, [None, None], 4096),
+    ],
+)
+def test_routes_carry_the_context_that_every_replica_takes(
+    spec: dict[str, Any], reports: list[int | None], expected: int | None
+) -> None:
+    caches = Caches(KubeClient(Login(server="http://127.0.0.1:1")), lambda *_: None, inactivity_s=60.0)
+    caches.services.observe(service(**spec).model_dump(mode="json", by_alias=True, exclude_none=True))
+    pods = [replica(index) for index in range(len(reports))]
+    leaving = replace(replica(len(pods)), deleting=True)
+    starting = replace(replica(len(pods) + 1), ready=False)
+    for made in (*pods, leaving, starting):
+        caches.pods.items[made.key] = made
+        caches._pod_changed(made.key, None, made)
+    readings = {pod.uid: reading(report) for pod, report in zip(pods, reports, strict=True)}
+    readings |= {leaving.uid: reading(16), starting.uid: reading(16)}
+    [route] = build_routes(caches, RENDERING.workload_key, 1, ("10.0.0.0/8",), readings).services
+    assert route.max_model_len == expected
 
 
 def _route() -> dict[str, Any]:

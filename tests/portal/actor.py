@@ -1,4 +1,5 @@
-"""The operator's part on the stage: jobs that go through their phases, services that become ready, the routes."""
+"""A scripted operator for the portal's tests: jobs go through their phases, services become ready, routes are
+served."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def now(later_s: float = 0.0) -> str:
 
 
 class Actor:
-    """Plays the operator: walks objects through their phases and tells the gateway where services are."""
+    """A scripted operator: it writes the phases of objects and the routes of services for the gateway."""
 
     def __init__(self, kube: MemoryKube, engine_url: str, tick_s: float) -> None:
         self._kube = kube

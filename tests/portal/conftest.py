@@ -33,7 +33,7 @@ HARMLESS = ("/logs?",)
 
 @dataclass(frozen=True)
 class Target:
-    """The portal under test and one person's way in."""
+    """The portal under test and one person's login."""
 
     url: str
     token: str
@@ -76,7 +76,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Visit:
-    """A page, and what went wrong on it."""
+    """A page, and the errors on it."""
 
     page: Page
     problems: list[str]
@@ -120,7 +120,7 @@ def desk(browser: Browser, target: Target) -> Iterator[Visit]:
 
 @pytest.fixture
 def phone(browser: Browser, target: Target) -> Iterator[Visit]:
-    """A phone in the hand."""
+    """A phone's window."""
     yield from visit(
         browser,
         target,
@@ -132,7 +132,7 @@ def phone(browser: Browser, target: Target) -> Iterator[Visit]:
 
 
 def log_in(page: Page, token: str) -> None:
-    page.goto("/login")
+    page.goto("/login?next=/jobs")
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url("**/jobs")

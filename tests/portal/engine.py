@@ -1,4 +1,4 @@
-"""The engine's part on the stage: an OpenAI server that streams words."""
+"""A scripted engine for the portal's tests: an OpenAI server that streams words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = [
 
 
 def app() -> web.Application:
-    """Answers `/v1/completions` with `max_tokens` words, a little apart."""
+    """Answers `/v1/completions` with `max_tokens` words, with a short delay between them."""
 
     async def complete(request: web.Request) -> web.StreamResponse:
         asked = await request.json()

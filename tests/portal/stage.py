@@ -1,10 +1,10 @@
-"""A stage for the portal: the real API, the real gateway process, an in-memory cluster, a scripted operator.
+"""The portal's test environment: the real API, the real gateway process, an in-memory cluster, a scripted operator.
 
-Everything a browser touches is real: HTTP server, application, database, planner, event stream, gateway. What
-stands in is Kubernetes (`tests.api.memory_kube`), the operator's writes (`actor.py`, which walks a job through its
-phases) and the engine (`engine.py`, a small OpenAI server that streams words).
+Everything that a browser calls is real: HTTP server, application, database, planner, event stream, gateway. Replaced
+are Kubernetes (`tests.api.memory_kube`), the operator's writes (`actor.py`, which writes the phases of a job) and the
+engine (`engine.py`, a small OpenAI server that streams words).
 
-    python -m tests.portal.stage        runs it for looking at by hand and prints address and tokens
+    python -m tests.portal.stage        runs it for manual inspection and prints address and tokens
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,12 +28,13 @@ from aiohttp import web
 from tests.api.conftest import seed
 from tests.api.memory_kube import MemoryKube
 from tests.api.scripted_operator import ScriptedOperator
+from tests.free_port import free_port
 from tests.portal import engine
 from tests.portal.actor import Actor, now
 
 from busbar.api import services as wiring
+from busbar.api.access.identity import CallerRole
 from busbar.api.database.migrate import migrate
-from busbar.api.identity import Role
 from busbar.api.serve import run
 from busbar.api.services import Services
 from busbar.api.settings import Settings
@@ -57,7 +57,7 @@ class Stage:
 
     @contextlib.contextmanager
     def holding(self, job: str) -> Iterator[None]:
-        """A job of this name does not end in the block, however slow the browser is."""
+        """Inside the block a job of this name does not end, however slow the browser is."""
         self.held.add(job)
         try:
             yield
@@ -65,7 +65,8 @@ class Stage:
             self.held.discard(job)
 
     def wait_until_routed(self, service: str) -> None:
-        """Until the gateway has heard of the service: its routes come by themselves, and after the page's news."""
+        """Waits until the gateway has the service's route: routes arrive separately, and later than the page's
+        events."""
         ask = urllib.request.Request(
             f"{self.gateway_url}/v1/models", headers={"Authorization": f"Bearer {self.tokens['alice']}"}
         )
@@ -122,7 +123,9 @@ async def _run(
     ready: list[Stage], up: threading.Event, down: threading.Event, with_gateway: bool, tick_s: float
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="busbar-stage-") as folder:
-        port, internal, operator_port, gateway_port, gateway_internal, engine_port = _free_ports(6)
+        port, internal, operator_port, gateway_port, gateway_internal, engine_port = (
+            free_port() for _ in range(6)
+        )
         url = f"sqlite+aiosqlite:///{folder}/api.db"
         await migrate(url)
         settings = Settings(
@@ -149,10 +152,10 @@ async def _run(
         try:
             tokens = {}
             for name, role in (
-                ("alice", Role.USER),
-                ("bob", Role.USER),
-                ("vera", Role.USER),
-                ("root", Role.ADMIN),
+                ("alice", CallerRole.USER),
+                ("bob", CallerRole.USER),
+                ("vera", CallerRole.USER),
+                ("root", CallerRole.ADMIN),
             ):
                 tokens[name], _ = await built.tokens.create(name, created_by="stage", role=role)
             if with_gateway:
@@ -178,7 +181,7 @@ async def _run(
         finally:
             if child is not None:
                 child.terminate()
-                await asyncio.to_thread(child.wait, 60)  # it may have something to tell the API at the end
+                await asyncio.to_thread(child.wait, 60)  # it may deliver usage to the API on shutdown
             acting.cancel()
             stopping.set()
             for ended in await asyncio.gather(serving, acting, return_exceptions=True):
@@ -227,17 +230,6 @@ async def _answers(port: int) -> None:
             else:
                 writer.close()
                 return
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 if __name__ == "__main__":

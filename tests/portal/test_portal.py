@@ -1,4 +1,4 @@
-"""The portal in a real Chromium: the whole way from the login to a completed prompt, and how it treats people."""
+"""The portal in a real Chromium: the whole path from login to a completed prompt, live updates and accessibility."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tests.api.conftest import JOB
 from tests.portal.conftest import Target, Visit, log_in, visit
 from tests.portal.stage import Stage
 
-from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, TRAINING_JOBS
 
 PAGES = (
+    "/",
     "/jobs",
     "/services",
     "/pools",
@@ -29,12 +30,35 @@ PAGES = (
 )
 
 
+PROFILE = {
+    "metadata": {"name": "llama-8b-s4096-b8-adamw-bf16-9f8e7d6c"},
+    "spec": {"workloadClass": "llama-4096h-32l-32a-14336i-bf16-s4096-b8-adamw-9f8e7d6c5b4a"},
+    "status": {
+        "places": 2,
+        "cells": [
+            {
+                "accelerator": accelerator,
+                "accelerators": 16,
+                "mode": "optimizer-offload",
+                "tokensPerSecond": 1234567,
+                "low": 1034567,
+                "high": 1434567,
+                "source": "Ratio",
+                "reports": 1280,
+                "quarantined": 12,
+            }
+            for accelerator in ("H100", "cpu")
+        ],
+    },
+}
+
+
 def unique(prefix: str) -> str:
     return f"{prefix}-{int(time.time() * 1000) % 10_000_000}"
 
 
 def held(target: Target, job: str) -> AbstractContextManager[None]:
-    """On the stage, whose jobs are over in seconds: this one goes on until the block ends."""
+    """In the test environment jobs end within seconds; this one runs until the block ends."""
     return contextlib.nullcontext() if target.stage is None else target.stage.holding(job)
 
 
@@ -113,6 +137,28 @@ def test_the_list_filters_and_follows_changes_without_a_reload(
     assert page.evaluate("window.stayed") is True
 
 
+def test_the_front_page_follows_what_waits_and_why_without_a_reload(
+    desk: Visit, target: Target, staged: Stage
+) -> None:
+    page, name = desk.page, unique("front")
+    page.goto("/login")
+    page.get_by_label("Token").fill(target.token)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{target.url}/")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.evaluate("window.stayed = true")
+    spec = {"template": {"image": "busybox"}, "accelerators": ["H100"], "shape": {"acceleratorsPerPod": 16}}
+    job = {**JOB, "metadata": {"name": name, "namespace": target.namespace}, "spec": spec}
+    staged.kube_call(lambda kube: kube.put(TRAINING_JOBS, job))
+    row = page.get_by_role("region", name="What waits, and why").locator("tr", has_text=name)
+    expect(row).to_contain_text("5 of 16 are free")
+    expect(row).to_contain_text("in 20 min")
+    expect(
+        page.get_by_role("region", name="Who holds what").get_by_role("region", name="ada")
+    ).to_be_visible()
+    assert page.evaluate("window.stayed") is True
+
+
 def test_when_the_event_stream_breaks_the_page_polls(desk: Visit, target: Target, staged: Stage) -> None:
     page, name = desk.page, unique("poll")
     page.route("**/changes", lambda route: route.abort())
@@ -160,6 +206,24 @@ def test_a_job_that_waits_says_for_what_and_when_it_is_likely_to_start(
     expect(forecast).to_contain_text(re.compile(r"nine times in ten in 1 h \d+ min or sooner"))
 
 
+def test_what_a_person_unfolded_stays_open_while_the_page_refreshes(
+    desk: Visit, target: Target, staged: Stage
+) -> None:
+    page, name = desk.page, unique("fold")
+    log_in(page, target.token)
+    with staged.holding(name):
+        job = {**JOB, "metadata": {"name": name, "namespace": target.namespace}}
+        staged.kube_call(lambda kube: kube.put(TRAINING_JOBS, job))
+        page.goto(f"/jobs/{target.namespace}/{name}")
+        conditions = page.get_by_role("region", name="Conditions")
+        expect(conditions.get_by_role("row", name="Admitted")).to_be_visible()
+        expect(conditions.get_by_role("row", name="Ready")).to_be_hidden()
+        conditions.get_by_text("1 that does not hold").click()
+        step = page.locator("#status .fact").first.inner_text()
+        expect(page.locator("#status .fact").first).not_to_have_text(step, use_inner_text=True)
+        expect(conditions.get_by_role("row", name="Ready")).to_be_visible()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [("Steps", "many", "not a whole number"), ("Output", "s3://x", "spec.output.uri")],
@@ -193,7 +257,7 @@ def test_cancel_resume_and_delete_from_the_page(desk: Visit, target: Target, sta
     page.get_by_role("button", name="Yes, delete it").click()
     page.wait_for_url("**/jobs")
     expect(page.locator("tr", has_text=name)).to_have_count(0)
-    # The page of the deleted job may have refreshed its parts once more on its way out.
+    # The page of the deleted job may have refreshed its parts once more before the browser left it.
     refresh = re.compile(rf"404 .*/{name}(/events|/samples)?")
     desk.errors[:] = [error for error in desk.errors if not refresh.fullmatch(error)]
 
@@ -203,7 +267,7 @@ def test_scaling_a_service_from_the_page(desk: Visit, target: Target, staged: St
     log_in(page, target.token)
     page.goto("/services/ada-lab/ada-chat")
     page.locator("#replicas").fill("2")
-    with page.expect_navigation():  # the page that is left may show the new count too
+    with page.expect_navigation():  # the page before navigation may show the new count too
         page.get_by_role("button", name="Set").click()
     expect(page.locator("#status")).to_contain_text("2 of 2")
     assert staged.kube.objects[MODEL_SERVICES.plural, "ada-lab", "ada-chat"]["spec"]["replicas"] == 2
@@ -230,10 +294,10 @@ def test_a_token_is_shown_once_and_can_be_revoked(desk: Visit, target: Target, s
 def test_the_whole_way_with_the_keyboard_alone(desk: Visit, target: Target, staged: Stage) -> None:
     page, name = desk.page, unique("keys")
     page.goto("/login")
-    expect(page.locator("[autofocus]")).to_be_focused()  # given by the page, but only after it has loaded
+    expect(page.locator("[autofocus]")).to_be_focused()  # set by the page, but only after it has loaded
     page.keyboard.type(target.token)
     page.keyboard.press("Enter")
-    page.wait_for_url("**/jobs")
+    page.wait_for_url(f"{target.url}/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
@@ -286,6 +350,27 @@ def test_a_phone_shows_every_page_without_sideways_scrolling(
         assert small == [], f"{path}: too small to touch: {small}"
 
 
+OUT_OF_THEIR_CARD = """() => [...document.querySelectorAll('.card')].flatMap(card => {
+  const right = card.getBoundingClientRect().right - parseFloat(getComputedStyle(card).paddingRight);
+  return [...card.querySelectorAll('th, td, h2, h3, small, dd')].filter(e => e.getBoundingClientRect().right > right)
+    .map(e => `${e.tagName} "${e.textContent.trim().slice(0, 30)}"`);
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_measured_speeds_stay_inside_their_card(
+    browser: Browser, target: Target, staged: Stage, width: int
+) -> None:
+    staged.kube_call(lambda kube: kube.put(PERFORMANCE_PROFILES, PROFILE))
+    for seen in visit(browser, target, viewport={"width": width, "height": 850}):
+        page = seen.page
+        log_in(page, staged.tokens["root"])
+        page.goto("/pools")
+        expect(page.get_by_role("heading", name="Measured speeds")).to_be_visible()
+        assert page.evaluate(OUT_OF_THEIR_CARD) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast_in_both_themes(
     browser: Browser, target: Target, staged: Stage, scheme: str
@@ -294,6 +379,7 @@ def test_text_has_enough_contrast_in_both_themes(
         page = seen.page
         log_in(page, target.token)
         for path in (
+            "/",
             "/jobs",
             "/pools",
             "/submit",
@@ -355,7 +441,8 @@ def bobs_desk(browser: Browser, target: Target, staged: Stage) -> Iterator[Visit
 def test_another_tenants_page_is_a_page_that_does_not_exist(bobs_desk: Visit, staged: Stage) -> None:
     page = bobs_desk.page
     log_in(page, staged.tokens["bob"])
-    told = re.sub(r"[0-9a-f-]{36,}", "", page.content())  # tokens and uids are hexadecimal, as "ada" is
+    # Tokens and uids are hexadecimal and may contain "ada".
+    told = re.sub(r"[0-9a-f-]{36,}", "", page.content())
     assert "bob-run" in told
     assert "ada" not in told
     page.goto("/jobs/ada-lab/ada-run")

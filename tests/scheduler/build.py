@@ -1,4 +1,4 @@
-"""Small snapshots for tests, said briefly."""
+"""Short builders of small snapshots for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random clusters for property tests: small, and full of corner cases."""
+"""Random clusters for property tests: small, with many corner cases."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def jobs(draw: st.DrawFn, number: int) -> Job:
 
 
 def _start(job: Job, snapshot: Snapshot, free: dict[str, list[int]], since: float, pods: int) -> Job:
-    """First fit: put so many pods of the job somewhere they are allowed, if they fit."""
+    """First fit: place this many pods of the job on allowed nodes, if they fit."""
     for pool in snapshot.pools:
         if job.accelerators and pool.accelerator not in job.accelerators:
             continue
@@ -137,7 +137,7 @@ usages = st.builds(DecayedUsage, st.sampled_from((0.0, 1e6, 5e6)), st.sampled_fr
 
 @st.composite
 def peopled(draw: st.DrawFn) -> Snapshot:
-    """A snapshot whose tenants have users and a past."""
+    """A snapshot whose tenants have users and past use."""
     snapshot = draw(snapshots())
     tenants = tuple(
         replace(

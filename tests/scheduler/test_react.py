@@ -1,4 +1,5 @@
-"""`react`: the same answer with and without a memo, always allowed, and about what the event touches."""
+"""`react` gives the same plan with and without a memo, always an allowed one, and acts only on what the event
+affects."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from busbar.scheduler import (
     Happened,
     Job,
     JobId,
+    JobKind,
     Memo,
     Plan,
     Policy,
@@ -26,7 +28,7 @@ from busbar.scheduler import (
     react,
     updated,
 )
-from busbar.scheduler.types import Delta
+from busbar.scheduler.model.snapshot import Delta
 
 from .build import NOW, cluster, job, nodes, placed, tenant
 from .strategies import jobs as any_job
@@ -73,7 +75,7 @@ def changes(draw: st.DrawFn, snapshot: Snapshot, number: int, now: float) -> Sna
 
 
 def _partly(snapshot: Snapshot, made: Plan, now: float, slow: bool) -> Snapshot:
-    """The plan carried out; where it is slow, stopping takes a while and starts that wait for it are left."""
+    """The snapshot after the plan. If `slow`, stops do not end yet, and starts that wait for them are skipped."""
     if not slow:
         return applied(snapshot, made, now)
     actions = {action.job: action for action in made.actions}
@@ -86,7 +88,7 @@ def _partly(snapshot: Snapshot, made: Plan, now: float, slow: bool) -> Snapshot:
             assert action.to is not None
             one = replace(one, run=Run(action.to, now))
         found.append(one)
-    return replace(snapshot, jobs=tuple(found), version=snapshot.version + 1)
+    return replace(snapshot, jobs=tuple(found))
 
 
 @quiet
@@ -111,13 +113,13 @@ def test_a_memo_changes_nothing_and_every_answer_is_allowed(
         assert check_plan(snapshot, told) == []
         assert told.bound >= told.value
         made = told
-    # A memo of another moment is as good as none.
+    # A memo of another snapshot has the effect of none.
     assert react(snapshot, made, Event(now), first)[0] == react(snapshot, made, Event(now), None)[0]
 
 
 @quiet
 @given(st.data(), snapshots())
-def test_after_an_answer_the_full_plan_settles(data: st.DataObject, snapshot: Snapshot) -> None:
+def test_a_full_plan_after_react_converges(data: st.DataObject, snapshot: Snapshot) -> None:
     made, memo = plan(snapshot, POLICY, NOW)
     after = data.draw(changes(applied(snapshot, made, NOW), 0, NOW))
     told, memo = react(after, made, Event.between(snapshot, after, NOW), memo)
@@ -230,3 +232,15 @@ def test_the_policy_of_the_plan_holds() -> None:
     told, _ = react(after, made, Event.arrived(NOW, JobId("x")), memo)
     assert [a.kind for a in told.actions] == [ActionKind.PREEMPT, ActionKind.START]
     assert isinstance(memo, Memo)
+
+
+def test_a_lower_priority_does_not_start_first_because_it_is_worth_its_price() -> None:
+    """One place becomes free between two full plans: as in a full plan, the higher priority gets it."""
+    holds = job("holds", on=placed("H100", "H100-0000", size=8), size=8, priority=900, preemptible=False)
+    high = job("high", size=8, priority=500, remaining=1e6)
+    urgent = [job(f"replica{i}", size=8, kind=JobKind.SERVING) for i in range(2)]
+    before = cluster(holds, high, *urgent, H100=1)
+    last, memo = plan(before, POLICY, NOW)
+    after = updated(before, Delta(gone_jobs=(holds.id,)))
+    answer, _ = react(after, last, Event.between(before, after, NOW + 1), memo)
+    assert [action.job for action in answer.actions] == [high.id]

@@ -1,4 +1,4 @@
-"""Plans that once did not settle, or that the checker refused."""
+"""Regression cases: plans that did not settle, or that the checker refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLICY = Policy(solver_seconds=None)
 
 
 def made(snapshot: Snapshot) -> Plan:
-    """The plan, which settles."""
+    """The plan; asserts that planning again gives no actions."""
     result, _ = plan(snapshot, POLICY, NOW)
     assert check_plan(snapshot, result) == []
     assert plan(applied(snapshot, result, NOW), POLICY, NOW)[0].actions == ()
@@ -24,7 +24,7 @@ def running(result: Plan) -> set[str]:
 
 
 def test_a_stopped_pod_that_is_not_ours_starts_nowhere_else_at_the_same_moment() -> None:
-    """Its own pods end when they are stopped; planning again found it room."""
+    """A pod of no job ends for good when it is stopped; planning again had placed it on other devices."""
     snapshot = cluster(
         job("asks", "b", size=8, accelerators=("L4",)),
         job("pod", "c", kind=JobKind.OPAQUE, on=placed("L4", "L4-0000"), submitted=NOW - 3600),
@@ -40,7 +40,7 @@ def test_a_stopped_pod_that_is_not_ours_starts_nowhere_else_at_the_same_moment()
 
 
 def test_a_job_may_grow_where_another_starts() -> None:
-    """What it has there is given back before it takes more: the checker counted both."""
+    """A job releases its old devices on a node before it gets more there; the checker counted both."""
     grows = job("grows", "b", on=placed("L4", "L4-0000"), remaining=3e5, since=NOW - 1000, saved=NOW - 1000)
     asks = job("asks", "c", pods=3)
     snapshot = cluster(replace(grows, max_pods=2), replace(asks, max_pods=6), L4=1)

@@ -1,4 +1,4 @@
-"""Models on disk, once per session; one torch thread, so that runs repeat and share the machine."""
+"""Models on disk, once per session; one torch thread, so that runs are reproducible and share the machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-PURE = ("test_scheduler", "test_openai_request", "test_settings", "test_speed", "test_architecture")
+PURE = (
+    "test_scheduler",
+    "test_fairness",
+    "test_openai_request",
+    "test_settings",
+    "test_speed",
+    "test_architecture",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here but the pure modules needs torch: marker `engine`."""
+    """Every test here, except those of modules without torch, gets the marker `engine`."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here) and item.path.stem not in PURE:
@@ -31,7 +38,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="session")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model that takes its time."""
+    """The folder of a slow model."""
     import torch
     from tests.serving.models import save_deep_model
 

@@ -75,7 +75,7 @@ def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: An
 
 
 def save_deep_model(folder: Path) -> None:
-    """A model of so many layers that a long answer, of seconds, outlives what a test does meanwhile."""
+    """A model with so many layers that a long answer takes seconds, longer than the test's other steps."""
     save_model(folder, num_hidden_layers=64)
 
 

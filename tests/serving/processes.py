@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,18 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.free_port import free_port
+
+from busbar.kube.contracts.bearers import Role, role_of
+
 REPOSITORY = Path(__file__).parents[2]
 START_LIMIT_S = 90.0
 
 
 @dataclass
 class Running:
-    """A server and how to talk to it."""
+    """A server process and its client."""
 
     process: subprocess.Popen[bytes]
     url: str
     token: str | None
     log_path: Path
+    by_role: bool = False
+    """A pod has a separate bearer for each kind of call."""
+
+    def bearer(self, path: str) -> str | None:
+        return f"{self.token}-{role_of(path)}" if self.by_role else self.token
 
     def get(self, path: str, token: str | None = None) -> tuple[int, dict[str, str], bytes]:
         return self.call("GET", path, None, token)
@@ -40,10 +48,15 @@ class Running:
         return status, headers, json.loads(data)
 
     def call(
-        self, method: str, path: str, body: bytes | None, token: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        token: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> tuple[int, dict[str, str], bytes]:
-        bearer = self.token if token is None else token
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        bearer = self.bearer(path) if token is None else token
+        headers = {**({"Authorization": f"Bearer {bearer}"} if bearer else {}), **(headers or {})}
         request = urllib.request.Request(self.url + path, data=body, method=method, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
@@ -75,12 +88,13 @@ class Running:
 
 
 class OpenStream:
-    """A streamed completion whose reading the test controls; closing it is the client leaving."""
+    """A streamed completion that the test reads step by step; closing it disconnects the client."""
 
     def __init__(self, server: Running, body: object, headers: dict[str, str] | None = None) -> None:
         self._connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
-        bearer = {"Authorization": f"Bearer {server.token}"} if server.token else {}
-        self._connection.request("POST", "/v1/completions", json.dumps(body), bearer | (headers or {}))
+        path = "/v1/completions"
+        bearer = {"Authorization": f"Bearer {server.bearer(path)}"} if server.token else {}
+        self._connection.request("POST", path, json.dumps(body), bearer | (headers or {}))
         self.answer = self._connection.getresponse()
         self.status = self.answer.status
         self.headers = self.answer.headers
@@ -89,7 +103,7 @@ class OpenStream:
         return self.answer.readline()
 
     def rest(self) -> bytes:
-        """Everything to the end."""
+        """The rest of the stream."""
         with self:
             return self.answer.read()
 
@@ -104,39 +118,28 @@ class OpenStream:
         self.close()
 
 
-def free_port() -> int:
-    """A port for a process that is about to start, kept for it for a minute.
-
-    A connection through it ends here, and the kernel gives no port away at which one has just ended; a server
-    that asks for this very one (with SO_REUSEADDR, as servers do) gets it.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)):
-            listener.accept()[0].close()
-        return port
-
-
 @contextmanager
 def serving(
     folder: Path, *flags: str, env: dict[str, str] | None = None, token: str | None = None
 ) -> Iterator[Running]:
-    """`python -m busbar.workloads.serving`, ready, killed at the end if it has not left."""
+    """`python -m busbar.workloads.serving`, ready, killed at the end if it still runs."""
     port = free_port()
     command = [sys.executable, "-m", "busbar.workloads.serving"]
     if env is None:
         command += [str(folder), "--port", str(port), "--threads", "1", *flags]
     variables = {k: v for k, v in os.environ.items() if not k.startswith("BUSBAR_")}
     variables |= {"PYTHONPATH": str(REPOSITORY / ".src"), "OMP_NUM_THREADS": "1"}
-    if token is not None:
+    if token is not None and env is None:
         variables["BUSBAR_TOKEN"] = token
-    if env is not None:
-        variables |= env | {"BUSBAR_PORT": str(port)}
     with tempfile.TemporaryDirectory() as logs:
+        if env is not None:
+            variables |= env | {"BUSBAR_PORT": str(port), "BUSBAR_BEARERS_DIR": logs}
+            for role in Role:
+                (Path(logs) / role).write_text(f"{token}-{role}")
         path = Path(logs) / "log"
         with path.open("wb") as log:
             process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
-        server = Running(process, f"http://127.0.0.1:{port}", token, path)
+        server = Running(process, f"http://127.0.0.1:{port}", token, path, by_role=env is not None)
         try:
             server.wait_for(lambda: process.poll() is not None or _is_ready(server), START_LIMIT_S)
             assert process.poll() is None, server.log()

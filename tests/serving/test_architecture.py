@@ -1,4 +1,4 @@
-"""config.json: what is refused, each beside what is served."""
+"""config.json: each refused value beside an accepted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`busbar serve` and the pod's entry: help without torch, and errors a person can act on."""
+"""`busbar serve` and the pod's entry: help without torch, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.serving.processes import free_port
+from tests.free_port import free_port
 
 from busbar.workloads.serving.__main__ import main
 from busbar.workloads.serving.command import serve
@@ -30,7 +30,7 @@ def test_help_has_examples_and_imports_no_torch() -> None:
 
 @pytest.fixture(autouse=True)
 def own_log_handlers() -> Iterator[None]:
-    """The commands set up the process's logs; the next test gets pytest's back."""
+    """The commands configure the process's logging; pytest's handlers are restored for the next test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

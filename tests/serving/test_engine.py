@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from tests.serving.engines import greedy_params, load_engine
 from tests.serving.models import VOCAB
 
@@ -17,6 +20,8 @@ from busbar.workloads.serving.engine import Engine, EngineState, Stream
 from busbar.workloads.serving.errors import ModelCorrupt, Overloaded
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sampling import SamplingParams
+from busbar.workloads.serving.server import Server
+from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ async def test_closing_a_stream_frees_its_blocks(loaded: Loaded) -> None:
         await stream.next()
         engine.close(stream)
         engine.close(stream)  # harmless
-        await read(engine.open("b", [1], greedy_params(1)))  # runs after the cancel has been done
+        await read(engine.open("b", [1], greedy_params(1)))  # runs after the cancel
         assert loaded.core.scheduler.pool.used == 0
 
 
@@ -79,6 +84,45 @@ async def test_a_failing_step_ends_every_stream_with_an_error(
         assert loaded.core.scheduler.pool.used == 0
         with pytest.raises(Overloaded, match="going down"):
             engine.open("b", [1], greedy_params(1))
+
+
+async def test_a_step_that_never_ends_fails_the_health_checks_until_it_ends(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, entered, release = [100.0], threading.Event(), threading.Event()
+    step = loaded.core.step
+
+    def hang() -> list[Delta]:
+        entered.set()
+        release.wait(60)
+        return step()
+
+    monkeypatch.setattr(loaded.core, "step", hang)
+    changed = asyncio.Event()
+    engine = Engine(lambda: loaded, asyncio.get_running_loop(), changed.set, clock=lambda: now[0])
+    settings = ServerSettings(EngineSettings(Path("m")), "tiny", stall_s=30.0)
+    http = TestServer(Server(settings, engine).application())
+    client: TestClient[web.Request, web.Application] = TestClient(http)
+    async with client:
+
+        async def look() -> list[tuple[int, str]]:
+            answers = [await client.get(path) for path in ("/health", "/ready")]
+            return [(answer.status, (await answer.json())["state"]) for answer in answers]
+
+        engine.start()
+        await changed.wait()
+        stream = engine.open("a", [1], greedy_params(1))
+        await asyncio.to_thread(entered.wait, 60)
+        now[0] += 29.0
+        assert await look() == [(200, "Ready"), (200, "Ready")]
+        now[0] += 2.0
+        assert await look() == [(503, "Stalled"), (503, "Stalled")]
+        refused = await client.post("/v1/completions", json={"model": "tiny", "prompt": "a"})
+        assert refused.status == 503
+        release.set()
+        await read(stream)
+        await asyncio.to_thread(engine.stop)
+    assert engine.step_seconds == 0.0
 
 
 async def test_a_model_that_cannot_be_loaded_fails_the_engine_with_its_error() -> None:

@@ -1,4 +1,4 @@
-"""A serving process that is told to go while its engine's thread is in torch: it goes, with its own exit code."""
+"""A serving process that gets SIGTERM while its engine's thread is in torch exits with its own exit code."""
 
 from __future__ import annotations
 

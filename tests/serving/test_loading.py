@@ -1,18 +1,22 @@
-"""Model folders and memory that cannot be served, and what is made of those that can."""
+"""Model folders and memory sizes that cannot be served, and the settings derived from those that can."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 
+from busbar.kube.contracts.report import ServingReport
+from busbar.workloads.serving import weights as weights_module
 from busbar.workloads.serving.attention import Span
 from busbar.workloads.serving.errors import (
     MemoryTooSmall,
@@ -101,6 +105,41 @@ def test_shards_are_read_through_their_index(folder: Path, llama: tuple[Path, An
     assert tokens_of(generate(load_engine(folder), prompt, greedy_params(8))[0]) == tokens_of(whole[0])
 
 
+def test_loading_never_holds_more_than_a_few_tensors_of_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, peak = 0, 0
+    opened: Any = safe_open
+
+    class Watching:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._file = opened(*args, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Watching:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            nonlocal alive, peak
+            tensor: torch.Tensor = self._file.get_tensor(name)
+            alive, peak = alive + 1, max(peak, alive + 1)
+            weakref.finalize(tensor, gone)
+            return tensor
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    monkeypatch.setattr(weights_module, "safe_open", Watching)
+    load_engine(folder)
+    assert 1 <= peak <= 3
+
+
 def test_an_index_cannot_point_out_of_the_folder(folder: Path) -> None:
     index = {"weight_map": {NORM: "../other/model.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -168,7 +207,7 @@ def test_a_wrong_attention_back_end_is_never_chosen(folder: Path) -> None:
 
 
 def test_the_start_check_notices_a_product_that_depends_on_the_number_of_rows(folder: Path) -> None:
-    runner = load_engine(folder).core.runner
+    runner = load_engine(folder, deterministic=True).core.runner
     shape, device = runner.cache.shape, torch.device("cpu")
     decoder = runner.decoder
     assert batch_invariant(decoder, shape, device, 512)
@@ -193,8 +232,9 @@ def test_the_report_names_the_class_and_its_bytes(folder: Path) -> None:
     loaded = load_engine(folder)
     generate(loaded, [[1, 2, 3]], greedy_params(10, ignore_eos=True))
     report = table_report(loaded, ServerSettings(EngineSettings(folder), "tiny"))
-    assert report["class"].startswith("serve-llama-117.1k-float32-")
-    assert report["kvBytesPerToken"] == 2 * 2 * 2 * 16 * 4
-    assert report["mode"] == "resident"
-    assert report["parameters"] == 117_056
-    assert json.loads(json.dumps(report)) == report
+    assert report.workload_class.startswith("serve-llama-117.1k-float32-")
+    assert report.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+    assert report.mode == "resident"
+    assert report.parameters == 117_056
+    assert report.kv_bytes == loaded.kv_bytes
+    assert ServingReport.model_validate_json(json.dumps(report.to_wire())) == report

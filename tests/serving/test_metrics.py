@@ -1,4 +1,4 @@
-"""vLLM's names and buckets, and what one known request does to each of them."""
+"""vLLM's metric names and buckets, and the values after one known request."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ FROZEN = {
     "vllm:prompt_tokens": "counter",
     "vllm:generation_tokens": "counter",
     "vllm:num_preemptions": "counter",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+    "busbar:saturated": "gauge",
     "vllm:request_success": "counter",
     "vllm:admission_rejections": "counter",
     "vllm:time_to_first_token_seconds": "histogram",
@@ -88,8 +91,8 @@ def test_a_known_request_moves_each_by_the_predicted_amount(loaded: Loaded, cloc
     assert value(core, "vllm:num_requests_waiting") == 1
     plan = core.scheduler.plan
 
-    def plan_then_wait() -> object:
-        step = plan()
+    def plan_then_wait(budget: int | None = None) -> object:
+        step = plan(budget)
         clock.now += 1.0
         return step
 

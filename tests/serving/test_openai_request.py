@@ -37,14 +37,24 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
         [[], {"a": 1}, {"1": "x"}, {"1": True}, {"²": 1}],
         [{}, {"1": -100}, {"5": 2.5}, {"1": 10**400}],
     ),
+    (
+        "allowed_token_ids",
+        [[], 3, "5", {"5": 1}, [1, -1], ["1"], [True], [1.0], [[1]]],
+        [[0], [5, 7, 5], list(range(2000)), None],
+    ),
+    (
+        "bad_words",
+        ["x", {"x": 1}, [""], [3], ["a", None], ["x" * 257], ["\ud800"], ["x"] * 301],
+        [[], ["x"], ["a b", " ", "\n"], ["x" * 256], ["x"] * 300, None],
+    ),
     ("logprobs", [-1, 21, True, "x"], [0, 5, 20, None]),
     ("stream", [1, "yes"], [True, False]),
-    ("n", [2, 0, True], [1, None]),
+    ("n", [17, 0, True], [1, 2, 16, None]),
     ("best_of", [2], [1]),
     ("echo", [True, 0], [False]),
     ("suffix", ["x"], ["", None]),
-    ("min_p", [0.1], [0, 0.0]),
-    ("repetition_penalty", [1.1], [1, 1.0]),
+    ("min_p", [-0.1, 1.1, "x"], [0, 0.0, 0.1, 1]),
+    ("repetition_penalty", [0, 2.1, "x"], [1, 1.1, 0.5, 2]),
     ("response_format", [{"type": "json_object"}], [{"type": "text"}, None]),
     ("tools", [[{"type": "function"}]], [[], None]),
     ("user", [], ["somebody"]),
@@ -75,6 +85,8 @@ CHAT_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("max_completion_tokens", [0, "x"], [5]),
     ("logprobs", [1, "x"], [True, False]),
     ("top_logprobs", [3], [None]),  # without logprobs: true
+    ("allowed_token_ids", [[], [-1], "5"], [[5]]),
+    ("bad_words", [[""], "x"], [["x"]]),
     ("chat_template_kwargs", [[], "x"], [{"enable_thinking": False}]),
     ("tool_choice", ["required", {"type": "function"}], ["none", "auto"]),
     ("prompt", ["x"], [None]),
@@ -142,6 +154,47 @@ def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = parse_chat({"model": "m", "messages": [{"role": "user", "content": parts}]})
     assert body.messages[0]["content"] == "ab"
+
+
+def test_a_logit_bias_has_a_bounded_number_of_tokens_each_spelt_one_way() -> None:
+    def bias(value: object) -> tuple[tuple[int, float], ...]:
+        body = {"model": "m", "prompt": "a", "logit_bias": value}
+        return parse_completion(body).wanted.params.logit_bias
+
+    assert len(bias({str(token): 1 for token in range(300)})) == 300
+    with pytest.raises(BadRequest, match="301 tokens; at most 300"):
+        bias({str(token): 1 for token in range(301)})
+    assert bias({"0": 1, "10": 2}) == ((0, 1.0), (10, 2.0))
+    for name in ("00", "010", "+1", "1 ", " 1", "1_0", "9" * 11):
+        with pytest.raises(BadRequest, match="is not a token id"):
+            bias({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("allowed_token_ids", [], "allowed_token_ids must be a list of at least one token id, not []"),
+        ("allowed_token_ids", [1, -4], "allowed_token_ids[1] is -4; a token id is a whole number from 0"),
+        ("bad_words", "no", "bad_words must be a list of up to 300 texts, not 'no'"),
+        (
+            "bad_words",
+            ["a", ""],
+            "bad_words[1] is ''; a bad word is a text of 1 to 256 characters of valid Unicode",
+        ),
+        ("bad_words", ["x"] * 301, "bad_words has 301 texts; at most 300 are served"),
+    ],
+)
+def test_a_refused_constraint_is_told_in_one_sentence(field: str, value: object, message: str) -> None:
+    for parse, prompt in ((parse_completion, {"prompt": "a"}), (parse_chat, {"messages": MESSAGES})):
+        with pytest.raises(BadRequest) as caught:
+            parse({"model": "m", **prompt, field: value})
+        assert (str(caught.value), caught.value.param) == (message, field)
+
+
+def test_a_long_wrong_value_does_not_fill_the_message() -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_completion({"model": "m", "prompt": "a", "bad_words": "x" * 10_000})
+    assert len(str(caught.value)) < 200
 
 
 def test_max_completion_tokens_wins_over_the_old_name() -> None:

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busbar.workloads.serving.blocks import SCRATCH_BLOCK, BlockPool
-from busbar.workloads.serving.scheduler import Limits, Scheduler, Sequence, State, Step
+from busbar.workloads.serving.scheduler import Scheduler, StepLimits
+from busbar.workloads.serving.sequence import Sequence, State, Step
 
 
 def make(blocks: int, block_tokens: int = 4, budget: int = 16, running: int = 8) -> Scheduler:
-    return Scheduler(BlockPool(blocks), Limits(block_tokens, budget, running))
+    return Scheduler(BlockPool(blocks), StepLimits(block_tokens, budget, running))
 
 
 def sequence(order: int, prompt: int, output: int) -> Sequence:
@@ -19,7 +20,7 @@ def sequence(order: int, prompt: int, output: int) -> Sequence:
 
 
 def run_step(scheduler: Scheduler) -> Step:
-    """Plans, pretends to compute, and ends sequences that have all their tokens."""
+    """Plans, simulates the computation, and ends sequences that have all their tokens."""
     step = scheduler.plan()
     sampled = {c.sequence: 7 for c in step.chunks if c.samples}
     scheduler.commit(step, sampled)
@@ -29,7 +30,7 @@ def run_step(scheduler: Scheduler) -> Step:
 
 
 def check(scheduler: Scheduler, step: Step) -> None:
-    """What must hold after every plan."""
+    """The invariants after every plan."""
     held = [block for s in scheduler.running for block in s.blocks]
     assert len(held) == len(set(held)) == scheduler.pool.used
     assert SCRATCH_BLOCK not in held
@@ -149,7 +150,7 @@ def test_joining_keeps_room_for_those_that_run() -> None:
     scheduler = make(blocks=10, block_tokens=4, budget=64)
     scheduler.add(sequence(0, 32, 4))  # eight blocks
     run_step(scheduler)
-    scheduler.add(sequence(1, 8, 1))  # two more would leave none to grow into
+    scheduler.add(sequence(1, 8, 1))  # two more would leave no block for growth
     assert scheduler.plan().joined == ()
 
 

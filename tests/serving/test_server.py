@@ -18,6 +18,9 @@ import pytest
 from tests.serving.models import EOS, greedy, make_tokenizer
 from tests.serving.processes import OpenStream, Running, serving
 
+from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
+from busbar.workloads.serving.vocabulary import Vocabulary
+
 MODEL = "tiny"
 PROMPT = "def add(a, b):\n"
 TOKENIZER = make_tokenizer()
@@ -26,13 +29,13 @@ TOKENIZER = make_tokenizer()
 @pytest.fixture(scope="module")
 def server(llama: tuple[Path, Any]) -> Iterator[Running]:
     flags = ("--model-id", MODEL, "--block-tokens", "16", "--max-running", "4", "--max-waiting", "8")
-    with serving(llama[0], *flags, token="secret") as running:
+    with serving(llama[0], *flags, "--deterministic", token="secret") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def slow_server(deep: Path) -> Iterator[Running]:
-    """One whose long streams do not end while a test looks at them."""
+    """A server whose long streams do not end while a test observes them."""
     flags = ("--model-id", MODEL, "--block-tokens", "16", "--max-running", "4", "--max-waiting", "8")
     with serving(deep, *flags, token="secret") as running:
         yield running
@@ -150,6 +153,28 @@ def test_logprobs_name_the_chosen_tokens(client: openai.OpenAI) -> None:
         assert len(entry.top_logprobs) == 2
 
 
+def test_the_bytes_of_logprobs_are_exact_also_for_parts_of_a_character(client: openai.OpenAI) -> None:
+    """In this tokenizer each byte of a character is a token."""
+    face = "🙂"
+    tokens = TOKENIZER.encode(face).ids
+    assert len(tokens) > 1
+    for wanted in tokens:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "x"}],
+            max_tokens=1,
+            logit_bias={str(wanted): 100},
+            temperature=0,
+            logprobs=True,
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        (entry,) = logprobs.content
+        assert bytes(entry.bytes or []) == Vocabulary(TOKENIZER).bytes_of(wanted)
+    assert b"".join(map(Vocabulary(TOKENIZER).bytes_of, tokens)) == face.encode()
+
+
 def test_offsets_of_streamed_logprobs_go_on_where_the_last_chunk_ended(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1}
     whole = client.completions.create(**asked).choices[0].logprobs
@@ -185,7 +210,9 @@ def test_a_seed_repeats_in_company(client: openai.OpenAI) -> None:
     ("change", "error", "part"),
     [
         ({"model": "other"}, openai.NotFoundError, "serves 'tiny'"),
-        ({"n": 2}, openai.BadRequestError, "n=2"),
+        ({"n": 17}, openai.BadRequestError, "n must be"),
+        ({"n": 16, "prompt": ["a"] * 5}, openai.BadRequestError, "at most 64"),
+        ({"best_of": 2}, openai.BadRequestError, "best_of=2"),
         ({"max_tokens": 600}, openai.BadRequestError, "maximum context length is 512"),
         ({"prompt": ""}, openai.BadRequestError, "prompt is empty"),
         ({"prompt": [999_999]}, openai.BadRequestError, "not in the model's vocabulary"),
@@ -224,8 +251,15 @@ def test_only_probes_are_open_without_the_bearer(server: Running) -> None:
 
 
 def test_a_body_that_is_too_large_or_no_json_is_refused(server: Running) -> None:
-    status, _, body = server.call("POST", "/v1/completions", b"{" + b" " * 5_000_000)
-    assert (status, json.loads(body)["error"]["type"]) == (413, "RequestTooLarge")
+    too_large = b"{" + b" " * REPLICA_REQUEST_BYTES
+    status, _, body = server.call("POST", "/v1/completions", too_large)
+    error = json.loads(body)["error"]
+    assert (status, error["type"]) == (413, "RequestTooLarge")
+    assert (
+        error["message"] == f"the body has {len(too_large)} bytes; at most {REPLICA_REQUEST_BYTES} are read"
+    )
+    status, _, body = server.call("POST", "/v1/completions", too_large[:REPLICA_REQUEST_BYTES])
+    assert (status, "not JSON" in json.loads(body)["error"]["message"]) == (400, True)
     status, _, body = server.call("POST", "/v1/completions", b"{")
     assert status == 400
     assert "not JSON" in json.loads(body)["error"]["message"]
@@ -233,7 +267,11 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(server: Running) -> None
     assert status == 400
     assert "not valid Unicode" in json.loads(body)["error"]["message"]
     status, _, body = server.call("GET", "/v1/completions", None)
-    assert (status, json.loads(body)["error"]["code"]) == (405, 405)
+    assert (status, json.loads(body)["error"]["type"]) == (405, "MethodNotAllowedError")
+    twice = b'{"model": "tiny", "prompt": "a", "logit_bias": {"7": 1, "7": 2}}'
+    status, _, body = server.call("POST", "/v1/completions", twice)
+    assert status == 400
+    assert "'7' twice" in json.loads(body)["error"]["message"]
 
 
 def test_metrics_of_a_request_over_http(server: Running) -> None:
@@ -276,11 +314,11 @@ def test_a_client_that_leaves_frees_its_blocks(slow_server: Running) -> None:
 
 
 def test_requests_beyond_the_queue_are_refused_with_retry_after(slow_server: Running) -> None:
-    """Four run, eight may wait: of sixteen long ones some are refused at once, and none hangs."""
+    """Four requests run and eight may wait: of sixteen long ones some are refused at once, and none hangs."""
     server = slow_server
     answers = [open_stream(server, 400) for _ in range(4)]
     for answer in answers:
-        answer.line()  # it runs: no longer one of those that wait
+        answer.line()  # it runs and is no longer queued
     answers += [open_stream(server, 400) for _ in range(12)]
     refused = [a for a in answers if a.status == 503]
     assert 1 <= len(refused) <= 4
@@ -307,7 +345,7 @@ def test_status_is_what_the_operator_reads(server: Running) -> None:
 
 @contextlib.contextmanager
 def half_sent(server: Running) -> Iterator[tuple[http.client.HTTPConnection, bytes]]:
-    """A request whose body is still arriving, for which a drain waits; and the rest of the body."""
+    """A request whose body is still arriving, which a drain waits for, and the rest of the body."""
     body = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 4}).encode()
     address = server.url.removeprefix("http://")
     with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as connection:
@@ -354,7 +392,7 @@ def test_a_drain_waits_for_a_request_whose_body_is_still_arriving(llama: tuple[P
             server.process.send_signal(signal.SIGTERM)
             server.wait_for(lambda: server.get("/ready")[0] == 503)
             with pytest.raises(subprocess.TimeoutExpired):
-                server.process.wait(2.0)  # longer than the clean-up takes
+                server.process.wait(2.0)  # longer than the cleanup takes
             connection.send(rest)
             answer = connection.getresponse()
             assert answer.status == 200
@@ -369,7 +407,6 @@ def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(deep: Path) -> N
         "BUSBAR_JOB_NAME": MODEL,
         "BUSBAR_NAMESPACE": "demo",
         "BUSBAR_MODEL_DIR": str(deep),
-        "BUSBAR_TOKEN": "secret",
     }
     with serving(deep, env=env, token="secret") as server:
         assert server.status()["modelId"] == MODEL
@@ -379,7 +416,16 @@ def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(deep: Path) -> N
                 "/v1/completions", {"model": name, "prompt": "a", "max_tokens": 1}
             )
             assert (status, answer["model"]) == (200, name)
-        streams = [open_stream(server, 490) for _ in range(8)]  # long enough to outlive what follows
+        for path, foreign in (
+            ("/status", "infer"),
+            ("/v1/models", "read"),
+            ("/drain", "read"),
+            ("/drain", "infer"),
+        ):
+            method = "POST" if path == "/drain" else "GET"
+            assert server.call(method, path, None, f"secret-{foreign}")[0] == 401
+        assert server.get("/ready")[0] == 200
+        streams = [open_stream(server, 490) for _ in range(8)]  # still running during the next calls
         streams[0].line()
         assert server.post("/drain", {})[2] == {"draining": True, "running": 8}
         assert server.get("/ready")[0] == 503
@@ -391,5 +437,119 @@ def test_a_pod_drains_on_request_and_cuts_when_its_time_is_over(deep: Path) -> N
             assert b'"error":{"message":"the server is shutting down' in rest
             assert rest.endswith(b"data: [DONE]\n\n")
         assert server.process.wait(60) == 143
-        assert all(json.loads(line)["event"] for line in server.log().splitlines())
+        assert all(json.loads(line)["message"] for line in server.log().splitlines())
         assert "secret" not in server.log()
+
+
+def test_a_tenant_is_believed_with_the_bearer_and_shares_only_its_own_cache(server: Running) -> None:
+    def cached(tenant: str, salt: str = "") -> int:
+        body = {"model": MODEL, "prompt": "def shared(a, b):\n" * 8, "max_tokens": 1, "cache_salt": salt}
+        status, _, data = server.call(
+            "POST", "/v1/completions", json.dumps(body).encode(), headers={"x-busbar-tenant": tenant}
+        )
+        assert status == 200
+        return int(json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("a") == 0
+    shared = cached("a")
+    assert shared > 0
+    assert cached("b") == 0
+    assert cached("a", "salt") == 0
+    assert cached("a") == shared
+    body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1}).encode()
+    for weight, expected in (("0", 400), ("-1", 400), ("nan", 400), ("x", 400), ("2.5", 200)):
+        headers = {"x-busbar-weight": weight}
+        assert server.call("POST", "/v1/completions", body, headers=headers)[0] == expected
+
+
+def test_tokens_and_text_are_turned_into_each_other_as_a_request_would(server: Running) -> None:
+    def ask(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        status, _, data = server.call("POST", path, json.dumps(body).encode())
+        return status, json.loads(data)
+
+    ids = TOKENIZER.encode(PROMPT).ids
+    status, answer = ask("/tokenize", {"prompt": PROMPT, "return_token_strs": True})
+    assert status == 200
+    assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (ids, len(ids), 512)
+    assert answer["token_strs"] == [TOKENIZER.id_to_token(token) for token in ids]
+    assert ask("/detokenize", {"model": MODEL, "tokens": ids}) == (200, {"prompt": PROMPT})
+    messages = [{"role": "user", "content": "hi"}]
+    assert (
+        ask("/tokenize", {"messages": messages})[1]["tokens"] == TOKENIZER.encode("user: hi\nassistant:").ids
+    )
+    for path, body in (
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": messages}),
+        ("/tokenize", {"prompt": ["a"]}),
+        ("/tokenize", {"prompt": "a", "other": 1}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/detokenize", {"tokens": [999_999]}),
+    ):
+        assert ask(path, body)[0] == 400
+    assert ask("/tokenize", {"model": "other", "prompt": "a"})[0] == 404
+    assert json.loads(server.get("/load")[2]) == {"server_load": 0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_allowed_tokens_and_no_bad_words_come_in_both_routes(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    letters = TOKENIZER.encode("abcdefgh", add_special_tokens=False).ids
+    allowed = sorted({*letters, *TOKENIZER.encode("xyz", add_special_tokens=False).ids})
+    rules = {"allowed_token_ids": allowed, "bad_words": ["x", "zy"]}
+    asked: dict[str, Any] = {"max_tokens": 60, "seed": 1, "temperature": 2, "stream": stream}
+    completion: Any = client.completions.create(model=MODEL, prompt="a", extra_body=rules, **asked)
+    message: Any = [{"role": "user", "content": "x"}]
+    chat: Any = client.chat.completions.create(model=MODEL, messages=message, extra_body=rules, **asked)
+    if stream:
+        texts = ["".join(c.choices[0].text for c in completion)]
+        texts.append("".join(c.choices[0].delta.content or "" for c in chat))
+    else:
+        texts = [completion.choices[0].text, chat.choices[0].message.content]
+    may_come = set("".join(TOKENIZER.decode([token]) for token in allowed)) - {"x"}
+    for text in texts:
+        assert len(text) >= 60
+        assert set(text) <= may_come
+        assert "zy" not in text
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "part"),
+    [
+        (
+            {"allowed_token_ids": [5, 384]},
+            "allowed_token_ids",
+            "has 384; this model's token ids are 0 to 383",
+        ),
+        ({"allowed_token_ids": [EOS], "min_tokens": 1}, "allowed_token_ids", "leaves no token to begin with"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "not \\[\\]"),
+        ({"bad_words": ["a", 7]}, "bad_words", "bad_words\\[1\\] is 7"),
+    ],
+)
+def test_a_constraint_that_cannot_be_kept_is_refused_by_name(
+    client: openai.OpenAI, change: dict[str, Any], param: str, part: str
+) -> None:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **change}
+    with pytest.raises(openai.BadRequestError, match=part) as caught:
+        client.post("/chat/completions", body=asked, cast_to=object)
+    assert caught.value.param == param
+
+
+def test_n_answers_to_a_prompt_differ_repeat_and_count_the_prompt_once(client: openai.OpenAI) -> None:
+    def ask(**more: Any) -> Any:
+        return client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=12, n=3, **more
+        )
+
+    first, again = ask(seed=5), ask(seed=5)
+    texts = [choice.message.content for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert texts == [choice.message.content for choice in again.choices]
+    assert first.usage.prompt_tokens == len(TOKENIZER.encode("user: x\nassistant:").ids)
+    assert len({choice.message.content for choice in ask(temperature=0).choices}) == 1
+    streamed = ["", "", ""]
+    for chunk in ask(seed=5, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts

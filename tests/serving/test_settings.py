@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from busbar.kube.contracts.bearers import Role
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.pod import from_environment
 from busbar.workloads.serving.settings import EngineSettings, parse_bytes
@@ -17,9 +18,24 @@ POD = {
     "BUSBAR_JOB_NAME": "chat",
     "BUSBAR_NAMESPACE": "demo",
     "BUSBAR_MODEL_DIR": "/artifacts/stdlib/model",
-    "BUSBAR_TOKEN": "secret",
     "BUSBAR_PORT": "9400",
+    "BUSBAR_MODE": "resident",
 }
+
+
+@pytest.fixture(autouse=True)
+def bearers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the operator mounts."""
+    for role in Role:
+        (tmp_path / role).write_text(f"secret-{role}\n")
+    monkeypatch.setitem(POD, "BUSBAR_BEARERS_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_pod_whose_bearers_are_not_all_there_does_not_start(bearers: Path) -> None:
+    (bearers / "command").unlink()
+    with pytest.raises(SettingsError, match="has no bearer for command"):
+        from_environment(POD)
 
 
 def test_a_pod_reads_its_spec() -> None:
@@ -29,7 +45,7 @@ def test_a_pod_reads_its_spec() -> None:
     assert settings.engine.max_model_len == 256
     assert (settings.model_id, settings.aliases) == ("chat", ("demo/chat",))
     assert (settings.host, settings.port, settings.drain_s) == ("0.0.0.0", 9400, 12.0)
-    assert settings.token == "secret"
+    assert settings.bearers == {role: f"secret-{role}" for role in Role}
     assert "secret" not in repr(settings)
 
 
@@ -39,6 +55,27 @@ def test_the_model_id_of_the_spec_is_used_and_the_other_names_still_work() -> No
     assert settings.aliases == ("chat", "demo/chat", "demo/my-model")
 
 
+def test_the_promised_time_per_token_reaches_the_engine() -> None:
+    spec = SPEC | {"slo": {"tpotMilliseconds": 40, "percentile": 95}}
+    assert from_environment(POD | {"BUSBAR_SPEC": json.dumps(spec)}).engine.tpot_ms == 40
+    assert from_environment(POD).engine.tpot_ms is None
+
+
+def test_arguments_of_the_spec_turn_parts_of_the_engine_on_and_off() -> None:
+    settings = from_environment(POD, ["--deterministic", "--no-prefix-cache", "--stall-seconds", "5"])
+    assert (settings.engine.deterministic, settings.engine.prefix_cache, settings.stall_s) == (
+        True,
+        False,
+        5.0,
+    )
+    settings = from_environment(POD)
+    assert (settings.engine.deterministic, settings.engine.prefix_cache, settings.stall_s) == (
+        False,
+        True,
+        30.0,
+    )
+
+
 def test_the_operators_model_id_wins() -> None:
     assert from_environment(POD | {"BUSBAR_MODEL_ID": "other"}).model_id == "other"
 
@@ -46,11 +83,12 @@ def test_the_operators_model_id_wins() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"BUSBAR_TOKEN": ""}, "BUSBAR_TOKEN is not set"),
+        ({"BUSBAR_BEARERS_DIR": ""}, "BUSBAR_BEARERS_DIR is not set"),
         ({"BUSBAR_MODEL_DIR": ""}, "BUSBAR_MODEL_DIR is not set"),
         ({"BUSBAR_JOB_NAME": ""}, "BUSBAR_JOB_NAME is not set"),
         ({"BUSBAR_SPEC": "{"}, "BUSBAR_SPEC is not JSON"),
         ({"BUSBAR_SPEC": "[]"}, "must hold the spec"),
+        ({"BUSBAR_MODE": "int8"}, "runs in the mode 'resident' only"),
         ({"BUSBAR_PORT": "http"}, "BUSBAR_PORT must be a positive whole number"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"kvCacheMemory": "lots"})}, "not an amount of memory"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": "x"})}, "maxModelLen must be"),

@@ -1,4 +1,4 @@
-"""The online step model against a known law, and the sums."""
+"""The online step-time model against a known formula, and its running sums."""
 
 from __future__ import annotations
 

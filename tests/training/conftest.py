@@ -1,4 +1,4 @@
-"""The training engine's tests: small models, one thread, real processes where processes matter."""
+"""The training engine's tests: small models, one thread, and real processes where process behaviour is under test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real training process that ends itself by SIGKILL at a chosen point, and the means to start it quickly.
+"""A real training process that kills itself with SIGKILL at a chosen point, and a fork server to start it quickly.
 
-The processes are forked from a server that has torch and transformers imported already, so that a dozen of
-them cost seconds. SIGKILL runs no handler, no `finally` and no flush: it is what a node failure looks like.
+The processes are forked from a server that has torch and transformers imported already, so that a dozen of them
+cost seconds. SIGKILL runs no handler, no `finally` and no flush, as in a node failure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _train(manifest: dict[str, Any], claims: Path, point: Point | None, status_f
     from busbar.workloads.training.control import Control
     from busbar.workloads.training.environment import run_from_manifest
     from busbar.workloads.training.report import Lines
-    from busbar.workloads.training.session import run
+    from busbar.workloads.training.run import run
     from busbar.workloads.training.status import Status
 
     if point is not None:

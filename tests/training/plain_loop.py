@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,13 @@ def plain_rate(settings: dict[str, Any], step: int, steps: int) -> float:
     return float(peak)
 
 
+def rounded(master: torch.Tensor) -> torch.Tensor:
+    """The nearest bfloat16; ties are rounded away from zero."""
+    down = (master.view(torch.int32) & ~0xFFFF).view(torch.float32)
+    up = ((master.view(torch.int32) & ~0xFFFF) + 0x10000).view(torch.float32)
+    return torch.where((master - down).abs() < (up - master).abs(), down, up).bfloat16()
+
+
 def train_plainly(
     config: dict[str, Any],
     vocab_size: int,
@@ -34,8 +41,13 @@ def train_plainly(
     seed: int = 0,
     fused: bool | None = None,
     dtype: torch.dtype = torch.float32,
+    spoil: Callable[[int, torch.nn.Module], None] = lambda step, model: None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower)."""
+    """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
+
+    `spoil` may change the gradients of a step before they are used. A step whose gradient norm is not finite is
+    skipped.
+    """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
     make: Any = AutoModelForCausalLM.from_config
@@ -66,6 +78,10 @@ def train_plainly(
             loss = model(input_ids=part, labels=part).loss / len(parts)
             loss.backward()
             total += loss.detach()
+        losses.append(float(total))
+        spoil(step, model)
+        if not torch.isfinite(torch.nn.utils.get_total_norm([p.grad for p in narrow if p.grad is not None])):
+            continue
         if settings.get("gradientClip") is not None:
             torch.nn.utils.clip_grad_norm_(narrow, settings["gradientClip"])
         for master, parameter in zip(masters, narrow, strict=True):
@@ -76,6 +92,5 @@ def train_plainly(
         with torch.no_grad():
             for master, parameter in zip(masters, narrow, strict=True):
                 if master is not parameter:
-                    parameter.copy_(master)
-        losses.append(float(total))
+                    parameter.copy_(rounded(master))
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -51,6 +51,7 @@ def engine(**changes: Any) -> dict[str, Any]:
         "batch": {"sequences": SEQUENCES, "microBatch": 2},
         "optimizer": {"learningRate": 3e-3, "warmupSteps": 3, "schedule": "linear", "gradientClip": 0.5},
         "mode": "optimizer-offload",
+        "threads": 1,
     }
     document.update(changes)
     return document

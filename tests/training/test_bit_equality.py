@@ -14,7 +14,7 @@ from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
-from busbar.workloads.training.plan import Limits, MemoryPlan, lay_out, make_plan
+from busbar.workloads.training.plan import MemoryLimits, MemoryPlan, lay_out, make_plan
 from busbar.workloads.training.trainer import Trainer
 
 STEPS = 6
@@ -28,9 +28,9 @@ def packed() -> Packed:
 
 def plan_for(spec: Any, recipe: Any, placement: str) -> MemoryPlan:
     demand = measure_demand(recipe, spec, CPU)
-    if placement == "half":  # some groups' state on the host, some on the device
-        return lay_out(demand, Limits(None, None, True), "optimizer-offload", len(demand.groups) // 2)
-    return make_plan(demand, Limits(None, None, True), placement)
+    if placement == "half":  # some groups have their state on the host, some on the device
+        return lay_out(demand, MemoryLimits(None, None, True), "optimizer-offload", len(demand.groups) // 2)
+    return make_plan(demand, MemoryLimits(None, None, True), placement)
 
 
 def train_ours(document: dict[str, Any], placement: str, fused: bool) -> tuple[list[float], Trainer]:
@@ -118,12 +118,12 @@ def test_a_resident_run_moves_nothing() -> None:
 
 def test_weights_and_gradients_live_in_the_device_arena() -> None:
     _, trainer = train_ours(engine(steps=3), "optimizer-offload", fused=True)
-    region = trainer.device_arena._region
-    first, last = region.data_ptr(), region.data_ptr() + region.numel()
+    regions = trainer.device_arena.regions
     for parameter in trainer.model.parameters():
         assert parameter.grad is not None
-        assert first <= parameter.data_ptr() < last
-        assert first <= parameter.grad.data_ptr() < last
+        for tensor, owner in ((parameter, "parameters"), (parameter.grad, "gradients")):
+            first = regions[owner].data_ptr()
+            assert first <= tensor.data_ptr() < first + regions[owner].numel()
 
 
 def test_activations_stay_within_what_the_plan_reserved() -> None:

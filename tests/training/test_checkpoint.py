@@ -1,23 +1,35 @@
-"""Checkpoints on disk: committed whole or not at all, verified when read, and the journal beside them."""
+"""Checkpoints on disk: committed atomically, verified when read, with the step log beside them."""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, cast
 
 import pytest
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tests.training.plain_loop import rounded
+from tests.training.small import VOCABULARY, engine
+from tests.training.states import write_state
+from tests.training.test_bit_equality import CPU, packed, plan_for
 
 from busbar.workloads.training import checkpoint as module
-from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.async_checkpoint import Saver
+from busbar.workloads.training.checkpoint import CheckpointFolder, Layout
 from busbar.workloads.training.errors import CheckpointError
-from busbar.workloads.training.journal import Journal
-from busbar.workloads.training.places import claim_checkpoints
-from busbar.workloads.training.saver import Saver, Snapshot
+from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.model import open_model
+from busbar.workloads.training.optimizer import join
+from busbar.workloads.training.paths import claim_checkpoints, own_checkpoints
+from busbar.workloads.training.snapshot import Block, Snapshot
+from busbar.workloads.training.step_log import Journal
+from busbar.workloads.training.streams import CallerStream
+from busbar.workloads.training.trainer import Trainer
 
 FACTS = {"identity": "abc", "attempt": 1}
 
@@ -35,7 +47,7 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 def folder_with(path: Path, steps: list[int], keep: int = 5) -> CheckpointFolder:
     folder = CheckpointFolder(path, keep)
     for step in steps:
-        folder.write(step, tensors(step), FACTS)
+        write_state(folder, step, tensors(step), FACTS)
     return folder
 
 
@@ -45,17 +57,46 @@ def test_a_checkpoint_reads_back_bit_for_bit(tmp_path: Path) -> None:
     assert loaded.step == 10
     assert loaded.manifest["identity"] == "abc"
     expected = tensors(10)
-    assert set(loaded.tensors) == set(expected)
-    assert all(torch.equal(loaded.tensors[name], expected[name]) for name in expected if name != "rng/cpu")
+    assert set(loaded.entries) == set(expected)
+    assert all(torch.equal(loaded.tensor(name), expected[name]) for name in expected if name != "rng/cpu")
+
+
+def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+    folder_with(tmp_path, [10])
+    read = load_file(tmp_path / "step-00000010/state.safetensors")
+    expected = tensors(10)
+    assert set(read) == set(expected)
+    assert all(torch.equal(read[name], expected[name]) for name in expected if name != "rng/cpu")
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 1000), (0, 1), (17, 900), (999, 1)])
+def test_any_run_of_a_tensor_is_read_into_its_place(start: int, count: int, tmp_path: Path) -> None:
+    loaded = folder_with(tmp_path, [10]).newest().checkpoint
+    assert loaded is not None
+    target = torch.zeros(count)
+    loaded.read_into("m/a", start, target)
+    assert torch.equal(target, tensors(10)["m/a"][start : start + count])
+    with pytest.raises(CheckpointError, match="m/a is not"):
+        loaded.read_into("m/a", 1001 - count, target)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_blocks_that_are_not_the_whole_state_are_not_committed(change: int, tmp_path: Path) -> None:
+    layout = Layout.of([("weights/a", torch.float32, 100)])
+    with pytest.raises(CheckpointError, match=f"{400 + 4 * change} of 400 bytes came"):
+        CheckpointFolder(tmp_path, 1).write(
+            1, layout, [torch.zeros(400 + 4 * change, dtype=torch.uint8)], FACTS
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_views_of_one_buffer_are_written_as_what_they_show(tmp_path: Path) -> None:
     flat = torch.arange(100.0)
     folder = CheckpointFolder(tmp_path, 1)
-    folder.write(1, {"weights/a": flat[:40], "weights/b": flat[64:]}, FACTS)
+    write_state(folder, 1, {"weights/a": flat[:40], "weights/b": flat[64:]}, FACTS)
     loaded = folder.newest().checkpoint
     assert loaded is not None
-    assert torch.equal(loaded.tensors["weights/b"], flat[64:])
+    assert torch.equal(loaded.tensor("weights/b"), flat[64:])
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -113,7 +154,7 @@ def test_a_half_written_checkpoint_of_a_dead_process_is_removed(tmp_path: Path) 
 def test_a_damaged_checkpoint_in_the_way_is_replaced(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, [10, 20])
     DAMAGE["no manifest"](tmp_path / "step-00000020")
-    folder.write(20, tensors(20), FACTS)
+    write_state(folder, 20, tensors(20), FACTS)
     found = folder.newest()
     assert found.checkpoint is not None
     assert (found.checkpoint.step, found.passed_over) == (20, ())
@@ -129,7 +170,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_done(
 
     monkeypatch.setattr(module, "fsync", full)
     with pytest.raises(CheckpointError, match=r"step 20 could not be written.*free space"):
-        folder.write(20, tensors(20), FACTS)
+        write_state(folder, 20, tensors(20), FACTS)
     monkeypatch.undo()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
 
@@ -139,7 +180,7 @@ def test_a_damaged_newer_checkpoint_never_pushes_out_good_ones(tmp_path: Path) -
     DAMAGE["a flipped bit in a tensor"](tmp_path / "step-00000020")
     again = CheckpointFolder(tmp_path, keep=1)
     assert again.newest().checkpoint is not None
-    again.write(15, tensors(15), FACTS)
+    write_state(again, 15, tensors(15), FACTS)
     found = folder.newest()
     assert found.checkpoint is not None
     assert (found.checkpoint.step, found.passed_over) == (15, ())
@@ -149,14 +190,14 @@ def test_a_damaged_newer_checkpoint_never_pushes_out_good_ones(tmp_path: Path) -
 def test_a_disk_that_fills_while_tensors_are_written_leaves_nothing_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(tensors: object, path: Path) -> None:
-        path.write_bytes(b"half")
-        raise SafetensorError("Error while serializing: No space left on device")
+    def full(file: Any, data: memoryview) -> None:
+        file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     folder = folder_with(tmp_path, [10])
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"step 20 could not be written.*free space"):
-        folder.write(20, tensors(20), FACTS)
+    monkeypatch.setattr(module, "_write_all", full)
+    with pytest.raises(CheckpointError, match=r"step 20 could not be written.*No space left.*free space"):
+        write_state(folder, 20, tensors(20), FACTS)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
 
 
@@ -167,7 +208,8 @@ class FailingOnce:
         self.written: list[int] = []
         self.failed = False
 
-    def write(self, step: int, tensors: object, facts: object) -> int:
+    def write(self, step: int, layout: Layout, blocks: Iterator[torch.Tensor], facts: object) -> int:
+        next(blocks)
         if not self.failed:
             self.failed = True
             raise CheckpointError(f"step {step}: the disk is full")
@@ -175,25 +217,34 @@ class FailingOnce:
         return 1
 
 
-class NothingToCopy:
-    tensors: ClassVar[dict[str, torch.Tensor]] = {}
+class OneBuffer:
+    """A snapshot of five blocks through one buffer: `take` ends only if the buffer is always returned."""
 
-    def take(self) -> None:
-        return
+    layout = Layout(())
+
+    def __init__(self) -> None:
+        self.free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        self.free.put(torch.zeros(8, dtype=torch.uint8))
+
+    def take(self, ready: queue.SimpleQueue[Block | None]) -> None:
+        for _ in range(5):
+            buffer = self.free.get(timeout=60)
+            ready.put(Block(buffer, CallerStream().record(), buffer))
+        ready.put(None)
 
 
 def test_a_failed_write_is_reported_and_does_not_cost_the_next_one() -> None:
     folder, durable = FailingOnce(), []
     saver = Saver(
         cast(CheckpointFolder, folder),
-        cast(Snapshot, NothingToCopy()),
+        cast(Snapshot, OneBuffer()),
         {},
         lambda: None,
         lambda step, saved_at, size: durable.append(step),
     )
-    saver.save(1)
+    saver.save(1, {})
     with pytest.raises(CheckpointError, match="step 1"):
-        saver.save(2)  # says what happened to step 1, and saves step 2
+        saver.save(2, {})  # raises the error of step 1, and saves step 2
     saver.drain()
     assert folder.written == durable == [2]
     assert saver.durable_step == 2
@@ -246,9 +297,51 @@ def test_the_digest_of_losses_needs_every_step(tmp_path: Path) -> None:
 
 def test_another_jobs_checkpoints_are_moved_aside_and_not_resumed(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
-    assert not claim_checkpoints(checkpoints, "uid-1")
+    assert claim_checkpoints(checkpoints, "uid-1") is None
     folder_with(checkpoints, [10])
-    assert not claim_checkpoints(checkpoints, "uid-1")
-    assert claim_checkpoints(checkpoints, "uid-2")
+    assert claim_checkpoints(checkpoints, "uid-1") is None
+    assert claim_checkpoints(checkpoints, "uid-2") == tmp_path / "checkpoints.previous"
     assert CheckpointFolder(checkpoints, 2).newest().checkpoint is None
     assert CheckpointFolder(tmp_path / "checkpoints.previous", 2).steps() == [10]
+    folder_with(checkpoints, [20])
+    assert claim_checkpoints(checkpoints, "uid-3") == tmp_path / "checkpoints.previous-2"
+    folder_with(checkpoints, [30])
+    assert claim_checkpoints(checkpoints, "uid-4", adopt=True) is None
+    kept = {folder.name: CheckpointFolder(folder, 2).steps() for folder in tmp_path.iterdir()}
+    assert kept == {"checkpoints": [30], "checkpoints.previous": [10], "checkpoints.previous-2": [20]}
+    own_checkpoints(checkpoints, "uid-4")
+    assert claim_checkpoints(checkpoints, "uid-4") is None
+
+
+@pytest.mark.parametrize("buffers", [2, 3, 1000])
+def test_a_snapshot_through_few_buffers_holds_the_state_of_one_step(buffers: int, tmp_path: Path) -> None:
+    spec = parse_engine(engine(steps=3, dtype="bfloat16"))
+    recipe = open_model(spec, None, VOCABULARY, 0)
+    plan = replace(plan_for(spec, recipe, "half"), snapshot_blocks=buffers, snapshot_block_bytes=64 * 1024)
+    trainer = Trainer(spec, recipe, plan, CPU)
+    assert trainer.snapshot.blocks > 5
+    trainer.step(packed())
+    folder, durable = CheckpointFolder(tmp_path, 1), list[int]()
+    saver = Saver(folder, trainer.snapshot, FACTS, lambda: None, lambda step, *_: durable.append(step))
+    saver.save(1, trainer.counters())
+    expected = {name: p.detach().clone().view(-1) for name, p in trainer.model.named_parameters()}
+    second = trainer.step(packed()).loss
+    saver.drain()
+    loaded = folder.newest().checkpoint
+    assert loaded is not None
+    assert durable == [1]
+    assert [
+        n for n, weight in expected.items() if not torch.equal(loaded.tensor(f"weights/{n}"), weight)
+    ] == []
+    masters = {name: torch.empty(weight.numel()) for name, weight in expected.items()}
+    for name, weight in expected.items():
+        join(weight, loaded.tensor(f"low/{name}"), masters[name])
+    assert all(torch.equal(rounded(masters[name]), weight) for name, weight in expected.items())
+    assert not all(torch.equal(masters[name], weight.float()) for name, weight in expected.items())
+    resumed = Trainer(spec, recipe, plan_for(spec, recipe, "resident"), CPU)  # its state lies elsewhere
+    resumed.restore(loaded)
+    assert resumed.step(packed()).loss == second
+    for name, parameter in resumed.model.named_parameters():
+        assert torch.equal(parameter, trainer.model.get_parameter(name)), name
+    resumed.close()
+    trainer.close()

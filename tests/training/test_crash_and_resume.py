@@ -1,4 +1,4 @@
-"""SIGKILL at awkward moments, then resume: losses and weights equal the uninterrupted run's, bit for bit."""
+"""SIGKILL during checkpoints and steps, then resume: losses and weights equal the uninterrupted run's, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,23 @@ from safetensors.torch import load_file
 from tests.training.crash import Point, train_in_a_process
 from tests.training.small import TEXTS, manifest
 
+from busbar.workloads.training import checkpoint as checkpoint_module
+from busbar.workloads.training.async_checkpoint import Saver, time_for_another
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.report import Lines
-from busbar.workloads.training.session import run
+from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.trainer import Trainer
 
-# A checkpoint every 4 of 12 steps, written in the background: where the newest durable one is a matter of timing,
-# the expectation is None and the disk tells after the kill.
+# A checkpoint every 4 of 12 steps, written in the background. Where timing decides which one is the newest durable
+# checkpoint, the expectation is None, and the test reads it from the disk after the kill.
 POINTS: dict[str, tuple[Point, int | None]] = {
     "in a forward pass": (Point("trainer:Trainer", "_micro_batch", 13), None),
     "half way through an update": (Point("optimizer:OffloadedAdamW", "_adamw", 40), None),
-    "while the second snapshot is copied": (Point("saver:Snapshot", "take", 2), 4),
+    "while the second snapshot is copied": (Point("snapshot:Snapshot", "take", 2), 4),
+    "half way through the second snapshot": (Point("snapshot:Snapshot", "_fill", 8), 4),
     "while the second checkpoint's files are written": (Point("checkpoint", "_write_files", 2), 4),
     "between its files and its commit": (Point("checkpoint", "_replace", 2), 4),
     "just after its commit": (Point("checkpoint:CheckpointFolder", "_remove_old", 2), 8),
@@ -90,7 +94,7 @@ def assert_same_result(claims: Path, whole: Path) -> None:
 
 def test_a_run_may_resume_with_its_state_elsewhere(uninterrupted: Path, tmp_path: Path) -> None:
     claims = prepare(tmp_path)
-    point = Point("saver:Snapshot", "take", 2)
+    point = Point("snapshot:Snapshot", "take", 2)
     assert train_in_a_process(manifest(mode="resident"), claims, point) == -signal.SIGKILL
     assert train_in_a_process(manifest(mode="optimizer-offload"), claims) == 0
     assert_same_result(claims, uninterrupted)
@@ -148,3 +152,75 @@ def test_a_run_that_fails_keeps_the_checkpoint_that_it_was_writing(
 def test_losses_fall(uninterrupted: Path) -> None:
     values = losses(uninterrupted)
     assert values[12] < values[1] - 0.3
+
+
+def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running write is cancelled in favour of the newest state: nothing is lost, and one checkpoint is on disk."""
+    claims, control = prepare(tmp_path), Control()
+    committed, save_last, write_all = list[Path](), Saver.save_last, checkpoint_module._write_all
+    stopped = threading.Event()
+
+    def stop_in_the_first_write(file: Any, data: memoryview) -> None:
+        if not control.stopping:
+            deadline = time.monotonic() + 60
+            while status.step <= 4 and time.monotonic() < deadline:
+                time.sleep(0.01)  # training continues while the writer runs
+            control.stop()
+            assert stopped.wait(60)
+        write_all(file, data)
+
+    def tell(saver: Saver, *arguments: Any) -> None:
+        assert saver._blocks is not None
+        threading.Timer(0.1, stopped.set).start()
+        save_last(saver, *arguments)
+
+    def count(temporary: Path, target: Path) -> None:
+        committed.append(target)
+        commit(temporary, target)
+
+    commit = checkpoint_module._replace
+    monkeypatch.setattr(checkpoint_module, "_write_all", stop_in_the_first_write)
+    monkeypatch.setattr(checkpoint_module, "_replace", count)
+    monkeypatch.setattr(Saver, "save_last", tell)
+    status = Status()
+    described = run_from_manifest(manifest(), claims, None, {})
+    assert run(described, status, control, Lines("stopped", io.StringIO())) == 143
+    assert status.step > 4
+    assert [path.name for path in committed] == [f"step-{status.step:08d}"]
+    assert f"state after step {status.step} is durable" in status.to_json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "elapsed_s", "written", "another"),
+    [(None, 1e9, 1, True), (60, 10, 50, True), (29, 10, 50, False), (30, 10, 50, True), (1, 0.1, 0, True)],
+)
+def test_a_new_write_is_started_where_it_fits_into_the_grace_period(
+    left_s: float | None, elapsed_s: float, written: int, another: bool
+) -> None:
+    """After 10 s half of the 100 bytes are written: a whole write takes 20 s, and 30 s with the margin."""
+    assert time_for_another(left_s, elapsed_s, written, 100) is another
+
+
+def test_too_little_time_for_the_newest_state_finishes_the_write_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims, control = prepare(tmp_path), Control()
+    write_all = checkpoint_module._write_all
+    blocks = 0
+
+    def stop_in_the_middle(file: Any, data: memoryview) -> None:
+        nonlocal blocks
+        blocks += 1
+        if blocks == 3 and not control.stopping:
+            control.stop()
+            time.sleep(0.3)
+        write_all(file, data)
+
+    monkeypatch.setattr(checkpoint_module, "_write_all", stop_in_the_middle)
+    status = Status()
+    described = replace(run_from_manifest(manifest(), claims, None, {}), grace_s=0.01)
+    assert run(described, status, control, Lines("stopped", io.StringIO())) == 143
+    assert "state after step 4 is durable" in status.to_json()["message"]
+    assert CheckpointFolder(claims / "out/model/checkpoints", 2).steps() == [4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.workloads.training.corpus import Document
 from busbar.workloads.training.evaluation import _windows, model_bits, select_documents
-from busbar.workloads.training.ngram import DISCOUNT, NGramModel
+from busbar.workloads.training.ngram import DISCOUNT, Runs, ngram_bits
 
 TRAINING = [text.encode() for text in list(TEXTS.values())[:4]]
 HELD_OUT = list(TEXTS.values())[5][:400].encode() + b"\xff\x00 never seen"
@@ -44,21 +45,28 @@ def reference_bits(texts: list[bytes], order: int, text: bytes) -> float:
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 def test_ngrams_equal_a_dictionary_implementation(order: int) -> None:
-    assert NGramModel(TRAINING, order).bits(HELD_OUT) == pytest.approx(
-        reference_bits(TRAINING, order, HELD_OUT), rel=1e-12
-    )
+    other = b"the valve feeds"
+    for pieces in (1, 7, 10**9):
+        found = ngram_bits(in_pieces(pieces), [HELD_OUT, other], (1, order))[order]
+        expected = [reference_bits(TRAINING, order, text) for text in (HELD_OUT, other)]
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def in_pieces(size: int) -> Runs:
+    """The training texts, each an iterator of pieces."""
+    return lambda: [[text[at : at + size] for at in range(0, len(text), size)] for text in TRAINING]
 
 
 def test_an_ngram_model_is_a_distribution() -> None:
-    model = NGramModel(TRAINING, 3)
     prefix = b"the pump op"
-    before = model.bits(prefix)
-    total = sum(2 ** -(model.bits(prefix + bytes([byte])) - before) for byte in range(256))
+    texts = [prefix, *(prefix + bytes([byte]) for byte in range(256))]
+    before, *after = ngram_bits(in_pieces(10**9), texts, (3,))[3]
+    total = sum(2 ** -(bits - before) for bits in after)
     assert total == pytest.approx(1.0, abs=1e-9)
 
 
 def test_an_untrained_ngram_model_needs_eight_bits() -> None:
-    assert NGramModel([], 3).bits(b"abc") == pytest.approx(24.0)
+    assert ngram_bits(list, [b"abc"], (3,))[3] == [pytest.approx(24.0)]
 
 
 @pytest.mark.parametrize("count", [2, 31, 32, 33, 48, 100, 257])
@@ -84,11 +92,11 @@ def test_a_text_of_one_window_is_scored_as_one_forward_pass_would() -> None:
     assert not model.training
 
 
-def test_whole_documents_are_chosen_up_to_the_limit(text_folder: object) -> None:
-    class Text(Document):
-        def text(self) -> str:
-            return self.name
-
-    documents = [Text(name, None) for name in ("aaaa", "bbbbbbbb", "cc", "", "ddd")]  # type: ignore[arg-type]
+def test_whole_documents_are_chosen_up_to_the_limit(tmp_path: Path) -> None:
+    documents: list[Document] = []
+    for name in ("aaaa", "bbbbbbbb", "cc", "", "ddd"):
+        path = tmp_path / f"{len(documents)}.txt"
+        path.write_text(name)
+        documents.append(Document(name, path))
     assert select_documents(documents, 7) == ["aaaa", "cc"]
     assert select_documents(documents[1:2], 5) == ["bbbbb"]

@@ -1,4 +1,4 @@
-"""The examples of this part: valid, equal to what they say, and run for real."""
+"""The examples of the training engine: valid, equal to their documentation, and run for real."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.serving.processes import free_port
+from tests.free_port import free_port
 
 from busbar.workloads.training.environment import read_manifest, run_from_manifest
 from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.job import parse_job
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import Limits, make_plan
+from busbar.workloads.training.plan import MemoryLimits, make_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "pytorch_two_pods.py"
@@ -30,10 +30,10 @@ def test_the_demos_job_fits_its_device_with_offload_and_not_without() -> None:
     assert job.checkpoint.every_steps == 50
     cpu = torch.device("cpu")
     demand = measure_demand(open_model(job.spec, None, 4096, 0), job.spec, cpu)
-    limits = Limits(job.spec.device_memory_bytes, None, device_is_host=True)
+    limits = MemoryLimits(job.spec.device_memory_bytes, None, device_is_host=True)
     assert make_plan(demand, limits, "optimizer-offload").device_bytes <= job.spec.device_memory_bytes
     assert make_plan(demand, limits, "auto").mode == "optimizer-offload"
-    with pytest.raises(InfeasiblePlan, match="mode: optimizer-offload"):
+    with pytest.raises(InfeasiblePlan, match="mode: auto"):
         make_plan(demand, limits, "resident")
 
 
@@ -77,7 +77,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
 
 
 def weights_of(outcome: list[tuple[int, str]]) -> set[str]:
-    """What each rank says of its final weights."""
+    """The sum over the final weights that each rank prints."""
     assert [code for code, _ in outcome] == [0, 0], outcome
     return {output.rpartition("weights sum ")[2].strip() for _, output in outcome}
 

@@ -1,4 +1,4 @@
-"""The script for a GPU machine: it runs its miniature here, claims no GPU, and needs nothing but torch."""
+"""The benchmark script for a GPU machine: its small configuration runs here without a GPU and needs only torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
     assert result["miniature"] is True
     assert result["machine"]["gpu"] is None
     assert result["machine"]["device"] == "cpu"
-    assert set(result["ways"]) == {"plain", "resident", "half", "offload"}
+    assert set(result["ways"]) == {"plain", "resident", "half", "offload", "fsdp2"}
+    assert set(result["ways"]["offload"]["timesAsFastAs"]) == {"fsdp2"}
+    assert "equality" not in result["ways"]["fsdp2"]
+    assert set(result["limits"]) == {"matmulTflops", "hostCopyGBps"}  # there is no link to measure
     assert (
         result["ways"]["offload"]["linkBytesPerStep"]
         == 2 * result["ways"]["offload"]["plan"]["host"]["optimizer"]
@@ -48,8 +51,23 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
     assert result["ways"]["resident"]["linkBytesPerStep"] == 0
 
 
+def test_bfloat16_is_equal_too_and_a_checkpoint_is_measured_beside_torch_save(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
+    output = tmp_path / "result.json"
+    ways = ["--ways", "plain,auto,offload", "--dtype", "bfloat16", "--checkpoint", str(tmp_path / "scratch")]
+    monkeypatch.setattr(sys, "argv", ["training.py", *ways, "--output", str(output)])
+    assert benchmark.main() == 0
+    result = json.loads(output.read_text())
+    assert (result["bitEqual"], result["dtype"]) == (True, "bfloat16")
+    measured = result["ways"]["offload"]["checkpoint"]
+    assert measured["bytes"] > 12 * result["parameters"]
+    assert 0 < measured["blockedSeconds"] <= measured["durableSeconds"]
+
+
 class Runtime:
-    """What the script asks of the CUDA runtime, remembered."""
+    """Records the script's calls to the CUDA runtime."""
 
     def __init__(self) -> None:
         self.registered: set[int] = set()
@@ -79,7 +97,7 @@ def test_pinned_pages_are_let_go_before_the_next_way_begins(
         assert len(runtime.registered) == 1
         way.close()
         assert not runtime.registered
-        way.host_arena.unpin()  # harmless twice
+        way.host_arena.unpin()  # a second call has no effect
     assert runtime.most == 1
 
 

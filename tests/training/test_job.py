@@ -1,4 +1,4 @@
-"""What a job may say: each row of the table is refused with its field's path beside a neighbour that passes."""
+"""Validation of a job: each row of the table is refused with its field's path, beside a neighbour that is accepted."""
 
 from __future__ import annotations
 
@@ -72,14 +72,23 @@ def test_a_bad_field_is_refused_with_its_path_and_its_neighbour_passes(
     parse_engine(with_field(field, good))
 
 
-def test_mode_memory_and_evaluation_do_not_change_what_a_run_is() -> None:
-    same = parse_engine(engine(mode="resident", deviceMemory="1Gi", evaluation={"ngramOrder": 3}))
+def test_mode_memory_steps_and_threads_do_not_change_what_a_run_is() -> None:
+    same = parse_engine(
+        engine(
+            mode="resident",
+            deviceMemory="1Gi",
+            evaluation={"ngramOrder": 3},
+            maxBadSteps=3,
+            steps=99,
+            threads=4,
+        )
+    )
     assert same.identity == parse_engine(engine()).identity
     assert parse_engine(engine(seed=1)).identity != same.identity
 
 
 def test_defaults_written_out_do_not_change_what_a_run_is() -> None:
-    assert parse_engine(engine(seed=0, threads=1)).identity == parse_engine(engine()).identity
+    assert parse_engine(engine(seed=0)).identity == parse_engine(engine()).identity
 
 
 def test_a_checkpoint_policy_without_an_interval_saves_every_fifty_steps() -> None:
@@ -94,7 +103,7 @@ def test_a_checkpoint_policy_in_seconds_ignores_steps() -> None:
     assert policy.due(7, 60.0)
 
 
-def test_claims_are_folders_alone(tmp_path: Path) -> None:
+def test_without_a_cluster_claims_are_folders(tmp_path: Path) -> None:
     places = run_from_manifest(manifest(), tmp_path, None, {}).places
     assert places.output == tmp_path / "out/model"
     assert places.checkpoints == tmp_path / "out/model/checkpoints"
@@ -135,12 +144,22 @@ def test_a_job_without_a_spec_is_refused_with_a_sentence(spec: object, tmp_path:
         run_from_manifest({**manifest(), "spec": spec}, tmp_path, None, {"steps": 3})
 
 
+def test_a_field_that_is_not_built_is_refused_here_as_by_the_api_server(tmp_path: Path) -> None:
+    job = manifest()
+    run_from_manifest(job, tmp_path, None, {})
+    job["spec"]["deadline"] = "2030-01-01T00:00:00Z"
+    with pytest.raises(
+        InvalidJob, match=r"spec\.deadline: deadlines are not built yet.*; remove spec\.deadline"
+    ):
+        run_from_manifest(job, tmp_path, None, {})
+
+
 def test_a_port_that_is_taken_is_said_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import yaml
 
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own value
     monkeypatch.setattr(environment, "fix_threads", lambda spec: None)
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(manifest()))

@@ -1,8 +1,12 @@
-"""Arenas, limits, and the streams that move what lies in them."""
+"""Arenas, limits, and the streams that copy an arena's content."""
 
 from __future__ import annotations
 
+import gc
+import mmap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,10 +14,11 @@ import torch
 
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.errors import OutOfArena
-from busbar.workloads.training.limits import RESERVE_BYTES, host_limit_bytes
-from busbar.workloads.training.streams import CallerStream, Stream, WorkerStream
+from busbar.workloads.training.limits import RESERVE_BYTES, PeakMeter, host_limit_bytes
+from busbar.workloads.training.streams import CallerStream, Stream, WorkerStream, enforce_device_limit
 
 CPU = torch.device("cpu")
+MIB = 2**20
 
 
 def test_an_arena_carves_zeroed_disjoint_tensors_and_knows_their_owners() -> None:
@@ -132,3 +137,35 @@ def test_the_callers_stream_works_at_once() -> None:
     stream.submit(lambda: seen.append(1))
     stream.wait(stream.record())
     assert seen == [1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "total", "fractions"),
+    [(24 * 2**30, 96 * 2**30, [0.25]), (200, 100, [1.0]), (None, 100, []), (5, 0, [])],
+)
+def test_the_device_limit_is_given_to_torch_as_a_fraction(
+    limit: int | None, total: int, fractions: list[float]
+) -> None:
+    given: list[float] = []
+    enforce_device_limit(limit, total, given.append)
+    assert given == fractions
+
+
+def test_a_peak_is_measured_from_the_reset_on() -> None:
+    """On new pages from the kernel, because an allocator may reuse memory of an earlier test."""
+    gc.collect()
+    meter = PeakMeter()
+    with _resident(48 * MIB):
+        pass
+    meter.reset()
+    with _resident(8 * MIB):
+        assert (
+            7 * MIB <= meter.peak_bytes() < 40 * MIB
+        )  # the kernel counts pages in batches, up to 1 MiB late
+
+
+@contextmanager
+def _resident(size: int) -> Iterator[None]:
+    with mmap.mmap(-1, size) as room:
+        room[:: mmap.PAGESIZE] = b"1" * (size // mmap.PAGESIZE)
+        yield

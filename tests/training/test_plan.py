@@ -1,7 +1,8 @@
-"""The memory plan: pure, complete, refused before anything is allocated, and helpful when it refuses."""
+"""The memory plan: pure, complete, checked before anything is allocated, with refusals that say what would fit."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,16 @@ from dataclasses import replace
 import pytest
 
 from busbar.workloads.training.errors import InfeasiblePlan
-from busbar.workloads.training.plan import Demand, GroupSize, Limits, aligned, lay_out, make_plan
+from busbar.workloads.training.plan import (
+    EVALUATION_BYTES,
+    Demand,
+    GroupSize,
+    MemoryLimits,
+    aligned,
+    disk_shortage,
+    lay_out,
+    make_plan,
+)
 
 MIB = 2**20
 DEMAND = Demand(
@@ -23,14 +33,14 @@ DEMAND = Demand(
     micro_batch=8,
     activation_bytes=64 * MIB,
 )
-UNLIMITED = Limits(None, None, device_is_host=False)
+UNLIMITED = MemoryLimits(None, None, device_is_host=False)
 
 
-def limited(device_mib: float | None = None, host_mib: float | None = None) -> Limits:
+def limited(device_mib: float | None = None, host_mib: float | None = None) -> MemoryLimits:
     def size(mib: float | None) -> int | None:
         return None if mib is None else int(mib * MIB)
 
-    return Limits(size(device_mib), size(host_mib), device_is_host=False)
+    return MemoryLimits(size(device_mib), size(host_mib), device_is_host=False)
 
 
 def test_the_planner_imports_no_torch() -> None:
@@ -54,16 +64,76 @@ def test_offload_exchanges_the_state_for_three_staging_slots() -> None:
     assert plan.offloaded_fraction == 1.0
 
 
-def test_bfloat16_keeps_a_master_weight_in_the_state() -> None:
+def test_bfloat16_keeps_half_a_master_weight_in_the_state() -> None:
     plan = make_plan(replace(DEMAND, dtype="bfloat16"), UNLIMITED, "resident")
     assert plan.device["parameters"] == 2 * DEMAND.parameters
-    assert plan.device["optimizer"] == 12 * DEMAND.parameters
-    assert plan.device["staging"] == aligned(plan.chunk_parameters * 4)  # a chunk's gradient in fp32
+    assert plan.device["optimizer"] == 10 * DEMAND.parameters
+    assert plan.device["staging"] == 2 * aligned(plan.chunk_parameters * 4)  # a chunk's gradient and master
 
 
 def test_a_device_that_is_the_hosts_memory_counts_twice() -> None:
-    plan = make_plan(DEMAND, Limits(None, None, device_is_host=True), "resident")
+    plan = make_plan(DEMAND, MemoryLimits(None, None, device_is_host=True), "resident")
     assert plan.host_bytes == plan.device_bytes + plan.host["checkpoint"]
+
+
+CHECKPOINT = 12 * DEMAND.parameters  # fp32 weights and two moments, beside the random state
+
+
+def test_the_snapshot_takes_what_the_host_has_left() -> None:
+    whole = make_plan(DEMAND, UNLIMITED, "resident")
+    assert CHECKPOINT < whole.host["checkpoint"] < CHECKPOINT + 2 * whole.snapshot_block_bytes
+    room = whole.device_bytes + 40 * MIB
+    tight = make_plan(DEMAND, MemoryLimits(None, room, device_is_host=True), "resident")
+    assert room - tight.snapshot_block_bytes < tight.host_bytes <= room
+    room = whole.device_bytes + 2 * whole.snapshot_block_bytes
+    assert make_plan(DEMAND, MemoryLimits(None, room, device_is_host=True), "resident").snapshot_blocks == 2
+    with pytest.raises(InfeasiblePlan):
+        make_plan(DEMAND, MemoryLimits(None, room - 1, device_is_host=True), "resident")
+
+
+def test_the_host_needs_what_its_hungriest_phase_needs() -> None:
+    cpu = MemoryLimits(None, None, device_is_host=True)
+    step = make_plan(DEMAND, cpu, "resident")
+    assert step.host_bytes == step.phases["step"] == step.device_bytes + step.host["checkpoint"]
+    assert step.phases["start"] == step.phases["step"] - DEMAND.activation_bytes
+    evaluating = make_plan(replace(DEMAND, evaluation_bytes=70 * MIB), cpu, "resident")
+    assert evaluating.device["activations"] == 70 * MIB
+    assert (
+        evaluating.host_bytes
+        == evaluating.phases["evaluation"]
+        == evaluating.phases["step"] + EVALUATION_BYTES
+    )
+    gpu = make_plan(replace(DEMAND, dtype="bfloat16"), MemoryLimits(None, 80 * MIB, False), "resident")
+    assert gpu.phases["export"] == gpu.phases["step"] + 2 * DEMAND.parameters
+    model = billions(20)
+    large = make_plan(model, MemoryLimits(None, 60 * 2**30, False), "resident")
+    assert large.phases["start"] >= 2 * model.parameters  # the model is made on the host
+
+
+def test_a_claim_that_is_too_small_for_the_checkpoints_is_refused_with_the_number_that_fits() -> None:
+    plan = make_plan(DEMAND, UNLIMITED, "resident")
+    result, three = 4 * DEMAND.parameters, 3 * plan.checkpoint_bytes
+    assert disk_shortage(plan, DEMAND, 2, three + result) is None
+    said = disk_shortage(plan, DEMAND, 2, three + result - 1)
+    assert said is not None
+    assert "lower checkpoint.keep to 1, or ask for a larger claim" in said
+    said = disk_shortage(plan, DEMAND, 2, 10)
+    assert said is not None
+    assert "checkpoint.keep" not in said
+
+
+def test_13_billion_parameters_fit_on_139_gib_and_128_gib() -> None:
+    """40 blocks of a 13 B model in bfloat16: state on the host as far as needed, and room for a checkpoint."""
+    blocks = tuple(GroupSize(f"block-{i}", 317_204_480) for i in range(40))
+    model = Demand(
+        (GroupSize("embedding", 163_840_000), *blocks, GroupSize("head", 163_845_120)),
+        "bfloat16",
+        1,
+        8 * 2**30,
+    )
+    plan = make_plan(model, MemoryLimits(139 * 2**30, 127 * 2**30, False), "auto")
+    assert 0.25 < plan.offloaded_fraction < 0.4
+    assert plan.host_bytes <= 127 * 2**30
 
 
 def test_auto_stays_resident_where_that_fits() -> None:
@@ -72,9 +142,9 @@ def test_auto_stays_resident_where_that_fits() -> None:
 
 def test_auto_spills_the_last_groups_and_no_more_than_needed() -> None:
     room = lay_out(DEMAND, UNLIMITED, "optimizer-offload", 2).device_bytes
-    plan = make_plan(DEMAND, Limits(room, None, False), "auto")
+    plan = make_plan(DEMAND, MemoryLimits(room, None, False), "auto")
     assert plan.offloaded == ("block-3", "head")
-    assert make_plan(DEMAND, Limits(room - 1, None, False), "auto").offloaded == (
+    assert make_plan(DEMAND, MemoryLimits(room - 1, None, False), "auto").offloaded == (
         "block-2",
         "block-3",
         "head",
@@ -83,9 +153,9 @@ def test_auto_spills_the_last_groups_and_no_more_than_needed() -> None:
 
 def test_a_plan_at_the_limit_fits_and_one_byte_less_is_refused() -> None:
     need = make_plan(DEMAND, UNLIMITED, "resident").device_bytes
-    assert make_plan(DEMAND, Limits(need, None, False), "resident").device_bytes == need
+    assert make_plan(DEMAND, MemoryLimits(need, None, False), "resident").device_bytes == need
     with pytest.raises(InfeasiblePlan):
-        make_plan(DEMAND, Limits(need - 1, None, False), "resident")
+        make_plan(DEMAND, MemoryLimits(need - 1, None, False), "resident")
 
 
 def test_a_refusal_lists_bytes_per_owner() -> None:
@@ -95,16 +165,18 @@ def test_a_refusal_lists_bytes_per_owner() -> None:
         make_plan(DEMAND, limited(200), "resident")
 
 
-FIX_CASES: list[tuple[str, Limits, str, Callable[[str], bool]]] = [
-    ("offload is offered", limited(200), "resident", lambda fixes: "mode: optimizer-offload" in fixes),
+FIX_CASES: list[tuple[str, MemoryLimits, str, Callable[[str], bool]]] = [
+    ("offload is offered", limited(200), "resident", lambda fixes: "mode: auto" in fixes),
     ("the micro-batch that fits", limited(150), "optimizer-offload", lambda fixes: "microBatch: 4" in fixes),
     ("the memory it takes", limited(200), "resident", lambda fixes: "deviceMemory: at least 273Mi" in fixes),
-    ("more host memory", limited(None, 100), "resident", lambda fixes: "shape.memory: at least" in fixes),
+    ("more host memory", limited(None, 5), "resident", lambda fixes: "shape.memory: at least" in fixes),
 ]
 
 
 @pytest.mark.parametrize(("name", "limits", "mode", "holds"), FIX_CASES, ids=[case[0] for case in FIX_CASES])
-def test_a_refusal_names_the_fix(name: str, limits: Limits, mode: str, holds: Callable[[str], bool]) -> None:
+def test_a_refusal_names_a_fix(
+    name: str, limits: MemoryLimits, mode: str, holds: Callable[[str], bool]
+) -> None:
     with pytest.raises(InfeasiblePlan) as refusal:
         make_plan(DEMAND, limits, mode)
     assert holds(str(refusal.value).partition("What would help:")[2]), str(refusal.value)
@@ -112,3 +184,66 @@ def test_a_refusal_names_the_fix(name: str, limits: Limits, mode: str, holds: Ca
 
 def test_the_memory_that_a_refusal_asks_for_is_enough() -> None:
     assert make_plan(DEMAND, limited(273), "resident").mode == "resident"
+
+
+def billions(parameters: float, activations_gib: float = 10) -> Demand:
+    """32 equal blocks in bfloat16."""
+    block = int(parameters * 1e9 / 32) // 1024 * 1024
+    groups = tuple(GroupSize(f"block-{index}", block) for index in range(32))
+    return Demand(groups, "bfloat16", 1, int(activations_gib * 2**30))
+
+
+H200 = MemoryLimits(139 * 2**30, 127 * 2**30, False, device_capacity_bytes=139 * 2**30)
+
+
+def refusal(demand: Demand, limits: MemoryLimits, mode: str) -> list[str]:
+    with pytest.raises(InfeasiblePlan) as refused:
+        make_plan(demand, limits, mode)
+    return str(refused.value).partition("What would help: ")[2].split("; ")
+
+
+def test_a_resident_run_that_needs_a_little_more_is_told_of_auto_first() -> None:
+    fixes = refusal(billions(10), H200, "resident")
+    assert fixes[0].startswith("mode: auto, with ")
+    assert not [fix for fix in fixes if "deviceMemory" in fix]  # the device has no more memory
+    assert fixes[1].startswith("a device with at least")
+
+
+def test_full_offload_that_exceeds_the_host_is_told_of_auto_and_not_of_a_larger_device() -> None:
+    fixes = refusal(billions(12), replace(H200, host_bytes=100 * 2**30), "optimizer-offload")
+    assert fixes[0].startswith("mode: auto, with ")
+    assert fixes[1].startswith("shape.memory: at least ")
+    assert len(fixes) == 2
+
+
+def test_device_memory_is_raised_only_as_far_as_the_device_goes() -> None:
+    half = replace(H200, device_bytes=70 * 2**30)
+    assert "deviceMemory: at least" in refusal(billions(7.2), half, "resident")[1]
+    assert "a device with at least" in refusal(billions(30), H200, "resident")[0]
+
+
+def test_where_both_sides_are_short_one_fix_names_both() -> None:
+    (fix,) = refusal(billions(50), replace(H200, host_bytes=2**20), "auto")[-1:]
+    assert "a device with at least" in fix
+    assert "shape.memory: at least" in fix
+
+
+FIXED = [(limited(200), "resident"), (limited(150), "optimizer-offload"), (limited(None, 5), "resident")]
+
+
+@pytest.mark.parametrize(("limits", "mode"), FIXED)
+def test_every_fix_makes_it_fit(limits: MemoryLimits, mode: str) -> None:
+    for fix in refusal(DEMAND, limits, mode):
+        demand, given, chosen = DEMAND, limits, mode
+        number = float(re.findall(r"\d+(?:\.\d+)?", fix)[0])
+        match fix.split(":")[0]:
+            case "mode":
+                chosen = "auto"
+            case "batch.microBatch":
+                share = number / DEMAND.micro_batch
+                demand = replace(DEMAND, activation_bytes=int(DEMAND.activation_bytes * share))
+            case "deviceMemory":
+                given = replace(limits, device_bytes=int(number) * MIB)
+            case "shape.memory":
+                given = replace(limits, host_bytes=(limits.host_bytes or 0) + int(number) * MIB)
+        assert make_plan(demand, given, chosen).device_bytes > 0

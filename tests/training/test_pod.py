@@ -16,9 +16,9 @@ import httpx2 as httpx
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.serving.processes import free_port
+from tests.free_port import free_port
 from tests.training.small import TEXTS, engine, manifest
-from tests.training.test_port import TOKEN
+from tests.training.test_status_server import BEARERS, COMMAND, TOKEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from busbar.workloads.training.arena import Arena
@@ -26,7 +26,7 @@ from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.model import ModelRecipe
 from busbar.workloads.training.report import Lines
-from busbar.workloads.training.session import run
+from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
 
 STEPS = 250
@@ -37,6 +37,8 @@ class Pod:
     """A process with the variables that the operator sets."""
 
     def __init__(self, folder: Path, attempt: int, port: int, **changes: Any) -> None:
+        for role, bearer in BEARERS.items():
+            (folder / role).write_text(bearer)
         environment = os.environ | {
             "PYTHONPATH": str(ROOT / ".src"),
             "BUSBAR_SPEC": json.dumps(engine(**changes)),
@@ -44,7 +46,7 @@ class Pod:
             "BUSBAR_OUTPUT_DIR": str(folder / "model"),
             "BUSBAR_CHECKPOINT_DIR": str(folder / "checkpoints"),
             "BUSBAR_DATA_DIR": str(folder / "text"),
-            "BUSBAR_TOKEN": TOKEN,
+            "BUSBAR_BEARERS_DIR": str(folder),
             "BUSBAR_PORT": str(port),
             "BUSBAR_JOB_NAME": "small",
             "BUSBAR_NAMESPACE": "demo",
@@ -87,7 +89,7 @@ class Pod:
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One job's life: saved on request, stopped by SIGTERM, resumed to its end."""
+    """One job: checkpointed on request, stopped by SIGTERM, resumed to its end."""
     folder = tmp_path_factory.mktemp("pod")
     (folder / "text").mkdir()
     for name, text in TEXTS.items():
@@ -98,7 +100,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     facts["running"] = first.wait_for_step(10)
     facts["ready"] = first.client.get("/ready").status_code
     facts["metrics"] = first.client.get("/metrics").text
-    facts["saved"] = first.client.post("/checkpoint").json()
+    facts["saved"] = first.client.post("/checkpoint", headers={"Authorization": f"Bearer {COMMAND}"}).json()
     facts["saved_files"] = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
     first.process.send_signal(signal.SIGTERM)
     facts["stopped"] = first.end()

@@ -1,4 +1,4 @@
-"""What people see: lines that are not too many, and a bar on a terminal."""
+"""The output of a run: a limited number of lines, and a progress bar on a terminal."""
 
 from __future__ import annotations
 

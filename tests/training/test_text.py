@@ -1,7 +1,8 @@
-"""From files to batches: what is held out, the tokenizer, packing, and the order of a run."""
+"""From files to batches: held-out files, the tokenizer, packing, and the order of batches."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections import Counter
@@ -12,10 +13,11 @@ import pytest
 from tests.training.small import TEXTS, VOCABULARY, engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from busbar.workloads.training.corpus import open_corpus
+from busbar.workloads.training.corpus import PIECE_BYTES, Document, open_corpus
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.packing import Packed, document_order, pack
+from busbar.workloads.training.paths import claim_root
 from busbar.workloads.training.preparation import prepare
 from busbar.workloads.training.tokenizer import (
     bytes_decoder,
@@ -82,7 +84,7 @@ def test_packing_stops_when_it_has_enough(text_folder: Path) -> None:
         read.append(text)
         return [1] * 50
 
-    stream = pack(documents, encode, 0, 120)
+    stream = np.concatenate(list(pack(documents, encode, 0, 120)))
     assert len(read) == 3
     assert stream.tolist() == ([0] + [1] * 50) * 2 + [0] + [1] * 17
 
@@ -125,17 +127,18 @@ def test_prepared_text_is_read_from_its_cache_and_made_again_when_that_is_damage
     first = prepare(spec, corpus, None, cache)
     second = prepare(spec, corpus, None, cache)
     assert (first.from_cache, second.from_cache) == (False, True)
-    assert np.array_equal(first.packed.sequences, second.packed.sequences)
+    sequences = np.array(first.packed.sequences)  # it is a memory-mapped view of the file
+    assert np.array_equal(sequences, second.packed.sequences)
     assert first.tokenizer_hash == second.tokenizer_hash
-    tokens = bytearray((cache / "tokens.npy").read_bytes())
+    tokens = bytearray((cache / "tokens.bin").read_bytes())
     tokens[-1] ^= 1
-    (cache / "tokens.npy").write_bytes(bytes(tokens))
+    (cache / "tokens.bin").write_bytes(bytes(tokens))
     third = prepare(spec, corpus, None, cache)
     assert not third.from_cache
-    assert np.array_equal(first.packed.sequences, third.packed.sequences)
+    assert np.array_equal(sequences, third.packed.sequences)
 
 
-@pytest.mark.parametrize("file", ["tokens.npy", "tokenizer.json", "facts.json"])
+@pytest.mark.parametrize("file", ["tokens.bin", "tokenizer.json", "facts.json"])
 @pytest.mark.parametrize("left", [0, 100], ids=["empty", "torn"])
 def test_files_that_a_power_cut_left_torn_are_made_again(
     file: str, left: int, text_folder: Path, tmp_path: Path
@@ -173,3 +176,105 @@ def test_documents_come_in_a_seeded_order(text_folder: Path) -> None:
     documents = open_corpus("pvc://text", text_folder, 0.0).train
     assert document_order(documents, 0) == document_order(list(reversed(documents)), 0)
     assert document_order(documents, 0) != document_order(documents, 1)
+
+
+def whole(document: Document) -> list[str]:
+    """The documents of a file, joined from their pieces."""
+    texts: list[str] = []
+    for begins, text in document.pieces():
+        if begins:
+            texts.append("")
+        texts[-1] += text
+    return texts
+
+
+@pytest.mark.parametrize("name", ["one.txt", "one.jsonl"])
+def test_a_single_file_is_a_corpus_and_its_end_is_held_out(name: str, tmp_path: Path) -> None:
+    lines = [f"line {number} of a text\n" for number in range(500)]
+    file = tmp_path / name
+    file.write_text("".join(json.dumps({"text": line}) + "\n" if name[-1] == "l" else line for line in lines))
+    corpus = open_corpus("pvc://claim/" + name, file, 0.1)
+    kept, held = ("".join(whole(side[0])) for side in (corpus.train, corpus.holdout))
+    assert kept + held == "".join(lines)
+    assert kept.endswith("\n")
+    assert 0.05 < len(held) / len(kept + held) < 0.15
+    assert open_corpus("pvc://claim/" + name, file, 0.0).holdout == ()
+
+
+def test_each_line_of_a_jsonl_file_is_a_document(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "the first", "id": 1}\n\n{"id": 2, "text": "the\\nsecond"}\n')
+    (document,) = open_corpus("pvc://text", tmp_path, 0.0).train
+    assert whole(document) == ["the first", "the\nsecond"]
+    stream = np.concatenate(list(pack([document], lambda text: [len(text)], 0, 100)))
+    assert stream.tolist() == [0, 9, 0, 10]
+
+
+BAD_LINES = [
+    ('{"messages": []}', "has no field `text` of type string, but messages", '{"text": ""}'),
+    ('{"text": 3}', "has no field `text`", '{"text": "3"}'),
+    ('["text"]', "has no field `text` of type string, but list", '{"text": "t"}'),
+    ('{"text": "torn', "is not JSON", '{"text": "whole"}'),
+]
+
+
+@pytest.mark.parametrize(("bad", "said", "good"), BAD_LINES, ids=[row[0] for row in BAD_LINES])
+def test_a_line_that_is_no_document_is_named(bad: str, said: str, good: str, tmp_path: Path) -> None:
+    (document,) = (Document("a.jsonl", tmp_path / "a.jsonl"),)
+    document.path.write_text('{"text": "x"}\n' + bad + "\n")
+    with pytest.raises(InvalidJob, match=f"line 2, {said}"):
+        whole(document)
+    document.path.write_text('{"text": "x"}\n' + good + "\n")
+    assert len(whole(document)) == 2
+
+
+def test_links_do_not_lead_out_of_the_claim(tmp_path: Path) -> None:
+    claim, outside = tmp_path / "claim", tmp_path / "secret.txt"
+    (claim / "text").mkdir(parents=True)
+    (claim / "blobs").mkdir()
+    (claim / "blobs/b").write_text("inside")
+    outside.write_text("outside")
+    (claim / "text/inside.txt").symlink_to("../blobs/b")
+    uri = "pvc://claim/text"
+    assert claim_root(uri, claim / "text") == claim
+    corpus = open_corpus(uri, claim / "text", 0.0, claim_root(uri, claim / "text"))
+    assert [whole(document) for document in corpus.train] == [["inside"]]
+    (claim / "text/out.txt").symlink_to(outside)
+    with pytest.raises(InvalidJob, match=r"out\.txt is a link that leads out"):
+        open_corpus(uri, claim / "text", 0.0, claim)
+    (claim / "one.txt").symlink_to(outside)
+    with pytest.raises(InvalidJob, match=r"one\.txt is a link that leads out"):
+        open_corpus("pvc://claim/one.txt", claim / "one.txt", 0.0, claim)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 700_000, "ä日" * 150_000, "short\n" * 100_000, "\n".join(["x" * 300_000] * 3)]
+)
+def test_huge_files_and_lines_come_in_small_pieces_that_lose_nothing(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text(text)
+    pieces = [piece for _, piece in Document("a.txt", file).pieces()]
+    assert "".join(pieces) == text
+    assert len(pieces) > 1
+    assert max(len(piece.encode()) for piece in pieces) <= PIECE_BYTES
+
+
+def test_a_huge_line_does_not_become_one_word_of_the_tokenizer() -> None:
+    line = "".join(random.Random(3).choices("abcdefgh", k=20_000))
+    tokenizer = train_tokenizer([line], 300)
+    assert max(len(token) for token in tokenizer.get_vocab()) < 256
+    assert tokenizer.decode(tokenizer.encode(line).ids) == line
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_is_refused_with_its_real_size(
+    text_folder: Path, tmp_path: Path
+) -> None:
+    spec = parse_engine(engine(tokenizer={"train": {"vocabSize": 811}}))
+    with pytest.raises(
+        InvalidJob, match=r"vocabSize: is 811, and this text has pieces for (\d+) entries"
+    ) as refusal:
+        prepare(spec, open_corpus("pvc://text", text_folder, 0.2), None, tmp_path / "prepared")
+    size = int(str(refusal.value).split("pieces for ")[1].split()[0])
+    spec = parse_engine(engine(tokenizer={"train": {"vocabSize": size}}))
+    prepared = prepare(spec, open_corpus("pvc://text", text_folder, 0.2), None, tmp_path / "prepared")
+    assert prepared.tokenizer.get_vocab_size() == size

@@ -1,4 +1,4 @@
-"""`python -m busbar.workloads.serving`: in a pod, told everything by its environment.
+"""`python -m busbar.workloads.serving`: in a pod, configured by its environment.
 
 Without BUSBAR_SPEC it is `busbar serve`.
 """
@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 
+from busbar.kube import logs
 from busbar.kube.contracts.workload import TERMINATION_LOG, Env
 from busbar.workloads.serving.errors import ServingError
 from busbar.workloads.serving.pod import from_environment
@@ -23,7 +24,7 @@ def main() -> int:
         settings = from_environment(os.environ, sys.argv[1:])  # before torch, which takes seconds to import
         from busbar.workloads.serving import process
 
-        process.set_up_logs(as_json=True)
+        logs.set_up("json")
         process.leave(
             asyncio.run(process.run(settings, lambda loaded: log.info("ready: %s", settings.model_id)))
         )

@@ -1,8 +1,8 @@
 """Reads a model folder's config.json into the few numbers the decoder needs, or refuses it.
 
 Served: the Llama family as `transformers` writes it (`llama`, `mistral`, `qwen2`, `qwen3`): RMSNorm
-before each half, rotary positions, grouped-query attention, a SiLU-gated MLP. Anything the decoder
-would compute wrongly is refused here, by name; nothing is ignored that would change a token.
+before each half, rotary positions, grouped-query attention, a SiLU-gated MLP. A setting that the decoder would
+compute wrongly is refused here, by name; no setting that changes tokens is ignored.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _rope(config: Mapping[str, Any], max_positions: int, where: str) -> Rope:
 
 
 def _window(config: Mapping[str, Any], family: str, max_positions: int) -> int:
-    """Inside a sliding window, full attention is the same; beyond it, it is not: cap there."""
+    """Within a sliding window full attention gives the same result, so the context is capped at the window."""
     window = config.get("sliding_window")
     uses = family == "mistral" or bool(config.get("use_sliding_window", False))
     return min(max_positions, int(window)) if window and uses else max_positions

@@ -68,6 +68,13 @@ Then:
     show_default=True,
     help="How long running requests may go on after SIGTERM.",
 )
+@click.option(
+    "--stall-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="A step that takes longer makes /health fail.",
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
     "--dtype",
@@ -75,6 +82,22 @@ Then:
     default="auto",
     show_default=True,
     help="Of the weights. auto: float32 on a CPU, the checkpoint's on a GPU.",
+)
+@click.option(
+    "--prefix-cache/--no-prefix-cache",
+    default=True,
+    show_default=True,
+    help="Prompts that begin alike share the beginning's KV blocks.",
+)
+@click.option(
+    "--tpot-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Time per token to keep: sizes the pieces of prompts.  [default: none]",
+)
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="On a CPU: a request's output is bit for bit the same in any company, at a lower speed.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all this process may use]")
 @click.option(
@@ -94,8 +117,12 @@ def serve(
     block_tokens: int,
     max_waiting: int,
     drain_seconds: float,
+    stall_seconds: float,
     device: str,
     dtype: str,
+    prefix_cache: bool,
+    tpot_ms: float | None,
+    deterministic: bool,
     threads: int | None,
     token: str | None,
 ) -> None:
@@ -104,6 +131,7 @@ def serve(
     DIR holds what transformers' save_pretrained writes: config.json, *.safetensors, tokenizer.json.
     Llama, Mistral, Qwen2 and Qwen3 models are served, on a CPU or a GPU. Ctrl-C drains and stops.
     """
+    from busbar.kube.contracts.bearers import one_for_all
     from busbar.workloads.serving.errors import ServingError
     from busbar.workloads.serving.settings import EngineSettings, ServerSettings, parse_bytes
 
@@ -118,18 +146,23 @@ def serve(
                 block_tokens=block_tokens,
                 device=device,
                 dtype=dtype,
+                prefix_cache=prefix_cache,
+                tpot_ms=tpot_ms,
+                deterministic=deterministic,
                 threads=threads,
             ),
             model_id=model_id or directory.resolve().name,
             host=host,
             port=port,
-            token=token,
+            bearers=None if token is None else one_for_all(token),
             drain_s=drain_seconds,
+            stall_s=stall_seconds,
             max_waiting=max_waiting,
         )
+        from busbar.kube import logs
         from busbar.workloads.serving import process
 
-        process.set_up_logs(as_json=False)
+        logs.set_up("text")
         if token is None and host not in ("127.0.0.1", "::1", "localhost"):
             click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
         process.leave(asyncio.run(process.run(settings, lambda loaded: _announce(settings, loaded))))
@@ -151,6 +184,6 @@ def _announce(settings: object, loaded: Loaded) -> None:
         f"  KV cache: {pool.total} blocks of {core.runner.cache.shape.block_tokens} tokens, "
         f"{loaded.kv_bytes / 2**20:.0f} MiB; context up to {core.max_model_len} tokens\n"
         f"  attention: {loaded.attention}; greedy output independent of the batch: "
-        f"{'yes' if loaded.batch_invariant else 'no, on this machine'}; loaded in {loaded.load_s:.1f} s",
+        f"{'yes' if loaded.batch_invariant else 'not promised (--deterministic)' if core.runner.in_place else 'no, on this machine'}; loaded in {loaded.load_s:.1f} s",
         err=True,
     )

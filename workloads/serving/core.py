@@ -7,19 +7,27 @@ free before the next plan. The clock is an argument, so tests need no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
+from busbar.workloads.serving.budget import step_budget
+from busbar.workloads.serving.constraint import make_constraint
 from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.fairness import NOBODY, Owner
+from busbar.workloads.serving.history import History, replay
 from busbar.workloads.serving.metrics import Metrics
+from busbar.workloads.serving.prefix import salt_of
 from busbar.workloads.serving.runner import Runner
-from busbar.workloads.serving.sampler import Draw, logprobs_of, sample
+from busbar.workloads.serving.sampler import Draw, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
-from busbar.workloads.serving.scheduler import Scheduler, Sequence, Step
+from busbar.workloads.serving.scheduler import Scheduler
+from busbar.workloads.serving.sequence import Sequence, Step
 from busbar.workloads.serving.speed import Speed
-from busbar.workloads.serving.text import Detokenizer, StopMatcher, special_tokens
+from busbar.workloads.serving.text import special_tokens
+from busbar.workloads.serving.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,14 @@ class Delta:
     finish: str | None = None
     """None, stop, length or error."""
     error: str | None = None
+    leaving: bool = False
+    """With `error`: the process shuts down, and the request is not to blame."""
+    cached: int = 0
+    """Prompt tokens that were in the prefix cache."""
+
+
+LEAST_PROMPT_TOKENS = 32
+"""Prompt tokens of a step that even a promise under pressure leaves."""
 
 
 @dataclass(eq=False)
@@ -44,14 +60,12 @@ class Live:
     id: str
     params: SamplingParams
     sequence: Sequence
-    detokenizer: Detokenizer
-    matcher: StopMatcher
+    history: History
     randomness: Randomness
     arrived_s: float
     joined_s: float | None = None
     first_s: float | None = None
     last_s: float | None = None
-    counts: dict[int, int] = field(default_factory=dict)
 
     @property
     def sampled(self) -> int:
@@ -70,14 +84,19 @@ class EngineCore:
         metrics: Metrics,
         max_model_len: int,
         clock: Callable[[], float],
+        tpot_s: float | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
+        self.vocabulary = Vocabulary(tokenizer)
         self.eos = eos
         self.metrics = metrics
         self.max_model_len = max_model_len
         self.speed = Speed()
+        self.tpot_s = tpot_s
+        self.saturated = False
+        """The promised time per token cannot be kept by smaller pieces of prompts."""
         self.requests_total = 0
         self.tokens_total = 0
         self._clock = clock
@@ -104,19 +123,66 @@ class EngineCore:
                 param="max_tokens" if prompt_len < self.max_model_len else "prompt",
             )
 
-    def submit(self, request_id: str, prompt: list[int], params: SamplingParams, arrived_s: float) -> None:
-        """Queues a request that `admissible` has passed."""
-        sequence = Sequence(self.requests_total, list(prompt), len(prompt) + params.max_tokens)
+    def constrained(
+        self, params: SamplingParams, allowed: Collection[int] | None, bad_words: Tokens[str]
+    ) -> SamplingParams:
+        """`params` under `allowed_token_ids` and `bad_words`. Raises BadRequest where they leave no token to
+        begin with. Safe to call from any thread."""
+        width = self.runner.decoder.arch.vocab_size
+        params = replace(params, constraint=make_constraint(self.vocabulary, width, allowed, bad_words))
+        if self._is_stuck(params, (), 0):
+            name = "bad_words" if allowed is None else "allowed_token_ids"
+            raise BadRequest(
+                f"{name} leaves no token to begin with, without those of {len(bad_words)} bad_words and, as "
+                f"min_tokens is {params.min_tokens}, {'without' if params.min_tokens else 'with'} the end "
+                "tokens; allow another token",
+                param=name,
+            )
+        return params
+
+    def replay(self, prompt: list[int], params: SamplingParams, tokens: list[int]) -> History:
+        """The history of a request that has sampled `tokens`. Safe to call from any thread."""
+        return replay(self.vocabulary, self._special, prompt, params, tokens)
+
+    def is_over(self, history: History, params: SamplingParams) -> bool:
+        """Whether nothing may follow a history's tokens."""
+        ends = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self.eos
+        return (
+            len(history.tokens) >= params.max_tokens
+            or history.matcher.matched is not None
+            or not ends.isdisjoint(history.tokens)
+            or self._is_stuck(params, history.tokens, 0)
+        )
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        arrived_s: float,
+        owner: Owner = NOBODY,
+        cache_salt: str = "",
+        history: History | None = None,
+    ) -> None:
+        """Queues a request that `admissible` has passed; with a `history`, one that goes on behind its tokens."""
+        sequence = Sequence(
+            self.requests_total,
+            list(prompt),
+            len(prompt) + params.max_tokens,
+            owner=owner,
+            salt=salt_of(owner.tenant, cache_salt),
+            resumed=history is not None,
+        )
+        if history is not None:
+            sequence.tokens += history.tokens
+            sequence.charged = len(prompt)
         self.scheduler.add(sequence)
         self.requests_total += 1
         live = Live(
             id=request_id,
             params=params,
             sequence=sequence,
-            detokenizer=Detokenizer(
-                self.tokenizer, self._special if params.skip_special_tokens else frozenset()
-            ),
-            matcher=StopMatcher(params.stop, params.include_stop_text),
+            history=history or self.replay(prompt, params, []),
             randomness=Randomness() if params.seed is None else Randomness(params.seed),
             arrived_s=arrived_s,
         )
@@ -136,7 +202,7 @@ class EngineCore:
     def step(self) -> list[Delta]:
         """One forward pass over everything that runs."""
         began = self._clock()
-        step = self.scheduler.plan()
+        step = self.scheduler.plan(self._budget())
         for sequence in step.joined:
             live = self._of[sequence]
             live.joined_s = began if live.joined_s is None else live.joined_s
@@ -146,15 +212,15 @@ class EngineCore:
             return []
         sequences, logits = self.runner.run(step)
         lives = [self._of[s] for s in sequences]
-        tokens = sample(logits, [self._draw(live) for live in lives]) if lives else []
+        found = sample(logits, [self._draw(live) for live in lives]) if lives else []
+        tokens = [each.token for each in found]
         self.scheduler.commit(step, dict(zip(sequences, tokens, strict=True)))
         now = self._clock()
         self._record(step, now - began)
         deltas = []
-        for row, (live, token) in enumerate(zip(lives, tokens, strict=True)):
-            wanted = live.params.logprobs
-            logprobs = () if wanted is None else (logprobs_of(logits[row], token, wanted),)
-            deltas.append(self._advance(live, token, logprobs, now))
+        for live, each in zip(lives, found, strict=True):
+            logprobs = () if each.logprob is None else (each.logprob,)
+            deltas.append(self._advance(live, each.token, logprobs, now))
         self._gauges()
         return deltas
 
@@ -169,41 +235,72 @@ class EngineCore:
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _budget(self) -> int:
+        scheduler = self.scheduler
+        most = scheduler.limits.max_batched_tokens
+        decoding = [s for s in scheduler.running if s.missing == 1]
+        budget = step_budget(
+            self.speed.model,
+            self.tpot_s,
+            len(decoding),
+            sum(len(s.tokens) for s in decoding),
+            min(LEAST_PROMPT_TOKENS, most),
+            most,
+        )
+        self.saturated = budget.saturated
+        return budget.tokens
+
     def _draw(self, live: Live) -> Draw:
-        params = live.params
-        early = params.min_tokens > live.sampled
+        params, sequence = live.params, live.sequence
+        forbidden = self._forbidden(params, sequence.tokens, sequence.prompt_len)
+        return Draw(params, live.randomness, live.sampled, live.history.counts, forbidden)
+
+    def _forbidden(self, params: SamplingParams, tokens: Tokens[int], first: int) -> frozenset[int]:
+        """Tokens that may not come next, beside those that never may. Those from `first` on were generated."""
+        early = params.min_tokens > len(tokens) - first
         forbidden = (self.eos | params.stop_token_ids) if early else frozenset()
-        return Draw(params, live.randomness, live.sampled, live.counts, forbidden)
+        if params.constraint is not None:
+            forbidden |= params.constraint.banned_after(tokens, first)
+        return forbidden
+
+    def _is_stuck(self, params: SamplingParams, tokens: Tokens[int], first: int) -> bool:
+        """Whether a constraint leaves no token to come next."""
+        constraint = params.constraint
+        return constraint is not None and constraint.leaves_nothing(self._forbidden(params, tokens, first))
 
     def _advance(self, live: Live, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
-        params, sampled = live.params, live.sampled
+        params, sampled, history = live.params, live.sampled, live.history
         self.tokens_total += 1
         self.metrics.generation_tokens.inc()
         if live.first_s is None:
             live.first_s = now
-            self.metrics.prompt_tokens.inc(live.sequence.prompt_len)
-            self.metrics.ttft.observe(now - live.arrived_s)
+            if not live.sequence.resumed:
+                self.metrics.prompt_tokens.inc(live.sequence.prompt_len)
+                self.metrics.ttft.observe(now - live.arrived_s)
         elif live.last_s is not None:
             self.metrics.itl.observe(now - live.last_s)
         live.last_s = now
-        if params.presence_penalty or params.frequency_penalty:
-            live.counts[token] = live.counts.get(token, 0) + 1
+        if history.counts is not None:
+            history.counts.add(token)
         finish: str | None = None
         if token in params.stop_token_ids or (token in self.eos and not params.ignore_eos):
             finish = "stop"
-            text = live.matcher.add(live.detokenizer.flush())
+            text = history.matcher.add(history.detokenizer.flush())
         else:
-            text = live.matcher.add(live.detokenizer.add(token))
+            text = history.matcher.add(history.detokenizer.add(token))
             if sampled >= params.max_tokens:
                 finish = "length"
-                text += live.matcher.add(live.detokenizer.flush())
-        if live.matcher.matched is not None:
+            elif self._is_stuck(params, live.sequence.tokens, live.sequence.prompt_len):
+                finish = "stop"
+            if finish is not None:
+                text += history.matcher.add(history.detokenizer.flush())
+        if history.matcher.matched is not None:
             finish = "stop"
         elif finish is not None:
-            text += live.matcher.flush()
+            text += history.matcher.flush()
         if finish is not None:
             self._end(live, finish, now)
-        return Delta(live.id, text, (token,), sampled, logprobs, finish)
+        return Delta(live.id, text, (token,), sampled, logprobs, finish, cached=live.sequence.cached)
 
     def _end(self, live: Live, reason: str, now: float) -> None:
         del self._live[live.id]
@@ -219,8 +316,9 @@ class EngineCore:
         metrics.prefill_time.observe(first - joined)
         metrics.decode_time.observe(last - first)
         metrics.inference_time.observe(last - joined)
-        if live.sampled > 1:
-            metrics.tpot.observe((last - first) / (live.sampled - 1))
+        here = live.sampled - len(live.history.tokens)
+        if here > 1:
+            metrics.tpot.observe((last - first) / (here - 1))
         metrics.request_prompt.observe(live.sequence.prompt_len)
         metrics.request_generation.observe(live.sampled)
         metrics.params_n.observe(1)
@@ -239,3 +337,5 @@ class EngineCore:
         usage = scheduler.pool.used / scheduler.pool.total
         self.metrics.kv_usage.set(usage)
         self.metrics.kv_usage_old.set(usage)
+        self.metrics.prefix_cache(scheduler.cache_queries, scheduler.cache_hits)
+        self.metrics.saturated.set(self.saturated)

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from busbar.workloads.serving.core import Delta
 from busbar.workloads.serving.errors import Overloaded, ServingError
+from busbar.workloads.serving.fairness import NOBODY, Owner
+from busbar.workloads.serving.history import History
 from busbar.workloads.serving.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class Engine:
         self._streams: dict[str, Stream] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
 
     def start(self) -> None:
@@ -95,19 +98,33 @@ class Engine:
     def waiting(self) -> int:
         return max(0, len(self._streams) - self.running)
 
-    def open(self, request_id: str, prompt: list[int], params: SamplingParams) -> Stream:
-        """Hands a request to the thread. It has passed `EngineCore.admissible`."""
+    @property
+    def step_seconds(self) -> float:
+        """How long the step that runs now has been running; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else max(0.0, self._clock() - began)
+
+    def open(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        owner: Owner = NOBODY,
+        cache_salt: str = "",
+        history: History | None = None,
+    ) -> Stream:
+        """Hands a request to the thread. It has passed `EngineCore.admissible`; see `EngineCore.submit`."""
         if self.state is not EngineState.READY or self.loaded is None:
             raise self.unavailable()
         if request_id in self._streams:
             raise ValueError(f"request id {request_id} is in use")
         core, arrived = self.loaded.core, self._clock()
         stream = self._streams[request_id] = Stream(request_id)
-        self._inbox.put(lambda: core.submit(request_id, prompt, params, arrived))
+        self._inbox.put(lambda: core.submit(request_id, prompt, params, arrived, owner, cache_salt, history))
         return stream
 
     def close(self, stream: Stream) -> None:
-        """The reader is gone: drops the request if it still runs. Harmless otherwise."""
+        """The client has disconnected: cancels the request if it still runs. Otherwise no effect."""
         if self._streams.pop(stream.request_id, None) is not None and self.loaded is not None:
             core = self.loaded.core
 
@@ -120,7 +137,7 @@ class Engine:
         """Ends every open stream with an error (the drain's time is over)."""
         if self.loaded is not None:
             core = self.loaded.core
-            self._inbox.put(lambda: self._fail_streams(core.abandon(), reason))
+            self._inbox.put(lambda: self._fail_streams(core.abandon(), reason, leaving=True))
 
     def unavailable(self) -> Overloaded:
         """Why a request cannot be taken now."""
@@ -157,17 +174,19 @@ class Engine:
                     break
                 command()
             if not core.idle:
+                self._step_began = self._clock()
                 deltas = core.step()
+                self._step_began = None
                 if deltas:
                     self._to_loop(partial(self._dispatch, deltas))
-        self._fail_streams(core.abandon(), "the server is shutting down")
+        self._fail_streams(core.abandon(), "the server is shutting down", leaving=True)
 
     def _become(self, state: EngineState) -> None:
         self.state = state
         self._to_loop(self._on_change)
 
-    def _fail_streams(self, ids: list[str], reason: str) -> None:
-        deltas = [Delta(i, "", finish="error", error=reason) for i in ids]
+    def _fail_streams(self, ids: list[str], reason: str, leaving: bool = False) -> None:
+        deltas = [Delta(i, "", finish="error", error=reason, leaving=leaving) for i in ids]
         self._to_loop(partial(self._dispatch, deltas))
 
     def _to_loop(self, call: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The errors of the serving engine.
 
     ServingError (code, http status)
     ├── SettingsError        bad flag, environment variable or spec               (exit 2)
@@ -11,26 +11,31 @@
         ├── BadRequest           400
         ├── Unauthorized         401
         ├── NotFound             404
+        ├── MethodNotAllowed     405
+        ├── OtherStream          409 (a resume of a stream that another model, or prompt, began)
         ├── TooLarge             413
         ├── Overloaded           503 + Retry-After (queue full, draining, loading)
         └── EngineFailed         500
+            └── EngineLeaving        (the process shuts down)
 
 Every message says what was wrong, where, and what to do. `code` is stable.
 """
 
 from __future__ import annotations
 
+from busbar.kube.contracts.workload import ExitCode
+
 
 class ServingError(Exception):
     """Base of everything this package raises on purpose."""
 
     code = "ServingError"
-    exit_status = 1
+    exit_status = int(ExitCode.FAILED)
 
 
 class SettingsError(ServingError):
     code = "SettingsError"
-    exit_status = 2
+    exit_status = int(ExitCode.INVALID)
 
 
 class ModelError(ServingError):
@@ -81,6 +86,16 @@ class NotFound(RequestError):
     status = 404
 
 
+class MethodNotAllowed(RequestError):
+    code = "MethodNotAllowedError"
+    status = 405
+
+
+class OtherStream(RequestError):
+    code = "ConflictError"
+    status = 409
+
+
 class TooLarge(RequestError):
     code = "RequestTooLarge"
     status = 413
@@ -95,3 +110,7 @@ class Overloaded(RequestError):
 class EngineFailed(RequestError):
     code = "InternalServerError"
     status = 500
+
+
+class EngineLeaving(EngineFailed):
+    """The process shuts down; the request may go on elsewhere."""

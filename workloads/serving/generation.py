@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from aiohttp import web
 
+from busbar.kube.contracts.streams import StreamTerms, UsageShown
+from busbar.workloads.serving.core import Delta
 from busbar.workloads.serving.engine import Engine, Stream
-from busbar.workloads.serving.errors import BadRequest, EngineFailed, RequestError
+from busbar.workloads.serving.errors import BadRequest, EngineFailed, EngineLeaving, RequestError
+from busbar.workloads.serving.fairness import NOBODY, Owner
+from busbar.workloads.serving.history import History
 from busbar.workloads.serving.loader import Loaded
-from busbar.workloads.serving.openai_request import ChatBody, CompletionBody, Wanted
-from busbar.workloads.serving.openai_response import DONE, Answer, Choice, error_body, sse, usage
+from busbar.workloads.serving.openai_request import (
+    MAX_PROMPTS,
+    ChatBody,
+    CompletionBody,
+    TokenizeBody,
+    Wanted,
+)
+from busbar.workloads.serving.openai_response import DONE, Answer, Choice, failure
 from busbar.workloads.serving.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -33,57 +43,92 @@ class Job:
     prompt: list[int]
     params: SamplingParams
     choice: Choice
+    history: History | None = None
+    """Of one that began on another replica."""
 
 
-async def prepare(body: CompletionBody | ChatBody, loaded: Loaded) -> list[Job]:
+async def prepare(
+    body: CompletionBody | ChatBody, loaded: Loaded, terms: StreamTerms | None = None
+) -> list[Job]:
     """Tokens and final sampling parameters of every prompt; BadRequest when one cannot run."""
-    tokenizer, core, wanted = loaded.core.tokenizer, loaded.core, body.wanted
+    core, wanted = loaded.core, body.wanted
     _check_tokens(wanted.params, loaded.arch.vocab_size)
-
-    async def encode(text: str, special: bool) -> list[int]:
-        if len(text) > 64 * core.max_model_len:
-            raise BadRequest(
-                f"the prompt of {len(text)} characters is too long for this model", param="prompt"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise BadRequest(f"the text is not valid Unicode: {error.reason}", param="prompt") from error
-        if len(text) > LONG_TEXT:
-            coded = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
-        else:
-            coded = tokenizer.encode(text, add_special_tokens=special)
-        ids: list[int] = coded.ids
-        return ids
+    if wanted.allowed_token_ids is not None or wanted.bad_words:
+        asked = await asyncio.to_thread(
+            core.constrained, wanted.params, wanted.allowed_token_ids, wanted.bad_words
+        )
+        wanted = replace(wanted, params=asked)
 
     prompts: list[list[int]] = []
     if isinstance(body, ChatBody):
         text = loaded.template.render(body.messages, **body.template_arguments)
-        prompts.append(await encode(text, special=loaded.template.is_default))
+        prompts.append(await encode(loaded, text, special=loaded.template.is_default))
     else:
         for prompt in body.prompts:
-            tokens = list(prompt) if isinstance(prompt, tuple) else await encode(prompt, special=True)
+            tokens = list(prompt) if isinstance(prompt, tuple) else await encode(loaded, prompt, special=True)
             bad = next((t for t in tokens if t >= loaded.arch.vocab_size), None)
             if bad is not None:
                 raise BadRequest(f"token {bad} is not in the model's vocabulary", param="prompt")
             prompts.append(tokens)
-    jobs = []
-    for index, ids in enumerate(prompts):
+    if wanted.n * len(prompts) > MAX_PROMPTS:
+        raise BadRequest(f"n times the prompts must be at most {MAX_PROMPTS}", param="n")
+    jobs: list[Job] = []
+    for ids in prompts:
         room = core.max_model_len - len(ids)
         default = max(1, room if isinstance(body, ChatBody) else min(room, COMPLETION_MAX_TOKENS))
         params = replace(wanted.params, max_tokens=wanted.max_tokens or default)
         core.admissible(len(ids), params.max_tokens)
-        jobs.append(Job(ids, params, Choice(index, len(ids))))
+        for number in range(wanted.n):
+            # A prompt counts once, and equal seeds would give n times the same answer.
+            seed = None if terms is None else terms.seed + len(jobs)
+            if params.seed is not None:
+                seed = params.seed + number
+            choice = Choice(len(jobs), 0 if number else len(ids), counts_prompt=not number)
+            jobs.append(Job(ids, replace(params, seed=seed), choice))
     return jobs
 
 
+async def encode(loaded: Loaded, text: str, special: bool) -> list[int]:
+    """Tokens of a text; BadRequest when it is no text or far too long."""
+    if len(text) > 64 * loaded.core.max_model_len:
+        raise BadRequest(f"the prompt of {len(text)} characters is too long for this model", param="prompt")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"the text is not valid Unicode: {error.reason}", param="prompt") from error
+    tokenizer = loaded.core.tokenizer
+    if len(text) > LONG_TEXT:
+        coded = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
+    else:
+        coded = tokenizer.encode(text, add_special_tokens=special)
+    ids: list[int] = coded.ids
+    return ids
+
+
+async def encode_prompt(body: TokenizeBody, loaded: Loaded) -> list[int]:
+    """The tokens that a request with this prompt, or these messages, would begin with."""
+    if body.prompt is not None:
+        return await encode(loaded, body.prompt, special=body.special is not False)
+    text = loaded.template.render(body.messages, **body.template_arguments)
+    special = loaded.template.is_default if body.special is None else body.special
+    return await encode(loaded, text, special=special)
+
+
 @asynccontextmanager
-async def opened(engine: Engine, name: str, jobs: list[Job]) -> AsyncIterator[list[Stream]]:
-    """The jobs' streams, closed at the end. `name` is unique in this process."""
+async def opened(
+    engine: Engine, name: str, jobs: list[Job], owner: Owner = NOBODY, cache_salt: str = ""
+) -> AsyncIterator[list[Stream]]:
+    """The streams of the jobs that have not ended, closed at the end. `name` is unique in this process."""
     streams: list[Stream] = []
     try:
         for job in jobs:
-            streams.append(engine.open(f"{name}.{job.choice.index}", job.prompt, job.params))
+            if job.choice.finish is not None:
+                continue
+            streams.append(
+                engine.open(
+                    f"{name}.{job.choice.index}", job.prompt, job.params, owner, cache_salt, job.history
+                )
+            )
         yield streams
     finally:
         for stream in streams:
@@ -94,30 +139,39 @@ async def collect(streams: list[Stream], jobs: list[Job]) -> None:
     """Reads every stream to its end into its job's choice."""
     for stream, job in zip(streams, jobs, strict=True):
         while job.choice.finish is None:
-            delta = await stream.next()
-            if delta.error is not None:
-                raise EngineFailed(delta.error)
-            job.choice.take(delta)
+            job.choice.take(_sound(await stream.next()))
 
 
 async def send_stream(
-    response: web.StreamResponse, streams: list[Stream], jobs: list[Job], answer: Answer, wanted: Wanted
+    response: web.StreamResponse, streams: list[Stream], jobs: list[Job], answer: Answer
 ) -> None:
-    """Server-sent events until every choice has ended; an error in the middle is an event too."""
+    """Server-sent events until every choice has ended; an error in the middle is an event too.
+
+    `streams` are those of the jobs that have not ended (on another replica).
+    """
+    choices = [job.choice for job in jobs]
     if answer.chat:
-        for job in jobs:
-            await response.write(answer.first_chunk(job.choice))
+        for choice in choices:
+            if not choice.resumed:
+                await response.write(answer.first_chunk(choice))
     try:
-        await _send_all(response, streams, jobs, answer, wanted)
+        await _send_all(response, streams, choices, answer)
     except RequestError as error:
-        await response.write(sse(error_body(error)))
+        await response.write(failure(error, for_gateway=answer.for_gateway))
     else:
-        if wanted.include_usage:
-            await response.write(answer.usage_chunk([job.choice for job in jobs]))
+        if answer.usage_shown is not UsageShown.NONE:
+            await response.write(answer.usage_chunk(choices))
     await response.write(DONE)
 
 
-def envelope(body: CompletionBody | ChatBody, request_id: str, model: str, loaded: Loaded) -> Answer:
+def envelope(
+    body: CompletionBody | ChatBody,
+    request_id: str,
+    model: str,
+    loaded: Loaded,
+    terms: StreamTerms | None = None,
+) -> Answer:
+    """The answer's form. With `terms` the gateway says how the client wants its usage."""
     chat = isinstance(body, ChatBody)
     tokenizer = loaded.core.tokenizer
 
@@ -127,42 +181,49 @@ def envelope(body: CompletionBody | ChatBody, request_id: str, model: str, loade
 
     return Answer(
         id=f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
-        created=int(time.time()),
+        created=int(time.time()) if terms is None else terms.created,
         model=model,
         chat=chat,
         token_text=token_text,
+        token_bytes=loaded.core.vocabulary.bytes_of,
         wants_logprobs=body.wanted.params.logprobs is not None,
+        usage_shown=_usage_shown(body.wanted) if terms is None else terms.usage,
+        for_gateway=terms is not None,
     )
 
 
-async def _send_all(
-    response: web.StreamResponse, streams: list[Stream], jobs: list[Job], answer: Answer, wanted: Wanted
-) -> None:
-    def so_far() -> dict[str, int] | None:
-        return usage([job.choice for job in jobs]) if wanted.continuous_usage else None
+def _usage_shown(wanted: Wanted) -> UsageShown:
+    if not wanted.include_usage:
+        return UsageShown.NONE
+    return UsageShown.EACH if wanted.continuous_usage else UsageShown.LAST
 
+
+async def _send_all(
+    response: web.StreamResponse, streams: list[Stream], choices: list[Choice], answer: Answer
+) -> None:
+    running = [choice for choice in choices if choice.finish is None]
     try:
         async with asyncio.TaskGroup() as group:
-            for stream, job in zip(streams, jobs, strict=True):
-                group.create_task(_send_choice(response, stream, job, answer, so_far))
+            for stream, choice in zip(streams, running, strict=True):
+                group.create_task(_send_choice(response, stream, choice, choices, answer))
     except BaseExceptionGroup as errors:
         raise _first(errors) from errors
 
 
 async def _send_choice(
-    response: web.StreamResponse,
-    stream: Stream,
-    job: Job,
-    answer: Answer,
-    so_far: Callable[[], dict[str, int] | None],
+    response: web.StreamResponse, stream: Stream, choice: Choice, choices: list[Choice], answer: Answer
 ) -> None:
-    while job.choice.finish is None:
-        delta = await stream.next()
-        if delta.error is not None:
-            raise EngineFailed(delta.error)
-        job.choice.take(delta)
-        if job.choice.has_news:
-            await response.write(answer.chunk(job.choice, so_far()))
+    while choice.finish is None:
+        choice.take(_sound(await stream.next()))
+        if choice.has_news:
+            await response.write(answer.chunk(choice, choices))
+
+
+def _sound(delta: Delta) -> Delta:
+    """Raises what an engine that failed, or leaves, says instead of a token."""
+    if delta.error is not None:
+        raise EngineLeaving(delta.error) if delta.leaving else EngineFailed(delta.error)
+    return delta
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

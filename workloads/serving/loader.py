@@ -15,12 +15,13 @@ from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.errors import MemoryTooSmall, ModelCorrupt, SettingsError
+from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.model import Decoder
-from busbar.workloads.serving.probe import Trial, batch_invariant, choose_backend
+from busbar.workloads.serving.probe import TOLERANCE, Trial, batch_invariant, choose_backend, try_blocks
 from busbar.workloads.serving.runner import Runner
-from busbar.workloads.serving.scheduler import Limits, Scheduler
+from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.settings import EngineSettings, usable_processors
 from busbar.workloads.serving.text import load_tokenizer
 from busbar.workloads.serving.weights import Weights, load_weights
@@ -45,6 +46,8 @@ class Loaded:
     attention: str
     batch_invariant: bool
     load_s: float
+    identity: str
+    """Equal for two replicas of the same model folder."""
 
 
 def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = time.monotonic) -> Loaded:
@@ -72,9 +75,10 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         weight_bytes=weights.bytes,
         kv_bytes=core.runner.cache.bytes,
         trials=tuple(trials),
-        attention=core.runner.decoder.attention.name,
+        attention=trials[-1].name if core.runner.in_place else core.runner.decoder.attention.name,
         batch_invariant=invariant,
         load_s=time.monotonic() - began,
+        identity=model_identity(settings.model_dir),
     )
 
 
@@ -94,9 +98,18 @@ def assemble(
     blocks = block_count(settings, shape, wanted, kv_budget(settings.kv_bytes, device))
     max_model_len = min(wanted, blocks * settings.block_tokens)
     attention, trials = choose_backend(shape, arch.heads, device)
-    decoder = Decoder(arch, weights, attention, wanted)
-    invariant = batch_invariant(decoder, shape, device, wanted)
-    limits = Limits(settings.block_tokens, settings.max_batched_tokens, settings.max_running)
+    in_place = False
+    if device.type == "cpu" and not settings.deterministic:
+        trials.append(try_blocks(shape, arch.heads))
+        in_place = trials[-1].max_error < TOLERANCE[kv_dtype]
+    decoder = Decoder(arch, weights, attention, wanted, fixed_order=not in_place)
+    invariant = not in_place and batch_invariant(decoder, shape, device, wanted)
+    limits = StepLimits(
+        settings.block_tokens,
+        settings.max_batched_tokens,
+        settings.max_running,
+        prefix_cache=settings.prefix_cache,
+    )
     metrics = Metrics(model_id, max_model_len)
     metrics.cache_config(settings.block_tokens, blocks)
     core = EngineCore(
@@ -107,6 +120,7 @@ def assemble(
         metrics,
         max_model_len,
         clock,
+        None if settings.tpot_ms is None else settings.tpot_ms / 1e3,
     )
     return core, trials, invariant
 

@@ -73,6 +73,14 @@ class Metrics:
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self.preemptions = counter("vllm:num_preemptions", "Times a request lost its KV blocks.")
+        self.prefix_queries = counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
+        self.prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._prefix_told = (0, 0)
+        self.saturated = gauge(
+            "busbar:saturated", "1 while the promised time per token cannot be kept by smaller steps."
+        )
         self._success = Counter(
             "vllm:request_success",
             "Requests ended, by reason.",
@@ -119,6 +127,13 @@ class Metrics:
             registry=self.registry,
         )
         info.labels(*self._values, str(block_tokens), str(blocks)).set(1)
+
+    def prefix_cache(self, queries: int, hits: int) -> None:
+        """Totals since the start."""
+        before_queries, before_hits = self._prefix_told
+        self.prefix_queries.inc(queries - before_queries)
+        self.prefix_hits.inc(hits - before_hits)
+        self._prefix_told = (queries, hits)
 
     def finished(self, reason: str) -> None:
         self._success.labels(*self._values, reason).inc()

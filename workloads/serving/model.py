@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import AttentionBackend, Span
+from busbar.workloads.serving.block_attention import BlockPlan
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.rope import rope_tables
 from busbar.workloads.serving.weights import Layer, Weights
@@ -31,16 +32,26 @@ class Batch:
     slot_index: torch.Tensor
     """Where each row's keys and values go (KvCache.slot_index)."""
     spans: tuple[Span, ...]
+    """For an attention back end that takes gathered contexts; empty with a `plan`."""
     sample_rows: torch.Tensor
     """[n] int64: rows whose logits are wanted; at least MIN_ROWS, repeated if need be."""
+    plan: BlockPlan | None = None
+    """For attention that reads blocks in place."""
 
 
 class Decoder:
     """Weights, rotary tables and an attention back end; no state of its own."""
 
     def __init__(
-        self, arch: Architecture, weights: Weights, attention: AttentionBackend, positions: int
+        self,
+        arch: Architecture,
+        weights: Weights,
+        attention: AttentionBackend,
+        positions: int,
+        fixed_order: bool = True,
     ) -> None:
+        """Without `fixed_order` a row's result may depend, in its last bits, on what else is in the step."""
+        self.fixed_order = fixed_order
         self.arch = arch
         self.weights = weights
         self.attention = attention
@@ -65,7 +76,13 @@ class Decoder:
         return self.weights.head(self._norm(x, self.weights.norm)).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.arch.norm_eps)
+        if self.fixed_order:
+            return F.rms_norm(x, (x.shape[-1],), weight, self.arch.norm_eps)
+        # torch's own takes seven passes on a CPU; this takes three.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = length.square_().mul_(1 / x.shape[-1]).add_(self.arch.norm_eps).rsqrt_()
+        normed: torch.Tensor = x * scale.to(x.dtype)
+        return normed.mul_(weight)
 
     def _attend(
         self,
@@ -89,7 +106,11 @@ class Decoder:
         turned = torch.addcmul(turned * cos, swapped, sin)
         queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
         queries = queries * self._scale
-        cache.store(index, batch.slot_index, keys, qkv[:, q_width + kv_width :])
+        values = qkv[:, q_width + kv_width :]
+        cache.store(index, batch.slot_index, keys, values)
+        if batch.plan is not None:
+            values = values.view(rows, arch.kv_heads, arch.head_dim)
+            return layer.out(batch.plan.attend(index, queries, keys, values, cache))
         mixed = torch.zeros((rows, q_width), dtype=x.dtype, device=x.device)
         for span in batch.spans:
             k, v = cache.gather(index, span.run_index, span.batch)

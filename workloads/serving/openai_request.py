@@ -6,7 +6,8 @@ cannot change the answer, or refused with its name: an option is never silently 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +16,21 @@ from busbar.workloads.serving.sampling import SamplingParams
 
 MAX_STOPS = 16
 MAX_PROMPTS = 64
+MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300
+MAX_BAD_WORDS = 300
+MAX_BAD_WORD_CHARACTERS = 256
 SAMPLING_FIELDS = frozenset(
     {
         *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"),
         *("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "presence_penalty"),
-        *("frequency_penalty", "logit_bias", "logprobs"),
+        *("frequency_penalty", "repetition_penalty", "min_p", "logit_bias", "logprobs"),
+        *("allowed_token_ids", "bad_words"),
     }
 )
 STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
-SHARED_FIELDS = SAMPLING_FIELDS | {"model", "stream", "stream_options"}
+SHARED_FIELDS = SAMPLING_FIELDS | {"cache_salt", "n", "model", "stream", "stream_options"}
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -32,7 +38,6 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 ONLY_AT: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -42,8 +47,6 @@ ONLY_AT: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "repetition_penalty": (1, 1.0),
-    "min_p": (0, 0.0),
     "use_beam_search": (False,),
     "add_generation_prompt": (True,),
 }
@@ -60,8 +63,16 @@ class Wanted:
     """As asked; None: the route's default, which depends on the prompt."""
     stream: bool
     include_usage: bool
+    n: int = 1
+    """Answers to each prompt."""
+    cache_salt: str = ""
+    """Only requests with the same salt share cached beginnings."""
     continuous_usage: bool = False
     """Usage so far on every chunk, so that whoever counts knows what a broken stream delivered."""
+    allowed_token_ids: frozenset[int] | None = None
+    """Only these may be generated; None: any."""
+    bad_words: tuple[str, ...] = ()
+    """Their token sequences are never generated."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +105,72 @@ def parse_chat(body: object) -> ChatBody:
     top = _integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top is not None and not wants:
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    arguments = _template_arguments(fields)
+    messages = _messages(fields.get("messages"))
+    return ChatBody(_wanted(fields, (top or 0) if wants else None), messages, arguments)
+
+
+PARSERS: Mapping[str, Callable[[object], CompletionBody | ChatBody]] = {
+    "/v1/completions": parse_completion,
+    "/v1/chat/completions": parse_chat,
+}
+
+
+@dataclass(frozen=True)
+class TokenizeBody:
+    """A prompt, or messages that the chat template makes one of."""
+
+    model: str | None
+    prompt: str | None
+    messages: tuple[dict[str, Any], ...]
+    template_arguments: Mapping[str, Any]
+    special: bool | None
+    """Whether the tokenizer adds its special tokens; None: as a request of that kind does."""
+    with_texts: bool
+
+
+def parse_tokenize(body: object) -> TokenizeBody:
+    known = {"model", "prompt", "messages", "chat_template_kwargs", "add_special_tokens", "return_token_strs"}
+    fields = _fields(body, known)
+    prompt, messages = fields.get("prompt"), fields.get("messages")
+    if (prompt is None) is (messages is None):
+        raise BadRequest("give either prompt or messages", param="prompt")
+    if prompt is not None and not isinstance(prompt, str):
+        raise BadRequest("prompt must be text", param="prompt")
+    return TokenizeBody(
+        _optional_model(fields),
+        prompt,
+        () if messages is None else _messages(messages),
+        _template_arguments(fields),
+        _boolean(fields, "add_special_tokens", True) if "add_special_tokens" in fields else None,
+        _boolean(fields, "return_token_strs", False),
+    )
+
+
+def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
+    """(model, tokens)."""
+    fields = _fields(body, {"model", "tokens"})
+    return _optional_model(fields), _token_list(fields.get("tokens"), "tokens")
+
+
+def _optional_model(fields: Mapping[str, Any]) -> str | None:
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        raise BadRequest("model must be text", param="model")
+    return model
+
+
+def _messages(value: object) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list) or not value:
+        raise BadRequest("messages must be a list with at least one message", param="messages")
+    return tuple(_message(m, f"messages[{i}]") for i, m in enumerate(value))
+
+
+def _template_arguments(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = fields.get("chat_template_kwargs", {})
     if not isinstance(arguments, dict):
         raise BadRequest("chat_template_kwargs must be an object", param="chat_template_kwargs")
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("messages must be a list with at least one message", param="messages")
-    return ChatBody(
-        _wanted(fields, (top or 0) if wants else None),
-        tuple(_message(m, f"messages[{i}]") for i, m in enumerate(messages)),
-        {k: v for k, v in arguments.items() if k not in ("messages", "add_generation_prompt")},
-    )
+    return {k: v for k, v in arguments.items() if k not in ("messages", "add_generation_prompt")}
 
 
 def _fields(body: object, known: frozenset[str] | set[str]) -> dict[str, Any]:
@@ -149,12 +215,29 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         include_stop_text=_boolean(fields, "include_stop_str_in_output", False),
         presence_penalty=_number(fields, "presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=_number(fields, "frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=_number(fields, "repetition_penalty", 1.0, 0.0, 2.0, above=True),
+        min_p=_number(fields, "min_p", 0.0, 0.0, 1.0),
         logit_bias=_logit_bias(fields.get("logit_bias", {})),
         logprobs=logprobs,
     )
     include_usage = _boolean(options, "include_usage", False)
     continuous_usage = _boolean(options, "continuous_usage_stats", False)
-    return Wanted(model, params, max_tokens, stream, include_usage, continuous_usage)
+    salt = fields.get("cache_salt", "")
+    if not isinstance(salt, str) or len(salt) > 256:
+        raise BadRequest("cache_salt must be a text of up to 256 characters", param="cache_salt")
+    n = _integer(fields, "n", 1, MAX_CHOICES) or 1
+    return Wanted(
+        model,
+        params,
+        max_tokens,
+        stream,
+        include_usage,
+        n,
+        salt,
+        continuous_usage,
+        _allowed_tokens(fields.get("allowed_token_ids")),
+        _bad_words(fields.get("bad_words", [])),
+    )
 
 
 def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
@@ -205,16 +288,67 @@ def _stops(value: object) -> tuple[str, ...]:
 def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict):
         raise BadRequest("logit_bias must be an object of token id to number", param="logit_bias")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise BadRequest(
+            f"logit_bias has {len(value)} tokens; at most {MAX_LOGIT_BIAS} are served", param="logit_bias"
+        )
     pairs: list[tuple[int, float]] = []
     for token, bias in value.items():
-        number = str(token)
-        known = number.isascii() and number.isdigit()  # "²" is a digit too, and no number
+        # One spelling per token ("007" and "7" would be two biases on one), and "²" is a digit but no number.
+        known = re.fullmatch(r"0|[1-9][0-9]{0,9}", str(token), re.ASCII)
         if not known or isinstance(bias, bool) or not isinstance(bias, int | float):
             raise BadRequest(
-                f"logit_bias: {token!r}: {bias!r} is not a token and a number", param="logit_bias"
+                f"logit_bias: {token!r}: {bias!r} is not a token id and a number", param="logit_bias"
             )
         pairs.append((int(token), float(max(-100, min(100, bias)))))  # cut first: 10**400 is no float
     return tuple(pairs)
+
+
+def _allowed_tokens(value: object) -> frozenset[int] | None:
+    if value is None:
+        return None
+    name = "allowed_token_ids"
+    if not isinstance(value, list) or not value:
+        raise BadRequest(f"{name} must be a list of at least one token id, not {_shown(value)}", param=name)
+    for place, token in enumerate(value):
+        if not _is_integer(token) or token < 0:
+            raise BadRequest(
+                f"{name}[{place}] is {_shown(token)}; a token id is a whole number from 0", param=name
+            )
+    return frozenset(value)
+
+
+def _bad_words(value: object) -> tuple[str, ...]:
+    name = "bad_words"
+    if not isinstance(value, list):
+        raise BadRequest(
+            f"{name} must be a list of up to {MAX_BAD_WORDS} texts, not {_shown(value)}", param=name
+        )
+    if len(value) > MAX_BAD_WORDS:
+        raise BadRequest(f"{name} has {len(value)} texts; at most {MAX_BAD_WORDS} are served", param=name)
+    for place, word in enumerate(value):
+        if (
+            not isinstance(word, str)
+            or not 1 <= len(word) <= MAX_BAD_WORD_CHARACTERS
+            or not _is_unicode(word)
+        ):
+            raise BadRequest(
+                f"{name}[{place}] is {_shown(word)}; a bad word is a text of 1 to "
+                f"{MAX_BAD_WORD_CHARACTERS} characters of valid Unicode",
+                param=name,
+            )
+    return tuple(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _shown(value: object) -> str:
+    """A value for an error message, which a wrong one must not fill."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _token_list(value: object, name: str) -> list[int]:

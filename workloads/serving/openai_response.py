@@ -1,8 +1,10 @@
 """Builds OpenAI's answers: whole ones, stream chunks, errors.
 
 A streamed choice carries one field of ours, `token_index`: how many completion tokens the stream has
-reached with this chunk. Clients ignore it; the gateway numbers tokens by it. A chunk may cover more
-than one token, because text that could still change is held back.
+reached with this chunk. Clients ignore it. A chunk may cover more than one token, because text that could
+still change is held back.
+
+For the gateway each chunk ends with a side line that carries its tokens (`busbar.kube.contracts.streams`).
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from busbar.kube.contracts.streams import SIDE_LINE, StreamEnd, UsageShown
 from busbar.workloads.serving.core import Delta
-from busbar.workloads.serving.errors import RequestError
+from busbar.workloads.serving.errors import EngineLeaving, RequestError
 from busbar.workloads.serving.sampling import TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -21,21 +24,30 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Choice:
-    """One choice as it grows: text and logprobs that are not out yet, and totals."""
+    """One choice as it grows: text, logprobs and tokens that are not out yet, and totals."""
 
     index: int
     prompt_tokens: int
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    counts_prompt: bool = True
+    """False for a further answer to the same prompt."""
     finish: str | None = None
+    resumed: bool = False
+    """It began on another replica, which has said how much of its prompt was cached."""
     text_offset: int = 0
     """Characters of the tokens whose logprobs are out already."""
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
         self.logprobs += delta.logprobs
+        self.tokens += delta.tokens
         self.completion_tokens = max(self.completion_tokens, delta.index)
+        if self.counts_prompt and not self.resumed:
+            self.cached_tokens = max(self.cached_tokens, delta.cached)
         self.finish = delta.finish
 
     @property
@@ -52,7 +64,11 @@ class Answer:
     model: str
     chat: bool
     token_text: Callable[[int], str]
+    token_bytes: Callable[[int], bytes]
     wants_logprobs: bool = False
+    usage_shown: UsageShown = UsageShown.NONE
+    for_gateway: bool = False
+    """Side lines are wanted."""
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
         return {
@@ -65,17 +81,19 @@ class Answer:
         """The chunk with the role that opens a chat stream."""
         return self._chunk(choice.index, {"delta": {"role": "assistant", "content": ""}}, None, None, 0)
 
-    def chunk(self, choice: Choice, so_far: dict[str, int] | None = None) -> bytes:
-        """What `choice` has gained since its last chunk; `so_far` is the request's usage, if it is wanted."""
-        text, logprobs = choice.text, choice.logprobs
-        choice.text, choice.logprobs = "", []
+    def chunk(self, choice: Choice, choices: list[Choice]) -> bytes:
+        """What `choice`, one of the request's `choices`, has gained since its last chunk."""
+        text, logprobs, tokens = choice.text, choice.logprobs, choice.tokens
+        choice.text, choice.logprobs, choice.tokens = "", [], []
         body: dict[str, Any] = {"text": text}
         if self.chat:
             body = {"delta": {"content": text} if text else {}}
         told = self._logprobs(logprobs, choice.text_offset)
         if told is not None and not self.chat:
             choice.text_offset += sum(map(len, told["tokens"]))
-        return self._chunk(choice.index, body, told, choice.finish, choice.completion_tokens, so_far)
+        so_far = usage(choices) if self.usage_shown is UsageShown.EACH else None
+        side = _side_line(choice, choices, tokens) if self.for_gateway else b""
+        return self._chunk(choice.index, body, told, choice.finish, choice.completion_tokens, so_far, side)
 
     def usage_chunk(self, choices: list[Choice]) -> bytes:
         return sse({**self._head(self._chunk_object), "choices": [], "usage": usage(choices)})
@@ -96,7 +114,8 @@ class Answer:
         logprobs: object,
         finish: str | None,
         reached: int,
-        so_far: dict[str, int] | None = None,
+        so_far: dict[str, Any] | None = None,
+        side: bytes = b"",
     ) -> bytes:
         choice = {
             "index": index,
@@ -105,8 +124,8 @@ class Answer:
             "finish_reason": finish,
             "token_index": reached,
         }
-        counted = {} if so_far is None else {"usage": so_far}
-        return sse({**self._head(self._chunk_object), "choices": [choice], **counted})
+        counted = {} if self.usage_shown is UsageShown.NONE else {"usage": so_far}
+        return sse({**self._head(self._chunk_object), "choices": [choice], **counted}, side)
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         body: dict[str, Any] = {"text": choice.text}
@@ -139,20 +158,24 @@ class Answer:
         }
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.token_text(token)
-        # A token may be part of a character; its text is then no faithful source of its bytes.
-        data = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": data}
+        return {"token": self.token_text(token), "logprob": logprob, "bytes": list(self.token_bytes(token))}
 
 
-def usage(choices: list[Choice]) -> dict[str, int]:
+def usage(choices: list[Choice]) -> dict[str, Any]:
     prompt = sum(c.prompt_tokens for c in choices)
     completion = sum(c.completion_tokens for c in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in choices)},
     }
+
+
+def failure(error: RequestError, *, for_gateway: bool) -> bytes:
+    """The event that ends a stream in its middle."""
+    end = StreamEnd.LEAVING if isinstance(error, EngineLeaving) else StreamEnd.FAILED
+    return sse(error_body(error), SIDE_LINE + b"! " + end.encode() if for_gateway else b"")
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -166,9 +189,16 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
-def sse(content: object) -> bytes:
+def sse(content: object, side: bytes = b"") -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode() + side + b"\n\n"
+
+
+def _side_line(choice: Choice, choices: list[Choice], tokens: list[int]) -> bytes:
+    prompt, cached = sum(c.prompt_tokens for c in choices), sum(c.cached_tokens for c in choices)
+    ids = b",".join(b"%d" % token for token in tokens)
+    return SIDE_LINE + b"%d %d %d %d " % (choice.index, choice.finish is not None, prompt, cached) + ids
 
 
 def _offsets(texts: Iterable[str], at: int) -> list[int]:

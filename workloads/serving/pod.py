@@ -14,9 +14,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NoReturn
 
+from busbar.kube.contracts.bearers import Role, bearers_in
 from busbar.kube.contracts.workload import PORT, Env
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings, parse_bytes, usable_processors
+
+MODE = "resident"
+"""The one engine mode so far: weights and KV cache in the memory of the device."""
 
 
 def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> ServerSettings:
@@ -25,36 +29,49 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
     spec = _spec(env)
     folder = _needed(env, Env.MODEL_DIR)
     name, namespace = _needed(env, Env.JOB_NAME), env.get(Env.NAMESPACE, "")
-    token = env.get(Env.TOKEN)
-    if not token:
-        raise SettingsError(
-            "BUSBAR_TOKEN is not set: in a pod every call must carry a bearer. "
-            "The operator sets it; to run alone use `busbar serve DIR`"
-        )
+    bearers = _bearers(env)
     memory = spec.get("kvCacheMemory")
+    if env.get(Env.MODE, MODE) not in ("", MODE):
+        raise SettingsError(f"{Env.MODE} is {env[Env.MODE]!r}; this engine runs in the mode {MODE!r} only")
     length = spec.get("maxModelLen")
     if length is not None and (not isinstance(length, int) or isinstance(length, bool)):
         raise SettingsError(f"BUSBAR_SPEC: maxModelLen must be a whole number, not {length!r}")
     model_id = str(env.get(Env.MODEL_ID) or spec.get("modelId") or name)
     aliases = {name, *((f"{namespace}/{name}", f"{namespace}/{model_id}") if namespace else ())} - {model_id}
-    max_waiting: int | None = extra.pop("max_waiting", None)
+    process = {name: extra.pop(name) for name in ("max_waiting", "stall_s") if name in extra}
     engine = EngineSettings(
         model_dir=Path(folder),
         kv_bytes=None if memory is None else parse_bytes(memory, "BUSBAR_SPEC: kvCacheMemory"),
         max_model_len=length,
+        tpot_ms=(spec.get("slo") or {}).get("tpotMilliseconds"),
         threads=min(_cores_asked_for(spec), usable_processors()),
     )
     return ServerSettings(
         engine=replace(engine, **extra),
-        max_waiting=ServerSettings.max_waiting if max_waiting is None else max_waiting,
+        **process,
         model_id=model_id,
         host="0.0.0.0",
         port=_number(env, Env.PORT) or PORT,
-        token=token,
+        bearers=bearers,
         aliases=tuple(sorted(aliases)),
         drain_s=_seconds(spec.get("drainSeconds", 30)),
-        accelerator=env.get("BUSBAR_ACCELERATOR", "cpu"),
+        accelerator=env.get(Env.ACCELERATOR) or ServerSettings.accelerator,
     )
+
+
+def _bearers(env: Mapping[str, str]) -> dict[Role, str]:
+    folder = _needed(env, Env.BEARERS_DIR)
+    try:
+        found = bearers_in(folder)
+    except OSError as error:
+        raise SettingsError(f"the bearers in {folder} cannot be read: {error.strerror or error}") from error
+    missing = [role for role in Role if role not in found]
+    if missing:
+        raise SettingsError(
+            f"{folder} has no bearer for {', '.join(missing)}: in a pod every call must carry one. "
+            "The operator mounts them; to run alone use `busbar serve DIR`"
+        )
+    return found
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,6 +84,9 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     parser = _Parser(prog="spec.args", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in ("max-running", "max-batched-tokens", "block-tokens", "max-waiting", "threads"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")
+    parser.add_argument("--stall-seconds", type=float, dest="stall_s")
     for name in ("device", "dtype"):
         parser.add_argument(f"--{name}")
     return vars(parser.parse_args(list(words)))

@@ -14,14 +14,20 @@ from dataclasses import dataclass
 import torch
 
 from busbar.workloads.serving.attention import BACKENDS, MIN_ROWS, AttentionBackend, Span
+from busbar.workloads.serving.block_attention import plan_blocks
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.errors import ModelUnsupported
 from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.model import Decoder
 from busbar.workloads.serving.runner import Runner
-from busbar.workloads.serving.scheduler import Limits, Scheduler, Sequence
+from busbar.workloads.serving.scheduler import Scheduler, StepLimits
+from busbar.workloads.serving.sequence import Chunk, Sequence
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+UNIT = 4
+LAYOUTS = (((1, 2), 5, 1), ((4,), 3, 1), ((6, 3), 4, 3), ((5,), 0, 2))
+"""Two decoding sequences and two chunks of prompts: blocks, first query in quarters of a block, queries."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,49 @@ def choose_backend(
     return chosen[0], [t for _, t in trials]
 
 
+def try_blocks(
+    shape: KvShape, heads: int, layouts: Iterable[tuple[tuple[int, ...], int, int]] = LAYOUTS
+) -> Trial:
+    """Attention in place against float64: sequences given as (blocks, first query, queries)."""
+    generator = torch.Generator().manual_seed(0)
+    layouts = list(layouts)
+    cache = KvCache(shape, max(max(blocks) for blocks, _, _ in layouts), torch.device("cpu"))
+    cache.pool.copy_(torch.randn(cache.pool.shape, generator=generator))
+    chunks = []
+    for blocks, start, count in layouts:
+        sequence = Sequence(0, [0] * (start * shape.block_tokens // UNIT + count), 0)
+        sequence.blocks = list(blocks)
+        chunks.append(Chunk(sequence, start * shape.block_tokens // UNIT, count))
+    single = [c for c in chunks if c.count == 1]
+    longer = [c for c in chunks if c.count > 1]
+    rows = sum(c.count for c in chunks)
+    width, layer = shape.head_dim, shape.layers - 1
+    q = torch.randn((rows, heads, width), generator=generator) * width**-0.5
+    contexts = []
+    k, v = torch.zeros((2, rows, shape.kv_heads, width))
+    row = 0
+    for chunk in (*single, *longer):
+        both = cache.pool[chunk.sequence.blocks, layer].transpose(0, 1).transpose(1, 2)
+        keys, values = both.reshape(2, shape.kv_heads, -1, width)[:, :, : chunk.start + chunk.count]
+        contexts.append((row, chunk, keys, values))
+        for new, whole in ((k, keys), (v, values)):
+            new[row : row + chunk.count] = whole[:, chunk.start :].transpose(0, 1)
+        row += chunk.count
+    plan = plan_blocks(single, longer, cache)
+    began = time.perf_counter()
+    got = plan.attend(layer, q, k, v, cache).view(rows, heads, width)
+    spent = time.perf_counter() - began
+    error = 0.0
+    for row, chunk, keys, values in contexts:
+        for i in range(chunk.count):
+            seen = chunk.start + i + 1
+            group = q[row + i].double().view(shape.kv_heads, -1, width)
+            weights = torch.softmax(group @ keys[:, :seen].double().transpose(1, 2), -1)
+            exact = (weights @ values[:, :seen].double()).view(heads, width)
+            error = max(error, (got[row + i] - exact).abs().max().item())
+    return Trial("blocks-in-place", error, spent * 1e6)
+
+
 def batch_invariant(decoder: Decoder, shape: KvShape, device: torch.device, positions: int) -> bool:
     """Whether one sequence's logits come out bit-equal alone, in company, and after a preemption."""
     length = min(150, positions - 4)
@@ -110,7 +159,7 @@ def _logits(
     restart: bool = False,
 ) -> list[torch.Tensor]:
     """Logits of the first prompt's next `decode` tokens (always token 0, for comparability)."""
-    scheduler = Scheduler(BlockPool(blocks), Limits(shape.block_tokens, budget, len(prompts) + MIN_ROWS))
+    scheduler = Scheduler(BlockPool(blocks), StepLimits(shape.block_tokens, budget, len(prompts) + MIN_ROWS))
     runner = Runner(decoder, KvCache(shape, blocks, device))
     watched = [Sequence(i, list(p), len(p) + decode) for i, p in enumerate(prompts)]
     for sequence in watched:

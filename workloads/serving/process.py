@@ -117,45 +117,6 @@ async def _drain(server: Server, engine: Engine, limit_s: float) -> int:
     return EXIT_FAILED if engine.state is EngineState.FAILED else EXIT_DONE
 
 
-FIELDS = ("request", "path", "prompt_tokens", "completion_tokens", "seconds")
-"""What log records of this package may carry besides their message."""
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line: what pods log."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
-
-
-class PlainLines(logging.Formatter):
-    """What a person at a terminal reads."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        details = [f"{name}={getattr(record, name)}" for name in FIELDS if hasattr(record, name)]
-        return " ".join([super().format(record), *details])
-
-
-def set_up_logs(as_json: bool, level: int = logging.INFO) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else PlainLines())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-
-
 def write_termination_message(path: str, message: str) -> None:
     """The container's last words, which the operator reads; silent where there is no such file."""
     text = json.dumps({"kind": "serving", "message": message}, ensure_ascii=False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
+from busbar.kube.contracts.report import ServingReport
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.settings import ServerSettings
 
 
 def workload_class(loaded: Loaded) -> str:
-    """A readable name and a hash over architecture, dimensions and dtype (DESIGN §3, class keys)."""
+    """A readable name and a hash over architecture, dimensions, dtype and context length."""
     arch = loaded.arch
     dtype = str(loaded.dtype).removeprefix("torch.")
     identity = (
@@ -21,11 +21,11 @@ def workload_class(loaded: Loaded) -> str:
     return f"serve-{arch.family}-{_short(arch.parameter_count)}-{dtype}-{digest}"
 
 
-def table_report(loaded: Loaded, settings: ServerSettings) -> dict[str, Any]:
+def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
     """Null where nothing was measured yet."""
     core = loaded.core
     shape = core.runner.cache.shape
-    return {
+    document = {
         "class": workload_class(loaded),
         "accelerator": settings.accelerator,
         "mode": "resident",
@@ -41,6 +41,7 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> dict[str, Any]:
         "loadSeconds": round(loaded.load_s, 3),
         **core.speed.report(),
     }
+    return ServingReport.model_validate(document)
 
 
 def _short(count: int) -> str:

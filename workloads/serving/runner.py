@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from busbar.workloads.serving.attention import MIN_ROWS, Span, padded_columns
+from busbar.workloads.serving.block_attention import plan_blocks
 from busbar.workloads.serving.blocks import SCRATCH_BLOCK
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.model import Batch, Decoder
-from busbar.workloads.serving.scheduler import Chunk, Sequence, Step
+from busbar.workloads.serving.sequence import Chunk, Sequence, Step
 
 MINUS_INFINITY = float("-inf")
 
@@ -19,6 +20,7 @@ class Runner:
     def __init__(self, decoder: Decoder, cache: KvCache) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.in_place = not decoder.fixed_order
 
     def run(self, step: Step) -> tuple[list[Sequence], torch.Tensor]:
         """Sequences that reached their end, and the logits [n, vocabulary] of their next token."""
@@ -44,13 +46,19 @@ class Runner:
             if chunk.samples:
                 samplers.append(sequence)
                 sample_rows.append(len(tokens) - 1)
-        spans = [*self._decode_spans(singles), *self._prompt_spans(longer, len(singles))]
-        padding = max(1, MIN_ROWS - len(tokens))
-        tokens += [0] * padding
-        positions += [0] * padding
-        blocks += [SCRATCH_BLOCK] * padding
-        # One row more than needed, at least MIN_ROWS: the last one takes the vector loops' tails.
-        sample_rows += [len(tokens) - 1] * max(1, MIN_ROWS - len(sample_rows))
+        spans: list[Span] = []
+        plan = None
+        if self.in_place:
+            plan = plan_blocks(singles, longer, self.cache)
+            sample_rows = sample_rows or [0]
+        else:
+            spans = [*self._decode_spans(singles), *self._prompt_spans(longer, len(singles))]
+            padding = max(1, MIN_ROWS - len(tokens))
+            tokens += [0] * padding
+            positions += [0] * padding
+            blocks += [SCRATCH_BLOCK] * padding
+            # One row more than needed, at least MIN_ROWS: the last one takes the vector loops' tails.
+            sample_rows += [len(tokens) - 1] * max(1, MIN_ROWS - len(sample_rows))
         where = torch.tensor(positions, device=device)
         return (
             Batch(
@@ -59,6 +67,7 @@ class Runner:
                 slot_index=self.cache.slot_index(torch.tensor(blocks, device=device), where % size),
                 spans=tuple(spans),
                 sample_rows=torch.tensor(sample_rows, device=device),
+                plan=plan,
             ),
             samplers,
         )

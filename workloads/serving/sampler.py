@@ -1,18 +1,36 @@
-"""Turns logits into tokens, row by row independent of the rest of the batch.
+"""Turns a step's logits into tokens and log-probabilities, the whole batch at once, without sorting it.
 
-Greedy rows take the argmax. The others divide by temperature, keep the top k and the nucleus p, and
-invert the cumulative distribution at the request's own random number (`sampling.Randomness`), so a
-seed gives the same tokens alone, in a crowd, and after a preemption.
+What a request asks for changes a handful of logits (penalties, biases, tokens that may not come): all of
+the batch's changes are one sparse write, undone at the end. Greedy rows take the largest. The others
+invert the cumulative distribution at the request's own random number (`sampling.Randomness`), so a seed
+gives the same tokens alone, in a crowd, and after a preemption.
+
+A nucleus needs the likeliest tokens in order, not all of them. The row is laid out as `FOLD` layers; the
+largest value of each column costs one pass, and the `n` largest values of the row lie in the `n` columns
+with the largest peaks. So few candidates are sorted; only a row whose nucleus is wider than those is looked
+at again, down to a bound that is lowered until it holds enough. Sums over a row are float32; whatever decides a draw is float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import inf, log
 
 import torch
 
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
+from busbar.workloads.serving.token_counts import TokenCounts
+
+FOLD = 32
+SMALL = 8192
+"""Vocabularies up to this size are not folded: sorting them is cheap."""
+CANDIDATES = 64
+LOWER = 1.0
+"""Nats by which the bound of a wide nucleus is lowered at a time."""
+CELL = 128
+"""Neighbouring tokens summed together to find where a cumulative sum passes a point."""
 
 
 @dataclass(frozen=True)
@@ -23,72 +41,373 @@ class Draw:
     randomness: Randomness
     index: int
     """How many tokens this request has sampled before."""
-    counts: Mapping[int, int]
-    """Sampled token → times; used by the penalties only."""
+    counts: TokenCounts | None = None
+    """The request's tokens; used by the penalties only."""
     forbidden: frozenset[int] = frozenset()
-    """Tokens that may not come yet (end tokens, before min_tokens)."""
+    """Tokens that may not come yet: end tokens before min_tokens, and those that would complete a bad word."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether some tokens may not come."""
+        return bool(self.forbidden) or self.params.constraint is not None
+
+    @property
+    def top_k(self) -> int:
+        """How many of the likeliest tokens may come at most; 0: any number."""
+        constraint, k = self.params.constraint, self.params.top_k
+        return min(k, len(constraint.allowed)) if k and constraint and constraint.allowed else k
+
+
+@dataclass(frozen=True)
+class Sampled:
+    token: int
+    logprob: TokenLogprob | None
+    """Where it was asked for: under the unmodified distribution."""
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """One token per row of `logits` [n, vocabulary] float32 (not changed)."""
-    if any(d.params.edits_logits or d.forbidden for d in draws):
-        logits = logits.clone()
-        for row, draw in zip(logits, draws, strict=True):
-            _edit(row, draw)
-    chosen: list[int] = logits.argmax(-1).tolist()
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    """One token per row of `logits` [n, vocabulary] float32, which are left as they were."""
+    told = [i for i, d in enumerate(draws) if d.params.logprobs is not None]
+    peaks = _peaks(logits)
+    likeliest = _likeliest(logits, peaks, told, draws) if told else {}
+    edit = _Edit(logits, draws)
+    if peaks is not logits:
+        for row in edit.rows:
+            peaks[row] = _peaks(logits[row : row + 1])[0]
+    chosen = _choose(logits, peaks, draws)
+    edit.undo()
+    tokens: list[int] = chosen.tolist()
+    if not told:
+        return [Sampled(token, None) for token in tokens]
+    picked = logits.gather(1, chosen[:, None])[:, 0].tolist()
+    found = [Sampled(token, None) for token in tokens]
+    for i in told:
+        total, top = likeliest[i]
+        pairs = tuple((token, value - total) for token, value in top)
+        found[i] = Sampled(tokens[i], TokenLogprob(tokens[i], picked[i] - total, pairs))
+    return found
+
+
+# -- the sparse changes ---------------------------------------------------------------------------
+
+
+class _Edit:
+    """Everything that a batch's requests change: flat positions, and what stood there before."""
+
+    def __init__(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+        self.rows = [i for i, d in enumerate(draws) if d.params.edits_logits or d.forbidden]
+        self._flat = logits.view(-1)
+        self._width = logits.shape[1]
+        self._undo: list[tuple[torch.Tensor | slice, torch.Tensor]] = []
+        self._penalise([(i, draws[i]) for i in self.rows if draws[i].params.penalises and draws[i].counts])
+        self._bias([(i, draws[i]) for i in self.rows if draws[i].params.logit_bias])
+        self._allow([(i, draws[i]) for i in self.rows])
+        self._forbid([(i, draws[i]) for i in self.rows])
+
+    def undo(self) -> None:
+        for where, before in reversed(self._undo):
+            self._flat[where] = before
+
+    def _write(self, where: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
+        self._undo.append((where, before))
+        self._flat[where] = after
+
+    def _penalise(self, rows: list[tuple[int, Draw]]) -> None:
+        if not rows:
+            return
+        device = self._flat.device
+        counts = [draw.counts for _, draw in rows if draw.counts is not None]
+        lengths = torch.tensor([len(c.ids) for c in counts])
+        factor, presence, frequency = (
+            torch.tensor(values).repeat_interleave(lengths).to(device)
+            for values in zip(
+                *((p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in _params(rows)),
+                strict=True,
+            )
+        )
+        where = torch.cat([c.ids + i * self._width for (i, _), c in zip(rows, counts, strict=True)]).to(
+            device
+        )
+        sampled = torch.cat([c.sampled for c in counts]).to(device)
+        before = self._flat[where]
+        after = torch.where(before > 0, before / factor, before * factor)
+        self._write(where, before, after - frequency * sampled - presence * (sampled > 0))
+
+    def _bias(self, rows: list[tuple[int, Draw]]) -> None:
+        if not rows:
+            return
+        arrays = [_bias_arrays(p.logit_bias) for p in _params(rows)]
+        where = torch.cat([ids + i * self._width for (i, _), (ids, _) in zip(rows, arrays, strict=True)])
+        where, added = where.to(self._flat.device), torch.cat([values for _, values in arrays])
+        before = self._flat[where]
+        self._write(where, before, before + added.to(self._flat.device))
+
+    def _allow(self, rows: list[tuple[int, Draw]]) -> None:
+        """Leaves of each row only the tokens that its request allows."""
+        for i, draw in rows:
+            constraint = draw.params.constraint
+            if constraint is None or constraint.allowed is None:
+                continue
+            row = self._flat[i * self._width : (i + 1) * self._width]
+            self._undo.append((slice(i * self._width, (i + 1) * self._width), row.clone()))
+            ids = constraint.ids.to(row.device)
+            kept = row[ids]
+            row.fill_(-inf)
+            row[ids] = kept
+
+    def _forbid(self, rows: list[tuple[int, Draw]]) -> None:
+        places = [torch.tensor(list(draw.forbidden)) + i * self._width for i, draw in rows if draw.forbidden]
+        for i, draw in rows:
+            constraint = draw.params.constraint
+            if constraint is not None and constraint.allowed is None and constraint.banned:
+                places.append(constraint.ids + i * self._width)
+        if not places:
+            return
+        where = torch.cat(places).to(self._flat.device)
+        before = self._flat[where]
+        self._write(where, before, torch.full_like(before, -inf))
+
+
+def _params(rows: list[tuple[int, Draw]]) -> list[SamplingParams]:
+    return [draw.params for _, draw in rows]
+
+
+@lru_cache(maxsize=512)
+def _bias_arrays(bias: tuple[tuple[int, float], ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, ascending, and what is added to their logits."""
+    pairs = sorted(bias)
+    return torch.tensor([token for token, _ in pairs]), torch.tensor([value for _, value in pairs])
+
+
+# -- choosing -------------------------------------------------------------------------------------
+
+
+def _choose(logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    chosen = _largest(logits, peaks)
     hot = [i for i, d in enumerate(draws) if not d.params.greedy]
-    for sorts in (False, True):  # sorting is dear: only rows that need an order are sorted
-        rows = [i for i in hot if _needs_order(draws[i].params) is sorts]
-        if rows:
-            drawn = _draw(logits[rows], [draws[i] for i in rows], sorts)
-            for i, token in zip(rows, drawn, strict=True):
-                chosen[i] = token
+    ordered = [i for i in hot if draws[i].params.needs_order]
+    plain = [i for i in hot if not draws[i].params.needs_order]
+    if plain:
+        chosen[plain] = _in_token_order(logits, peaks, plain, draws)
+    if ordered:
+        chosen[ordered] = _in_order_of_likelihood(logits, peaks, ordered, draws)
     return chosen
 
 
-def logprobs_of(logits: torch.Tensor, token: int, top: int) -> TokenLogprob:
-    """Log-probabilities of `token` and of the `top` likeliest, from one row of raw logits."""
-    logs = torch.log_softmax(logits, -1)
-    best = torch.topk(logs, min(top, len(logs))) if top else None
-    likeliest = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best else ()
-    return TokenLogprob(token, float(logs[token]), likeliest)
+def _largest(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+    """The first of the largest logits of each row, as argmax."""
+    if peaks is logits or logits.shape[0] == 1:
+        return logits.argmax(-1)
+    columns = peaks.shape[1]
+    ids = (peaks == peaks.amax(-1, keepdim=True)).long().argmax(-1)[:, None] + columns * torch.arange(
+        FOLD, device=logits.device
+    )
+    ids = _with_tail(ids, logits.shape[1], columns)
+    best = logits.gather(1, ids)
+    return torch.where(best == best.amax(-1, keepdim=True), ids, logits.shape[1]).amin(-1)
 
 
-def _needs_order(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0
+def _in_token_order(
+    logits: torch.Tensor, peaks: torch.Tensor, rows: list[int], draws: Sequence[Draw]
+) -> torch.Tensor:
+    """Draws from whole rows: cells of neighbours first, then inside the cell."""
+    largest = _row_maximum(logits, peaks)
+    tokens, scratch = [], torch.empty_like(logits[0])
+    for row in rows:
+        weights = _weights(logits[row], largest[row], draws[row].params.temperature, scratch)
+        main = len(weights) // CELL * CELL
+        sums = torch.cat((weights[:main].view(-1, CELL).sum(-1), weights[main:].sum()[None])).double()
+        heap = sums.cumsum(0)
+        point = draws[row].randomness.uniform(draws[row].index) * heap[-1]
+        limited = draws[row].is_limited
+        cell = _pass(heap, point, limited)
+        first = int(cell) * CELL
+        inside = weights[first : first + CELL].double().cumsum(0)
+        if not len(inside):  # the empty cell behind the last, by rounding
+            tokens.append(torch.tensor(len(weights) - 1, device=logits.device))
+            continue
+        tokens.append(first + _pass(inside, point - (heap[cell] - sums[cell]), limited))
+    return torch.stack(tokens)
 
 
-def _edit(row: torch.Tensor, draw: Draw) -> None:
-    params = draw.params
-    if draw.counts and (params.presence_penalty or params.frequency_penalty):
-        ids = torch.tensor(list(draw.counts), device=row.device)
-        times = torch.tensor(list(draw.counts.values()), dtype=row.dtype, device=row.device)
-        row[ids] -= params.presence_penalty + params.frequency_penalty * times
-    for token, bias in params.logit_bias:
-        row[token] += bias
-    if draw.forbidden:
-        row[torch.tensor(sorted(draw.forbidden), device=row.device)] = float("-inf")
+def _pass(heap: torch.Tensor, point: torch.Tensor, limited: bool) -> torch.Tensor:
+    """Where a cumulative sum passes a point.
+
+    The sums are rounded, so a point can lie before the first or behind the last. In a `limited` row, where some tokens
+    may not come, it is then moved to the next that may.
+    """
+    if not limited:
+        return torch.searchsorted(heap, point, right=True).clamp(max=len(heap) - 1)
+    return torch.searchsorted(heap, point.clamp(min=0), right=True).clamp(max=(heap < heap[-1]).sum())
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[Draw], sorts: bool) -> list[int]:
-    device = logits.device
-    temperature = torch.tensor([[d.params.temperature] for d in draws], device=device)
-    point = torch.tensor([[d.randomness.uniform(d.index)] for d in draws], dtype=torch.float64, device=device)
-    probabilities = torch.softmax(logits / temperature, -1).double()
-    order: torch.Tensor | None = None
-    if sorts:
-        probabilities, order = probabilities.sort(stable=True, dim=-1, descending=True)
-        rank = torch.arange(probabilities.shape[-1], device=device)
-        k = torch.tensor([[d.params.top_k or probabilities.shape[-1]] for d in draws], device=device)
-        probabilities = probabilities.masked_fill(rank >= k, 0.0)
-        p = torch.tensor([[d.params.top_p] for d in draws], dtype=torch.float64, device=device)
-        before = probabilities.cumsum(-1) - probabilities
-        limit = p * probabilities.sum(-1, keepdim=True)
-        probabilities = probabilities.masked_fill((before >= limit) & (rank > 0), 0.0)
-    heap = probabilities.cumsum(-1)
-    index = torch.searchsorted(heap, point * heap[:, -1:], right=True)
-    index = index.clamp_(max=probabilities.shape[-1] - 1)
-    if order is not None:
-        index = order.gather(-1, index)
-    return [int(i) for i in index.squeeze(-1).tolist()]
+def _in_order_of_likelihood(
+    logits: torch.Tensor, peaks: torch.Tensor, rows: list[int], draws: Sequence[Draw]
+) -> torch.Tensor:
+    """Draws from top-k, top-p and min-p sets, with as many candidates as each row needs."""
+    params = [draws[i].params for i in rows]
+    device, width = logits.device, logits.shape[1]
+    largest = _row_maximum(logits, peaks)
+
+    def column(values: list[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+    scratch = torch.empty_like(logits[0])
+    sums = [
+        inf if p.top_k else _weights(logits[i], largest[i], p.temperature, scratch).sum()
+        for i, p in zip(rows, params, strict=True)
+    ]
+    totals = torch.stack([torch.as_tensor(s, device=device).double() for s in sums])[:, None]
+    wishes = _Wishes(
+        temperature=column([p.temperature for p in params]),
+        top_k=column([draws[i].top_k or width for i in rows], torch.int64),
+        top_p=column([p.top_p if p.top_p < 1 else inf for p in params]),
+        floor=column([p.temperature * log(p.min_p) if p.min_p else -inf for p in params]),
+        total=totals,
+        point=column([draws[i].randomness.uniform(draws[i].index) for i in rows]),
+    )
+    values, ids = _candidates(logits, peaks, rows, CANDIDATES)
+    picked, enough = _draw(values.double(), wishes, ids.shape[1] == width)
+    tokens = ids.gather(1, picked)[:, 0]
+    for i in (~enough[:, 0]).nonzero()[:, 0].tolist():
+        tokens[i] = _draw_wider(logits[rows[i]], float(values[i, -1]), largest[rows[i]], wishes.of([i]))
+    return tokens
+
+
+def _draw_wider(row: torch.Tensor, reached: float, largest: torch.Tensor, wish: _Wishes) -> torch.Tensor:
+    """As `_draw`, from all tokens down to a logit that is lowered until they are enough."""
+    step = float(wish.temperature) * LOWER
+    least = reached
+    while True:
+        least -= step
+        ids = (row >= least).nonzero()[:, 0]
+        everything = len(ids) == len(row) or least < float(largest) - 100 * step
+        if everything:
+            ids = torch.arange(len(row), device=row.device)
+        elif not _may_be_enough(row[ids], wish):
+            continue
+        values, order = row[ids].sort(descending=True, stable=True)
+        picked, enough = _draw(values[None].double(), wish, everything)
+        if bool(enough):
+            return ids[order[picked[0, 0]]]
+
+
+def _may_be_enough(values: torch.Tensor, wish: _Wishes) -> bool:
+    """Without sorting: saves the sort where it would be in vain."""
+    if bool(wish.total.isinf()):
+        return len(values) >= int(wish.top_k)
+    if not bool(wish.top_p.isinf()):
+        weights = torch.exp((values - values.max()) / wish.temperature[0, 0].float())
+        return bool(weights.double().sum() >= (wish.top_p * wish.total)[0, 0])
+    return True
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """Columns [n, 1], one entry per row."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    floor: torch.Tensor
+    """A logit may be so much below the largest (min-p)."""
+    total: torch.Tensor
+    """Sum of the row's weights, the largest being 1; infinite where top-k makes it unneeded."""
+    point: torch.Tensor
+
+    def of(self, rows: list[int]) -> _Wishes:
+        return _Wishes(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+def _draw(values: torch.Tensor, wish: _Wishes, everything: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(place among the sorted `values` [n, k], whether k of them were enough), each [n, 1]."""
+    k = values.shape[1]
+    rank = torch.arange(k, device=values.device)
+    weights = torch.exp((values - values[:, :1]) / wish.temperature).masked_fill(rank >= wish.top_k, 0.0)
+    heap = weights.cumsum(-1)
+    total = torch.where(wish.total.isinf() | everything, heap[:, -1:], wish.total)
+    limit = torch.where(wish.top_p.isinf(), inf, wish.top_p * total)
+    low = values - values[:, :1] < wish.floor
+    kept = weights.masked_fill(((heap - weights >= limit) | low) & (rank > 0), 0.0)
+    heap_kept = kept.cumsum(-1)
+    index = torch.searchsorted(heap_kept, wish.point * heap_kept[:, -1:], right=True)
+    last = (kept > 0).sum(-1, keepdim=True) - 1
+    enough = torch.where(
+        wish.total.isinf(),  # until all of the top k are here, their sum is not known
+        wish.top_k <= k,
+        (heap[:, -1:] >= limit) | low[:, -1:],
+    )
+    return torch.minimum(index, last.clamp(min=0)), enough | everything
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def _peaks(logits: torch.Tensor) -> torch.Tensor:
+    """[n, columns]: the largest logit of each column of the folded row; a small row itself."""
+    width = logits.shape[1]
+    if width <= SMALL:
+        return logits
+    columns = width // FOLD
+    return logits[:, : FOLD * columns].view(-1, FOLD, columns).amax(1)
+
+
+def _row_maximum(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+    largest = peaks.amax(-1)
+    if peaks.shape[1] * FOLD < logits.shape[1]:
+        largest = torch.maximum(largest, logits[:, peaks.shape[1] * FOLD :].amax(-1))
+    return largest
+
+
+def _with_tail(ids: torch.Tensor, width: int, columns: int) -> torch.Tensor:
+    """Adds the tokens that no column holds to every row of token ids."""
+    if FOLD * columns == width:
+        return ids
+    rest = torch.arange(FOLD * columns, width, device=ids.device)
+    return torch.cat((ids, rest.expand(ids.shape[0], -1)), -1)
+
+
+def _candidates(
+    logits: torch.Tensor, peaks: torch.Tensor, rows: list[int], count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest logits of each of the rows, largest first, and their tokens."""
+    width, columns = logits.shape[1], peaks.shape[1]
+    if columns == width:
+        best = logits[rows].topk(min(count, width))
+        return best.values, best.indices
+    at = peaks[rows].topk(min(count, columns), sorted=False).indices
+    ids = (at[:, :, None] + columns * torch.arange(FOLD, device=logits.device)).flatten(1)
+    ids = _with_tail(ids, width, columns)
+    offsets = torch.tensor(rows, device=logits.device)[:, None] * width
+    best = logits.view(-1).take(ids + offsets).topk(min(count, ids.shape[1]))
+    return best.values, ids.gather(1, best.indices)
+
+
+def _weights(
+    row: torch.Tensor, largest: torch.Tensor, temperature: float, scratch: torch.Tensor
+) -> torch.Tensor:
+    """exp((logit - largest) / temperature), in `scratch`: one row at a time stays in a processor's cache."""
+    torch.sub(row, largest, out=scratch)
+    if temperature != 1.0:
+        scratch.mul_(1.0 / temperature)
+    return scratch.exp_()
+
+
+def _likeliest(
+    logits: torch.Tensor, peaks: torch.Tensor, rows: list[int], draws: Sequence[Draw]
+) -> dict[int, tuple[float, list[tuple[int, float]]]]:
+    """Of each row: the logarithm of its sum of exponentials, and its likeliest tokens with their logits."""
+    wanted = [draws[i].params.logprobs or 0 for i in rows]
+    most = min(max(wanted), logits.shape[1])
+    largest = _row_maximum(logits, peaks)[rows]
+    scratch = torch.empty_like(logits[0])
+    sums = torch.stack(
+        [_weights(logits[i], m, 1.0, scratch).sum() for i, m in zip(rows, largest, strict=True)]
+    )
+    totals: list[float] = (sums.double().log() + largest.double()).tolist()
+    values, tokens = (t.tolist() for t in _candidates(logits, peaks, rows, most)) if most else ([], [])
+    return {
+        row: (total, list(zip(tokens[i][:n], values[i][:n], strict=True)) if n else [])
+        for i, (row, total, n) in enumerate(zip(rows, totals, wanted, strict=True))
+    }

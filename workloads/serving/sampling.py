@@ -9,6 +9,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from busbar.workloads.serving.constraint import Constraint
 
 COLD = 1e-5
 """Below this temperature sampling is greedy: dividing by it would overflow."""
@@ -33,17 +37,32 @@ class SamplingParams:
     include_stop_text: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Positive logits of tokens that have come, in the prompt too, are divided by it, negative ones multiplied."""
+    min_p: float = 0.0
+    """Least probability, as a share of the likeliest token's."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     """None: none; n: the chosen token's, and those of the n likeliest."""
+    constraint: Constraint | None = None
+    """What `allowed_token_ids` and `bad_words` leave of the vocabulary; None: everything."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature < COLD
 
     @property
+    def penalises(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
     def edits_logits(self) -> bool:
-        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+        return self.penalises or bool(self.logit_bias) or self.constraint is not None
+
+    @property
+    def needs_order(self) -> bool:
+        """Only some of the likeliest tokens may come."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 @dataclass

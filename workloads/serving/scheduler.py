@@ -4,33 +4,31 @@ There is no prefill phase (Dynamic SplitFuse, DeepSpeed-FastGen, arXiv 2401.0867
 `tokens` and `computed`, and a step lets `computed` catch up under a budget of tokens per step.
 
     1. every running sequence that lacks one token decodes
-    2. running sequences that lack more get chunks of their prompt
-    3. waiting sequences join, first come first served, if *all* their blocks fit above the watermark
+    2. running sequences that lack more get chunks of their prompt, and waiting sequences join if *all*
+       their blocks fit above the watermark: by the virtual counter of their owner (`fairness.py`), running
+       before waiting where it is equal, then first come first served
 
-A sequence reserves the blocks of its whole prompt when it joins, so only decoding asks for more. When
-the pool is dry the newest running sequence is preempted: its blocks go back, its tokens stay, and it
-waits at the head of the queue to be recomputed. The oldest is never preempted by a newer one, and a
-sequence that could not fit alone is refused by `add`; so the oldest always finishes.
+A sequence that joins finds the full blocks of its beginning that are in the cache (`prefix.py`); its last
+token is always computed. It reserves the blocks of its whole prompt, so only decoding asks for more. When
+the pool is dry, of all running sequences but the oldest the newest of the owner with the largest counter is
+preempted: its blocks go back, its tokens stay, and it waits to be recomputed. A sequence that could not fit
+alone is refused by `add`; so the oldest always finishes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from math import ceil
 
 from busbar.workloads.serving.blocks import BlockPool
-
-
-class State(StrEnum):
-    WAITING = "Waiting"
-    RUNNING = "Running"
-    FINISHED = "Finished"
+from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters
+from busbar.workloads.serving.prefix import extend_names
+from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """What one step may hold."""
 
     block_tokens: int = 64
@@ -41,67 +39,23 @@ class Limits:
     """Sequences in one step."""
     watermark: float = 0.02
     """Share of the pool kept free when a sequence joins others, so that they can grow."""
-
-
-@dataclass(eq=False)
-class Sequence:
-    """One request's tokens and blocks."""
-
-    order: int
-    """Arrival number; smaller is older."""
-    tokens: list[int]
-    """Prompt, then everything sampled."""
-    max_total: int
-    """Prompt plus the most that may be sampled."""
-    prompt_len: int = 0
-    computed: int = 0
-    """Tokens whose keys and values are in the cache."""
-    blocks: list[int] = field(default_factory=list)
-    state: State = State.WAITING
-    preemptions: int = 0
-
-    def __post_init__(self) -> None:
-        self.prompt_len = len(self.tokens)
-
-    @property
-    def missing(self) -> int:
-        return len(self.tokens) - self.computed
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """`count` tokens of one sequence from position `start`."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def samples(self) -> bool:
-        """Only the chunk that reaches the end of the tokens yields a new one."""
-        return self.start + self.count == len(self.sequence.tokens)
-
-
-@dataclass(frozen=True)
-class Step:
-    chunks: tuple[Chunk, ...]
-    joined: tuple[Sequence, ...]
-    preempted: tuple[Sequence, ...]
-
-    @property
-    def token_count(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+    prefix_cache: bool = False
 
 
 class Scheduler:
     """Owns the queue, the running set and the block pool."""
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: StepLimits) -> None:
         self.pool = pool
         self.limits = limits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemption_count = 0
+        self.counters = Counters()
+        self.cache_queries = 0
+        """Prompt tokens of all that joined first."""
+        self.cache_hits = 0
+        """Those of them that were in the cache."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -120,6 +74,7 @@ class Scheduler:
                 f"a sequence of up to {sequence.max_total} tokens does not fit the KV cache of "
                 f"{self.capacity_tokens} tokens even alone"
             )
+        self.counters.join(sequence.owner)
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -128,17 +83,23 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        if sequence.state is not State.FINISHED:
+            self.counters.leave(sequence.owner)
         sequence.state = State.FINISHED
         self._release(sequence)
 
-    def plan(self) -> Step:
-        """The next step. Blocks are reserved; nothing is computed until `commit`."""
-        budget = self.limits.max_batched_tokens
+    def plan(self, budget: int | None = None) -> Step:
+        """The next step of at most `budget` tokens (default: the limit); nothing is computed until `commit`."""
+        budget = self.limits.max_batched_tokens if budget is None else budget
         counts: dict[Sequence, int] = {}
         preempted: list[Sequence] = []
+        joined: list[Sequence] = []
         decoding = [s for s in self.running if s.missing == 1]
-        catching_up = [s for s in self.running if s.missing > 1]
+        catching_up = sorted((s for s in self.running if s.missing > 1), key=self._turn)
         for sequence in decoding + catching_up:
+            if sequence.missing > 1 and not preempted:  # those who are owed more go before it
+                before = self.counters.of(sequence.owner)
+                budget -= self._join(counts, budget, joined, before)
             if sequence.state is not State.RUNNING or budget < 1:
                 continue  # preempted a moment ago for an older one, or the step is full
             count = min(sequence.missing, budget)
@@ -146,19 +107,26 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 counts[sequence] = count
                 budget -= count
-        joined = [] if preempted else self._join(counts, budget)
+        if not preempted:
+            self._join(counts, budget, joined)
+        joined = [s for s in joined if s.state is State.RUNNING]
         chunks = tuple(Chunk(s, s.computed, n) for s, n in counts.items())
         return Step(chunks, tuple(joined), tuple(preempted))
 
     def commit(self, step: Step, sampled: dict[Sequence, int]) -> None:
         """The step has run: its tokens are in the cache, and `sampled` follow."""
         for chunk in step.chunks:
-            if chunk.sequence.state is not State.RUNNING:
+            sequence = chunk.sequence
+            if sequence.state is not State.RUNNING:
                 continue
-            chunk.sequence.computed += chunk.count
-            token = sampled.get(chunk.sequence)
+            sequence.computed += chunk.count
+            self._charge_prompt(sequence)
+            token = sampled.get(sequence)
             if token is not None:
-                chunk.sequence.tokens.append(token)
+                sequence.tokens.append(token)
+                self.counters.charge(sequence.owner, OUTPUT)
+            if self.limits.prefix_cache:
+                self._name_blocks(sequence)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -172,7 +140,7 @@ class Scheduler:
         won_back = 0
         need = self._blocks_for(tokens) - len(sequence.blocks)
         while need > self.pool.free:
-            victim = max(self.running, key=lambda s: s.order)
+            victim = self._victim(sequence)
             won_back += counts.pop(victim, 0)
             self._preempt(victim)
             preempted.append(victim)
@@ -182,31 +150,89 @@ class Scheduler:
             sequence.blocks += self.pool.take(need)
         return won_back
 
+    def _victim(self, needy: Sequence) -> Sequence:
+        """Who gives its blocks up: never the oldest, unless it is alone."""
+        oldest = min(self.running, key=lambda s: s.order)
+        others = [s for s in self.running if s is not oldest]
+        return max(others, key=self._turn) if others else needy
+
+    def _turn(self, sequence: Sequence) -> tuple[tuple[float, float], int]:
+        """Smaller is served first."""
+        return self.counters.of(sequence.owner), sequence.order
+
+    def _charge_prompt(self, sequence: Sequence) -> None:
+        """Prompt tokens computed for the first time."""
+        reached = min(sequence.computed, sequence.prompt_len)
+        if reached > sequence.charged:
+            self.counters.charge(sequence.owner, PROMPT * (reached - sequence.charged))
+            sequence.charged = reached
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        """Lets others find the blocks that are full now."""
+        full = sequence.computed // self.limits.block_tokens
+        if full > sequence.named:
+            extend_names(sequence.names, sequence.tokens, self.limits.block_tokens, sequence.salt)
+            for index in range(sequence.named, full):
+                self.pool.name(sequence.blocks[index], sequence.names[index])
+            sequence.named = full
+
+    def _found(self, sequence: Sequence) -> list[int]:
+        """Blocks of the sequence's beginning that are in the cache; its last token is not among them."""
+        if not self.limits.prefix_cache:
+            return []
+        size = self.limits.block_tokens
+        extend_names(sequence.names, sequence.tokens, size, sequence.salt)
+        return self.pool.find(sequence.names[: (len(sequence.tokens) - 1) // size])
+
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
         self._release(victim)
         victim.state = State.WAITING
-        victim.computed = 0
+        victim.computed = victim.named = 0
         victim.preemptions += 1
         self.preemption_count += 1
         position = next((i for i, s in enumerate(self.waiting) if s.order > victim.order), len(self.waiting))
         self.waiting.insert(position, victim)
 
-    def _join(self, counts: dict[Sequence, int], budget: int) -> list[Sequence]:
-        joined: list[Sequence] = []
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_running:
-            head = self.waiting[0]
-            need = self._blocks_for(len(head.tokens))
-            if need > self.pool.free - self._watermark():
+    def _join(
+        self,
+        counts: dict[Sequence, int],
+        budget: int,
+        joined: list[Sequence],
+        before: tuple[float, float] | None = None,
+    ) -> int:
+        """Lets waiting sequences in, only those with a counter under `before`; the budget they take."""
+        taken = 0
+        while self.waiting and budget > taken and len(self.running) < self.limits.max_running:
+            head = min(self.waiting, key=self._turn)
+            if before is not None and not self.counters.of(head.owner) < before:
                 break
-            self.waiting.popleft()
-            head.state = State.RUNNING
-            head.blocks = self.pool.take(need)
-            self.running.append(head)
+            found = self._found(head)
+            need = self._blocks_for(len(head.tokens)) - len(found)
+            if need + self.pool.idle(found) > self.pool.free - self._watermark():
+                break
+            self.waiting.remove(head)
+            for block in found:
+                self.pool.share(block)
+            self._start(head, found + self.pool.take(need), len(found))
             joined.append(head)
-            counts[head] = min(head.missing, budget)
-            budget -= counts[head]
-        return joined
+            counts[head] = min(head.missing, budget - taken)
+            taken += counts[head]
+        return taken
+
+    def _start(self, head: Sequence, blocks: list[int], found: int) -> None:
+        head.state = State.RUNNING
+        head.blocks, head.named = blocks, found
+        head.computed = found * self.limits.block_tokens
+        self.running.append(head)
+        if not head.preemptions and not head.resumed:
+            head.cached = min(head.computed, head.prompt_len)
+            self.cache_queries += head.prompt_len
+            self.cache_hits += head.cached
+        if head.computed > head.charged:
+            cached = min(head.computed, head.prompt_len) - head.charged
+            self.counters.charge(head.owner, CACHED * max(0, cached))
+            head.charged += max(0, cached)
 
     def _watermark(self) -> int:
         if not self.running:

@@ -1,8 +1,12 @@
 """The HTTP face: OpenAI routes, probes, metrics, status and drain, on one aiohttp loop.
 
-    GET  /health /ready                     open to all
-    GET  /v1/models /v1/models/{id}  POST /v1/completions /v1/chat/completions
-    GET  /status /metrics /version   POST /drain                    bearer, when a token is set
+    GET  /health /ready                                                        open to all
+    GET  /v1/models /v1/models/{id}  POST /v1/completions /v1/chat/completions  the bearer for inference
+    POST /tokenize /detokenize /resume                                         the same
+    GET  /status /metrics /load /version                                       the bearer for reading
+    POST /drain                                                                the bearer for commands
+
+`busbar serve` takes one bearer for all of them, or none: then all are open.
 
 A drain refuses new work with 503 and Retry-After and lets running requests end; /ready says 503 from
 its first moment while /health stays well.
@@ -19,25 +23,48 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Any
 
 from aiohttp import web
 
-from busbar.kube.contracts.workload import OPEN_PATHS, ServingStatus, is_authorised
+from busbar.kube.contracts.bearers import is_allowed
+from busbar.kube.contracts.streams import (
+    DIGEST_HEADER,
+    RESUME_PATH,
+    TERMS_HEADER,
+    StreamTerms,
+)
+from busbar.kube.contracts.workload import KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER, ServingStatus
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
     BadRequest,
     EngineFailed,
+    MethodNotAllowed,
     NotFound,
     Overloaded,
     RequestError,
     TooLarge,
     Unauthorized,
 )
-from busbar.workloads.serving.generation import collect, envelope, opened, prepare, send_stream
+from busbar.workloads.serving.fairness import NOBODY, Owner
+from busbar.workloads.serving.generation import (
+    collect,
+    encode_prompt,
+    envelope,
+    opened,
+    prepare,
+    send_stream,
+)
 from busbar.workloads.serving.loader import Loaded
-from busbar.workloads.serving.openai_request import ChatBody, CompletionBody, parse_chat, parse_completion
+from busbar.workloads.serving.openai_request import (
+    PARSERS,
+    parse_detokenize,
+    parse_tokenize,
+)
 from busbar.workloads.serving.openai_response import error_body
 from busbar.workloads.serving.report import table_report
+from busbar.workloads.serving.resume import Asked, parse_resume, read_terms, stream_digest, take_over
 from busbar.workloads.serving.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -72,8 +99,11 @@ class Server:
                 web.post("/drain", self.drain),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{id:.+}", self.model),
-                web.post("/v1/completions", self.completions),
-                web.post("/v1/chat/completions", self.chat),
+                *(web.post(path, self.generate) for path in PARSERS),
+                web.post(RESUME_PATH, self.resume),
+                web.post("/tokenize", self.tokenize),
+                web.post("/detokenize", self.detokenize),
+                web.get("/load", self.load),
             ]
         )
         return app
@@ -87,13 +117,13 @@ class Server:
     # -- handlers -----------------------------------------------------------------------------
 
     async def health(self, request: web.Request) -> web.Response:
-        dead = self.engine.state in (EngineState.FAILED, EngineState.STOPPED)
-        return web.json_response({"state": self.engine.state.value}, status=503 if dead else 200)
+        dead = self._stalled or self.engine.state in (EngineState.FAILED, EngineState.STOPPED)
+        return web.json_response({"state": self._state_word}, status=503 if dead else 200)
 
     async def ready(self, request: web.Request) -> web.Response:
         ready = self._is_ready
         return web.json_response(
-            {"ready": ready, "draining": self.draining, "state": self.engine.state.value},
+            {"ready": ready, "draining": self.draining, "state": self._state_word},
             status=200 if ready else 503,
         )
 
@@ -119,6 +149,7 @@ class Server:
                 "kv_blocks_free": core.scheduler.pool.free,
                 "requests_total": core.requests_total,
                 "tokens_total": core.tokens_total,
+                "saturated": core.saturated,
                 "report": table_report(loaded, self.settings),
             }
         )
@@ -141,30 +172,65 @@ class Server:
         self._check_model(request.match_info["id"])
         return web.json_response(self._card())
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, parse_completion)
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, lambda sent: (PARSERS[request.path](sent), None))
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, parse_chat)
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        """Goes on with a stream that another replica began."""
+        if self.settings.bearers is None:
+            raise Unauthorized("only a caller with a bearer may resume a stream, and this server has none")
+        return await self._generate(request, parse_resume)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        loaded = self._loaded()
+        body = parse_tokenize(await _json(request))
+        self._check_model(body.model or self.settings.model_id)
+        tokens = await encode_prompt(body, loaded)
+        answer: dict[str, object] = {
+            "count": len(tokens),
+            "max_model_len": loaded.core.max_model_len,
+            "tokens": tokens,
+        }
+        if body.with_texts:
+            answer["token_strs"] = [loaded.core.tokenizer.id_to_token(token) for token in tokens]
+        return web.json_response(answer)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        loaded = self._loaded()
+        model, tokens = parse_detokenize(await _json(request))
+        self._check_model(model or self.settings.model_id)
+        bad = next((t for t in tokens if t >= loaded.arch.vocab_size), None)
+        if bad is not None:
+            raise BadRequest(f"token {bad} is not in the model's vocabulary", param="tokens")
+        text = loaded.core.tokenizer.decode(tokens, skip_special_tokens=False)
+        return web.json_response({"prompt": text})
+
+    async def load(self, request: web.Request) -> web.Response:
+        """vLLM's name for the number of requests in hand."""
+        return web.json_response({"server_load": self._generating})
 
     # -- inside -------------------------------------------------------------------------------
 
-    async def _generate(
-        self, request: web.Request, parse: Callable[[object], CompletionBody | ChatBody]
-    ) -> web.StreamResponse:
+    async def _generate(self, request: web.Request, parse: Callable[[object], Asked]) -> web.StreamResponse:
         request_id, began = _request_id(request), time.monotonic()
-        self._admit()  # before anything else: a replica that leaves says 503 to all, so that others are asked
+        self._admit()  # before anything else: a replica that leaves says 503 to all, so that clients try others
         self._generating += 1  # from here on a drain waits for this request, also while its body arrives
         self.quiet.clear()
         try:
-            body = parse(await _json(request))
+            body, resumed = parse(await _json(request))
             self._check_model(body.wanted.model)
-            loaded = self._loaded()
-            jobs = await prepare(body, loaded)
-            answer = envelope(body, request_id, body.wanted.model, loaded)
+            loaded, terms = self._loaded(), self._terms(request)
+            jobs = await prepare(body, loaded, terms)
+            answer = envelope(body, request_id, body.wanted.model, loaded, terms)
             headers = {REQUEST_ID_HEADER: request_id}
+            if terms is not None:
+                headers[DIGEST_HEADER] = stream_digest(loaded.identity, jobs)
+            if resumed is not None:
+                await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
             response: web.StreamResponse
-            async with opened(self.engine, f"{request_id}/{next(self._numbers)}", jobs) as streams:
+            name = f"{request_id}/{next(self._numbers)}"
+            owner = self._owner(request)
+            async with opened(self.engine, name, jobs, owner, body.wanted.cache_salt) as streams:
                 if body.wanted.stream:
                     response = web.StreamResponse(
                         headers={
@@ -176,7 +242,7 @@ class Server:
                     request["streaming"] = True
                     await response.prepare(request)
                     with contextlib.suppress(ConnectionError):  # the client has left
-                        await send_stream(response, streams, jobs, answer, body.wanted)
+                        await send_stream(response, streams, jobs, answer)
                         await response.write_eof()
                 else:
                     await collect(streams, jobs)
@@ -186,7 +252,7 @@ class Server:
                 extra={
                     "request": request_id,
                     "path": request.path,
-                    "prompt_tokens": sum(len(j.prompt) for j in jobs),
+                    "prompt_tokens": sum(j.choice.prompt_tokens for j in jobs),
                     "completion_tokens": sum(j.choice.completion_tokens for j in jobs),
                     "seconds": round(time.monotonic() - began, 4),
                 },
@@ -197,9 +263,39 @@ class Server:
             if self._generating == 0:
                 self.quiet.set()
 
+    def _owner(self, request: web.Request) -> Owner:
+        """The request's owner from the gateway's headers; they are ignored without a bearer, because anybody could
+        set them."""
+        if self.settings.bearers is None:
+            return NOBODY
+        headers = request.headers
+        weight = headers.get(WEIGHT_HEADER, "1")
+        try:
+            share = float(weight)
+        except ValueError:
+            share = 0.0
+        if not 0 < share < inf:
+            raise BadRequest(f"{WEIGHT_HEADER} must be a number above 0, not {weight!r}")
+        return Owner(headers.get(TENANT_HEADER, ""), headers.get(KEY_HEADER, ""), share)
+
+    def _terms(self, request: web.Request) -> StreamTerms | None:
+        """What the gateway has decided for this request; without a bearer nobody could be believed."""
+        sent = request.headers.get(TERMS_HEADER)
+        if sent is None or self.settings.bearers is None:
+            return None
+        return read_terms(sent)
+
     @property
     def _is_ready(self) -> bool:
-        return self.engine.state is EngineState.READY and not self.draining
+        return self.engine.state is EngineState.READY and not self.draining and not self._stalled
+
+    @property
+    def _stalled(self) -> bool:
+        return self.engine.step_seconds > self.settings.stall_s
+
+    @property
+    def _state_word(self) -> str:
+        return "Stalled" if self._stalled else self.engine.state.value
 
     def _loaded(self) -> Loaded:
         if self.engine.loaded is None:
@@ -213,6 +309,9 @@ class Server:
             error = Overloaded("this replica is draining; send the request again", retry_after_s=1)
         elif self.engine.state is not EngineState.READY:
             raise self.engine.unavailable()
+        elif self._stalled:
+            reason = "stalled"
+            error = Overloaded(f"no step has ended for {self.settings.stall_s:.0f} s; ask another replica")
         elif self.engine.waiting >= self.settings.max_waiting:
             reason = "queue_full"
             error = Overloaded(
@@ -246,23 +345,32 @@ class Server:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Bearer first, then the handler; every refusal becomes OpenAI's error JSON."""
         try:
-            token = self.settings.token
-            known = token is None or is_authorised(request.headers.get("Authorization"), token)
-            if not known and request.path not in OPEN_PATHS:
-                raise Unauthorized("this port wants the workload's bearer in the Authorization header")
+            bearers = self.settings.bearers
+            header = request.headers.get("Authorization")
+            if bearers is not None and not is_allowed(request.path, header, bearers):
+                raise Unauthorized(
+                    f"{request.path} wants the workload's bearer for this kind of call in the Authorization header"
+                )
             return await handler(request)
         except RequestError as error:
             return _refusal(error)
         except web.HTTPRequestEntityTooLarge:
-            limit = self.settings.max_body_bytes
-            return _refusal(TooLarge(f"the body is larger than {limit} bytes"))
+            limit, told = self.settings.max_body_bytes, request.content_length
+            size = f"more than {limit}" if told is None or told <= limit else str(told)
+            return _refusal(TooLarge(f"the body has {size} bytes; at most {limit} are read"))
+        except web.HTTPMethodNotAllowed as error:
+            answer = _refusal(
+                MethodNotAllowed(f"{request.path} does not take {request.method}; see the Allow header")
+            )
+            answer.headers["Allow"] = error.headers["Allow"]
+            return answer
         except web.HTTPException as error:
             refusal = NotFound(f"{request.method} {request.path}: {error.reason}")
             refusal.status = error.status
             return _refusal(refusal)
         except Exception:
             if request.get("streaming"):
-                raise  # the answer has begun: only cutting it is honest
+                raise  # the answer has begun, so the connection is cut to show the failure
             log.exception("a handler failed")
             return _refusal(EngineFailed("the server failed on this request; its log says why"))
 
@@ -279,9 +387,19 @@ def _refusal(error: RequestError) -> web.Response:
 async def _json(request: web.Request) -> object:
     data = await request.read()
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=_unrepeated)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; refuses equal names, of which the parser would silently keep only the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"the body has an object with {twice!r} twice; name it once", param=twice)
+    return found
 
 
 def _request_id(request: web.Request) -> str:

@@ -1,4 +1,4 @@
-"""Every knob, read once at the edge. Units are in the names.
+"""All settings, read once at the start. Units are in the names.
 
 `EngineSettings` shapes the engine, `ServerSettings` the process around it. A pod's come from the
 environment the operator sets (`pod.py`), a person's from the flags of `busbar serve`.
@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from busbar.kube.contracts.bearers import Bearers
+from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
 from busbar.workloads.serving.errors import SettingsError
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -36,10 +38,19 @@ class EngineSettings:
     """auto, cpu or cuda."""
     dtype: str = "auto"
     """auto, float32 or bfloat16. auto: float32 on a CPU (repeatable), the checkpoint's on a GPU."""
+    prefix_cache: bool = True
+    """Prompts that begin alike share the blocks of their beginning, within a tenant."""
+    tpot_ms: float | None = None
+    """Time per token that running requests shall keep: sizes the pieces of prompts. None: max_batched_tokens always."""
+    deterministic: bool = False
+    """Compute in a fixed order: a request's logits do not depend on the other requests, bit for bit (slower on a
+    CPU)."""
     threads: int | None = None
     """CPU threads; None: the processors this container may use."""
 
     def __post_init__(self) -> None:
+        if self.tpot_ms is not None and self.tpot_ms <= 0:
+            raise SettingsError(f"tpot_ms must be above 0, not {self.tpot_ms:g}")
         if self.block_tokens not in {1 << n for n in range(9)}:
             raise SettingsError(f"block size {self.block_tokens} is not a power of two up to 256")
         for name in ("max_running", "max_batched_tokens", "max_model_len", "kv_bytes", "threads"):
@@ -64,20 +75,24 @@ class ServerSettings:
     model_id: str
     host: str = "127.0.0.1"
     port: int = 8000
-    token: str | None = field(default=None, repr=False)
-    """Bearer that every route but /health and /ready wants; None: open (stand-alone)."""
+    bearers: Bearers | None = field(default=None, repr=False)
+    """What each route but /health and /ready wants; None: open (stand-alone)."""
     aliases: tuple[str, ...] = ()
     """Other model names that are accepted (a pod answers to `namespace/name` too)."""
     drain_s: float = 30.0
     """How long running requests may go on after SIGTERM."""
+    stall_s: float = 30.0
+    """A step that takes longer makes /health and /ready fail, because the engine is assumed to hang."""
     max_waiting: int = 256
     """Requests waiting for a place in the batch; more are refused with 503."""
-    max_body_bytes: int = 4 * 2**20
+    max_body_bytes: int = REPLICA_REQUEST_BYTES
     accelerator: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.max_waiting < 1:  # a request waits, if only for a moment, before it joins the batch
             raise SettingsError(f"max_waiting must be at least 1, not {self.max_waiting}")
+        if self.stall_s <= 0:
+            raise SettingsError(f"stall_s must be above 0, not {self.stall_s:g}")
 
 
 def parse_bytes(value: object, where: str) -> int:

@@ -1,22 +1,25 @@
 """Tokens to text, a piece at a time, never half a character and never past a stop string.
 
-`Detokenizer` decodes a small window again at each token and shows only what can no longer change: a
-trailing run of U+FFFD may be the first bytes of a character, so it is held back. `StopMatcher` then
-holds back any tail that could be the beginning of a stop string. Joined, the pieces equal the
-tokenizer's decoding of all tokens, cut before the first stop string. (One exception: a byte-fallback
-decoder declares a whole run of byte tokens invalid when one is; bytes that are out stay out.)
+`Detokenizer` shows only what can no longer change: what may be the first bytes of a character is held
+back. `StopMatcher` then holds back any tail that could be the beginning of a stop string. Joined, the
+pieces equal the tokenizer's decoding of all tokens, cut before the first stop string. (One exception: a
+byte-fallback decoder declares a whole run of byte tokens invalid when one is; bytes that are out stay out.)
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
+from busbar.workloads.serving.vocabulary import Vocabulary
 
 UNFINISHED = "\ufffd"
+LONGEST_WAIT = 32
+"""Tokens whose text may be held back as unfinished; no character has so many parts."""
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -42,43 +45,100 @@ def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 class Detokenizer:
-    """Text of a growing list of tokens; `hidden` ones (special tokens, usually) show nothing."""
+    """Text of a growing list of tokens; `hidden` ones (special tokens, usually) show nothing.
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int] = frozenset()) -> None:
-        self._tokenizer = tokenizer
+    The cost of a token does not depend on how many came before it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int] = frozenset()) -> None:
         self._hidden = hidden
-        self._tokens: list[int] = []
-        self._start = 0  # the window begins here; its text up to _read is out already
-        self._read = 0
-        self._shown = 0  # characters of the window beyond the _read part that are out
+        self._text: _Bytes | _Window = _Bytes(vocabulary) if vocabulary.byte_level else _Window(vocabulary)
 
     def add(self, token: int) -> str:
         """The text that `token` makes certain."""
-        if token in self._hidden:
-            return ""
-        self._tokens.append(token)
-        text = self._fresh()
-        certain = text.rstrip(UNFINISHED)
-        piece = certain[self._shown :]
-        if len(certain) == len(text) and text:
-            self._start, self._read, self._shown = self._read, len(self._tokens), 0
-        else:
-            self._shown = max(self._shown, len(certain))
-        return piece
+        return "" if token in self._hidden else self._text.add(token)
 
     def flush(self) -> str:
         """Whatever was held back; nothing follows."""
-        piece = self._fresh()[self._shown :]
-        self._start, self._read, self._shown = self._read, len(self._tokens), 0
+        return self._text.flush()
+
+
+class _Bytes:
+    """Byte-level tokenizers: a running UTF-8 decoder, which holds back an unfinished character."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        return self._decoder.decode(self._vocabulary.bytes_of(token))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class _Window:
+    """Any other tokenizer: decodes the last few tokens again and shows what can no longer change.
+
+    Text that ends in U+FFFD waits, for it may be the first bytes of a character. A run of fallback bytes
+    that can no longer become valid is shown at once, one U+FFFD a byte, as the whole would be.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokens: list[int] = []
+        self._read = 0  # text of the tokens before this one is out already
+        self._shown = 0  # characters beyond those that are out
+        self._run = codecs.getincrementaldecoder("utf-8")("strict")
+        self._invalid = False  # in a run of bytes that is no UTF-8
+
+    def add(self, token: int) -> str:
+        byte = self._vocabulary.single_byte(token)
+        self._note(byte)
+        self._tokens.append(token)
+        if self._invalid and self._read == len(self._tokens) - 1:
+            self._settle()
+            return UNFINISHED
+        text = self._fresh()
+        certain = text.rstrip(UNFINISHED)
+        waiting = len(self._tokens) - self._read
+        if (len(certain) == len(text) and text) or self._invalid or waiting > LONGEST_WAIT:
+            piece = text[self._shown :]
+            self._settle()
+            return piece
+        piece = certain[self._shown :]
+        self._shown = max(self._shown, len(certain))
         return piece
+
+    def flush(self) -> str:
+        piece = self._fresh()[self._shown :]
+        self._settle()
+        return piece
+
+    def _note(self, byte: int | None) -> None:
+        """Follows runs of fallback bytes: is this one still the beginning of valid UTF-8?"""
+        if byte is None:
+            self._run.reset()
+            self._invalid = False
+        elif not self._invalid:
+            try:
+                self._run.decode(bytes((byte,)))
+            except UnicodeDecodeError:
+                self._invalid = True
+
+    def _settle(self) -> None:
+        """All is out; the last tokens stay as the context of the next."""
+        self._tokens = self._tokens[self._read :] if not self._invalid else self._tokens[-1:]
+        self._read, self._shown = len(self._tokens), 0
 
     def _fresh(self) -> str:
         """Text of the tokens after _read, decoded in the context of those before it."""
-        before = self._decode(self._tokens[self._start : self._read])
-        return self._decode(self._tokens[self._start :])[len(before) :]
+        before = self._decode(self._tokens[: self._read])
+        return self._decode(self._tokens)[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False) if tokens else ""
+        tokenizer = self._vocabulary.tokenizer
+        text: str = tokenizer.decode(tokens, skip_special_tokens=False) if tokens else ""
         return text
 
 

@@ -3,12 +3,14 @@
 Query, key and value projections become one matrix, gate and up another: fewer, larger products. The
 file's tensors must be exactly the ones the architecture names, each with its shape; a surplus or a
 missing tensor is an error, because either means that we would compute another model.
+
+A tensor is read when its matrix is built and dropped at once, so that loading never holds the model twice.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +52,38 @@ class Weights:
 
 
 def load_weights(folder: Path, arch: Architecture, device: torch.device, dtype: torch.dtype) -> Weights:
-    """Reads every shard of `folder` once and fuses what belongs together."""
-    tensors: dict[str, torch.Tensor] = {}
-    for shard in _shards(folder):
-        try:
-            with safe_open(str(shard), framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  (not a dict)
-                    tensors[name] = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelCorrupt(f"{shard} cannot be read as safetensors: {error}") from error
-    return fuse_weights(tensors, arch, device, dtype, where=str(folder))
+    """Reads the tensors of `folder` one by one and fuses what belongs together."""
+    return fuse_weights(Checkpoint(folder), arch, device, dtype, where=str(folder))
+
+
+class Checkpoint(Mapping[str, torch.Tensor]):
+    """The tensors of a folder's shards, each read anew at every look.
+
+    A file is mapped anew for each tensor: a mapping that stays keeps every page that was read in memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._shard: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for shard in _shards(folder):
+            try:
+                with safe_open(str(shard), framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118  (not a dict)
+                        self._shard[name] = shard
+                        self.shapes[name] = tuple(file.get_slice(name).get_shape())
+            except (SafetensorError, OSError) as error:
+                raise ModelCorrupt(f"{shard} cannot be read as safetensors: {error}") from error
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with safe_open(str(self._shard[name]), framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shard)
+
+    def __len__(self) -> int:
+        return len(self._shard)
 
 
 def fuse_weights(
@@ -80,19 +104,26 @@ def fuse_weights(
             + (f"; missing {_some(missing)}" if missing else "")
             + (f"; unexpected {_some(surplus)}" if surplus else "")
         )
+    found = (
+        tensors.shapes if isinstance(tensors, Checkpoint) else {n: tuple(tensors[n].shape) for n in shapes}
+    )
     for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ModelCorrupt(
-                f"{where}: {name} has shape {tuple(tensors[name].shape)}, config.json implies {shape}"
-            )
+        if found[name] != shape:
+            raise ModelCorrupt(f"{where}: {name} has shape {found[name]}, config.json implies {shape}")
 
     pack = can_pack(device, dtype)
 
     def joined(prefix: str, names: tuple[str, ...], kind: str) -> torch.Tensor | None:
-        parts = [tensors[f"{prefix}{n}.{kind}"] for n in names if f"{prefix}{n}.{kind}" in shapes]
+        parts = [full for n in names if (full := f"{prefix}{n}.{kind}") in shapes]
         if not parts:
             return None
-        return torch.cat([p.to(device=device, dtype=dtype) for p in parts]).contiguous()
+        rows = sum(shapes[name][0] for name in parts)
+        whole = torch.empty((rows, *shapes[parts[0]][1:]), device=device, dtype=dtype)
+        first = 0
+        for name in parts:
+            whole[first : first + shapes[name][0]].copy_(tensors[name])
+            first += shapes[name][0]
+        return whole
 
     def needed(prefix: str, *names: str) -> torch.Tensor:
         matrix = joined(prefix, names, "weight")

@@ -7,14 +7,15 @@ import signal
 import sys
 from pathlib import Path
 
-from busbar.kube.contracts.workload import TERMINATION_LOG
+from busbar.kube.contracts.bearers import FOLDER, bearers_in
+from busbar.kube.contracts.workload import PORT, TERMINATION_LOG, Env
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import fix_threads, run_from_pod
 from busbar.workloads.training.errors import TrainingError
-from busbar.workloads.training.port import Port
 from busbar.workloads.training.report import Lines
-from busbar.workloads.training.session import INVALID, run
+from busbar.workloads.training.run import INVALID, run
 from busbar.workloads.training.status import Status
+from busbar.workloads.training.status_server import Port
 
 
 def main() -> int:
@@ -28,10 +29,9 @@ def main() -> int:
         status.update(phase="Failed", message=str(problem))
         status.write_termination_message(Path(TERMINATION_LOG))
         return INVALID
-    fix_threads(job.spec)
-    port = Port(
-        status, control, os.environ.get("BUSBAR_TOKEN", ""), "", int(os.environ.get("BUSBAR_PORT", "9400"))
-    )
+    fix_threads(job.threads)
+    bearers = bearers_in(os.environ.get(Env.BEARERS_DIR, FOLDER))
+    port = Port(status, control, bearers, "", int(os.environ.get(Env.PORT, PORT)))
     try:
         return run(job, status, control, Lines(job.name))
     finally:

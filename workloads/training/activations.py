@@ -1,8 +1,8 @@
-"""How many bytes of activations a micro-batch needs, found by running it without data.
+"""The bytes of activations of a micro-batch, measured by running it without data.
 
 The model is built under torch's fake tensors (shapes, dtypes and devices, no memory), one forward and
 backward runs, and every storage that appears and disappears is counted. So the plan knows the peak of *this*
-architecture with *these* kernels before a byte is allocated. Kernels' internal scratch memory is not seen.
+architecture with *these* kernels before a byte is allocated. Scratch memory inside kernels is not counted.
 """
 
 from __future__ import annotations
@@ -58,9 +58,13 @@ def known_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def peak_activation_bytes(
-    build: Callable[[], torch.nn.Module], micro_batch: int, sequence: int, device: torch.device
-) -> tuple[torch.nn.Module, int]:
-    """The fake model (for its shapes) and the peak of one micro-batch's forward and backward."""
+    build: Callable[[], torch.nn.Module],
+    micro_batch: int,
+    sequence: int,
+    device: torch.device,
+    evaluate: Callable[[torch.nn.Module, torch.Tensor], object] | None = None,
+) -> tuple[torch.nn.Module, int, int]:
+    """The fake model (for its shapes), and the peaks of one micro-batch: forward and backward, and evaluation."""
     with FakeTensorMode(allow_non_fake_inputs=True), device:
         model = build()
         model.train()
@@ -71,4 +75,10 @@ def peak_activation_bytes(
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
             loss.backward()
             del loss
-    return model, count.peak
+        evaluation = 0
+        if evaluate is not None:
+            model.eval()
+            with torch.no_grad(), LiveBytes([*known_tensors(model), tokens]) as count_evaluation:
+                evaluate(model, tokens)
+            evaluation = count_evaluation.peak
+    return model, count.peak, evaluation

@@ -1,13 +1,13 @@
 """Memory of an exact size in which every byte has an owner.
 
-An arena is one region, allocated once with the size that the plan granted, and carved into flat tensors.
-What cannot be carved because torch allocates it itself (activations) or what only borrows (the snapshot while
-it is being written) is *reserved*: accounted, not carved. Asking for more than was granted to an owner is an
-error, never a silent growth: on a GPU that is where a run dies hours later.
+An arena has one region per owner, allocated with the size that the plan granted when the owner carves its first
+flat tensor from it: what is not needed yet takes no memory. What cannot be carved because torch allocates it itself (activations) or what only borrows (the snapshot while
+it is being written) is *reserved*: accounted, not carved. A request above an owner's grant is an error and never
+silent growth, which on a GPU would end the run hours later.
 
 On a GPU the host arena is pinned by registering its pages (cudaHostRegister), because torch's own pinned
-allocator rounds sizes up to a power of two. They must be let go again before the region is freed: the driver
-would keep the old pages for that address range, and refuse the next arena that happens to lie there.
+allocator rounds sizes up to a power of two. They must be unregistered before the region is freed: the driver would
+keep the old pages for that address range, and refuse the next arena at the same addresses.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ class Arena:
         self.used: dict[str, int] = dict.fromkeys(grants, 0)
         self.peak: dict[str, int] = dict.fromkeys(grants, 0)
         self._reserved = set(reserved)
-        carved = sum(size for owner, size in grants.items() if owner not in self._reserved)
-        self._region = torch.empty(carved, dtype=torch.uint8, device=device)
-        self._next = 0
-        self._pinned = False
+        self.regions: dict[str, torch.Tensor] = {}
+        self._pin = False
 
     @property
     def capacity_bytes(self) -> int:
@@ -48,13 +46,16 @@ class Arena:
     def carve(self, owner: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """A zeroed flat tensor of `elements` that belongs to `owner` for the arena's life."""
         size = aligned(elements * dtype.itemsize)
+        start = self.used[owner]
         self._charge(owner, size)
-        view = self._region[self._next : self._next + elements * dtype.itemsize].view(dtype)
-        self._next += size
-        return view.zero_()
+        if owner not in self.regions:
+            self.regions[owner] = torch.empty(self.grants[owner], dtype=torch.uint8, device=self.device)
+            if self._pin:
+                self._register(self.regions[owner])
+        return self.regions[owner][start : start + elements * dtype.itemsize].view(dtype).zero_()
 
     def observe(self, owner: str, size: int) -> None:
-        """Account `size` bytes that a reserved owner was seen to use at its worst moment."""
+        """Account `size` bytes as the measured peak of a reserved owner."""
         if size > self.grants[owner]:
             raise OutOfArena(self._overdraft(owner, size))
         self.used[owner] = size
@@ -73,21 +74,24 @@ class Arena:
         )
 
     def pin(self) -> None:
-        """Make the region's pages fixed for asynchronous copies to and from a GPU."""
-        if self._region.numel() == 0:
-            return
+        """Fix the pages of all regions, also of later ones, for asynchronous copies to and from a GPU."""
+        self._pin = True
+        for region in self.regions.values():
+            self._register(region)
+
+    def _register(self, region: torch.Tensor) -> None:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        result = runtime.cudaHostRegister(self._region.data_ptr(), self._region.numel(), 0)
+        result = runtime.cudaHostRegister(region.data_ptr(), region.numel(), 0)
         if int(result) != 0:
             raise OutOfArena(
-                f"{self.name} arena: the driver refused to pin {self._region.numel()} bytes: {result}; "
+                f"{self.name} arena: the driver refused to pin {region.numel()} bytes: {result}; "
                 "raise the container's locked-memory limit (ulimit -l), or offload less"
             )
-        self._pinned = True
 
     def unpin(self) -> None:
-        """Undo `pin` once no copy is under way; harmless when nothing is pinned."""
-        if self._pinned:
-            self._pinned = False
+        """Unregister the pages once no copy is running; no effect when nothing is pinned."""
+        if self._pin and self.regions:
             torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self._region.data_ptr())  # type: ignore[no-untyped-call]
+            for region in self.regions.values():
+                torch.cuda.cudart().cudaHostUnregister(region.data_ptr())  # type: ignore[no-untyped-call]
+        self._pin = False

@@ -1,4 +1,4 @@
-"""`busbar train`: the engine alone, on the machine at hand. Heavy imports happen when it runs."""
+"""`busbar train`: the engine alone, on this machine. Heavy modules are imported when it runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 
 if TYPE_CHECKING:
     from busbar.workloads.training.control import Control
-    from busbar.workloads.training.port import Port
     from busbar.workloads.training.report import Reporter
     from busbar.workloads.training.status import Status
+    from busbar.workloads.training.status_server import Port
 
 EPILOG = """
 Examples:
@@ -61,7 +61,7 @@ def train(
     from busbar.workloads.training.environment import fix_threads, read_manifest, run_from_manifest
     from busbar.workloads.training.errors import TrainingError
     from busbar.workloads.training.report import Bar, Lines
-    from busbar.workloads.training.session import INVALID, run
+    from busbar.workloads.training.run import INVALID, run
     from busbar.workloads.training.status import Status
 
     overrides = {"mode": mode, "deviceMemory": device_memory, "steps": steps}
@@ -71,7 +71,7 @@ def train(
         named = str(problem).startswith(str(job))
         click.echo(f"error: {problem}" if named else f"error: {job}: {problem}", err=True)
         sys.exit(INVALID)
-    fix_threads(described.spec)
+    fix_threads(described.threads)
     status, control = Status(), Control()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: control.stop())
@@ -94,9 +94,10 @@ def _serve(status: Status, control: Control, reporter: Reporter, number: int | N
         return None
     import secrets
 
-    from busbar.workloads.training.port import Port
+    from busbar.kube.contracts.bearers import one_for_all
+    from busbar.workloads.training.status_server import Port
 
     token = secrets.token_urlsafe(24)
-    port = Port(status, control, token, "127.0.0.1", number)
+    port = Port(status, control, one_for_all(token), "127.0.0.1", number)
     reporter.note(f"status: curl -H 'Authorization: Bearer {token}' http://127.0.0.1:{port.number}/status")
     return port

@@ -1,8 +1,9 @@
-"""Wishes from outside that the training loop grants at the end of a step: stop, and save now."""
+"""Requests that the training loop serves at the end of a step: stop, and save now."""
 
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 
@@ -20,15 +21,21 @@ class Control:
         self._lock = threading.Lock()
         self._requests: list[SaveRequest] = []
         self._closed: str | None = "the run is still preparing: there is nothing to save yet"
-        self._stop = False
+        self._stopped_at: float | None = None
 
     def stop(self) -> None:
         """Ask for save and exit. Takes no lock: a second signal may interrupt the handler of the first."""
-        self._stop = True
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
 
     @property
     def stopping(self) -> bool:
-        return self._stop
+        return self._stopped_at is not None
+
+    @property
+    def stopping_for_s(self) -> float:
+        """Seconds since the first request to stop; 0 when there was none."""
+        return 0.0 if self._stopped_at is None else time.monotonic() - self._stopped_at
 
     def open(self) -> None:
         """From now on the loop answers save requests."""

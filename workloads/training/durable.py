@@ -1,4 +1,4 @@
-"""Files that survive a power cut."""
+"""Files that survive a power failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's edge to its surroundings: a pod's variables, or a manifest on disk. Read once, then a `Run`."""
+"""The engine's input: a pod's variables, or a manifest on disk. Read once and turned into a `Run`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from busbar.workloads.training.job import (
     parse_engine,
     parse_job,
 )
-from busbar.workloads.training.places import find_places
-from busbar.workloads.training.session import Run
+from busbar.workloads.training.limits import usable_processors
+from busbar.workloads.training.paths import Places, find_places, newest_facts
+from busbar.workloads.training.run import Run
 from busbar.workloads.training.settings import EngineSpec
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -42,13 +43,19 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
         raise InvalidJob(Env.OUTPUT_DIR, "is not set", "the operator sets it from spec.output.uri")
     places = find_places(spec, "pvc://output", None, Path(ARTIFACTS_ROOT), environment)
     name = f"{environment.get(Env.NAMESPACE, 'default')}/{environment.get(Env.JOB_NAME, 'job')}"
+    owner = environment.get(Env.JOB_UID, name)
+    cores = usable_processors()
+    if Env.CPU_MILLICORES in environment:
+        cores = max(1, min(cores, int(environment[Env.CPU_MILLICORES]) // 1000))
     return Run(
         spec=spec,
         checkpoint=policy,
         places=places,
         name=name,
-        owner=environment.get(Env.JOB_UID, name),
+        owner=owner,
+        threads=_threads(spec, places, None if policy.adopt else owner, cores),
         attempt=int(environment.get(Env.ATTEMPT, "1")),
+        grace_s=float(environment[Env.GRACE_SECONDS]) if Env.GRACE_SECONDS in environment else None,
         termination_log=Path(TERMINATION_LOG),
     )
 
@@ -67,12 +74,16 @@ def run_from_manifest(manifest: Any, claims: Path, output: Path | None, override
     spec = engine_spec(job.spec.engine)
     given = {} if output is None else {Env.OUTPUT_DIR.value: str(output)}
     checkpoint_uri = None if output is not None else job.spec.checkpoint.uri
+    places = find_places(spec, job.spec.output.uri, checkpoint_uri, claims, given)
+    owner = f"local-{spec.identity}"
+    policy = checkpoint_policy(job.spec.checkpoint)
     return Run(
         spec=spec,
-        checkpoint=checkpoint_policy(job.spec.checkpoint),
-        places=find_places(spec, job.spec.output.uri, checkpoint_uri, claims, given),
+        checkpoint=policy,
+        places=places,
         name=job.metadata.name or "job",
-        owner=f"local-{spec.identity}",
+        owner=owner,
+        threads=_threads(spec, places, None if policy.adopt else owner, usable_processors()),
         attempt=1,
     )
 
@@ -91,10 +102,19 @@ def read_manifest(path: Path) -> Any:
     return jobs[0]
 
 
-def fix_threads(spec: EngineSpec) -> None:
+def _threads(spec: EngineSpec, places: Places, owner: str | None, cores: int) -> int:
+    """The job's own number; else that of the run which goes on, for the same bits; else all `cores`."""
+    if spec.threads is not None:
+        return spec.threads
+    known = newest_facts(places.checkpoints, owner).get("numerics")
+    threads = known.get("threads") if isinstance(known, dict) else None
+    return threads if isinstance(threads, int) and threads > 0 else cores
+
+
+def fix_threads(threads: int) -> None:
     """Thread counts for the libraries that read them at import: before torch is imported."""
     for variable in _THREAD_VARIABLES:
-        os.environ[variable] = str(spec.threads)
+        os.environ[variable] = str(threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything the engine reads is local
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # repeatable matrix products on a GPU

@@ -1,11 +1,12 @@
-"""What can go wrong in training, as one tree.
+"""The errors of the training engine.
 
     TrainingError                 code            what the user does
     ├── InvalidJob                invalid-job     correct the named field
     ├── InfeasiblePlan            does-not-fit    take one of the listed fixes
-    ├── OutOfArena                out-of-arena    report it: the plan promised fewer bytes than were asked
+    ├── OutOfArena                out-of-arena    report it: the plan granted fewer bytes than were requested
     ├── CheckpointError           checkpoint      free space, or choose another folder
     ├── ResumeRefused             resume-refused  use another output folder, or the old settings
+    ├── Diverged                  diverged        lower the learning rate, or look at the data
     └── Unsupported               unsupported     use an own image, or another setting
 
 Each carries a stable `code` and a sentence that says what is wrong, where, and what to do.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 
 class TrainingError(Exception):
-    """Base of everything the engine refuses or fails at with a reason of its own."""
+    """Base of all errors that the engine raises on purpose."""
 
     code = "training"
 
@@ -37,7 +38,7 @@ class InfeasiblePlan(TrainingError):
 
 
 class OutOfArena(TrainingError):
-    """More was asked from an arena than its plan granted."""
+    """More was requested from an arena than its plan granted."""
 
     code = "out-of-arena"
 
@@ -54,7 +55,13 @@ class ResumeRefused(TrainingError):
     code = "resume-refused"
 
 
+class Diverged(TrainingError):
+    """Gradients or weights are not finite. Earlier checkpoints are finite and are kept."""
+
+    code = "diverged"
+
+
 class Unsupported(TrainingError):
-    """A legal request that this engine does not do."""
+    """A valid request that this engine does not support."""
 
     code = "unsupported"

@@ -1,4 +1,4 @@
-"""Bits per byte on held-out files, for the model and for n-grams that saw the same training bytes.
+"""Bits per byte on held-out files, for the model and for n-grams counted on the same training bytes.
 
 Bits per byte do not depend on the tokenizer: the model's total code length of a file is divided by the
 file's bytes. Files are read in windows of the training length that overlap by half; each token is scored
@@ -9,16 +9,19 @@ the end-of-text token, as in training. At most `MAX_BYTES` are scored, whole fil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from busbar.workloads.training.corpus import Document
-from busbar.workloads.training.ngram import NGramModel
+from busbar.workloads.training.ngram import Runs, ngram_bits
+from busbar.workloads.training.packing import Tokens
 
 MAX_BYTES = 192 * 1024
+MAX_COUNTED_BYTES = 64 * 2**20  # of training text, for the n-grams
+PIECE_TOKENS = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Scores:
     ngram_order: int
     held_out_bytes: int
     held_out_files: int
-    training_bytes: int  # on which the n-grams were counted, and the model trained
+    training_bytes: int  # on which the n-grams were counted: what the model saw, up to MAX_COUNTED_BYTES
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -48,14 +51,16 @@ def select_documents(documents: Sequence[Document], limit: int = MAX_BYTES) -> l
     texts: list[str] = []
     room = limit
     for document in documents:
-        raw = document.text().encode()
-        if len(raw) > room:
-            if not texts:
-                texts.append(raw[:room].decode("utf-8", errors="ignore"))
-            continue
-        if raw:
-            texts.append(raw.decode())
-            room -= len(raw)
+        for raw in document.texts(room):
+            if len(raw) > room:
+                if not texts:
+                    texts.append(raw[:room].decode("utf-8", errors="ignore"))
+                continue
+            if raw:
+                texts.append(raw.decode("utf-8", errors="ignore"))
+                room -= len(raw)
+        if room == 0:
+            break
     return texts
 
 
@@ -66,30 +71,50 @@ def evaluate(
     sequence: int,
     micro_batch: int,
     held_out: Sequence[str],
-    training_runs: Sequence[bytes],
+    training: Runs,
     order: int,
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Scores:
-    """Score `held_out` texts by the model and by n-grams counted on `training_runs`."""
+    """Score `held_out` texts by the model and by n-grams counted on `training`."""
     raw = [text.encode() for text in held_out]
     size = sum(len(text) for text in raw)
-    bigram, ngram = NGramModel(training_runs, 1), NGramModel(training_runs, order)
     bits = 0.0
     done = 0
     for text, content in zip(held_out, raw, strict=True):
         bits += model_bits(model, [separator, *encode(text)], sequence, micro_batch, device)
         done += len(content)
         progress(done / size)
+    ngrams = ngram_bits(training, raw, (1, order))
     return Scores(
         bits_per_byte=bits / size,
-        bigram_bits_per_byte=sum(bigram.bits(text) for text in raw) / size,
-        ngram_bits_per_byte=sum(ngram.bits(text) for text in raw) / size,
+        bigram_bits_per_byte=sum(ngrams[1]) / size,
+        ngram_bits_per_byte=sum(ngrams[order]) / size,
         ngram_order=order,
         held_out_bytes=size,
         held_out_files=len(raw),
-        training_bytes=sum(len(run) for run in training_runs),
+        training_bytes=sum(len(piece) for run in training() for piece in run),
     )
+
+
+def training_text(runs: Sequence[Tokens], decode: Callable[[Sequence[int]], bytes]) -> Runs:
+    """The text of token runs, decoded again each time it is read, so that it is never completely in memory."""
+
+    def read() -> Iterator[Iterator[bytes]]:
+        room = [MAX_COUNTED_BYTES]
+        for run in runs:
+            yield _decoded(run, decode, room)
+
+    return read
+
+
+def _decoded(run: Tokens, decode: Callable[[Sequence[int]], bytes], room: list[int]) -> Iterator[bytes]:
+    for start in range(0, len(run), PIECE_TOKENS):
+        if room[0] <= 0:
+            return
+        piece = decode(run[start : start + PIECE_TOKENS].tolist())[: room[0]]
+        room[0] -= len(piece)
+        yield piece
 
 
 def model_bits(
@@ -128,12 +153,16 @@ def _windows(count: int, sequence: int) -> list[tuple[int, int, int]]:
 def _score(
     model: torch.nn.Module, ids: Sequence[int], windows: Sequence[tuple[int, int, int]], device: torch.device
 ) -> float:
-    tokens = torch.tensor([ids[start:end] for start, end, _ in windows], device=device)
+    losses = token_losses(model, torch.tensor([ids[start:end] for start, end, _ in windows], device=device))
+    return sum(
+        float(losses[row, scored - start - 1 :].sum()) for row, (start, _, scored) in enumerate(windows)
+    )
+
+
+def token_losses(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Loss of each token but the first, as float64, of a batch [rows, length]."""
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
     wanted = tokens[:, 1:]
     # Flat: the form with a class dimension in the middle has no repeatable kernel on a GPU.
     flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
-    losses = flat.view(wanted.shape).double()
-    return sum(
-        float(losses[row, scored - start - 1 :].sum()) for row, (start, _, scored) in enumerate(windows)
-    )
+    return flat.view(wanted.shape).double()

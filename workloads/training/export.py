@@ -3,7 +3,7 @@
 Everything is first written to a hidden folder inside the output and made durable. Then the old `config.json`,
 without which nothing loads the directory, is removed, the new files are renamed into place, and the new
 `config.json` comes last: at any moment the directory is loadable and whole, or not loadable at all.
-Checkpoints may live in a subfolder of the same output; they are left alone.
+Checkpoints may live in a subfolder of the same output; they are not changed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.tokenizer import save_for_transformers
 
 MARKER = "config.json"
+SHARD_BYTES = 1 * 2**30  # bytes that are written at once; on a GPU a host copy of them is made
 
 
 def export(
@@ -33,7 +35,7 @@ def export(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    model.save_pretrained(staging, state_dict=_own_copies(model))  # type: ignore[operator]
+    model.save_pretrained(staging, state_dict=_views(model), max_shard_size=SHARD_BYTES)  # type: ignore[operator]
     context = getattr(model.config, "max_position_embeddings", sequence)
     save_for_transformers(tokenizer, staging, int(context))
     (staging / "busbar.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
@@ -44,15 +46,22 @@ def export(
     _swap_in(staging, output)
 
 
-def _own_copies(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Weights out of the arena, on the host; tied ones stay one tensor, so that they are written once."""
-    copies: dict[int, torch.Tensor] = {}
+def _views(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights in place, each as a storage of its own.
+
+    `save_pretrained` takes parts of one buffer for shared weights and would copy them all. Tied weights stay one
+    tensor, so that they are written once.
+    """
+    views: dict[int, torch.Tensor] = {}
     found = {}
     for name, value in model.state_dict().items():
-        if value.data_ptr() not in copies:
-            copies[value.data_ptr()] = value.detach().cpu().clone()
-        found[name] = copies[value.data_ptr()]
+        if value.data_ptr() not in views:
+            views[value.data_ptr()] = from_dlpack(value.detach())
+        found[name] = views[value.data_ptr()]
     return found
+
+
+DIGEST_BYTES = 16 * 2**20
 
 
 def weights_digest(model: torch.nn.Module) -> str:
@@ -60,7 +69,9 @@ def weights_digest(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode() + b"\0")
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        flat = parameter.detach().reshape(-1).view(torch.uint8)
+        for start in range(0, flat.numel(), DIGEST_BYTES):
+            digest.update(flat[start : start + DIGEST_BYTES].cpu().numpy().data)
     return digest.hexdigest()
 
 

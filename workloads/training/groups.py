@@ -11,6 +11,7 @@ scalar tail of a vectorised loop, and tails may round differently.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -123,21 +124,27 @@ class FlatGroup:
 
 def bind(groups: Sequence[Group], arena: Arena, dtype: torch.dtype) -> tuple[FlatGroup, ...]:
     """Move the parameters into the arena, group by group, and give each a gradient view."""
-    bound = []
-    for group in groups:
-        flat = FlatGroup(
-            group,
-            arena.carve("parameters", group.elements, dtype),
-            arena.carve("gradients", group.elements, dtype),
-        )
+    weights = [arena.carve("parameters", group.elements, dtype) for group in groups]
+    for group, flat_weights in zip(groups, weights, strict=True):
         for member in group.members:
             parameter, extent = member.parameter, slice(member.start, member.start + member.parameter.numel())
-            view = flat.weights[extent].view(parameter.shape)
+            view = flat_weights[extent].view(parameter.shape)
             view.copy_(parameter.detach())
             parameter.data = view
-        bound.append(flat)
+    release_free_memory()  # before the gradients take theirs: at no time is there more than a copy of the weights
+    bound = [
+        FlatGroup(group, flat_weights, arena.carve("gradients", group.elements, dtype))
+        for group, flat_weights in zip(groups, weights, strict=True)
+    ]
     rebind_gradients(bound)
     return tuple(bound)
+
+
+def release_free_memory() -> None:
+    """Give what the allocator holds of freed tensors back to the system (glibc keeps it otherwise)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def rebind_gradients(groups: Sequence[FlatGroup]) -> None:

@@ -1,20 +1,22 @@
-"""From a TrainingJob to a run's settings. The kinds' models say what is legal; here it is said where it is not.
+"""From a TrainingJob to a run's settings. The kinds' models define what is valid; this module names the invalid field.
 
 In a cluster the API server has checked the manifest against the CRD, which is generated from the same models;
-alone nobody has. A few things only the engine can know (is there such a corpus, does the vocabulary agree with
-the model) are checked here too. Every refusal names the field's path, what is wrong, and what to do.
+for a stand-alone run no server has. Facts that only the engine knows (whether the corpus exists, whether the
+vocabulary matches the model) are checked here too. Every refusal names the field's path, what is wrong, and what to
+do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from busbar.kube.types.quantity import to_bytes
+from busbar.kube.types.rules import refusals
 from busbar.kube.types.training_engine import TrainingEngine
 from busbar.kube.types.training_job import CheckpointPolicy as CheckpointFields
 from busbar.kube.types.training_job import TrainingJob
@@ -32,14 +34,19 @@ from busbar.workloads.training.settings import (
 
 BUILTIN_CORPORA = ("builtin://python-stdlib",)
 DEFAULT_EVERY_STEPS = 50
-_NEUTRAL = {"mode", "deviceMemory", "evaluation", "state"}  # change nothing in the numbers, by design
+# Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
+_NEUTRAL = {"mode", "deviceMemory", "evaluation", "state", "maxBadSteps", "steps", "threads"}
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def parse_job(manifest: Any) -> TrainingJob:
     """Check a whole manifest. Raises InvalidJob."""
-    return _validated(TrainingJob, manifest, "")
+    job = _validated(TrainingJob, manifest, "")
+    for field, sentence in refusals(job):
+        problem, _, remedy = sentence.partition("; ")
+        raise InvalidJob(field, problem, remedy)
+    return job
 
 
 def parse_engine(document: Any, path: str = "spec.engine") -> EngineSpec:
@@ -58,6 +65,7 @@ def checkpoint_policy(fields: CheckpointFields) -> CheckpointPolicy:
         every_steps=DEFAULT_EVERY_STEPS if nothing else fields.every_steps,
         every_seconds=fields.every_seconds,
         keep=fields.keep,
+        adopt=fields.adopt,
     )
 
 
@@ -66,7 +74,8 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
     _check_model(engine, path)
     _check_corpus(engine, path)
     optimizer, tokenizer = engine.optimizer, engine.tokenizer
-    kept = {key: value for key, value in engine.to_wire().items() if key not in _NEUTRAL}
+    wire = engine.to_wire()
+    settings = dict(_flat({key: value for key, value in wire.items() if key not in _NEUTRAL}))
     trained = None if tokenizer is None or tokenizer.train is None else tokenizer.train.vocab_size
     saved = engine.model.uri if tokenizer is None else tokenizer.uri
     return EngineSpec(
@@ -89,9 +98,20 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         device_memory_bytes=None if engine.device_memory is None else to_bytes(engine.device_memory),
         seed=engine.seed,
         threads=engine.threads,
+        max_bad_steps=engine.max_bad_steps,
         evaluation=None if engine.evaluation is None else Evaluation(engine.evaluation.ngram_order),
-        identity=hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest(),
+        settings=settings,
+        identity=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
     )
+
+
+def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"data": {"uri": u}}` as `("data.uri", u)`."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def _check_model(engine: TrainingEngine, path: str) -> None:

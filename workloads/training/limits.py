@@ -1,16 +1,20 @@
-"""How much memory this process may use: the cgroup's limit (v2 or v1) and the machine's free memory.
+"""How much memory and how many processors this process may use, by its cgroup (v2 or v1) and the machine.
 
-A cgroup's usage counts the pages of files that were read. The kernel gives those back as soon as somebody wants
-the memory, so they count as free here, as they do in the machine's own MemAvailable: a large corpus or saved
-model that was just read does not make a job look too big for its pod.
+A cgroup's usage counts the pages of files that were read. The kernel reclaims those on demand, so they count as free
+here, as in the machine's own MemAvailable: a job does not seem too large for its pod because a large corpus or saved
+model was just read.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 RESERVE_BYTES = 256 * 2**20  # Python, torch's code and buffers outside the arenas
+CUDA_RESERVE_BYTES = (
+    2**30
+)  # and libraries and kernels that the driver loads later; an assumption, not a measurement
 
 _CGROUPS = (  # limit, usage, statistics, prefix of the keys that include child groups
     ("memory.max", "memory.current", "memory.stat", ""),
@@ -19,11 +23,53 @@ _CGROUPS = (  # limit, usage, statistics, prefix of the keys that include child 
 
 
 def host_limit_bytes(
-    cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    meminfo: Path = Path("/proc/meminfo"),
+    reserve: int = RESERVE_BYTES,
 ) -> int | None:
     """Bytes that may still be allocated, or None where nothing is known."""
     free = [size for size in (_cgroup_free(cgroup), _available(meminfo)) if size is not None]
-    return max(0, min(free) - RESERVE_BYTES) if free else None
+    return max(0, min(free) - reserve) if free else None
+
+
+class PeakMeter:
+    """The largest resident set of this process since `reset`, above that at the meter's creation.
+
+    Pages of files that were read are in it: it is an upper bound of what the process allocated.
+    """
+
+    def __init__(self, proc: Path = Path("/proc/self")) -> None:
+        self._proc = proc
+        self._base = self._read("VmRSS")
+
+    def reset(self) -> None:
+        try:
+            (self._proc / "clear_refs").write_text("5")  # the kernel starts its high-water mark anew
+        except OSError:
+            return  # without the right to do so, it is the peak of all phases so far
+
+    def peak_bytes(self) -> int:
+        return max(0, self._read("VmHWM") - self._base)
+
+    def _read(self, name: str) -> int:
+        try:
+            lines = (self._proc / "status").read_text().splitlines()
+        except OSError:
+            return 0
+        return _kibibytes(line for line in lines if line.startswith(f"{name}:")) or 0
+
+
+def usable_processors(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processors that this process may use: its affinity, and the cgroup's quota (v2 or v1) where there is one."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        names = ("quota", "period")
+        quota, period = (str(_number(cgroup / f"cpu/cpu.cfs_{name}_us") or "max") for name in names)
+    if not (quota.isdigit() and period.isdigit()):  # "max", or -1 in v1: no limit
+        return allowed
+    return max(1, min(allowed, int(quota) // int(period)))
 
 
 def _cgroup_free(cgroup: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""From the job's model source to a `transformers` causal LM, and to what the plan must know of it."""
+"""From the job's model source to a `transformers` causal LM, and to the sizes that the plan needs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import Demand
 from busbar.workloads.training.settings import EngineSpec
@@ -80,12 +81,16 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
 def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) -> Demand:
     """Group sizes and peak activations, found on fake tensors: nothing is allocated."""
     try:
-        model, activations = peak_activation_bytes(
-            recipe.empty, spec.batch.micro_batch, spec.data.sequence_length, device
+        model, activations, evaluation = peak_activation_bytes(
+            recipe.empty,
+            spec.batch.micro_batch,
+            spec.data.sequence_length,
+            device,
+            None if spec.evaluation is None else token_losses,
         )
     except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
         raise InvalidJob(
             "spec.engine.model", f"this architecture cannot be trained here: {problem}", "choose another"
         ) from problem
     groups = tuple(group.size for group in make_groups(model))
-    return Demand(groups, spec.dtype, spec.batch.micro_batch, activations)
+    return Demand(groups, spec.dtype, spec.batch.micro_batch, activations, evaluation)

@@ -6,84 +6,94 @@ With c the counts, D the discount and h' the context h without its oldest byte,
 
 down to p_0, which is uniform over 256 bytes; an unseen context leaves all its mass to the shorter one.
 `order` is the length of the context in bytes: order 1 is a bigram. (Chen and Goodman 1999, section 2.)
-Counts are kept as sorted arrays of integer codes, so that a few megabytes take a second.
+
+Only contexts that occur in the texts to be scored are counted, so that memory depends on these texts and not on
+the training bytes, which are read piece by piece, once per order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 DISCOUNT = 0.75
 Codes = npt.NDArray[np.uint64]
+Runs = Callable[[], Iterable[Iterable[bytes]]]
+"""Gives the training text anew each time: runs of consecutive text, each in pieces of any size."""
 
 
-@dataclass(frozen=True)
+def ngram_bits(training: Runs, texts: Sequence[bytes], orders: Sequence[int]) -> dict[int, list[float]]:
+    """Code length in bits of each text under the model of each order; a text's first bytes have shorter contexts."""
+    probabilities = [np.full(len(text), 1 / 256) for text in texts]
+    bits: dict[int, list[float]] = {}
+    for context in range(max(orders) + 1):
+        level = _Level(texts, context)
+        for run in training():
+            level.count(run)
+        for text, known in zip(texts, probabilities, strict=True):
+            if len(text) > context:
+                known[context:] = level.mix(_codes(text, context), known[context:])
+        if context in orders:
+            bits[context] = [float(-np.log(known).sum() / math.log(2)) for known in probabilities]
+    return bits
+
+
 class _Level:
-    """Counts of one context length: of (context, byte), and of contexts with their distinct followers."""
+    """Counts of one context length, for the contexts of `texts`: of the context, and of it with each byte."""
 
-    grams: Codes
-    gram_counts: npt.NDArray[np.int64]
-    contexts: Codes
-    context_counts: npt.NDArray[np.int64]
-    followers: npt.NDArray[np.int64]
+    def __init__(self, texts: Sequence[bytes], context: int) -> None:
+        self._context = context
+        wanted = [_codes(text, context) for text in texts if len(text) > context]
+        everything = np.concatenate(wanted) if wanted else np.zeros(0, dtype=np.uint64)
+        self._grams = np.unique(everything)
+        self._contexts = np.unique(self._grams >> np.uint64(8))
+        self._gram_counts = np.zeros(len(self._grams), dtype=np.int64)
+        self._context_counts = np.zeros(len(self._contexts), dtype=np.int64)
+        self._seen = np.zeros((len(self._contexts), 256), dtype=np.bool_)
 
-    @classmethod
-    def count(cls, texts: Sequence[bytes], context: int) -> _Level:
-        codes = [_codes(text, context) for text in texts if len(text) > context]
-        everything = np.concatenate(codes) if codes else np.zeros(0, dtype=np.uint64)
-        grams, gram_counts = np.unique(everything, return_counts=True)
-        contexts, first, followers = np.unique(grams >> np.uint64(8), return_index=True, return_counts=True)
-        sums = np.add.reduceat(gram_counts, first) if len(first) else np.zeros(0, dtype=np.int64)
-        return cls(grams, gram_counts, contexts, sums, followers)
+    def count(self, run: Iterable[bytes]) -> None:
+        tail = b""
+        for piece in run:
+            data = tail + piece
+            self._add(_codes(data, self._context))
+            tail = data[max(0, len(data) - self._context) :]
+
+    def _add(self, codes: Codes) -> None:
+        if not len(self._grams):
+            return
+        place, known = _find(self._contexts, codes >> np.uint64(8))
+        place, codes = place[known], codes[known]
+        self._context_counts += np.bincount(place, minlength=len(self._contexts))
+        self._seen[place, (codes & np.uint64(255)).astype(np.int64)] = True
+        place, known = _find(self._grams, codes)
+        self._gram_counts += np.bincount(place[known], minlength=len(self._grams))
 
     def mix(self, codes: Codes, shorter: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Interpolate: this level's discounted estimate for `codes`, the rest from `shorter`."""
-        total, distinct = (
-            _look_up(self.contexts, values, codes >> np.uint64(8)).astype(np.float64)
-            for values in (self.context_counts, self.followers)
-        )
-        count = _look_up(self.grams, self.gram_counts, codes).astype(np.float64)
+        context = np.searchsorted(self._contexts, codes >> np.uint64(8))
+        total = self._context_counts[context].astype(np.float64)
+        distinct = self._seen.sum(axis=1)[context].astype(np.float64)
+        count = self._gram_counts[np.searchsorted(self._grams, codes)].astype(np.float64)
         seen = total > 0
         safe = np.where(seen, total, 1.0)
         own = np.maximum(count - DISCOUNT, 0.0) / safe + DISCOUNT * distinct / safe * shorter
         return np.where(seen, own, shorter)
 
 
-class NGramModel:
-    """Counts of contexts of 0..order bytes."""
-
-    def __init__(self, texts: Sequence[bytes], order: int) -> None:
-        self.order = order
-        self._levels = [_Level.count(texts, context) for context in range(order + 1)]
-
-    def bits(self, text: bytes) -> float:
-        """Total code length of `text` in bits; its first bytes have shorter contexts."""
-        probabilities = np.full(len(text), 1 / 256)
-        for context, level in enumerate(self._levels):
-            if len(text) > context:
-                tail = probabilities[context:]
-                probabilities[context:] = level.mix(_codes(text, context), tail)
-        return float(-np.log(probabilities).sum() / math.log(2))
+def _find(keys: Codes, wanted: Codes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Where each of `wanted` would be in the sorted `keys`, and whether it is there."""
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return place, keys[place] == wanted
 
 
 def _codes(text: bytes, context: int) -> Codes:
     """For each position from `context` on: its context and itself as one integer, oldest byte highest."""
     array = np.frombuffer(text, dtype=np.uint8).astype(np.uint64)
-    length = len(array) - context
+    length = max(0, len(array) - context)
     codes = np.zeros(length, dtype=np.uint64)
     for offset in range(context + 1):
         codes = (codes << np.uint64(8)) | array[offset : offset + length]
     return codes
-
-
-def _look_up(keys: Codes, values: npt.NDArray[np.int64], wanted: Codes) -> npt.NDArray[np.int64]:
-    """`values` of the `wanted` keys; 0 for those that are not there. `keys` is sorted."""
-    if not len(keys):
-        return np.zeros(len(wanted), dtype=np.int64)
-    position = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[position] == wanted, values[position], 0)

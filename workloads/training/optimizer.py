@@ -3,7 +3,11 @@
 State is kept in chunks of a group. A chunk's fp32 tensors lie side by side, so that one chunk is one copy:
 
     float32     [ m | v ]
-    bfloat16    [ m | v | master weight ]
+    bfloat16    [ m | v | low half of the master weight, int16 ]
+
+Under bfloat16 the fp32 master weight is split: the weight is its high half, rounded half away from zero, and the
+low half is what that leaves, `bits - (high << 16)`, which fits into 16 bits for every finite number. So the master
+is exact and takes two bytes beside the weight instead of four.
 
 A resident chunk is updated in place. A chunk on the host goes through a ring of staging slots:
 
@@ -13,7 +17,8 @@ A resident chunk is updated in place. A chunk on the host goes through a ring of
 
 The update itself is torch's own functional AdamW on views, for both places and on every device: the equality
 is by construction, as long as pieces are cut at multiples of 1024 elements (see `groups`). The clip factor is
-computed by torch's own `clip_grad_norm_` over the model's parameters in their order, before any update.
+computed by torch's own functions over the model's parameters in their order, before any update. A step whose
+gradient norm is not finite changes nothing: no weight, no moment, no step count of AdamW.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from busbar.workloads.training.arena import Arena
-from busbar.workloads.training.groups import FlatGroup, Member, Piece, members
+from busbar.workloads.training.groups import FlatGroup, Piece, members
 from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
 from busbar.workloads.training.settings import AdamW
 from busbar.workloads.training.streams import Event, Streams
@@ -40,13 +45,35 @@ class Chunk:
     start: int  # in the group, elements
     length: int
     pieces: tuple[Piece, ...]
-    state: torch.Tensor  # flat fp32, on the device when resident, else on the host
+    state: torch.Tensor  # flat, as fp32, on the device when resident, else on the host
     resident: bool
 
     def parts(self, buffer: torch.Tensor, piece: Piece) -> list[torch.Tensor]:
-        """m, v and, under bfloat16, the master weight of `piece` as views of `buffer`."""
-        count = buffer.numel() // self.length
-        return [buffer[part * self.length + piece.offset :][: piece.length] for part in range(count)]
+        """m, v and, under bfloat16, the low half of the master weight of `piece` as views of `buffer`."""
+        found = [buffer[part * self.length + piece.offset :][: piece.length] for part in range(2)]
+        if buffer.numel() > 2 * self.length:
+            low = buffer[2 * self.length :].view(torch.int16)
+            found.append(low[piece.offset :][: piece.length])
+        return found
+
+
+def state_elements(length: int, dtype: str) -> int:
+    """Size of the state of `length` parameters, in fp32 elements."""
+    return 2 * length if dtype == "float32" else 2 * length + length // 2
+
+
+def join(high: torch.Tensor, low: torch.Tensor, target: torch.Tensor) -> None:
+    """Put the master weights of bfloat16 `high` and int16 `low` into `target`, fp32."""
+    bits = target.view(torch.int32)
+    bits.copy_(high.view(torch.int16)).bitwise_left_shift_(16).add_(low)
+
+
+def split(master: torch.Tensor, high: torch.Tensor, low: torch.Tensor, scratch: torch.Tensor) -> None:
+    """Undo `join` with new values; `master` is used up, and `scratch` has its size and type."""
+    bits, rounded = master.view(torch.int32), scratch.view(torch.int32)
+    rounded.copy_(bits).add_(0x8000).bitwise_right_shift_(16)
+    high.view(torch.int16).copy_(rounded)
+    low.copy_(bits.sub_(rounded.bitwise_left_shift_(16)))
 
 
 class OffloadedAdamW:
@@ -66,33 +93,29 @@ class OffloadedAdamW:
         self.settings, self.streams, self.fused = settings, streams, fused
         ordered = sorted((member for _, member in members(groups)), key=lambda member: member.index)
         self._parameters = [member.parameter for member in ordered]
-        parts = 2 if plan.dtype == "float32" else 3
-        self.chunks = [chunk for flat in groups for chunk in _cut(flat, plan, parts, device, host)]
-        self._slots = [
-            device.carve("staging", plan.chunk_parameters * parts, torch.float32) for _ in range(plan.slots)
+        self.chunks = [chunk for flat in groups for chunk in _cut(flat, plan, device, host)]
+        size = state_elements(plan.chunk_parameters, plan.dtype)
+        self._slots = [device.carve("staging", size, torch.float32) for _ in range(plan.slots)]
+        self._wide = [  # a chunk's gradient and master weights in fp32, under bfloat16
+            device.carve("staging", plan.chunk_parameters, torch.float32)
+            for _ in range(0 if plan.dtype == "float32" else 2)
         ]
-        self._gradient_fp32 = (
-            device.carve("staging", plan.chunk_parameters, torch.float32) if parts == 3 else None
-        )
-        self.updates = 0  # optimizer steps done
+        self.updates = 0  # AdamW's step count: skipped steps are not in it
+        self.skipped = 0  # steps whose gradient norm was not finite
         self.loaded_bytes = self.stored_bytes = 0
-        if parts == 3:
-            self._start_masters()
-
-    def _start_masters(self) -> None:
-        for chunk in self.chunks:
-            for piece in chunk.pieces:
-                chunk.parts(chunk.state, piece)[2].copy_(_view(piece, piece.member.parameter.detach()))
 
     def step(self, learning_rate: float) -> float:
-        """Clip, then update every parameter. Returns the gradient norm before clipping."""
-        clip = self.settings.gradient_clip
-        limit = float("inf") if clip is None else clip
-        norm = (
-            float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
-            if clip is not None
-            else float("nan")
-        )
+        """Clip, then update every parameter, unless the gradient norm is not finite.
+
+        Returns the norm before clipping.
+        """
+        total = torch.nn.utils.get_total_norm([_gradient(parameter) for parameter in self._parameters])
+        norm = float(total)
+        if not math.isfinite(norm):
+            self.skipped += 1
+            return norm
+        if self.settings.gradient_clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.settings.gradient_clip, total)
         self.updates += 1
         resident = [chunk for chunk in self.chunks if chunk.resident]
         streamed = [chunk for chunk in self.chunks if not chunk.resident]
@@ -147,13 +170,14 @@ class OffloadedAdamW:
     ) -> None:
         parts = [chunk.parts(state, piece) for piece in pieces]
         weights = [_view(piece, piece.member.parameter.detach()) for piece in pieces]
-        gradients = [_view(piece, _gradient(piece.member)) for piece in pieces]
-        scratch = self._gradient_fp32
-        if scratch is None:
-            updated = weights
-        else:  # bfloat16: update the fp32 master with the gradient in fp32, then round it into the weight
-            updated = [part[2] for part in parts]
-            wide = [scratch[piece.offset :][: piece.length] for piece in pieces]
+        gradients = [_view(piece, _gradient(piece.member.parameter)) for piece in pieces]
+        updated = weights
+        if self._wide:  # bfloat16: update the fp32 master with the gradient in fp32, then split it again
+            wide, updated = (
+                [scratch[piece.offset :][: piece.length] for piece in pieces] for scratch in self._wide
+            )
+            for weight, part, master in zip(weights, parts, updated, strict=True):
+                join(weight, part[2], master)
             for target, gradient in zip(wide, gradients, strict=True):
                 target.copy_(gradient)
             gradients = wide
@@ -175,9 +199,9 @@ class OffloadedAdamW:
             eps=self.settings.eps,
             maximize=False,
         )
-        if scratch is not None:
-            for weight, master in zip(weights, updated, strict=True):
-                weight.copy_(master)
+        if self._wide:
+            for weight, part, master, spent in zip(weights, parts, updated, gradients, strict=True):
+                split(master, weight, part[2], spent)
 
     def _step_device(self, state: torch.Tensor) -> torch.device:
         return state.device if self.fused else torch.device("cpu")
@@ -187,16 +211,16 @@ class OffloadedAdamW:
         for chunk in self.chunks:
             for piece in chunk.pieces:
                 extent = slice(piece.start, piece.start + piece.length)
-                for label, part in zip(("m", "v", "master"), chunk.parts(chunk.state, piece), strict=False):
+                for label, part in zip(("m", "v", "low"), chunk.parts(chunk.state, piece), strict=False):
                     yield f"{label}/{piece.member.name}", part, extent
 
 
-def _cut(flat: FlatGroup, plan: MemoryPlan, parts: int, device: Arena, host: Arena) -> Iterator[Chunk]:
+def _cut(flat: FlatGroup, plan: MemoryPlan, device: Arena, host: Arena) -> Iterator[Chunk]:
     resident = flat.group.name not in plan.offloaded
     arena = device if resident else host
     start = 0
     for length in chunk_sizes(flat.group.elements, plan.chunk_parameters):
-        state = arena.carve("optimizer", length * parts, torch.float32)
+        state = arena.carve("optimizer", state_elements(length, plan.dtype), torch.float32)
         yield Chunk(flat, start, length, tuple(flat.group.pieces(start, length)), state, resident)
         start += length
 
@@ -205,8 +229,8 @@ def _view(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1)[piece.start : piece.start + piece.length]
 
 
-def _gradient(member: Member) -> torch.Tensor:
-    gradient = member.parameter.grad
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    gradient = parameter.grad
     assert gradient is not None
     return gradient
 

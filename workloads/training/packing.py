@@ -1,16 +1,18 @@
 """From documents to the batch of step n.
 
 Documents are taken in a seeded order, each after an end-of-text token, and laid end to end until the run has
-the tokens it will need (or the corpus ends: then it is read again, in another order). The stream is cut into
-sequences of fixed length. Which sequences step n trains on is a pure function of (seed, n): a resumed run
-needs no memory of its place.
+the tokens it will need (or the corpus ends: then it is read again, in another order). The stream goes to a file
+piece by piece, and training reads it from there. It is cut into
+sequences of fixed length. Which sequences step n trains on is a pure function of (seed, n), whatever the number
+of steps: a resumed run needs no memory of its place, and a finished one may go on. So the first pass is shuffled
+in windows of a fixed size, of which a longer run only has more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +23,8 @@ from busbar.workloads.training.corpus import Document
 from busbar.workloads.training.errors import InvalidJob
 
 Tokens = npt.NDArray[np.uint32]
+WINDOW_TOKENS = 2**18
+_WINDOWS = 2**33  # keys of windows are apart from those of whole passes: seeds are below 2**31
 
 
 def document_order(documents: Sequence[Document], seed: int) -> list[Document]:
@@ -34,18 +38,28 @@ def pack(
     separator: int,
     tokens_wanted: int,
     progress: Callable[[int], None] = lambda done: None,
-) -> Tokens:
-    """Tokens of as many documents as `tokens_wanted` asks for, in the given order, as one stream."""
-    parts: list[Tokens] = []
-    count = 0
+) -> Iterator[Tokens]:
+    """Tokens of as many documents as `tokens_wanted` asks for, in the given order, piece by piece."""
+    left = tokens_wanted
     for document in documents:
-        ids = np.asarray([separator, *encode(document.text())], dtype=np.uint32)
-        parts.append(ids)
-        count += ids.size
-        progress(count)
-        if count >= tokens_wanted:
-            break
-    return np.concatenate(parts)[:tokens_wanted]
+        for begins, text in document.pieces():
+            ids = np.asarray([*([separator] if begins else []), *encode(text)], dtype=np.uint32)[:left]
+            left -= ids.size
+            yield ids
+            progress(tokens_wanted - left)
+            if left == 0:
+                return
+
+
+def window_sequences(sequence_length: int, batch: int) -> int:
+    """Sequences of one window: about WINDOW_TOKENS, and two steps at least."""
+    return max(2 * batch, WINDOW_TOKENS // sequence_length)
+
+
+def tokens_for(steps: int, batch: int, sequence_length: int) -> int:
+    """Tokens that the first pass of a run needs: whole windows, so that their order does not depend on `steps`."""
+    window = window_sequences(sequence_length, batch)
+    return -(-steps * batch // window) * window * sequence_length
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,7 @@ class Packed:
 
     sequences: Tokens
     seed: int
+    window: int  # sequences that are shuffled together in the first pass
 
     @classmethod
     def cut(cls, stream: Tokens, sequence_length: int, seed: int, batch: int) -> Packed:
@@ -64,31 +79,36 @@ class Packed:
                 f"holds {count} sequences of {sequence_length} tokens, and one step needs {batch}",
                 "add text, shorten data.sequenceLength, or lower batch.sequences",
             )
-        return cls(stream[: count * sequence_length].reshape(count, sequence_length), seed)
+        rows = stream[: count * sequence_length].reshape(count, sequence_length)
+        return cls(rows, seed, window_sequences(sequence_length, batch))
 
     def indices(self, step: int, batch: int) -> list[int]:
         """Rows of step `step` (from 0). Each row comes once per pass, in an order of its own per pass."""
+        return [self._row(position) for position in range(step * batch, (step + 1) * batch)]
+
+    def _row(self, position: int) -> int:
         count = len(self.sequences)
-        positions = range(step * batch, (step + 1) * batch)
-        return [int(_order(self.seed, position // count, count)[position % count]) for position in positions]
+        epoch, place = divmod(position, count)
+        if epoch:
+            return int(_order(self.seed, epoch, count)[place])
+        window, place = divmod(place, self.window)
+        first = window * self.window
+        return first + int(_order(self.seed + _WINDOWS, window, min(self.window, count - first))[place])
 
     def batch(self, step: int, batch: int) -> npt.NDArray[np.int64]:
         return self.sequences[self.indices(step, batch)].astype(np.int64)
 
     def seen_runs(self, steps: int, batch: int) -> list[Tokens]:
         """The tokens that steps 0..steps-1 trained on, as runs of consecutive text."""
-        seen = sorted({row for step in range(steps) for row in self.indices(step, batch)})
-        runs: list[list[int]] = []
-        for row in seen:
-            if runs and runs[-1][-1] == row - 1:
-                runs[-1].append(row)
-            else:
-                runs.append([row])
-        return [self.sequences[run[0] : run[-1] + 1].reshape(-1) for run in runs]
+        seen = np.zeros(len(self.sequences) + 2, dtype=np.int8)
+        for step in range(steps):
+            seen[[row + 1 for row in self.indices(step, batch)]] = 1
+        edges = np.flatnonzero(np.diff(seen)).reshape(-1, 2).tolist()
+        return [self.sequences[first:last].reshape(-1) for first, last in edges]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> npt.NDArray[np.int64]:
-    """The order of rows in one pass. Philox is counter-based: the same on every machine and numpy version."""
+    """The order of rows in one pass or window. Philox is counter-based: the same on every machine and numpy version."""
     keys = np.random.Generator(np.random.Philox(key=[seed, epoch])).random(count)
     return np.argsort(keys, kind="stable")

@@ -4,14 +4,24 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
 
     parameters    w P
     gradients     w P        kept whole until the global norm is known, for exact clipping
-    optimizer     s R        s = 8 (fp32 m and v), plus 4 for the fp32 master weight under bfloat16;
+    optimizer     s R        s = 8 (fp32 m and v), plus 2 for the low half of the master weight under bfloat16;
                              R = parameters of the groups whose state is resident
-    staging       slots x chunk x s, and 4 bytes per element of one chunk for a bfloat16 gradient in fp32;
-                             nothing when all state is resident in float32
+    staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
+                             and its master weight in fp32; nothing when all state is resident in float32
     activations   what forward and backward of one micro-batch keep alive at their worst moment
 
-Host bytes: the state that is not resident, one snapshot of everything for the checkpoint that is being
-written, and, where the device *is* the host's memory (a CPU), the device bytes again.
+Host bytes: the state that is not resident, buffers for the checkpoint that is being written, and, where the
+device is the host's memory (a CPU), the device bytes again. The buffers take what the host has left, up to a
+copy of everything; two blocks are enough (see `snapshot`).
+
+The host needs the most of what the phases of a run need (`MemoryPlan.phases`), D and H being the bytes above:
+
+    preparation   tokenizer and one piece of text; tokens go to a file
+    start         the model as it was made, w P, and on a CPU the parameters that it moves into; after that, and
+                  not beside it, the rest of a step but its activations
+    step          D (on a CPU) and H; the same while a snapshot is taken and while a checkpoint is read
+    evaluation    as a step, and the counts of n-grams; its activations are in `activations`
+    export        as a step, and on a GPU the part of the weights that is written at once
 
 `auto` moves state to the host only as far as needed, last groups first: the next forward needs them last
 (the placement rule for overlapped updates). Where nothing fits, `InfeasiblePlan` lists the bytes per owner
@@ -27,6 +37,12 @@ from typing import Any
 from busbar.workloads.training.errors import InfeasiblePlan
 
 ALIGN_BYTES = 256
+PREPARATION_BYTES = 64 * 2**20  # 45 MiB were measured; the text that a tokenizer is trained on is bounded
+EVALUATION_BYTES = 80 * 2**20  # counts of n-grams, of which there are as many as held-out bytes at most
+EXPORT_BYTES = 2**30  # weights that are written at once
+MIN_BLOCK, MAX_BLOCK = 256 * 1024, 16 * 2**20  # bytes of one snapshot buffer
+MIN_BLOCKS = 2  # one is filled while the other is written
+RANDOM_STATE_BYTES = 8192
 SLOTS = 3  # one loading, one updating, one storing
 MIN_CHUNK, MAX_CHUNK = 64 * 1024, 32 * 1024 * 1024  # parameters
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
@@ -47,7 +63,8 @@ class Demand:
     groups: tuple[GroupSize, ...]  # in forward order
     dtype: str
     micro_batch: int
-    activation_bytes: int  # at `micro_batch` sequences
+    activation_bytes: int  # at `micro_batch` sequences, of training
+    evaluation_bytes: int = 0  # the same of an evaluation; 0: there is none
 
     @property
     def parameters(self) -> int:
@@ -59,14 +76,15 @@ class Demand:
 
     @property
     def state_bytes_per_parameter(self) -> int:
-        return 8 if self.dtype == "float32" else 12
+        return 8 if self.dtype == "float32" else 10
 
 
 @dataclass(frozen=True)
-class Limits:
+class MemoryLimits:
     device_bytes: int | None  # None: not limited
     host_bytes: int | None
     device_is_host: bool  # a CPU: the device arena takes host memory too
+    device_capacity_bytes: int | None = None  # to which `deviceMemory` could be raised; None: not known
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,12 @@ class MemoryPlan:
     slots: int
     device: Mapping[str, int]
     host: Mapping[str, int]
-    limits: Limits
+    limits: MemoryLimits
     offloaded_fraction: float  # of the parameters
+    snapshot_block_bytes: int
+    snapshot_blocks: int  # how many buffers; fewer than the whole state needs make checkpoints block longer
+    checkpoint_bytes: int
+    phases: Mapping[str, int]  # host bytes of each phase
 
     @property
     def device_bytes(self) -> int:
@@ -89,7 +111,7 @@ class MemoryPlan:
 
     @property
     def host_bytes(self) -> int:
-        return sum(self.host.values()) + (self.device_bytes if self.limits.device_is_host else 0)
+        return max(self.phases.values())
 
     def explain(self) -> str:
         """The plan as lines a person reads."""
@@ -97,9 +119,11 @@ class MemoryPlan:
         share = f", {self.offloaded_fraction:.0%} of the state on the host" if self.offloaded else ""
         rows = [f"mode {self.mode}{share}", f"device {mib(self.device_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {mib(size):>12}" for owner, size in self.device.items() if size]
-        rows += [f"host {mib(self.host_bytes)}"]
+        limit = "no limit" if self.limits.host_bytes is None else f"limit {mib(self.limits.host_bytes)}"
+        rows += [f"host {mib(self.host_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {mib(size):>12}" for owner, size in self.host.items() if size]
-        return "\n".join(rows)
+        shown = ", ".join(f"{phase} {mib(size)}" for phase, size in self.phases.items())
+        return "\n".join([*rows, f"host by phase: {shown}", f"checkpoint {mib(self.checkpoint_bytes)}"])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -110,6 +134,8 @@ class MemoryPlan:
             "deviceBytes": self.device_bytes,
             "hostBytes": self.host_bytes,
             "deviceLimitBytes": self.limits.device_bytes,
+            "checkpointBytes": self.checkpoint_bytes,
+            "hostPhases": dict(self.phases),
         }
 
 
@@ -121,39 +147,87 @@ def aligned(size: int) -> int:
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def lay_out(demand: Demand, limits: Limits, mode: str, offloaded_groups: int) -> MemoryPlan:
+def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: int) -> MemoryPlan:
     """Bytes per owner when the state of the last `offloaded_groups` groups is on the host."""
     cut = len(demand.groups) - offloaded_groups
     resident, offloaded = demand.groups[:cut], demand.groups[cut:]
     state = demand.state_bytes_per_parameter
     chunk = chunk_parameters(demand)
-    scratch = chunk * 4 if demand.dtype != "float32" else 0
+    scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
     weights = sum(aligned(group.parameters * demand.weight_bytes) for group in demand.groups)
 
     def state_bytes(groups: tuple[GroupSize, ...]) -> int:
         return sum(aligned(size * state) for group in groups for size in chunk_sizes(group.parameters, chunk))
 
     slots = SLOTS if offloaded else 0
+    device = {
+        "parameters": weights,
+        "gradients": weights,
+        "optimizer": state_bytes(resident),
+        "staging": slots * aligned(chunk * state) + scratch,
+        "activations": max(demand.activation_bytes, demand.evaluation_bytes),
+    }
+    on_host = state_bytes(offloaded)
+    checkpoint = demand.parameters * (demand.weight_bytes + state) + RANDOM_STATE_BYTES
+    others = on_host + (sum(device.values()) if limits.device_is_host else 0)
+    made = demand.parameters * demand.weight_bytes  # the model before it moves into the arena
+    beside = {
+        "step": 0,
+        "evaluation": EVALUATION_BYTES if demand.evaluation_bytes else 0,
+        "export": 0 if limits.device_is_host else min(made, EXPORT_BYTES),
+    }
+    block = block_bytes(checkpoint)
+    room = None if limits.host_bytes is None else limits.host_bytes - others - max(beside.values())
+    blocks = snapshot_blocks(checkpoint, block, room)
+    running = others + blocks * block
     return MemoryPlan(
         mode=mode,
         dtype=demand.dtype,
         offloaded=tuple(group.name for group in offloaded),
         chunk_parameters=chunk,
         slots=slots,
-        device={
-            "parameters": weights,
-            "gradients": weights,
-            "optimizer": state_bytes(resident),
-            "staging": slots * aligned(chunk * state) + aligned(scratch),
-            "activations": demand.activation_bytes,
-        },
-        host={
-            "optimizer": state_bytes(offloaded),
-            "checkpoint": weights + sum(aligned(g.parameters * state) for g in demand.groups),
-        },
+        device=device,
+        host={"optimizer": on_host, "checkpoint": blocks * block},
         limits=limits,
         offloaded_fraction=sum(g.parameters for g in offloaded) / max(1, demand.parameters),
+        snapshot_block_bytes=block,
+        snapshot_blocks=blocks,
+        checkpoint_bytes=checkpoint,
+        phases={
+            "preparation": PREPARATION_BYTES,
+            "start": max(
+                made + (weights if limits.device_is_host else 0),
+                running - (device["activations"] if limits.device_is_host else 0),
+            ),
+            **{phase: running + size for phase, size in beside.items()},
+        },
     )
+
+
+def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> str | None:
+    """Why `free` bytes do not hold what the run writes, or None: checkpoints, one being written, and the result."""
+    result = demand.parameters * demand.weight_bytes
+    needed = plan.checkpoint_bytes * (keep + 1) + result
+    if needed <= free:
+        return None
+    fits = (free - result) // plan.checkpoint_bytes - 1
+    fix = f"lower checkpoint.keep to {fits}, or " if fits >= 1 else ""
+    return (
+        f"{keep} checkpoints of {mib(plan.checkpoint_bytes)}, one more while it is written, and the result need "
+        f"{mib(needed)} of disk, and {mib(free)} are free. Nothing was allocated. {fix}ask for a larger claim"
+    )
+
+
+def block_bytes(checkpoint: int) -> int:
+    """Size of a snapshot buffer: a thirty-second of the checkpoint, within bounds, whole pages."""
+    wanted = -(-checkpoint // 32 // 4096) * 4096
+    return min(MAX_BLOCK, max(MIN_BLOCK, wanted))
+
+
+def snapshot_blocks(checkpoint: int, block: int, room: int | None) -> int:
+    """As many buffers as the checkpoint has blocks, or as many as `room` bytes hold, but two at least."""
+    whole = -(-checkpoint // block)
+    return whole if room is None else min(whole, max(MIN_BLOCKS, room // block))
 
 
 def chunk_parameters(demand: Demand) -> int:
@@ -168,20 +242,24 @@ def chunk_sizes(parameters: int, chunk: int) -> list[int]:
     return [chunk] * full + ([rest] if rest else [])
 
 
-def make_plan(demand: Demand, limits: Limits, mode: str) -> MemoryPlan:
+def make_plan(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
     """The plan for `mode` (`auto` decides). Raises InfeasiblePlan with bytes per owner and the cheapest fixes."""
+    plan = _first_that_fits(demand, limits, mode)
+    if plan is None:
+        raise InfeasiblePlan(_refusal(demand, limits, mode))
+    return plan
+
+
+def _layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
+    """What `mode` allows, the fastest first."""
     total = len(demand.groups)
-    if mode == "resident":
-        candidates = [("resident", 0)]
-    elif mode == "optimizer-offload":
-        candidates = [("optimizer-offload", total)]
-    else:
-        candidates = [("resident", 0)] + [("optimizer-offload", n) for n in range(1, total + 1)]
-    plans = [lay_out(demand, limits, name, count) for name, count in candidates]
-    for plan in plans:
-        if not _excess(plan):
-            return plan
-    raise InfeasiblePlan(_refusal(demand, limits, plans[-1] if mode == "auto" else plans[0], mode))
+    offload = {"resident": [], "optimizer-offload": [total]}.get(mode, list(range(1, total + 1)))
+    resident = [] if mode == "optimizer-offload" else [lay_out(demand, limits, "resident", 0)]
+    return resident + [lay_out(demand, limits, "optimizer-offload", count) for count in offload]
+
+
+def _first_that_fits(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan | None:
+    return next((plan for plan in _layouts(demand, limits, mode) if not _excess(plan)), None)
 
 
 def _excess(plan: MemoryPlan) -> dict[str, int]:
@@ -194,16 +272,17 @@ def _excess(plan: MemoryPlan) -> dict[str, int]:
     return over
 
 
-def _refusal(demand: Demand, limits: Limits, plan: MemoryPlan, mode: str) -> str:
-    over = _excess(plan)
+def _refusal(demand: Demand, limits: MemoryLimits, mode: str) -> str:
+    layouts = _layouts(demand, limits, mode)
+    plan = layouts[0] if mode == "resident" else layouts[-1]
     sides = []
-    for side, size in over.items():
+    for side, size in _excess(plan).items():
         limit = limits.device_bytes if side == "device" else limits.host_bytes
         needed = plan.device_bytes if side == "device" else plan.host_bytes
         owners = plan.device if side == "device" else {**plan.host, **_device_owner(plan)}
         listed = ", ".join(f"{owner} {mib(count)}" for owner, count in owners.items() if count)
         sides.append(f"{side} needs {mib(needed)} and has {mib(limit or 0)}, {mib(size)} short ({listed})")
-    fixes = _fixes(demand, limits, mode, over)
+    fixes = "; ".join(_fixes(demand, limits, mode))
     return (
         f"mode {plan.mode} does not fit: {'; '.join(sides)}. Nothing was allocated. What would help: {fixes}"
     )
@@ -213,31 +292,50 @@ def _device_owner(plan: MemoryPlan) -> dict[str, int]:
     return {"device arena": plan.device_bytes} if plan.limits.device_is_host else {}
 
 
-def _fixes(demand: Demand, limits: Limits, mode: str, over: Mapping[str, int]) -> str:
-    """The smallest changes that make it fit, cheapest first."""
+def _fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[str]:
+    """Changes each of which makes it fit by itself, cheapest first."""
     fixes: list[str] = []
-    total = len(demand.groups)
-    resident = lay_out(demand, limits, "resident", 0)
-    offload = lay_out(demand, limits, "optimizer-offload", total)
-    if mode == "resident" and not _excess(offload):
+    if mode != "auto" and (plan := _first_that_fits(demand, limits, "auto")):
         fixes.append(
-            f"mode: optimizer-offload (or auto) needs {mib(offload.device_bytes)} on the device, with equal results"
+            f"mode: auto, with {plan.offloaded_fraction:.0%} of the optimizer's state on the host: "
+            f"{mib(plan.device_bytes)} on the device, {mib(plan.host_bytes)} on the host, equal results"
         )
-    best = "resident" if mode == "resident" else "optimizer-offload"
-    micro = _largest_micro_batch(demand, limits, best)
-    if micro:
-        fixes.append(f"batch.microBatch: {micro} (now {demand.micro_batch}) with mode {best}")
-    if "device" in over:
-        wanted = (resident if best == "resident" else offload).device_bytes
-        fixes.append(f"deviceMemory: at least {-(-wanted // 2**20)}Mi for mode {best}")
-    if "host" in over:
-        fixes.append(f"shape.memory: at least {mib(over['host'])} more")
-    return "; ".join(fixes)
+    if (micro := _largest_micro_batch(demand, limits, mode)) is not None:
+        fixes.append(f"batch.microBatch: {micro} (now {demand.micro_batch})")
+    least = _layouts(demand, replace(limits, host_bytes=0), mode)  # with the fewest snapshot buffers
+    device = min((plan.device_bytes for plan in least if _host_fits(plan, limits)), default=None)
+    host = min((plan.host_bytes for plan in least if "device" not in _excess(plan)), default=None)
+    if device is not None:
+        fixes.append(_more_device(device, limits))
+    if host is not None:
+        fixes.append(_more_host(host, limits))
+    if device is None and host is None:
+        smallest = min(plan.device_bytes for plan in least)
+        needed = min(plan.host_bytes for plan in least)
+        fixes.append(f"{_more_device(smallest, limits)} and {_more_host(needed, limits)}")
+    return fixes
 
 
-def _largest_micro_batch(demand: Demand, limits: Limits, mode: str) -> int | None:
+def _host_fits(plan: MemoryPlan, limits: MemoryLimits) -> bool:
+    return limits.host_bytes is None or plan.host_bytes <= limits.host_bytes
+
+
+def _more_host(needed: int, limits: MemoryLimits) -> str:
+    return f"shape.memory: at least {-(-max(0, needed - (limits.host_bytes or 0)) // 2**20)}Mi more"
+
+
+def _more_device(needed: int, limits: MemoryLimits) -> str:
+    size = f"{-(-needed // 2**20)}Mi"
+    capacity = limits.device_capacity_bytes
+    return (
+        f"deviceMemory: at least {size}"
+        if capacity is None or needed <= capacity
+        else f"a device with at least {size}"
+    )
+
+
+def _largest_micro_batch(demand: Demand, limits: MemoryLimits, mode: str) -> int | None:
     """The largest smaller micro-batch with which `mode` fits; activations grow in proportion to it."""
-    count = 0 if mode == "resident" else len(demand.groups)
     for micro in range(demand.micro_batch - 1, 0, -1):
         if demand.micro_batch % micro:
             continue
@@ -245,7 +343,8 @@ def _largest_micro_batch(demand: Demand, limits: Limits, mode: str) -> int | Non
             demand,
             micro_batch=micro,
             activation_bytes=-(-demand.activation_bytes * micro // demand.micro_batch),
+            evaluation_bytes=-(-demand.evaluation_bytes * micro // demand.micro_batch),
         )
-        if not _excess(lay_out(smaller, limits, mode, count)):
+        if _first_that_fits(smaller, limits, mode) is not None:
             return micro
     return None

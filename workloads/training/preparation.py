@@ -1,7 +1,7 @@
 """Tokenizer and token stream of a run: made once, kept beside its checkpoints, checked when read again.
 
-A resumed run must read the very tokens that its first attempt read. Both are functions of the corpus, the
-vocabulary and the seed, so the cache is only a saving of time; its key and checksum decide whether it counts.
+A resumed run must read the same tokens as its first attempt. Both are functions of the corpus, the vocabulary and the
+seed, so the cache only saves time; its key and checksum decide whether it is valid.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from busbar.workloads.training.corpus import Corpus
-from busbar.workloads.training.packing import Packed, Tokens, document_order, pack
+from busbar.workloads.training.corpus import Corpus, Document
+from busbar.workloads.training.durable import fsync
+from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.packing import Packed, Tokens, document_order, pack, tokens_for
 from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.tokenizer import (
     end_of_text_id,
@@ -27,6 +29,8 @@ from busbar.workloads.training.tokenizer import (
     tokenizer_hash,
     train_tokenizer,
 )
+
+TOKENS = "tokens.bin"  # uint32, little-endian
 
 
 @dataclass(frozen=True)
@@ -45,18 +49,15 @@ def prepare(
     progress: Callable[[float], None] = lambda share: None,
 ) -> Prepared:
     """Tokenizer and packed tokens, from `cache` when it holds this run's. Raises InvalidJob."""
-    wanted = spec.steps * spec.batch.sequences * spec.data.sequence_length
+    wanted = tokens_for(spec.steps, spec.batch.sequences, spec.data.sequence_length)
     key = _key(spec, corpus, saved_tokenizer, wanted)
     cached = _read_cache(cache, key)
-    if cached is not None:
-        tokenizer, stream = cached
-    else:
+    from_cache = cached is not None
+    if cached is None:
         order = document_order(corpus.train, spec.seed)
-        if saved_tokenizer is None:
-            assert spec.tokenizer.vocab_size is not None
-            tokenizer = train_tokenizer((doc.text() for doc in order), spec.tokenizer.vocab_size)
-        else:
-            tokenizer = load_tokenizer(saved_tokenizer)
+        tokenizer = (
+            _make_tokenizer(spec, order) if saved_tokenizer is None else load_tokenizer(saved_tokenizer)
+        )
         stream = pack(
             order,
             lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
@@ -65,44 +66,75 @@ def prepare(
             lambda done: progress(done / wanted),
         )
         _write_cache(cache, key, tokenizer, stream)
-    packed = Packed.cut(stream, spec.data.sequence_length, spec.seed, spec.batch.sequences)
-    return Prepared(tokenizer, tokenizer_hash(tokenizer), packed, cached is not None)
+        cached = tokenizer, _open_stream(cache)
+    tokenizer, tokens = cached
+    packed = Packed.cut(tokens, spec.data.sequence_length, spec.seed, spec.batch.sequences)
+    return Prepared(tokenizer, tokenizer_hash(tokenizer), packed, from_cache)
+
+
+def _make_tokenizer(spec: EngineSpec, order: Sequence[Document]) -> Any:
+    wanted = spec.tokenizer.vocab_size
+    assert wanted is not None
+    tokenizer = train_tokenizer((text for document in order for _, text in document.pieces()), wanted)
+    size = tokenizer.get_vocab_size()
+    if size != wanted:
+        raise InvalidJob(
+            "spec.engine.tokenizer.train.vocabSize",
+            f"is {wanted}, and this text has pieces for {size} entries only",
+            f"set it to {size} (and vocab_size in the model's config, if it is there), or add text",
+        )
+    return tokenizer
 
 
 def _key(spec: EngineSpec, corpus: Corpus, saved_tokenizer: Path | None, wanted: int) -> str:
     saved = None
     if saved_tokenizer is not None:
         saved = hashlib.sha256((saved_tokenizer / "tokenizer.json").read_bytes()).hexdigest()
-    parts = [1, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
+    parts = [2, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _read_cache(cache: Path, key: str) -> tuple[Any, Tokens] | None:
-    """None for whatever is not whole: a power cut may leave any of the files empty or torn."""
+    """None for an incomplete cache: a power failure may leave any of the files empty or truncated."""
     try:
         facts = json.loads((cache / "facts.json").read_text())
-        stream = np.load(cache / "tokens.npy", allow_pickle=False)
-        if facts != _facts(cache, key, stream):
+        if facts != _facts(cache, key):
             return None
-        return load_tokenizer(cache), stream
+        return load_tokenizer(cache), _open_stream(cache)
     except (OSError, ValueError, EOFError):
         return None
 
 
-def _facts(folder: Path, key: str, stream: Tokens) -> dict[str, Any]:
+def _open_stream(cache: Path) -> Tokens:
+    """The tokens as a view of their file: pages that are not in use cost no memory."""
+    return np.memmap(cache / TOKENS, dtype=np.uint32, mode="r")
+
+
+def _facts(folder: Path, key: str) -> dict[str, Any]:
     return {
         "key": key,
-        "crc32": zlib.crc32(stream.tobytes()),
-        "tokenizerCrc32": zlib.crc32((folder / "tokenizer.json").read_bytes()),
+        "crc32": _file_crc(folder / TOKENS),
+        "tokenizerCrc32": _file_crc(folder / "tokenizer.json"),
     }
 
 
-def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Tokens) -> None:
+def _file_crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while data := file.read(2**20):
+            crc = zlib.crc32(data, crc)
+    return crc
+
+
+def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Iterable[Tokens]) -> None:
     temporary = cache.with_name(f".tmp-{cache.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     tokenizer.save(str(temporary / "tokenizer.json"))
-    np.save(temporary / "tokens.npy", stream)
-    (temporary / "facts.json").write_text(json.dumps(_facts(temporary, key, stream)))
+    with (temporary / TOKENS).open("wb") as file:
+        for part in stream:
+            file.write(part.data)
+    fsync(temporary / TOKENS)
+    (temporary / "facts.json").write_text(json.dumps(_facts(temporary, key)))
     shutil.rmtree(cache, ignore_errors=True)
     temporary.rename(cache)

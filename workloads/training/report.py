@@ -1,4 +1,4 @@
-"""How a run shows itself to people: lines for a log, or a live bar on a terminal."""
+"""The output of a run for people: lines for a log, or a live bar on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run is told, as frozen dataclasses. Standard library only: `plan` and `optimizer` need no more.
+"""The settings of one run, as frozen dataclasses. Standard library only, because `plan` and `optimizer` need no more.
 
 `job` makes them from a TrainingJob; benchmarks and tests may make them by hand.
 """
@@ -62,6 +62,7 @@ class CheckpointPolicy:
     every_steps: int | None
     every_seconds: float | None
     keep: int
+    adopt: bool = False  # continue from another job's checkpoints
 
     def due(self, step: int, seconds_since_last: float) -> bool:
         by_steps = self.every_steps is not None and step % self.every_steps == 0
@@ -82,6 +83,8 @@ class EngineSpec:
     mode: str
     device_memory_bytes: int | None  # limit of the device arena; None: what the device has
     seed: int
-    threads: int  # CPU threads of torch; part of what makes a restart bit-equal
+    threads: int | None  # CPU threads of torch; None: the run decides (see `environment`)
     evaluation: Evaluation | None
-    identity: str  # hash of every field that decides the run's numbers
+    max_bad_steps: int  # skipped steps in a row after which the run ends
+    settings: Mapping[str, Any]  # every field that decides the run's numbers, by its path
+    identity: str  # hash of `settings`

@@ -11,46 +11,32 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
 from busbar.kube.contracts.workload import TrainingStatus
 
+PREFIX = "busbar_training_"
 WARM_UP_STEPS = 3  # not counted in speeds
 LOSSES_SHOWN = 200
 MESSAGE_LIMIT = 1024  # of the contract
+FIELDS = frozenset(field.alias or name for name, field in TrainingStatus.model_fields.items()) - {"losses"}
 
 
-class Status:
+class Status(Collector):
     """Thread-safe record of one run."""
 
     def __init__(self, clock: Any = time.time) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        self._facts: dict[str, Any] = {
-            "kind": "training",
-            "phase": "Preparing",
-            "message": "starting",
-            "step": 0,
-            "totalSteps": 0,
-            "loss": None,
-            "tokensPerSecond": None,
-            "tokens": 0,
-            "etaSeconds": None,
-            "checkpoint": None,
-            "resumedFromStep": None,
-            "lostSteps": 0,
-            "restoredAttempt": None,
-            "replayedSteps": 0,
-            "replayMismatches": 0,
-            "mode": None,
-            "memory": None,
-            "evaluation": None,
-            "fingerprint": None,
-            "report": {},
-        }
+        self._said = TrainingStatus(message="starting")
         self._losses: deque[tuple[int, float]] = deque(maxlen=LOSSES_SHOWN)
         self._speeds: deque[tuple[float, int]] = deque(maxlen=200)
         self._steps_here = 0
@@ -61,17 +47,19 @@ class Status:
     def update(self, **facts: Any) -> None:
         """Set fields by their JSON names; unknown ones are a mistake."""
         with self._lock:
-            unknown = set(facts) - set(self._facts)
+            unknown = set(facts) - FIELDS
             if unknown:
                 raise KeyError(f"no such status fields: {sorted(unknown)}")
-            self._facts.update(facts)
-            self._facts["message"] = str(self._facts["message"])[:MESSAGE_LIMIT]
+            if "message" in facts:
+                facts["message"] = str(facts["message"])[:MESSAGE_LIMIT]
+            self._set(facts)
+
+    def _set(self, facts: Mapping[str, Any]) -> None:
+        self._said = TrainingStatus.model_validate({**self._said.model_dump(by_alias=True), **facts})
 
     def finished_step(self, step: int, loss: float, seconds: float, tokens: int) -> None:
         finite = math.isfinite(loss)  # JSON has no word for the others, and API servers refuse them
         with self._lock:
-            self._facts.update(step=step, loss=loss if finite else None)
-            self._facts["tokens"] += tokens
             if finite:
                 self._losses.append((step, loss))
             self._steps_here += 1
@@ -80,16 +68,23 @@ class Status:
                     self._speeds.clear()
                 self._speeds.append((seconds, tokens))
             per_step = statistics.median(seconds for seconds, _ in self._speeds)
-            self._facts["tokensPerSecond"] = round(tokens / per_step, 1)
-            if self._facts["totalSteps"]:
-                self._facts["etaSeconds"] = round((self._facts["totalSteps"] - step) * per_step, 1)
+            total = self._said.total_steps
+            self._set(
+                {
+                    "step": step,
+                    "loss": loss if finite else None,
+                    "tokens": self._said.tokens + tokens,
+                    "tokensPerSecond": round(tokens / per_step, 1),
+                    "etaSeconds": round((total - step) * per_step, 1) if total else None,
+                }
+            )
 
     def durable_checkpoint(self, step: int, saved_at: float, size: int) -> None:
         """`saved_at` in seconds since the epoch."""
         moment = datetime.fromtimestamp(saved_at, UTC).isoformat(timespec="seconds")
         with self._lock:
             self._saved_at = saved_at
-            self._facts["checkpoint"] = {"step": step, "savedAt": moment, "bytes": size}
+            self._set({"checkpoint": {"step": step, "savedAt": moment, "bytes": size}})
 
     def count_traffic(self, loaded: int, stored: int, stall_seconds: float) -> None:
         with self._lock:
@@ -99,12 +94,12 @@ class Status:
     @property
     def phase(self) -> str:
         with self._lock:
-            return str(self._facts["phase"])
+            return self._said.phase.value
 
     @property
     def step(self) -> int:
         with self._lock:
-            return int(self._facts["step"])
+            return self._said.step
 
     @property
     def steady_samples(self) -> int:
@@ -114,61 +109,49 @@ class Status:
 
     def to_json(self, *, losses: bool = True) -> dict[str, Any]:
         with self._lock:
-            document = dict(self._facts)
+            document = self._said.model_dump(mode="json", by_alias=True, exclude={"losses"})
             if losses:
                 document["losses"] = [[step, loss] for step, loss in self._losses]
             return document
 
-    def to_prometheus(self) -> str:
-        """The metrics of `GET /metrics`."""
-        document = self.to_json(losses=False)
+    def to_prometheus(self) -> bytes:
+        """The metrics of `GET /metrics`, in Prometheus' text format."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of this moment; what is not known yet has none."""
+        said = self.to_json(losses=False)
         with self._lock:
             link, stall = dict(self._link), self._stall_seconds
-        memory, checkpoint = document["memory"] or {}, document["checkpoint"] or {}
-        rows: list[tuple[str, str, str, Mapping[str, object], float | None]] = [
-            ("step", "gauge", "Finished optimizer steps", {}, document["step"]),
-            ("steps", "gauge", "Optimizer steps of the whole run", {}, document["totalSteps"]),
-            ("loss", "gauge", "Mean loss of the last step, nats per token", {}, document["loss"]),
-            ("tokens_total", "counter", "Tokens trained by this process", {}, document["tokens"]),
-            ("tokens_per_second", "gauge", "Median speed after warm-up", {}, document["tokensPerSecond"]),
-            (
-                "lost_steps",
-                "gauge",
-                "Finished steps that the last restart had to repeat",
-                {},
-                document["lostSteps"],
-            ),
-            (
-                "replay_mismatches",
-                "gauge",
-                "Repeated steps with another loss",
-                {},
-                document["replayMismatches"],
-            ),
-            ("checkpoint_step", "gauge", "Step of the last durable checkpoint", {}, checkpoint.get("step")),
-            ("checkpoint_bytes", "gauge", "Size of the last durable checkpoint", {}, checkpoint.get("bytes")),
-            (
-                "checkpoint_age_seconds",
-                "gauge",
-                "Age of the last durable checkpoint",
-                {},
-                self._age(),
-            ),
-            ("checkpoint_stall_seconds_total", "counter", "Time training waited for checkpoints", {}, stall),
-            ("link_bytes_total", "counter", "State copied by direction", {"direction": "load"}, link["load"]),
-            (
-                "link_bytes_total",
-                "counter",
-                "State copied by direction",
-                {"direction": "store"},
-                link["store"],
-            ),
-        ]
+        checkpoint = said["checkpoint"] or {}
+        yield from _gauge("step", "Finished optimizer steps", said["step"])
+        yield from _gauge("steps", "Optimizer steps of the whole run", said["totalSteps"])
+        yield from _gauge("loss", "Mean loss of the last step, nats per token", said["loss"])
+        yield _counter("tokens", "Tokens trained by this process", said["tokens"])
+        yield from _gauge("tokens_per_second", "Median speed after warm-up", said["tokensPerSecond"])
+        yield from _gauge(
+            "lost_steps", "Finished steps that the last restart had to repeat", said["lostSteps"]
+        )
+        yield from _gauge(
+            "skipped_steps", "Steps whose gradient norm was not finite, in this run", said["skippedSteps"]
+        )
+        yield from _gauge("replay_mismatches", "Repeated steps with another loss", said["replayMismatches"])
+        yield from _gauge("checkpoint_step", "Step of the last durable checkpoint", checkpoint.get("step"))
+        yield from _gauge("checkpoint_bytes", "Size of the last durable checkpoint", checkpoint.get("bytes"))
+        yield from _gauge("checkpoint_age_seconds", "Age of the last durable checkpoint", self._age())
+        yield _counter("checkpoint_stall_seconds", "Time training waited for checkpoints", stall)
+        moved = CounterMetricFamily(PREFIX + "link_bytes", "State copied by direction", labels=("direction",))
+        for direction, size in link.items():
+            moved.add_metric((direction,), size)
+        yield moved
+        arena = GaugeMetricFamily(
+            PREFIX + "arena_bytes", "Planned bytes by arena and owner", labels=("arena", "owner")
+        )
         for side in ("device", "host"):
-            for owner, size in (memory.get(f"{side}Owners") or {}).items():
-                labels = {"arena": side, "owner": owner}
-                rows.append(("arena_bytes", "gauge", "Planned bytes by arena and owner", labels, size))
-        return _exposition(rows)
+            for owner, size in ((said["memory"] or {}).get(f"{side}Owners") or {}).items():
+                arena.add_metric((side, owner), size)
+        if arena.samples:
+            yield arena
 
     def _age(self) -> float | None:
         with self._lock:
@@ -178,20 +161,14 @@ class Status:
         """Leave the last numbers for whoever looks at the finished container. Absent file: nobody looks."""
         if not path.exists():
             return
-        text = TrainingStatus.model_validate(self.to_json(losses=False)).termination_message()
-        path.write_text(text)
+        with self._lock:
+            path.write_text(self._said.termination_message())
 
 
-def _exposition(rows: list[tuple[str, str, str, Mapping[str, object], float | None]]) -> str:
-    lines: list[str] = []
-    announced: set[str] = set()
-    for name, kind, text, labels, value in rows:
-        if value is None:
-            continue
-        full = f"busbar_training_{name}"
-        if full not in announced:
-            announced.add(full)
-            lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-        shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
-        lines.append(f"{full}{{{shown}}} {value}" if shown else f"{full} {value}")
-    return "\n".join(lines) + "\n"
+def _gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
+    if value is not None:
+        yield GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(PREFIX + name, text, value)

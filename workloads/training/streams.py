@@ -92,7 +92,7 @@ class WorkerStream:
         self._thread.join()
 
     def _run(self) -> None:
-        # After a failure later work is skipped, but events still fire: nobody waits for ever.
+        # After a failure later work is skipped, but events still fire, so that no thread waits for ever.
         while (work := self._queue.get()) is not None:
             if self._failure is not None and not _is_signal(work):
                 continue
@@ -162,6 +162,19 @@ def open_streams(device: torch.device) -> Streams:
             CudaStream(torch.cuda.Stream(device)),  # type: ignore[no-untyped-call]
         )
     return Streams(WorkerStream("load"), CallerStream(), WorkerStream("store"))
+
+
+def enforce_device_limit(
+    limit: int | None, total: int, set_fraction: Callable[[float], object] | None = None
+) -> None:
+    """Have torch refuse more device memory than `limit` of `total` bytes; None: no limit.
+
+    What the driver itself takes (its context, cuBLAS workspaces of other libraries) is not counted by torch.
+    """
+    if limit is None or total <= 0:
+        return
+    setter = set_fraction or torch.cuda.set_per_process_memory_fraction
+    setter(min(1.0, limit / total))
 
 
 def make_repeatable(device: torch.device) -> None:

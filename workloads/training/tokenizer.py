@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 END_OF_TEXT = "<|endoftext|>"
 TRAIN_BYTES = 6 * 2**20  # enough text for a few thousand merges; more only costs time
+_LONG_WORD = re.compile(r"\S{256}")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
@@ -101,9 +103,14 @@ def _byte_alphabet() -> dict[int, str]:
 
 
 def _up_to(texts: Iterable[str], limit: int) -> Iterable[str]:
+    """Text to learn from; a run of characters without a space is cut, or it would count as one word."""
     seen = 0
     for text in texts:
         if seen >= limit:
             return
         seen += len(text)
-        yield text
+        start = 0
+        for word in _LONG_WORD.finditer(text):
+            yield text[start : word.end()]
+            start = word.end()
+        yield text[start:]

@@ -32,7 +32,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 system:serviceaccount:{{ (index . 0).Release.Namespace }}:{{ index . 1 }}
 {{- end }}
 
-{{/* What is the same in all our pods. */}}
+{{/* Security settings shared by all our pods. */}}
 {{- define "busbar.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -165,6 +165,9 @@ labels:
 
 {{/* Binding of a validating policy to the namespaces of tenants, or to everything; (list $ "name" bool). */}}
 {{- define "busbar.policyBinding" -}}
+{{- if index . 2 -}}
+{{ include "busbar.closedBindings" (list (index . 0) (index . 1) "v1" "Validating" (dict "validationActions" (list "Deny"))) }}
+{{- else -}}
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
 metadata:
@@ -172,12 +175,40 @@ metadata:
 spec:
   policyName: {{ index . 1 }}
   validationActions: [Deny]
-  {{- if index . 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
+Bindings of a policy to the namespaces of tenants and to those that a Tenant let go: two, because the terms of one
+selector are all needed. Call with (list $ "name" "version" "Validating"|"Mutating" dict), the dict for their specs.
+*/}}
+{{- define "busbar.closedBindings" -}}
+{{ include "busbar.bindingOf" (append . "") }}
+        - {key: busbar.dev/tenant, operator: Exists}
+---
+{{ include "busbar.releasedBinding" . }}
+{{- end }}
+
+{{/* Binding of a policy to the namespaces that a Tenant let go; arguments as above. */}}
+{{- define "busbar.releasedBinding" -}}
+{{ include "busbar.bindingOf" (append . "-released") }}
+        - {key: busbar.dev/released, operator: Exists}
+        - {key: busbar.dev/tenant, operator: DoesNotExist}
+{{- end }}
+
+{{- define "busbar.bindingOf" -}}
+apiVersion: admissionregistration.k8s.io/{{ index . 2 }}
+kind: {{ index . 3 }}AdmissionPolicyBinding
+metadata:
+  {{- include "busbar.policyMetadata" (list (index . 0) (printf "%s%s" (index . 1) (index . 5))) | nindent 2 }}
+spec:
+  policyName: {{ index . 1 }}
+  {{- with index . 4 }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   matchResources:
     namespaceSelector:
       matchExpressions:
-        - {key: busbar.dev/tenant, operator: Exists}
-  {{- end }}
 {{- end }}
 
 {{/* CEL: the caller is the operator. */}}

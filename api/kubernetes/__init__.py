@@ -1,0 +1,1 @@
+"""What the API reads from Kubernetes: the client's protocol, parsing into models, and the watched store."""

@@ -1,0 +1,1 @@
+"""What callers read and change: jobs, services, pods, pools, tenants, speeds, previews, the overview."""

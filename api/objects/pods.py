@@ -1,0 +1,191 @@
+"""An object's pods: their ranks, their logs as a stream, and the events of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from busbar.api.access.authorization import Authorizer
+from busbar.api.access.identity import Caller
+from busbar.api.errors import Conflict, NotFound
+from busbar.api.kubernetes.client import KubeApi, Object, translated
+from busbar.api.objects.objects import Objects
+from busbar.kube.resources import EVENTS, GROUP, PODS, Resource
+
+MAX_EVENTS = 200
+FIRST_WORD_S = 2.0
+"""How long following a log waits for the first line before the answer begins without it."""
+
+
+@dataclass(frozen=True)
+class PodRank:
+    """One pod of an object."""
+
+    name: str
+    rank: int
+    attempt: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes event."""
+
+    type: str
+    reason: str
+    message: str
+    object: str
+    """Kind and name of what it is about."""
+    count: int
+    last_seen: str | None
+
+
+class Pods:
+    """Reads pods, logs and events for callers."""
+
+    def __init__(self, kube: KubeApi, objects: Objects, authorizer: Authorizer) -> None:
+        self._kube = kube
+        self._objects = objects
+        self._authorizer = authorizer
+
+    async def logs(
+        self,
+        caller: Caller,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        rank: int = 0,
+        follow: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncGenerator[bytes]:
+        """The log of one rank of the newest (or the given) attempt. When following, the answer begins after
+        `FIRST_WORD_S` even if the pod has written nothing: only then can the server notice that the client
+        has left.
+
+        Raises:
+            NotFound: no such object, or it has no pod of that rank.
+            Conflict: the pod has not started yet.
+        """
+        await self._authorizer.require(
+            caller, "get", PODS, namespace, subresource="log", name=name, subject_of=resource
+        )
+        await self._objects.exists(caller, resource, namespace, name)
+        pod = await self._pod(resource, namespace, name, rank, attempt)
+        params = {"follow": "true" if follow else "false"}
+        if tail is not None:
+            params["tailLines"] = str(tail)
+        if pod.phase == "Pending":
+            raise Conflict(f"pod {pod.name} has not started yet; its log begins when it does")
+        stream = self._kube.log(namespace, pod.name, params=params)
+        with translated(f"log of {pod.name}"):
+            return await _begun(stream, FIRST_WORD_S if follow else None)
+
+    async def ranks(self, caller: Caller, resource: Resource, namespace: str, name: str) -> list[PodRank]:
+        """Pods of an object, newest attempt first."""
+        await self._authorizer.require(caller, "get", resource, namespace, name=name)
+        return await self._all(resource, namespace, name)
+
+    async def events(self, caller: Caller, resource: Resource, namespace: str, name: str) -> list[Event]:
+        """Events of the object and of its pods, newest first."""
+        await self._authorizer.require(caller, "list", EVENTS, namespace, name=name, subject_of=resource)
+        await self._objects.exists(caller, resource, namespace, name)
+        with translated(f"events of {namespace}/{name}"):
+            own, _ = await self._kube.list(
+                EVENTS,
+                namespace,
+                field_selector=f"involvedObject.kind={resource.kind},involvedObject.name={name}",
+            )
+        pods = {pod.name for pod in await self._all(resource, namespace, name)}
+        for pod in sorted(pods)[:16]:
+            with translated(f"events of {namespace}/{name}"):
+                more, _ = await self._kube.list(
+                    EVENTS, namespace, field_selector=f"involvedObject.kind=Pod,involvedObject.name={pod}"
+                )
+            own += more
+        rows = [_event(event) for event in own]
+        rows.sort(key=lambda row: row.last_seen or "", reverse=True)
+        return rows[:MAX_EVENTS]
+
+    async def _all(self, resource: Resource, namespace: str, name: str) -> list[PodRank]:
+        selector = f"{GROUP}/job={name},{GROUP}/kind={resource.kind.lower()}"
+        with translated(f"pods of {namespace}/{name}"):
+            pods, _ = await self._kube.list(PODS, namespace, label_selector=selector)
+        return sorted(map(_pod_rank, pods), key=lambda pod: (-pod.attempt, pod.rank))
+
+    async def _pod(
+        self, resource: Resource, namespace: str, name: str, rank: int, attempt: int | None
+    ) -> PodRank:
+        pods = await self._all(resource, namespace, name)
+        for pod in pods:
+            if pod.rank == rank and attempt in (None, pod.attempt):
+                return pod
+        if not pods:
+            raise NotFound(f"{resource.kind} {namespace}/{name} has no pods yet, so there is no log")
+        raise NotFound(f"{resource.kind} {namespace}/{name} has no pod of rank {rank}")
+
+
+async def _begun(stream: AsyncGenerator[bytes], patience_s: float | None) -> AsyncGenerator[bytes]:
+    """The stream after its first chunk, or after a while without one. An error before the first chunk is
+    raised here."""
+    first = asyncio.create_task(_first(stream))
+    begun = _chain(first, stream)
+    await anext(begun)  # from here on, closing or dropping it also ends the task and the stream
+    try:
+        await asyncio.wait({first}, timeout=patience_s)
+        if first.done():
+            first.result()
+    except BaseException:
+        await begun.aclose()
+        raise
+    return begun
+
+
+async def _first(stream: AsyncGenerator[bytes]) -> bytes:
+    return await anext(stream, b"")
+
+
+async def _chain(first: asyncio.Task[bytes], rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        yield b""
+        if chunk := await first:
+            yield chunk
+        async for chunk in rest:
+            yield chunk
+    finally:
+        first.cancel()
+        await asyncio.wait({first})
+        await rest.aclose()
+
+
+def _pod_rank(pod: Object) -> PodRank:
+    return PodRank(
+        name=pod["metadata"]["name"],
+        rank=_number(pod, "rank"),
+        attempt=_number(pod, "attempt"),
+        phase=(pod.get("status") or {}).get("phase", "Unknown"),
+    )
+
+
+def _number(pod: Object, label: str) -> int:
+    try:
+        return int((pod["metadata"].get("labels") or {}).get(f"{GROUP}/{label}", 0))
+    except ValueError:
+        return 0
+
+
+def _event(event: Object) -> Event:
+    about, series = event.get("involvedObject") or {}, event.get("series") or {}
+    return Event(
+        type=event.get("type", "Normal"),
+        reason=event.get("reason", ""),
+        message=event.get("message", ""),
+        object=f"{about.get('kind', '')}/{about.get('name', '')}",
+        count=event.get("count") or series.get("count") or 1,
+        last_seen=event.get("lastTimestamp")
+        or series.get("lastObservedTime")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp"),
+    )

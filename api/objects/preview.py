@@ -1,0 +1,56 @@
+"""Before anything is made: where it would run, when, in which mode, at what cost, or exactly why not.
+
+    draft ── dry run at the API server (schema, rules, policies) ── the operator's answer, passed on
+
+The operator has the snapshot, the planner and the memory of how jobs went; it is told whether the caller is an
+admin, and leaves out of everybody else's answer what belongs to other tenants.
+"""
+
+from __future__ import annotations
+
+from busbar.api.access.authorization import Authorizer
+from busbar.api.access.identity import Caller
+from busbar.api.kubernetes.client import Object
+from busbar.api.objects.objects import Objects, metadata_of
+from busbar.api.objects.operator_client import Operator
+from busbar.kube.contracts.preview import PreviewAnswer
+from busbar.kube.resources import Resource
+
+DRAFT_NAME = "preview"
+
+
+class Previews:
+    """Previews of drafts for callers."""
+
+    def __init__(self, objects: Objects, operator: Operator, authorizer: Authorizer) -> None:
+        self._objects = objects
+        self._operator = operator
+        self._authorizer = authorizer
+
+    async def preview(
+        self, caller: Caller, resource: Resource, namespace: str, body: Object
+    ) -> PreviewAnswer:
+        """What would happen to the draft.
+
+        Raises:
+            Invalid: it would not even be created; says which field.
+            Unavailable: the operator is away, or answers too many others.
+        """
+        body = dict(body)
+        meta = dict(metadata_of(body))
+        if not meta.get("name") and not meta.get("generateName"):
+            meta["name"] = DRAFT_NAME
+        body["metadata"] = meta
+        draft = await self._objects.draft(caller, resource, namespace, body)
+        stored = await self._objects.dry_run(resource, draft)
+        stored.setdefault("kind", resource.kind)
+        stored.setdefault("apiVersion", resource.api_version)
+        if (stored.get("spec") or {}).get("suspend"):
+            return PreviewAnswer(
+                starts_now=False,
+                possible=True,
+                reason="It is created suspended and starts when spec.suspend becomes false.",
+                when="When it is resumed",
+                code="Suspended",
+            )
+        return await self._operator.preview(stored, admin=await self._authorizer.is_admin(caller))

@@ -1,0 +1,1 @@
+"""What the database keeps of objects and inference: job history, compute by the hour, usage."""

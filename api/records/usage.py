@@ -1,0 +1,53 @@
+"""Usage reports for callers: inference from the usage ledger, compute from the totals of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from busbar.api.access.authorization import Authorizer
+from busbar.api.access.identity import Caller
+from busbar.api.access.tenancy import Tenancy
+from busbar.api.records.compute import Compute, ComputeTotals
+from busbar.api.records.usage_ledger import By, InferenceTotals, UsageLedger
+
+_COMPUTE = (By.TENANT, By.NAMESPACE, By.SERVICE)
+
+
+@dataclass(frozen=True)
+class UsageReport:
+    """Sums over a time range."""
+
+    by: str
+    since: datetime
+    until: datetime
+    inference: Sequence[InferenceTotals]
+    compute: Sequence[ComputeTotals]
+
+
+class Usage:
+    """Makes usage reports for callers."""
+
+    def __init__(
+        self, ledger: UsageLedger, compute: Compute, authorizer: Authorizer, tenancy: Tenancy
+    ) -> None:
+        self._ledger = ledger
+        self._compute = compute
+        self._authorizer = authorizer
+        self._tenancy = tenancy
+
+    async def report(self, caller: Caller, by: By, since: datetime, until: datetime) -> UsageReport:
+        """Usage of all tenants for admins, of the caller's own tenants otherwise."""
+        tenants = (
+            None
+            if await self._authorizer.is_admin(caller)
+            else {m.tenant for m in self._tenancy.memberships(caller)}
+        )
+        inference = await self._ledger.usage(by, since=since, until=until, tenants=tenants)
+        compute = (
+            await self._compute.totals(by.value, since=since, until=until, tenants=tenants)
+            if by in _COMPUTE
+            else []
+        )
+        return UsageReport(by.value, since, until, inference, compute)

@@ -1,0 +1,114 @@
+"""One call of a client, and what the client has of its answer so far, over all replicas that worked on it.
+
+Nothing here is done twice: what was passed on stays passed on. Until the first text a delivery can start anew on
+any replica; after it, another replica must go on behind the last token, which needs the tokens' ids from the engine
+(`busbar.kube.contracts.streams`).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from busbar.gateway import sse
+from busbar.kube.contracts.streams import ResumedChoice, ResumeRequest, StreamTerms, UsageShown
+
+
+@dataclass(frozen=True)
+class Call:
+    """A client's parsed request."""
+
+    path: str
+    request_id: str
+    document: dict[str, Any]
+    stream: bool
+    arrived: float
+    """Monotonic time."""
+    tenant: str = ""
+    key_id: str = ""
+    seed: int = field(default_factory=lambda: secrets.randbits(62))
+    """For an engine that draws: every replica draws the same."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def upstream_body(self, model_id: str, *, continuous: bool) -> bytes:
+        """What the replica gets: the model's own id, and a wish for usage that we can count by."""
+        document = {**self.document, "model": model_id}
+        if self.stream:
+            options = self.document.get("stream_options")
+            options = dict(options) if isinstance(options, dict) else {}
+            options["include_usage"] = True
+            if continuous:
+                options["continuous_usage_stats"] = True
+            document["stream_options"] = options
+        return _encoded(document)
+
+    def terms(self) -> str:
+        """The header by which our engine does the same on every replica; others ignore it."""
+        wish = sse.Wish.of(self.document)
+        usage = UsageShown.EACH if wish.continuous else UsageShown.LAST if wish.total else UsageShown.NONE
+        return StreamTerms(seed=self.seed, created=self.created, usage=usage).model_dump_json(by_alias=True)
+
+
+class Delivery:
+    """The answer to one call, as far as it has come."""
+
+    def __init__(self, call: Call, tokens_limit: int) -> None:
+        self._call = call
+        self._tokens_limit = tokens_limit
+        self.response: web.StreamResponse | None = None
+        """Set when the first event goes to the client."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what a replica said, of which nothing has gone to the client."""
+        self.meter = sse.Meter(sse.Wish.of(self._call.document), self._tokens_limit)
+        self.early: list[bytes] = []
+        self.digest = ""
+        """The engine's name for this stream; empty where it has none."""
+
+    @property
+    def begun(self) -> bool:
+        return self.response is not None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another replica can go on from here."""
+        return bool(self.digest) and self.meter.traced
+
+    @property
+    def tokens(self) -> int:
+        """Tokens passed on."""
+        return self.meter.completion_tokens
+
+    def resume_body(self, model_id: str) -> bytes:
+        """What the next replica gets."""
+        meter, count = self.meter, self._choices()
+        request = ResumeRequest(
+            path=self._call.path,
+            request={**self._call.document, "model": model_id},
+            digest=self.digest,
+            cached_tokens=meter.cached_tokens,
+            choices=[
+                ResumedChoice(tokens=list(meter.traces.get(index, ())), ended=index in meter.ended)
+                for index in range(count)
+            ],
+        )
+        return _encoded(request.to_wire())
+
+    def _choices(self) -> int:
+        """How many choices the engine gives, as far as the request tells it."""
+        n, prompt = self._call.document.get("n"), self._call.document.get("prompt")
+        many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        return (n if isinstance(n, int) else 1) * (len(prompt) if many and isinstance(prompt, list) else 1)
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    """JSON no larger than what the client sent: characters as they are; half a surrogate pair, which UTF-8 lacks, as
+    its escape."""
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="backslashreplace")

@@ -1,0 +1,282 @@
+"""The endpoint picker: it assigns a replica to each request, and queues the request while there is none.
+
+A request gets a `Lease` on a replica that is ready, not draining, not under suspicion and below its
+in-flight limit; of several, the one with the fewest requests of ours. Otherwise it waits: turn by turn between
+tenants, then between a tenant's users, then between a user's keys, and first come first served within a key; a
+bounded number per service and per user, and for a bounded time. A change of routes, a returned lease or the end of a
+suspicion serves the queue.
+
+A replica that just failed is under suspicion for a moment (doubling with each failure in a row), so that
+the retry goes elsewhere and a dead replica costs little until the operator takes it out of the routes.
+
+What waits and runs here is also the demand that the operator reads, so a request that waits for a service with zero
+replicas makes the operator start one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from busbar.gateway.errors import TooManyRequests, Unavailable
+from busbar.gateway.fairqueue import FairQueue, Owner
+from busbar.gateway.routes import RouteTable
+from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.contracts.routes import Endpoint, ServiceRoute
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """Bounds of the queue; see Settings for their meaning."""
+
+    hold_timeout_s: float
+    hold_limit: int
+    hold_limit_per_user: int
+    replica_in_flight: int
+    suspect_s: float
+    suspect_max_s: float
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A slot on a replica, which must be returned."""
+
+    service: ServiceRoute
+    endpoint: Endpoint
+
+
+@dataclass
+class _Replica:
+    in_flight: int = 0
+    failures: int = 0
+    suspect_until: float = 0.0
+
+
+@dataclass(eq=False)
+class _Waiter:
+    owner: Owner
+    place: asyncio.Future[Lease]
+
+
+@dataclass
+class _Service:
+    service: ServiceRoute
+    queue: FairQueue[_Waiter] = field(default_factory=FairQueue)
+    replicas: dict[str, _Replica] = field(default_factory=dict)
+    arrivals: int = 0
+    last_request_at: float | None = None
+    recheck: asyncio.TimerHandle | None = None
+
+
+def least_busy(candidates: Iterable[tuple[int, Endpoint]], rng: random.Random) -> Endpoint | None:
+    """The endpoint with the fewest requests, a random one of equals, None of none."""
+    best: list[Endpoint] = []
+    fewest = 0
+    for in_flight, endpoint in candidates:
+        if not best or in_flight < fewest:
+            best, fewest = [endpoint], in_flight
+        elif in_flight == fewest:
+            best.append(endpoint)
+    return rng.choice(best) if best else None
+
+
+class EndpointPicker:
+    """All services' queues and replicas. Lives on one event loop."""
+
+    def __init__(
+        self, limits: QueueLimits, clock: Callable[[], float], rng: random.Random | None = None
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._services: dict[str, _Service] = {}
+        self._closed = False
+
+    def update(self, table: RouteTable) -> None:
+        """Take over new routes and wake who can now be served."""
+        for key, service in table.services.items():
+            state = self._services.get(key)
+            if state is None:
+                self._services[key] = _Service(service)
+                continue
+            state.service = service
+            self._forget_replicas(state)
+            if service.suspended:
+                self._refuse(state, f"The model {service.model_id!r} is suspended.")
+            self._serve(state)
+        for key in [key for key in self._services if key not in table.services]:
+            state = self._services[key]
+            self._refuse(state, f"The model {state.service.model_id!r} was removed.")
+            if not any(replica.in_flight for replica in state.replicas.values()):
+                if state.recheck:
+                    state.recheck.cancel()
+                del self._services[key]
+            else:
+                state.service = state.service.model_copy(update={"endpoints": [], "suspended": True})
+
+    def close(self) -> None:
+        """Refuse all waiting requests, now and later."""
+        self._closed = True
+        for state in self._services.values():
+            self._refuse(state, "The gateway is restarting. Try again.", retry_after_s=1)
+
+    @contextmanager
+    def visit(self, service: ServiceRoute) -> Iterator[None]:
+        """Note that a request for the service arrived, for the operator's view of demand."""
+        state = self._services.setdefault(service.key, _Service(service))
+        state.arrivals += 1
+        state.last_request_at = self._clock()
+        try:
+            yield
+        finally:
+            state.last_request_at = self._clock()
+
+    async def enter(
+        self, service: ServiceRoute, owner: Owner, deadline: float, *, again: bool = False
+    ) -> Lease:
+        """Wait for a replica until `deadline` (of the endpoint picker's clock); the caller must `leave` with the lease.
+
+        `owner` is (tenant, user, key), by which turns are taken.
+        `again` is for a request whose replica failed: it goes to the head of the queue, and the bounds on
+        the queue do not apply to it. Raises Unavailable or TooManyRequests.
+        """
+        state = self._services.get(service.key)
+        if state is None or state.service.suspended:
+            raise Unavailable(
+                f"The model {service.model_id!r} is suspended or was removed.", retry_after_s=30
+            )
+        if self._closed:
+            raise Unavailable("The gateway is restarting. Try again.", retry_after_s=1)
+        if not again:
+            self._check_bounds(state, owner)
+        waiter = _Waiter(owner, asyncio.get_running_loop().create_future())
+        (state.queue.push_front if again else state.queue.push)(owner, waiter)
+        self._serve(state)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                return await asyncio.shield(waiter.place)
+        except TimeoutError as error:
+            if waiter.place.done():  # served at the same time as the timeout
+                return waiter.place.result()
+            raise Unavailable(
+                f"No replica of {service.model_id!r} became ready within {self._limits.hold_timeout_s:.0f} s.",
+                retry_after_s=10,
+            ) from error
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
+                self.leave(waiter.place.result(), worked=False)
+            raise
+        finally:
+            state.queue.remove(owner, waiter)
+            if not waiter.place.done():
+                waiter.place.cancel()
+
+    def leave(
+        self, lease: Lease, *, suspect: bool = False, suspect_s: float | None = None, worked: bool = True
+    ) -> None:
+        """Give a lease back.
+
+        Args:
+            suspect: the replica failed.
+            suspect_s: the time for which it asked for no requests.
+            worked: it answered, which ends a suspicion. Neither this nor `suspect`: nothing is known, as when
+                the client left first.
+        """
+        state = self._services.get(lease.service.key)
+        if state is None:
+            return
+        replica = state.replicas.setdefault(lease.endpoint.url, _Replica())
+        replica.in_flight = max(0, replica.in_flight - 1)
+        if suspect:
+            pause = min(self._limits.suspect_s * 2**replica.failures, self._limits.suspect_max_s)
+            replica.failures += 1
+            if suspect_s is not None:
+                pause = min(max(suspect_s, self._limits.suspect_s), self._limits.suspect_max_s)
+            replica.suspect_until = self._clock() + pause
+        elif worked:
+            replica.failures = 0
+            replica.suspect_until = 0.0
+        self._serve(state)
+
+    def demand(self) -> list[ServiceDemand]:
+        """The demand that the operator reads: waiting, running and arrived requests."""
+        now = self._clock()
+        return [
+            ServiceDemand(
+                namespace=state.service.namespace,
+                name=state.service.name,
+                waiting=len(state.queue),
+                in_flight=sum(replica.in_flight for replica in state.replicas.values()),
+                arrivals=state.arrivals,
+                last_request_age_seconds=(
+                    None if state.last_request_at is None else round(now - state.last_request_at, 3)
+                ),
+            )
+            for state in self._services.values()
+        ]
+
+    def _check_bounds(self, state: _Service, owner: Owner) -> None:
+        name = state.service.model_id
+        if len(state.queue) >= self._limits.hold_limit:
+            raise Unavailable(
+                f"{len(state.queue)} requests are waiting for {name!r} already. Try again later.",
+                retry_after_s=10,
+            )
+        if state.queue.waiting(owner[:2]) >= self._limits.hold_limit_per_user:
+            raise TooManyRequests(
+                f"{self._limits.hold_limit_per_user} requests of this key's user are waiting for {name!r} already.",
+                param="model",
+                retry_after_s=10,
+            )
+
+    def _serve(self, state: _Service) -> None:
+        while len(state.queue):
+            endpoint = least_busy(self._open(state), self._rng)
+            if endpoint is None:
+                break
+            waiter = state.queue.pop()
+            if waiter.place.done():
+                continue
+            state.replicas.setdefault(endpoint.url, _Replica()).in_flight += 1
+            waiter.place.set_result(Lease(state.service, endpoint))
+        self._schedule_recheck(state)
+
+    def _open(self, state: _Service) -> Iterator[tuple[int, Endpoint]]:
+        now = self._clock()
+        for endpoint in state.service.endpoints:
+            replica = state.replicas.get(endpoint.url, _Replica())
+            if (
+                endpoint.ready
+                and not endpoint.draining
+                and replica.suspect_until <= now
+                and replica.in_flight < self._limits.replica_in_flight
+            ):
+                yield replica.in_flight, endpoint
+
+    def _schedule_recheck(self, state: _Service) -> None:
+        """Wake the queue when the first suspicion ends."""
+        if state.recheck:
+            state.recheck.cancel()
+            state.recheck = None
+        if not len(state.queue):
+            return
+        now = self._clock()
+        ends = [r.suspect_until for r in state.replicas.values() if r.suspect_until > now]
+        if ends:
+            loop = asyncio.get_running_loop()
+            state.recheck = loop.call_later(min(ends) - now + 0.001, self._serve, state)
+
+    def _forget_replicas(self, state: _Service) -> None:
+        urls = {endpoint.url for endpoint in state.service.endpoints}
+        for url in [
+            url for url, replica in state.replicas.items() if url not in urls and not replica.in_flight
+        ]:
+            del state.replicas[url]
+
+    def _refuse(self, state: _Service, message: str, retry_after_s: int = 30) -> None:
+        for waiter in state.queue.drain():
+            if not waiter.place.done():
+                waiter.place.set_exception(Unavailable(message, retry_after_s=retry_after_s))

@@ -1,0 +1,240 @@
+"""The public port: the OpenAI routes, /health and /ready.
+
+Every answer is JSON that an OpenAI client understands, errors too. A handler identifies the key (`keys`), parses the
+request (this module), finds the service (`routes`), and then forwards the request (`proxy`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from busbar.gateway.delivery import Call
+from busbar.gateway.errors import (
+    BadRequest,
+    ClientError,
+    MethodNotAllowed,
+    TooLarge,
+    Unavailable,
+    UnknownRoute,
+    body,
+)
+from busbar.gateway.keys import KeyDirectory
+from busbar.gateway.metrics import Metrics
+from busbar.gateway.proxy import Proxy
+from busbar.gateway.routes import RouteTable
+from busbar.kube.contracts.routes import ServiceRoute
+
+log = logging.getLogger("busbar.gateway.requests")
+_ID = web.RequestKey("id", str)
+_ARRIVED = web.RequestKey("arrived", float)
+_SERVICE = web.RequestKey("service", str)
+_KEY_ID = web.RequestKey("key_id", str)
+BODY_S = 60.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PublicPort:
+    """Handlers of the public port."""
+
+    def __init__(self, keys: KeyDirectory, proxy: Proxy, metrics: Metrics, body_bytes: int) -> None:
+        self._keys = keys
+        self._proxy = proxy
+        self._metrics = metrics
+        self._body_bytes = body_bytes
+        self.table: RouteTable | None = None
+        self.closing = False
+        self.in_hand = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._account, _tell_errors])
+        app.on_response_prepare.append(_hide_versions)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model:.+}", self._model)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self.closing:
+            return web.Response(status=503, text="shutting down\n")
+        if self.table is None:
+            return web.Response(status=503, text="no routes yet: waiting for the operator\n")
+        return web.Response(text="ready\n")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        key = await self._keys.identify(request.headers.get("Authorization"))
+        cards = [_card(name, service) for name, service in self._routes().names(key)]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        key = await self._keys.identify(request.headers.get("Authorization"))
+        name = request.match_info["model"]
+        service = self._routes().resolve(key, name)
+        return web.json_response(_card(name, service))
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        key = await self._keys.identify(request.headers.get("Authorization"))
+        document, model, stream = understand(await _body(request, self._body_bytes))
+        service = self._routes().resolve(key, model)
+        request[_SERVICE] = f"{service.namespace}/{service.name}"
+        request[_KEY_ID] = key.key_id
+        if self.closing:
+            raise Unavailable("The gateway is restarting. Try again.", retry_after_s=1)
+        call = Call(
+            path=request.path,
+            request_id=request[_ID],
+            document=document,
+            stream=stream,
+            arrived=request[_ARRIVED],
+            tenant=key.tenant,
+            key_id=key.key_id,
+        )
+        return await self._proxy.answer(request, call, service, key)
+
+    def _routes(self) -> RouteTable:
+        if self.table is None:
+            raise Unavailable("The gateway does not know any model yet. Try again shortly.", retry_after_s=5)
+        return self.table
+
+    @web.middleware
+    async def _account(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Give the request an id, count it, log one line about it."""
+        if not request.path.startswith("/v1/"):
+            return await handler(request)
+        request[_ID] = f"req-{uuid.uuid4().hex}"
+        request[_ARRIVED] = started = time.monotonic()
+        self.in_hand += 1
+        self.idle.clear()
+        code = 499
+        try:
+            response = await handler(request)
+            code = response.status
+            if not response.prepared:
+                response.headers["X-Request-Id"] = request[_ID]
+            return response
+        finally:
+            self.in_hand -= 1
+            if not self.in_hand:
+                self.idle.set()
+            self._metrics.requests.labels(str(code)).inc()
+            log.info(
+                "request",
+                extra={
+                    "requestId": request[_ID],
+                    "path": request.path if request.match_info.http_exception is None else "unknown",
+                    "status": code,
+                    "seconds": round(time.monotonic() - started, 4),
+                    "service": request.get(_SERVICE),
+                    "keyId": request.get(_KEY_ID),
+                },
+            )
+
+
+async def _hide_versions(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "busbar"
+
+
+async def _body(request: web.Request, limit: int) -> bytes:
+    """The whole body, which must arrive in reasonable time. Raises TooLarge, before it is read where its size is told."""
+    told = request.content_length
+    if told is not None and told > limit:
+        raise _too_large(f"{told:,}", limit)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.content.iter_any():
+                data += piece
+                if len(data) > limit:
+                    raise _too_large(f"more than {limit:,}", limit)
+    except TimeoutError as error:
+        raise BadRequest(f"The request's body did not arrive within {BODY_S:.0f} s.") from error
+    return bytes(data)
+
+
+def _too_large(size: str, limit: int) -> TooLarge:
+    return TooLarge(
+        f"The request's body has {size} bytes; at most {limit:,} ({limit >> 20} MiB) are taken. Make it shorter."
+    )
+
+
+def understand(data: bytes) -> tuple[dict[str, Any], str, bool]:
+    """(document, model, stream) of a request's body; raises BadRequest saying which field is wrong."""
+    try:
+        document = json.loads(data, object_pairs_hook=_unrepeated)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("The body is not JSON.") from error
+    if not isinstance(document, dict):
+        raise BadRequest("The body must be a JSON object.")
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequest("`model` must name a model; GET /v1/models lists them.", param="model")
+    stream = document.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise BadRequest("`stream` must be true or false.", param="stream")
+    return document, model, bool(stream)
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of two equal names the first would be lost on the way, unseen."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"The body has an object with {twice!r} twice; name it once.", param=twice)
+    return found
+
+
+def _card(name: str, service: ServiceRoute) -> dict[str, object]:
+    # `created` is required by OpenAI clients; the routes do not tell it, and 0 says so.
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": service.namespace,
+        "max_model_len": service.max_model_len,
+    }
+
+
+@web.middleware
+async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error as OpenAI error JSON; no internals."""
+    try:
+        return await handler(request)
+    except ClientError as error:
+        return _answer(error)
+    except web.HTTPNotFound:
+        return _answer(UnknownRoute(f"There is no {request.path} here."))
+    except web.HTTPMethodNotAllowed as error:
+        answer = _answer(MethodNotAllowed(f"{request.path} does not take {request.method}."))
+        answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except web.HTTPException as error:
+        plain = BadRequest(f"{request.method} {request.path}: {error.reason}.")
+        return _answer(plain, status=error.status)
+    except ConnectionResetError:
+        return web.Response(status=499)  # the client left; nobody reads this
+    except Exception:
+        log.exception("unexpected", extra={"requestId": request.get(_ID)})
+        return _answer(ClientError("Something went wrong in the gateway. Try again."))
+
+
+def _answer(error: ClientError, status: int | None = None) -> web.Response:
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+    if isinstance(error, Unavailable) and error.retry_after_s is None:
+        headers["Retry-After"] = "5"
+    return web.json_response(body(error), status=status or error.status, headers=headers)

@@ -1,0 +1,375 @@
+"""Forwards one request to replicas: choose, forward, retry, resume, stream, count.
+
+A replica's failure is hidden from the client: the request goes back to the head of the endpoint picker's queue and
+on to another replica. Before the first byte to the client it starts again from the beginning. After the first byte
+another replica resumes the stream behind the last token (`delivery`); where the model server sends no token ids
+(vLLM), the stream ends with an error event.
+
+A replica that *refused* (connection refused, 503, 429, or it shuts down) does not count; a replica that *failed*
+while it may have worked on the request counts, and after `attempts` of these the client gets a 502, or the error
+event: a request that kills replicas must not go through all of them.
+
+An answer that is not a stream is read whole before it is passed on, so its replica may fail until the last byte and
+the request can still be retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+
+import aiohttp
+from aiohttp import web
+
+from busbar.gateway import sse
+from busbar.gateway.delivery import Call, Delivery
+from busbar.gateway.endpoint_picker import EndpointPicker, Lease
+from busbar.gateway.errors import BadUpstream, ClientError, Unavailable, body
+from busbar.gateway.metrics import Metrics
+from busbar.gateway.replicas import ReplicaFailedError, Replicas
+from busbar.gateway.settings import Settings
+from busbar.gateway.usage_recorder import Usage, UsageRecorder
+from busbar.gateway.watchdog import Watch
+from busbar.kube.contracts.keys import KeyIdentity
+from busbar.kube.contracts.routes import ServiceRoute
+from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, StreamEnd
+
+log = logging.getLogger("busbar.gateway.proxy")
+
+EARLY_EVENTS = 16
+"""Events without content (the role, comments) kept back at most, so that a replica's death may still be hidden."""
+
+
+class Proxy:
+    """Forwards calls to replicas."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        picker: EndpointPicker,
+        recorder: UsageRecorder,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._picker = picker
+        self._recorder = recorder
+        self._metrics = metrics
+        self._without_continuous: set[str] = set()
+        """Services (by uid) whose engine refuses `continuous_usage_stats`."""
+        self._replicas = Replicas(settings, session)
+        self._watchdog = self._replicas.watchdog
+
+    async def stop(self) -> None:
+        await self._watchdog.stop()
+
+    async def answer(
+        self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity
+    ) -> web.StreamResponse:
+        """Answer the client. Raises ClientError as long as nothing has been sent."""
+        usage = self._recorder.begin(
+            requestId=call.request_id,
+            keyId=key.key_id,
+            tenant=service.tenant,
+            namespace=service.namespace,
+            service=service.name,
+            model=service.model_id,
+        )
+        code = 499  # the client left
+        try:
+            with self._picker.visit(service):
+                response = await self._try_replicas(request, call, service, key, usage)
+            code = response.status
+            return response
+        except ClientError as error:
+            code = error.status
+            raise
+        finally:
+            usage.end()
+            self._metrics.served(service, code, *usage.tokens)
+
+    async def _try_replicas(
+        self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity, usage: Usage
+    ) -> web.StreamResponse:
+        delivery = Delivery(call, self._settings.resume_tokens)
+        try:
+            return await self._ask_around(request, call, service, key, usage, delivery)
+        except ClientError as error:
+            if delivery.response is None:
+                raise
+            self._metrics.broken.inc()
+            if not isinstance(error, BadUpstream):
+                error = BadUpstream(
+                    f"The stream broke: no other replica could go on with it. {error.message}"
+                )
+            with self._client(request) as client:
+                await self._send(request, call, delivery.response, sse.encode(body(error)), client)
+                client.heard()
+                await delivery.response.write_eof()
+            return delivery.response
+
+    async def _ask_around(
+        self,
+        request: web.Request,
+        call: Call,
+        service: ServiceRoute,
+        key: KeyIdentity,
+        usage: Usage,
+        delivery: Delivery,
+    ) -> web.StreamResponse:
+        patience_s = self._settings.hold_timeout_s
+        failures = 0
+        again = False
+        while True:
+            entered, delivered = time.monotonic(), delivery.tokens
+            lease = await self._picker.enter(
+                service, (key.tenant, key.subject, key.key_id), entered + patience_s, again=again
+            )
+            held = time.monotonic() - entered
+            patience_s = max(0.0, patience_s - held)
+            self._metrics.hold.observe(held)
+            failure: ReplicaFailedError | None = None
+            worked = False
+            try:
+                attempt = self._resume if delivery.begun else self._attempt
+                response = await attempt(request, call, lease, usage, delivery)
+                worked = True
+                return response
+            except ReplicaFailedError as error:
+                failure = error
+            finally:
+                self._picker.leave(
+                    lease,
+                    suspect=failure is not None,
+                    suspect_s=failure.pause_s if failure else None,
+                    worked=worked,
+                )
+            log.warning(
+                "replica_failed",
+                extra={
+                    "service": f"{service.namespace}/{service.name}",
+                    "pod": lease.endpoint.pod,
+                    "requestId": call.request_id,
+                    "reason": failure.reason,
+                    "delivered": delivery.tokens,
+                },
+            )
+            if delivery.begun and not delivery.resumable:
+                raise BadUpstream(
+                    f"The stream broke: the replica failed in mid-answer ({failure.reason}). Ask again."
+                )
+            if delivery.tokens > delivered:
+                patience_s = self._settings.hold_timeout_s
+            if not delivery.begun:
+                self._metrics.retries.labels("refused" if failure.refused else "failed").inc()
+            again = True
+            failures += not failure.refused
+            if failures >= self._settings.attempts:
+                raise BadUpstream(
+                    f"{failures} replicas of {service.model_id!r} failed on this request; the last: {failure.reason}."
+                )
+            if failure.refused and patience_s <= 0:
+                raise Unavailable(f"No replica of {service.model_id!r} takes requests.", retry_after_s=10)
+
+    async def _attempt(
+        self, request: web.Request, call: Call, lease: Lease, usage: Usage, delivery: Delivery
+    ) -> web.StreamResponse:
+        """Ask a replica for the whole answer."""
+        delivery.restart()
+        uid, model_id = lease.service.uid, lease.service.model_id
+        continuous = uid not in self._without_continuous
+        data = call.upstream_body(model_id, continuous=continuous)
+        async with self._replicas.post(call, lease, call.path, data) as (upstream, watch):
+            if not (call.stream and continuous and upstream.status == 400):
+                return await self._pass_on(request, call, upstream, watch, usage, delivery)
+            refusal = await self._replicas.read(upstream, watch)
+            if b"stream_options" not in refusal and b"continuous_usage_stats" not in refusal:
+                return await self._whole(request, call, upstream, usage, refusal)
+        # Not every engine knows this field. Then broken streams are counted by their pieces of text.
+        data = call.upstream_body(model_id, continuous=False)
+        async with self._replicas.post(call, lease, call.path, data) as (upstream, watch):
+            if upstream.status == 200:
+                self._without_continuous.add(uid)
+            return await self._pass_on(request, call, upstream, watch, usage, delivery)
+
+    async def _resume(
+        self, request: web.Request, call: Call, lease: Lease, usage: Usage, delivery: Delivery
+    ) -> web.StreamResponse:
+        """Ask a replica to go on behind what the client has. Raises BadUpstream where it cannot."""
+        data = delivery.resume_body(lease.service.model_id)
+        async with self._replicas.post(call, lease, RESUME_PATH, data) as (upstream, watch):
+            if upstream.status != 200:
+                await self._replicas.read(upstream, watch)
+                raise BadUpstream(
+                    "The stream broke: the replica failed in mid-answer, and the next one could not go on with it "
+                    f"(it answered {upstream.status}). Ask again."
+                )
+            self._metrics.resumed.inc()
+            log.info(
+                "stream_resumed",
+                extra={
+                    "service": lease.service.key,
+                    "pod": lease.endpoint.pod,
+                    "requestId": call.request_id,
+                    "delivered": delivery.tokens,
+                },
+            )
+            with self._client(request) as client:
+                return await self._stream(request, call, upstream, watch, client, usage, delivery)
+
+    async def _pass_on(
+        self,
+        request: web.Request,
+        call: Call,
+        upstream: aiohttp.ClientResponse,
+        watch: Watch,
+        usage: Usage,
+        delivery: Delivery,
+    ) -> web.StreamResponse:
+        if upstream.status == 200 and call.stream and upstream.content_type == "text/event-stream":
+            delivery.digest = upstream.headers.get(DIGEST_HEADER, "")
+            with self._client(request) as client:
+                return await self._stream(request, call, upstream, watch, client, usage, delivery)
+        return await self._whole(request, call, upstream, usage, await self._replicas.read(upstream, watch))
+
+    async def _whole(
+        self,
+        request: web.Request,
+        call: Call,
+        upstream: aiohttp.ClientResponse,
+        usage: Usage,
+        data: bytes,
+    ) -> web.StreamResponse:
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ReplicaFailedError("its answer is not JSON", refused=False) from error
+        headers = {"X-Request-Id": call.request_id, "Content-Length": str(len(data))}
+        response = web.StreamResponse(status=upstream.status, headers=headers)
+        response.content_type = "application/json"
+        counted = sse.tokens(document.get("usage")) if isinstance(document, dict) else None
+        if counted and upstream.status == 200:
+            usage.set(*counted)
+        with self._client(request) as client:
+            await self._send(request, call, response, data, client)
+        return response
+
+    async def _stream(
+        self,
+        request: web.Request,
+        call: Call,
+        upstream: aiohttp.ClientResponse,
+        watch: Watch,
+        client: Watch,
+        usage: Usage,
+        delivery: Delivery,
+    ) -> web.StreamResponse:
+        """Pass a replica's events on to the end of the answer. Raises ReplicaFailedError."""
+        meter = delivery.meter
+        async with aclosing(self._events(upstream, watch, meter)) as events:
+            async for event in events:
+                if delivery.response is None:
+                    delivery.early.append(event)
+                    if not meter.begun and len(delivery.early) < EARLY_EVENTS:
+                        continue
+                    event = b"".join(delivery.early)
+                    delivery.response = _event_stream(call)
+                # Counted first, so that a token that a client received is counted even if this process dies.
+                usage.set(meter.prompt_tokens, meter.completion_tokens)
+                await self._send(request, call, delivery.response, event, client)
+        usage.set(meter.prompt_tokens, meter.completion_tokens)
+        if delivery.response is None:
+            raise ReplicaFailedError("it ended the stream before the first event", refused=False)
+        if not meter.done and not meter.failed:
+            raise ReplicaFailedError("it ended the stream too early", refused=False)
+        client.heard()
+        await delivery.response.write_eof()
+        return delivery.response
+
+    async def _events(
+        self, upstream: aiohttp.ClientResponse, watch: Watch, meter: sse.Meter
+    ) -> AsyncGenerator[bytes, None]:
+        """The events for the client, as soon as they are there; those that came together go together.
+
+        Raises ReplicaFailedError.
+        """
+        cutter = sse.Cutter(self._settings.event_kib << 10)
+        while not (meter.done or meter.failed):
+            watch.heard()
+            try:
+                data = await upstream.content.readany()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                reason = watch.silence.reason if watch.silence else "it closed the connection"
+                raise ReplicaFailedError(reason, refused=False) from error
+            watch.pause()
+            if not data:
+                return
+            watch.limit_s = self._settings.stream_idle_timeout_s
+            shown, problem = _read_events(cutter, meter, data)
+            if shown:
+                yield shown
+            if problem is not None:
+                raise ReplicaFailedError(problem, refused=False)
+            if meter.cut is not None:
+                leaving, meter.cut = meter.cut is StreamEnd.LEAVING, None
+                reason = "it shuts down" if leaving else "its engine failed"
+                raise ReplicaFailedError(reason, refused=leaving)
+
+    async def _send(
+        self, request: web.Request, call: Call, response: web.StreamResponse, data: bytes, client: Watch
+    ) -> None:
+        """Write to the client."""
+        client.heard()
+        if not response.prepared:
+            await response.prepare(request)
+            self._metrics.first_byte.observe(time.monotonic() - call.arrived)
+        await response.write(data)
+        client.pause()
+
+    @contextmanager
+    def _client(self, request: web.Request) -> Iterator[Watch]:
+        """A client that does not read is cut off: watched while something is written to it."""
+        with self._watchdog.watch("", self._settings.client_stall_s) as watch:
+            watch.pause()
+            watch.cut = lambda: _abort(request)
+            try:
+                yield watch
+            except (ConnectionError, asyncio.CancelledError) as error:
+                if watch.silence is None:
+                    raise
+                raise ConnectionResetError("the client stopped reading") from error
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _read_events(cutter: sse.Cutter, meter: sse.Meter, data: bytes) -> tuple[bytes, str | None]:
+    """(what of `data` the client gets, what is wrong with the rest)."""
+    shown = []
+    try:
+        for event in cutter.feed(data):
+            part = meter.event(event)
+            if part is not None:
+                shown.append(part)
+            if meter.done or meter.failed or meter.cut is not None:
+                break
+    except BadUpstream as error:
+        return b"".join(shown), error.message
+    return b"".join(shown), None
+
+
+def _event_stream(call: Call) -> web.StreamResponse:
+    return web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+            "X-Request-Id": call.request_id,
+        }
+    )

@@ -1,0 +1,1 @@
+"""Pods: our own manifests, the reading of ports, orphans, and other controllers' pods that opted in."""

@@ -1,0 +1,53 @@
+"""What all kinds share in their translation into jobs of the scheduler's snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from busbar.kube.types import AcceleratorPool, quantity
+from busbar.kube.types.shape import PodShape
+from busbar.operator.pools.nodes import pool_of_node
+from busbar.operator.watch.projections import HOSTNAME, Node, Pod
+from busbar.scheduler import Job, Placement, Reservation, Resources, Run
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job of the snapshot."""
+
+    job: Job
+    pods: frozenset[str] = frozenset()
+    """Uids of the pods whose resources the job's run counts, so they are not subtracted from their nodes as well."""
+    reservation: Reservation | None = None
+    """The place that an earlier plan collects for it, from its status."""
+
+
+def per_pod(shape: PodShape) -> Resources:
+    """What one pod of this shape asks for."""
+    return Resources(
+        accelerators_m=shape.accelerators_per_pod * 1000,
+        cpu_m=quantity.to_millis(shape.cpu) if shape.cpu is not None else 0,
+        memory_mib=quantity.to_mib(shape.memory),
+        ephemeral_mib=quantity.to_mib(shape.ephemeral_storage),
+    )
+
+
+def node_of(pod: Pod, nodes: Iterable[Node]) -> Node | None:
+    """The node that a pod is bound or pinned to, by its name or its host name."""
+    return next((n for n in nodes if pod.place in (n.name, dict(n.labels).get(HOSTNAME))), None)
+
+
+def at_its_node(
+    job: Job, pod: Pod, nodes: Iterable[Node], pools: Iterable[AcceleratorPool], now: datetime
+) -> Claim | None:
+    """The claim of one pod that is bound or pinned to a node; None where its node or pool is gone."""
+    node = node_of(pod, nodes)
+    pool = pool_of_node(node, pools) if node is not None else None
+    if node is None or pool is None:
+        return None
+    placement = Placement(pool.metadata.name, pool.spec.accelerator, "resident", (node.name,), job.per_pod)
+    started = (pod.created_at or now).timestamp()
+    run = Run(placement=placement, started_at_s=started, releasing=pod.deleting)
+    return Claim(replace(job, run=run), frozenset({pod.uid}))

@@ -1,0 +1,1 @@
+"""The reconcile of an AcceleratorPool, and the discovery of pools from Nodes."""

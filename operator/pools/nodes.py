@@ -1,0 +1,105 @@
+"""AcceleratorPools and Nodes as the scheduler sees them: which pool a node belongs to, its capacity, its topology."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from busbar.kube.types import AcceleratorPool, quantity
+from busbar.kube.types.shape import Domain
+from busbar.operator.watch.projections import Node, Pod, Requests
+from busbar.scheduler import Node as SNode
+from busbar.scheduler import Pool, Resources, Taint, Toleration
+
+TOPOLOGY: Mapping[Domain, tuple[str, ...]] = {
+    Domain.ZONE: ("topology.kubernetes.io/zone",),
+    Domain.NETWORK: ("busbar.dev/network",),
+    Domain.RACK: ("topology.kubernetes.io/rack", "network.topology.nvidia.com/leaf"),
+    Domain.NVLINK: ("network.topology.nvidia.com/accelerator", "nvidia.com/gpu.clique"),
+}
+"""The tree of domains, outermost first, and the node labels that name each; the first label found counts. The node
+itself is the innermost. At a level without a label the node is in no domain."""
+
+
+def pool_of_node(node: Node, pools: Iterable[AcceleratorPool]) -> AcceleratorPool | None:
+    """The pool a node belongs to: of those that select it, the most specific, then the first by name."""
+    labels = set(node.labels)
+    matching = [p for p in pools if set(p.spec.node_selector.items()) <= labels]
+    return min(matching, key=lambda p: (-len(p.spec.node_selector), p.metadata.name), default=None)
+
+
+def unit_m(pool: AcceleratorPool) -> int:
+    """Millicores of one accelerator of a CPU pool."""
+    return max(1, quantity.to_millis(pool.spec.unit)) if pool.spec.resource_name == "cpu" else 1000
+
+
+def scheduler_pool(pool: AcceleratorPool) -> Pool:
+    """The pool as the scheduler sees it."""
+    spec = pool.spec
+    reserved = spec.reserved or {}
+    cpu_m = quantity.to_millis(reserved.get("cpu", 0))
+    is_cpu = spec.resource_name == "cpu"
+    kept = Resources(
+        accelerators_m=0 if is_cpu else quantity.to_millis(reserved.get(spec.resource_name, 0)),
+        cpu_m=cpu_m,
+        memory_mib=quantity.to_mib(reserved.get("memory")),
+        ephemeral_mib=quantity.to_mib(reserved.get("ephemeral-storage")),
+    )
+    return Pool(
+        name=pool.metadata.name,
+        accelerator=spec.accelerator,
+        resource_name=spec.resource_name,
+        tenants=tuple(spec.tenants) if spec.tenants is not None else None,
+        tolerations=tuple(
+            Toleration(t.key, str(t.operator), t.value or "", str(t.effect or ""))
+            for t in spec.tolerations or ()
+        ),
+        memory_mib=0 if is_cpu else round((spec.memory_gib or 0.0) * 1024),
+        price_per_hour=spec.price_per_hour,
+        reserved=kept,
+        unit_m=unit_m(pool),
+    )
+
+
+def scheduler_nodes(
+    nodes: Iterable[Node], pools: Iterable[AcceleratorPool], pods: Iterable[Pod]
+) -> list[SNode]:
+    """The nodes that a pool selects, each with the capacity that these pods leave.
+
+    Args:
+        pods: those whose use is not counted by a job of the snapshot.
+    """
+    pools = tuple(pools)
+    used: dict[str, list[Requests]] = {}
+    for pod in pods:
+        if pod.place and not pod.ended:
+            used.setdefault(pod.place, []).append(pod.requests)
+    result: list[SNode] = []
+    for node in nodes:
+        pool = pool_of_node(node, pools)
+        if pool is None:
+            continue
+        others = used.get(node.name, [])
+        name = pool.spec.resource_name
+        devices = node.device(name) - sum(r.device(name) for r in others)
+        capacity = Resources(
+            accelerators_m=0 if name == "cpu" else max(0, devices) * 1000,
+            cpu_m=max(0, node.cpu_m - sum(r.cpu_m for r in others)),
+            memory_mib=max(0, node.memory_mib - sum(r.memory_mib for r in others)),
+            ephemeral_mib=max(0, node.ephemeral_mib - sum(r.ephemeral_mib for r in others)),
+        )
+        labels = dict(node.labels)
+        result.append(
+            SNode(
+                name=node.name,
+                pool=pool.metadata.name,
+                capacity=capacity,
+                labels=node.labels,
+                taints=tuple(Taint(*t) for t in node.taints),
+                topology=tuple(
+                    next((labels[k] for k in keys if k in labels), "") for keys in TOPOLOGY.values()
+                ),
+                ready=node.ready,
+                cordoned=node.cordoned,
+            )
+        )
+    return result

@@ -1,0 +1,60 @@
+"""The reconcile of an AcceleratorPool: its status, from what a snapshot says about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from busbar.kube.types import AcceleratorPool
+from busbar.kube.types.accelerator_pool import AcceleratorPoolStatus, ForeignCapacity
+from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.operator.accounting.allocations import HeldElsewhere, PoolAllocation
+from busbar.operator.pools.held_elsewhere import namespaces_sentence, sentence
+from busbar.operator.write.status import conditions
+
+
+@dataclass(frozen=True)
+class PoolUpdate:
+    status: AcceleratorPoolStatus | None = None
+    event: str = ""
+    """For admins, when it changes what pods of no job hold: how much, and in which namespaces."""
+
+
+def reconcile(pool: AcceleratorPool, allocation: PoolAllocation, now: datetime) -> PoolUpdate:
+    """The pool's status from what a snapshot says about it."""
+    old = pool.status or AcceleratorPoolStatus()
+    elsewhere = allocation.elsewhere
+    generation = pool.metadata.generation
+    ready = allocation.nodes > 0
+    reason = Reason.NODES_READY if ready else Reason.NO_NODES
+    selector = ", ".join(f"{k}={v}" for k, v in sorted(pool.spec.node_selector.items()))
+    text = f"{allocation.nodes} nodes are ready." if ready else f"No ready node has the labels {selector}."
+    new = old.model_copy(
+        update={
+            "observed_generation": generation,
+            "nodes": allocation.nodes,
+            "capacity": allocation.capacity,
+            "allocated": allocation.allocated,
+            "free": round(max(0.0, allocation.capacity - allocation.allocated), 3),
+            "held_elsewhere": _foreign(elsewhere),
+            "conditions": [
+                *conditions(old.conditions, {ConditionType.READY: ready}, reason, text, generation, now),
+                *conditions(
+                    old.conditions,
+                    {ConditionType.CAPACITY_HELD_ELSEWHERE: elsewhere.pods > 0},
+                    Reason.FOREIGN_PODS if elsewhere.pods else Reason.NO_FOREIGN_PODS,
+                    sentence(pool, elsewhere) if elsewhere.pods else "No other pods hold its capacity.",
+                    generation,
+                    now,
+                ),
+            ],
+        }
+    )
+    if new == old:
+        return PoolUpdate()
+    changed = elsewhere.pods > 0 and new.held_elsewhere != old.held_elsewhere
+    return PoolUpdate(new, f"{sentence(pool, elsewhere)} {namespaces_sentence(elsewhere)}" if changed else "")
+
+
+def _foreign(held: HeldElsewhere) -> ForeignCapacity | None:
+    return ForeignCapacity(accelerators=held.accelerators, pods=held.pods) if held.pods else None

@@ -1,0 +1,215 @@
+"""What the next round would do with a draft: one plan on the snapshot with the draft in it, read off in words.
+
+    snapshot with the draft ── plan, without the solver ── the draft's action, or its waiting record ── PreviewAnswer
+
+Pure, and slow enough for a process of its own (worker.py). Members read amounts; only admins read the names
+of other tenants and of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from busbar.kube.contracts.preview import Change, NodeLoad, NodeLoads, PreviewAnswer, span
+from busbar.operator.forecasts.worker import Answer, Question
+from busbar.operator.scheduling.snapshot import DRAFT
+from busbar.scheduler import Action, ActionKind, Job, Plan, Policy, Snapshot, TableView, plan, sentence
+
+
+@dataclass(frozen=True)
+class PreviewQuestion:
+    """All that an answer depends on."""
+
+    base: Snapshot | None
+    """Without the draft; None: that of the question before."""
+    draft: Job | None
+    """None: nothing is made of it, or its jobs stand in the base already."""
+    policy: Policy
+    now: float
+    key: str
+    """`namespace/name` of the draft."""
+    service: bool
+    admin: bool
+    forecast: Question | None = None
+    """When it would start, if it waits, asked without a snapshot; None: too few jobs have ended here to say."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """With the draft."""
+        assert self.base is not None
+        if self.draft is None:
+            return self.base
+        return replace(self.base, jobs=tuple(sorted((*self.base.jobs, self.draft), key=lambda job: job.id)))
+
+
+@dataclass(frozen=True)
+class Hold:
+    """No question: a snapshot that the next ones will be about."""
+
+    base: Snapshot
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How earlier forecasts turned out."""
+
+    forecasts: int = 0
+    before_p50: float | None = None
+    before_p90: float | None = None
+
+
+def answer(question: PreviewQuestion) -> PreviewAnswer:
+    """Plan the snapshot and read off what became of the draft."""
+    snapshot = question.snapshot
+    jobs = jobs_of(snapshot, question.key)
+    if not jobs:
+        reason = (
+            "It asks for no replicas now: it starts when a request arrives."
+            if question.service
+            else "The operator made nothing to place of this object; read its message after creating it."
+        )
+        when = "With the first request" if question.service else "Not known"
+        return PreviewAnswer(starts_now=False, possible=True, reason=reason, when=when)
+    decided, _ = plan(snapshot, question.policy, question.now, None)
+    starts = {a.job: a for a in decided.actions if a.kind is ActionKind.START}
+    started = [job for job in jobs if job.id in starts]
+    if started:
+        return _starting(snapshot, started[0], starts[started[0].id], question.admin)
+    return _waiting(jobs[0], decided, question.admin)
+
+
+def jobs_of(snapshot: Snapshot, key: str) -> list[Job]:
+    """The scheduler's jobs of a draft: the one with the id that drafts get, or those that wait under the draft's
+    own name (a draft of something that exists already)."""
+    found = [job for job in snapshot.jobs if job.id == DRAFT]
+    return found or [job for job in snapshot.jobs if job.run is None and key in (job.key, job.service)]
+
+
+def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool) -> PreviewAnswer:
+    placement = action.to
+    assert placement is not None  # a start always says where
+    pool = next(p for p in snapshot.pools if p.name == placement.pool)
+    count = placement.accelerators_m / 1000
+    cost = pool.price_per_hour * count
+    after = len(action.after)
+    speed = _speeds(snapshot, job, action)
+    seconds = [job.remaining_work / s for s in speed] if speed and job.remaining_work else [None, None, None]
+    finish = seconds[0]
+    return PreviewAnswer(
+        starts_now=not after,
+        possible=True,
+        reason=as_sentence(action.reason),
+        when="Now" if not after else f"As soon as {after} preempted job{'s' if after > 1 else ''} made room",
+        pool=placement.pool,
+        accelerator=placement.accelerator,
+        mode=placement.mode,
+        pods=placement.pods,
+        accelerators=count,
+        nodes=placement.nodes if admin else (),
+        cost_per_hour=round(cost, 4),
+        finishes_in_seconds=finish,
+        finishes_in_low_seconds=seconds[2],
+        finishes_in_high_seconds=seconds[1],
+        estimated_cost=round(cost * finish / 3600, 4) if finish is not None else None,
+    )
+
+
+def _speeds(snapshot: Snapshot, job: Job, action: Action) -> tuple[float, float, float] | None:
+    """Mean, low and high speed at the placement, if the table knows the class."""
+    placement = action.to
+    table = TableView(snapshot.table)
+    if placement is None or not job.workload_class or not table.knows(job.workload_class, job.tenant):
+        return None
+    found = table.estimate(
+        job.workload_class, placement.accelerator, placement.mode, placement.accelerators_m, job.tenant
+    )
+    if found is None or found.speed <= 0 or found.low <= 0 or not math.isfinite(found.speed):
+        return None
+    return found.speed, found.low, found.high
+
+
+def _waiting(job: Job, decided: Plan, admin: bool) -> PreviewAnswer:
+    record = decided.record(job.id)
+    if record is None:
+        reason = "The scheduler did not decide about it in this round; it will look again in the next."
+        return PreviewAnswer(starts_now=False, possible=True, reason=reason, when="Not known")
+    never = record.never
+    if never:
+        when = "Never, unless something is changed"
+    elif not record.foreseeable:
+        when = "Not before closed nodes are opened"
+    elif record.position > 1:
+        when = f"After {record.position - 1} other waiting job{'s' if record.position > 2 else ''} of your tenant"
+    else:
+        when = "When what it waits for is free"
+    return PreviewAnswer(
+        starts_now=False,
+        possible=not never,
+        reason=sentence(record, admin),
+        when=when,
+        code=record.code.value,
+        changes=tuple(
+            Change(kind=str(c.kind), current=str(c.current), needed=str(c.needed)) for c in record.changes
+        ),
+    )
+
+
+def with_forecast(waits: PreviewAnswer, found: Answer | None, kept: Calibration) -> PreviewAnswer:
+    """The answer for a waiting draft with what can be said of when it starts."""
+    start, end = (found.start_s, found.end_s) if found is not None else (None, None)
+    when = (
+        waits.when
+        if start is None
+        else f"Likely in {span(start[0])}, nine times in ten within {span(start[1])}"
+    )
+    return waits.model_copy(
+        update={
+            "when": when,
+            "start_p50_seconds": start[0] if start else None,
+            "start_p90_seconds": start[1] if start else None,
+            "end_p50_seconds": end[0] if end else None,
+            "end_p90_seconds": end[1] if end else None,
+            "past_forecasts": kept.forecasts,
+            "past_before_p50": kept.before_p50,
+            "past_before_p90": kept.before_p90,
+        }
+    )
+
+
+def as_sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip()
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
+
+
+def loads_of(snapshot: Snapshot) -> NodeLoads:
+    """Capacity and allocation per node, from the scheduler's own view."""
+    pools = {pool.name: pool for pool in snapshot.pools}
+    used: dict[str, int] = defaultdict(int)
+    for job in snapshot.jobs:
+        if job.run is not None:
+            for name in job.run.placement.nodes:
+                used[name] += job.run.placement.per_pod.accelerators_m
+    loads = []
+    for node in snapshot.nodes:
+        pool = pools.get(node.pool)
+        if pool is None:
+            continue
+        capacity = (
+            pool.cpu_accelerators_m(node.capacity.cpu_m) if pool.is_cpu else node.capacity.accelerators_m
+        )
+        loads.append(
+            NodeLoad(
+                name=node.name,
+                pool=node.pool,
+                accelerator=pool.accelerator,
+                ready=node.ready,
+                capacity=capacity / 1000,
+                allocated=used[node.name] / 1000,
+            )
+        )
+    return NodeLoads(nodes=sorted(loads, key=lambda load: (load.pool, load.name)))

@@ -1,0 +1,79 @@
+"""Speeds that serving replicas measured, for a service's status and for the cells of PerformanceProfiles.
+
+Replicas of one accelerator type measure nearly the same; of each type the one with the most measured steps is
+used. Only our own engine from the platform's image is accepted: a report from any other image could falsify a class
+that all tenants share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from busbar.kube.contracts.report import ServingReport
+from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.types import ModelService
+from busbar.kube.types.model_service import MOST_MEASURED, MeasuredReplica, ServiceEngine
+from busbar.kube.types.performance_profile import StepModel
+from busbar.operator.watch.projections import Pod
+from busbar.scheduler import Placement
+
+GIB = 2**30
+
+
+def is_ours(service: ModelService) -> bool:
+    """Whether the replicas run our engine from the platform's image."""
+    return service.spec.engine is ServiceEngine.BUILTIN and service.spec.image is None
+
+
+def measured(
+    places: Iterable[tuple[Pod, Placement | None]], readings: Mapping[str, ServingStatus]
+) -> list[MeasuredReplica]:
+    """One line for each placement and class for which a replica has measured a speed."""
+    best: dict[tuple[str, str, int, str], tuple[int, MeasuredReplica]] = {}
+    for pod, placement in places:
+        reading = readings.get(pod.uid)
+        report = reading.report if reading is not None else None
+        if placement is None or report is None or report.step_model is None:
+            continue
+        line = _line(placement, report)
+        place = (line.workload_class, line.accelerator, line.accelerators, line.mode)
+        steps = report.step_model.steps
+        if place not in best or steps > best[place][0]:
+            best[place] = (steps, line)
+    return [best[place][1] for place in sorted(best)][:MOST_MEASURED]
+
+
+def of_class(services: Iterable[ModelService], workload_class: str) -> list[MeasuredReplica]:
+    """The lines of accepted services for a class; of several for one placement the first."""
+    found: dict[tuple[str, int, str], MeasuredReplica] = {}
+    for service in sorted(services, key=lambda s: s.metadata.uid):
+        for line in believed(service):
+            if line.workload_class == workload_class:
+                found.setdefault((line.accelerator, line.accelerators, line.mode), line)
+    return list(found.values())
+
+
+def believed(service: ModelService) -> list[MeasuredReplica]:
+    """The lines of a service that may fill cells of the shared table."""
+    status = service.status
+    return list(status.measured or ()) if status is not None and is_ours(service) else []
+
+
+def _line(placement: Placement, report: ServingReport) -> MeasuredReplica:
+    model = report.step_model
+    assert model is not None
+    return MeasuredReplica(
+        workload_class=report.workload_class,
+        accelerator=placement.accelerator,
+        accelerators=max(1, placement.per_pod.accelerators_m // 1000),
+        mode=report.mode,
+        tokens_per_second=_short(report.decode_tokens_per_second),
+        prefill_tokens_per_second=_short(report.prefill_tokens_per_second),
+        memory_gib=round((report.weight_bytes + report.kv_bytes) / GIB, 3),
+        step_model=StepModel(**{name: _short(getattr(model, name)) for name in StepModel.model_fields}),
+    )
+
+
+def _short(value: float | None) -> float | None:
+    """Rounded to four significant digits: more is noise, and would cause a write each time."""
+    return None if value is None else float(f"{value:.4g}")

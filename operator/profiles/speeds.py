@@ -1,0 +1,103 @@
+"""Measured speeds for the performance table, read back from job statuses.
+
+Every TrainingJob with an engine keeps the speed that it last reported, and where (``status.progress``,
+``status.admission``): one report each, of a run that goes on or has ended. The reports of ended runs are added up in
+the PerformanceProfile of their class (observations.py), so that they outlive the jobs. A report is unverified until
+its job has succeeded in one attempt and the operator's own clock agrees: steps over the time between the start of all
+pods and the end. A job that is too short for that proves nothing. Tenants whose jobs fail this comparison are no
+longer believed (``Conduct``). Only runs of the platform's own engine are shared between tenants
+(``SpeedReport.image_verified``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from busbar.kube.types import TrainingJob
+from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobStatus, TrainingPhase
+from busbar.scheduler.model.table import Record
+from busbar.scheduler.performance.reports import NOISE, SIGMAS, SLACK
+
+CHECKED_FROM_S = 600.0
+"""Runs shorter than this are not checked: they are mostly preparation and evaluation."""
+BESIDES_S = 300.0
+"""Time that a run may spend on preparation and evaluation."""
+GRID = 0.05
+"""Speeds are read in steps of this much, relatively: a poll that says nearly the same changes nothing."""
+
+
+@dataclass(frozen=True)
+class SpeedReport:
+    """The speed that one attempt of a job reported."""
+
+    run: str
+    """The job's uid and its attempt."""
+    record: Record
+    ended: datetime | None
+    """None: the attempt still runs."""
+    image_verified: bool
+    """Whether the platform's own engine reported it, by the digest of its image (pods/engine_image.py). The report of
+    another image counts for its own tenant alone, as long as the job exists."""
+    agrees: bool | None
+    """Whether its work and the operator's clock confirm the speed; None: they cannot."""
+
+
+def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: str) -> SpeedReport | None:
+    """The speed that the job last reported; None where it has reported none.
+
+    Args:
+        tokens: of the whole run.
+        tenant: the tenant of the job.
+    """
+    status = job.status
+    if status is None or status.admission is None or status.progress is None:
+        return None
+    speed = status.progress.tokens_per_second
+    if not speed:
+        return None
+    place = status.admission
+    if place.started_at is None:  # the progress is still that of the attempt before, on another placement
+        return None
+    record = Record(
+        workload_class=workload_class,
+        accelerator=place.accelerator,
+        accelerators_m=place.pods * place.accelerators_per_pod * 1000,
+        mode=place.mode or "resident",
+        tenant=tenant,
+        job=job.metadata.uid,
+        reports=1,
+        squares=1.0,
+        log_mean=round(math.log(speed) / GRID) * GRID,
+        memory_mib=(status.memory.peak_device_mib or 0) if status.memory is not None else 0,
+    )
+    ended = status.completion_time if status.phase in TERMINAL_PHASES else None
+    verified = place.image is not None and place.image.verified
+    return SpeedReport(
+        run_of(job), record, ended, verified, _agrees(status, math.exp(record.log_mean), tokens)
+    )
+
+
+def run_of(job: TrainingJob) -> str:
+    """A unique name of an attempt of a job."""
+    return f"{job.metadata.uid}-{(job.status.attempt if job.status is not None else None) or 0}"
+
+
+def has_reported(status: TrainingJobStatus) -> bool:
+    """Whether the job has ever reported a speed."""
+    return status.admission is not None and bool(status.progress and status.progress.tokens_per_second)
+
+
+def _agrees(status: TrainingJobStatus, speed: float, tokens: float) -> bool | None:
+    """Whether the operator's clock confirms the speed; None where it cannot."""
+    place, ended = status.admission, status.completion_time
+    if status.phase is not TrainingPhase.SUCCEEDED or status.attempt != 1 or tokens <= 0:
+        return None
+    if place is None or place.started_at is None or ended is None:
+        return None
+    seconds = (ended - place.started_at) / timedelta(seconds=1)
+    if seconds < CHECKED_FROM_S:
+        return None
+    slack = SLACK + SIGMAS * NOISE
+    return 1 - slack <= speed * seconds / tokens <= 1 + slack + speed * BESIDES_S / tokens

@@ -1,0 +1,342 @@
+"""The workload class of each job, and the performance table of the snapshot: speed and memory of each class.
+
+The formulas are the scheduler's (``busbar.scheduler.fit``); this module derives their input from the objects:
+a job's class from its model, batch and optimizer; exchange rates from the pools' accelerator types; prior cells for
+every class that runs or waits on every type that a pool offers; and from the PerformanceProfiles what people state
+and what ended jobs measured (observations.py). All that, and the reports of running jobs (speeds.py), goes through
+``busbar.scheduler.performance.learning``: a class's own cells, and through learned ratios those where it never ran.
+
+Reports of images that are not the platform's stay with their tenant: the learning runs once more with these reports
+added, and what it finds for their classes becomes cells that only this tenant's jobs see.
+
+Memory: a cell asks for what was planned, or for more where believed jobs have used more in just this cell.
+
+Exploration: for tenants without a guarantee, unmeasured cells of classes that have jobs get optimistic speeds, while
+the share of accelerator time spent on unmeasured placements is below ``learning.EXPLORED``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob, quantity
+from busbar.kube.types.training_engine import EngineMode, TrainingEngine
+from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.profiles.observations import (
+    ClassObservations,
+    believable_mib,
+    by_class,
+    digests,
+    doubted,
+    fold,
+    read,
+    record_key,
+)
+from busbar.operator.profiles.speeds import SpeedReport, has_reported, speed_report
+from busbar.scheduler import Cell, PerformanceTable, Rate
+from busbar.scheduler.fit import BatchShape, ModelShape, accelerator, memory, prior, workload_class
+from busbar.scheduler.model.table import Conduct, Exploration, Record
+from busbar.scheduler.performance.learning import EXPLORED, learn
+
+_Place = tuple[str, str, int, str, float]
+AUTO_MODES = (EngineMode.RESIDENT.value, EngineMode.OPTIMIZER_OFFLOAD.value)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A job as the performance table describes it; without a class the table has nothing about it."""
+
+    workload_class: str = ""
+    modes: tuple[str, ...] = ("resident",)
+    steps: int = 0
+    model: ModelShape | None = None
+    batch: BatchShape | None = None
+
+    def remaining(self, step: int) -> float | None:
+        """Tokens left; None where the class is unknown."""
+        return float(max(0, self.steps - step) * self.batch.tokens) if self.batch is not None else None
+
+
+def workload(job: TrainingJob) -> Workload:
+    """The class, and the modes that the job may run in."""
+    engine = job.spec.engine
+    if engine is None:
+        return Workload()
+    modes = AUTO_MODES if engine.mode is EngineMode.AUTO else (str(engine.mode.value),)
+    if engine.model.config is None:
+        return Workload(
+            modes=modes, steps=engine.steps
+        )  # the weights are on a claim that the operator cannot read
+    batch = BatchShape(
+        sequences=engine.batch.sequences,
+        sequence_length=engine.data.sequence_length,
+        micro_batch=engine.batch.micro_batch,
+        dtype=engine.dtype.value,
+    )
+    try:
+        model = ModelShape.from_config(_config(engine))
+    except (ValueError, ZeroDivisionError):
+        return Workload(modes=modes, steps=engine.steps)  # the engine will report what is missing
+    return Workload(
+        _class_name(model, batch, engine.optimizer.name.value),
+        _fitting(modes, engine, model, batch),
+        engine.steps,
+        model,
+        batch,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _class_name(model: ModelShape, batch: BatchShape, optimizer: str) -> str:
+    """Every round asks for every job's."""
+    return workload_class(model, batch, optimizer)
+
+
+def _config(engine: TrainingEngine) -> dict[str, object]:
+    """The model's config; a tokenizer that the job trains determines the vocabulary."""
+    config: dict[str, object] = dict(engine.model.config or {})
+    if engine.tokenizer is not None and engine.tokenizer.train is not None:
+        config["vocab_size"] = engine.tokenizer.train.vocab_size
+    return config
+
+
+def _fitting(
+    modes: tuple[str, ...], engine: TrainingEngine, model: ModelShape, batch: BatchShape
+) -> tuple[str, ...]:
+    """The modes that fit into ``deviceMemory``, else the last one; the engine checks exactly."""
+    if engine.device_memory is None or len(modes) == 1:
+        return modes
+    limit = quantity.to_bytes(engine.device_memory)
+    return tuple(m for m in modes if memory(model, batch, m).device_bytes <= limit) or modes[-1:]
+
+
+def knows(table: PerformanceTable, job: TrainingJob, pools: Iterable[AcceleratorPool]) -> bool:
+    """Whether a table that was made without this job says of it what one made with it would."""
+    there = {_place(cell) for cell in table.cells}
+    return all(_place(cell) in there for cell in _priors((job,), pools)[1])
+
+
+def rates_of(pools: Iterable[AcceleratorPool]) -> dict[str, float]:
+    """Exchange rate of each type that a pool offers; 1 for a type without a data sheet."""
+    found: dict[str, float] = {}
+    for pool in pools:
+        known = accelerator(pool.spec.accelerator)
+        found[pool.spec.accelerator] = known.rate if known is not None else 1.0
+    return found
+
+
+def performance_table(
+    jobs: Iterable[TrainingJob],
+    pools: Iterable[AcceleratorPool],
+    tenant_of: Mapping[str, str] | None = None,
+    profiles: Iterable[PerformanceProfile] = (),
+    tenants: Iterable[Tenant] = (),
+    *,
+    absent_too: bool = False,
+) -> PerformanceTable:
+    """Rates, cells for the classes of these jobs, and what was learned from their speeds and from earlier ones'.
+
+    Args:
+        tenant_of: namespace to tenant.
+        absent_too: also the cells of classes that have a profile and no job.
+    """
+    jobs, tenants = tuple(jobs), tuple(tenants)
+    rates, priors = _priors(jobs, pools)
+    known = known_classes(jobs, tenant_of or {}, profiles, tenants)
+    present = {cell.workload_class for cell in priors}
+    formulas = {_place(cell): cell for cell in priors}
+    shown = present | known.keys() if absent_too else present
+    stated = [_whole(c, formulas.get(_place(c))) for each in known.values() for c in each.stated]
+    cells = (*priors, *sorted(stated, key=_place))
+    # Classes and sizes without a job also contribute to the ratios; their cells are returned only with absent_too.
+    absent = [c for each in known.values() for c in each.predicted if _place(c) not in formulas]
+    whole = (*sorted(absent, key=_place), *cells)
+    table = PerformanceTable(cells=tuple(c for c in whole if c.workload_class in shown), rates=rates)
+    records = [r for each in known.values() for r in each.records]
+    reports = _reports(jobs, tenant_of or {})
+    records += [each.record for each in reports if each.ended is None and each.image_verified]
+    private = _private_records(reports)
+    table = replace(
+        table,
+        records=tuple(sorted(records, key=lambda r: (r.place, r.tenant, r.job, r.verified, r.fault))),
+        conduct=_conduct(known.values()),
+        explored=_explored(known.values()),
+    )
+    if not records and not stated and not private:
+        return table
+    before = [c for each in known.values() for c in each.learned]
+    start = replace(
+        table,
+        cells=whole,
+        learned=tuple(sorted(before, key=_place)),
+        explored=Exploration(),
+    )
+    explorers = _explorers(tenants) if table.explored.share < EXPLORED else frozenset()
+    # Plans use the stated memory or the formula's, and more where believed jobs have used more: a job's report must
+    # not reduce what others are given.
+    planned = {_place(cell): cell.memory_mib for cell in whole}
+    if records or stated:
+        made = _learned(start, explorers, frozenset(present))
+        wrong = doubted(made)
+        needs = _raised(planned, (r for r in made.records if record_key(r) not in wrong))
+        learned = _with_memory((c for c in made.learned if c.workload_class in shown), needs)
+        table = replace(table, learned=learned, records=made.records)
+    own: list[Cell] = []
+    for each in private.values():
+        seen = [c for c in _private_cells(start, each) if c.workload_class in shown]
+        own += _with_memory(seen, _raised(planned, each))
+    return replace(table, learned=(*table.learned, *own))
+
+
+def _raised(planned: Mapping[_Place, int], records: Iterable[Record]) -> dict[_Place, int]:
+    """MiB of device memory per accelerator by cell: the planned, or what a job has used in just this cell."""
+    needs = dict(planned)
+    for record in records:
+        if needs.get(record.place):
+            used = believable_mib(record, planned[record.place])
+            needs[record.place] = max(needs[record.place], used)
+    return needs
+
+
+def _with_memory(cells: Iterable[Cell], needs: Mapping[_Place, int]) -> tuple[Cell, ...]:
+    return tuple(replace(cell, memory_mib=needs.get(_place(cell), 0)) for cell in cells)
+
+
+def _private_records(reports: Iterable[SpeedReport]) -> dict[str, tuple[Record, ...]]:
+    """By tenant, the reports of images that are not the platform's, except those that the clock contradicts."""
+    found: dict[str, list[Record]] = {}
+    for each in reports:
+        if not each.image_verified and each.agrees is not False and each.record.tenant:
+            found.setdefault(each.record.tenant, []).append(each.record)
+    return {name: tuple(sorted(found[name], key=lambda r: (r.place, r.job))) for name in sorted(found)}
+
+
+def _private_cells(start: PerformanceTable, records: tuple[Record, ...]) -> list[Cell]:
+    """What one tenant sees of the classes of these records: within the same bounds as any unverified report."""
+    classes = {record.workload_class for record in records}
+    made = _learned(replace(start, records=(*start.records, *records)), frozenset(), frozenset())
+    tenant = records[0].tenant
+    return [replace(c, tenant=tenant) for c in made.learned if c.workload_class in classes]
+
+
+@lru_cache(maxsize=64)
+def _learned(table: PerformanceTable, explorers: frozenset[str], classes: frozenset[str]) -> PerformanceTable:
+    """Cached: learning depends only on the records, and most events change none."""
+    return learn(table, explorers=explorers, tried=classes)
+
+
+def known_classes(
+    jobs: Iterable[TrainingJob],
+    tenant_of: Mapping[str, str],
+    profiles: Iterable[PerformanceProfile],
+    tenants: Iterable[Tenant],
+) -> dict[str, ClassObservations]:
+    """Every class with a profile or an ended job, with all ended runs counted."""
+    names = {digest: name for name, digest in digests(tenants).items()}
+    found = {name: read(profile, names) for name, profile in by_class(profiles).items()}
+    runs: dict[str, list[SpeedReport]] = {}
+    for each in _reports(jobs, tenant_of):
+        if each.ended is not None and each.image_verified:
+            runs.setdefault(each.record.workload_class, []).append(each)
+    for name in sorted(runs):
+        found[name] = fold(found.get(name, ClassObservations(name)), runs[name])
+    return dict(sorted(found.items()))
+
+
+def class_of(job: TrainingJob) -> str:
+    """The job's workload class; empty where it is not known."""
+    written = job.status.workload_class if job.status is not None else None
+    return written or workload(job).workload_class
+
+
+def report_of(job: TrainingJob, tenant_of: Mapping[str, str]) -> SpeedReport | None:
+    """The speed that a job reported; None where it reported none, or its class is unknown."""
+    if job.status is None or not has_reported(job.status):
+        return None
+    load = workload(job)
+    if not load.workload_class:
+        return None
+    tenant = tenant_of.get(job.metadata.namespace or "", "")
+    return speed_report(job, load.workload_class, load.remaining(0) or 0.0, tenant)
+
+
+def _reports(jobs: Iterable[TrainingJob], tenant_of: Mapping[str, str]) -> list[SpeedReport]:
+    return [each for job in jobs if (each := report_of(job, tenant_of)) is not None]
+
+
+def _conduct(known: Iterable[ClassObservations]) -> tuple[Conduct, ...]:
+    """Each tenant's conduct, summed over all classes."""
+    found: dict[str, Conduct] = {}
+    for each in known:
+        for c in each.conduct:
+            old = found.get(c.tenant, Conduct(c.tenant))
+            found[c.tenant] = Conduct(c.tenant, old.passed + c.passed, old.failed + c.failed)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _explored(known: Iterable[ClassObservations]) -> Exploration:
+    """Time held for exploration as last written; profiles are written every minute while jobs explore."""
+    unmeasured = total = 0.0
+    for each in known:
+        unmeasured += each.held.unmeasured
+        total += each.held.unmeasured + each.held.measured
+    return Exploration(unmeasured, total)
+
+
+def _explorers(tenants: Iterable[Tenant]) -> frozenset[str]:
+    """Tenants without a guarantee: what they hold may be used for exploration, as no guarantee depends on it."""
+    return frozenset(
+        t.metadata.name for t in tenants if not any(q.guaranteed > 0 for q in t.spec.quota or ())
+    )
+
+
+def _whole(cell: Cell, formula: Cell | None) -> Cell:
+    """A stated cell; fields that were not stated come from the formula."""
+    if formula is None:
+        return cell
+    return replace(
+        cell,
+        memory_mib=cell.memory_mib or formula.memory_mib,
+        host_memory_mib=cell.host_memory_mib or formula.host_memory_mib,
+        watts=cell.watts or formula.watts,
+        limit=formula.limit,
+    )
+
+
+def _place(cell: Cell) -> _Place:
+    return (cell.workload_class, cell.accelerator, cell.accelerators_m, cell.mode, cell.power_cap)
+
+
+def _priors(
+    jobs: Iterable[TrainingJob], pools: Iterable[AcceleratorPool]
+) -> tuple[tuple[Rate, ...], tuple[Cell, ...]]:
+    """Exchange rates of the pools' types, and the formulas' cells for the classes of these jobs."""
+    units: dict[str, int] = {}
+    for pool in pools:
+        cpu = pool.spec.resource_name == "cpu"
+        units.setdefault(pool.spec.accelerator, quantity.to_millis(pool.spec.unit) if cpu else 1000)
+    rates: list[Rate] = []
+    for key in sorted(units):
+        known = accelerator(key)
+        rates.append(Rate(key, known.rate, known.watts) if known is not None else Rate(key))
+    cells: dict[tuple[str, str, int, str], Cell] = {}
+    for job in jobs:
+        if job.status is not None and job.status.phase in TERMINAL_PHASES and not has_reported(job.status):
+            continue
+        load = workload(job)
+        if load.model is None or load.batch is None:
+            continue
+        size_m = job.spec.shape.accelerators_per_pod * job.spec.shape.min_pods * 1000
+        for key in job.spec.accelerators or units:
+            for mode in load.modes:
+                place = (load.workload_class, key, size_m, mode)
+                if key in units and place not in cells:
+                    cells[place] = _prior(load.model, load.batch, mode, key, size_m, units[key])
+    return tuple(rates), tuple(cells[k] for k in sorted(cells))
+
+
+@lru_cache(maxsize=4096)
+def _prior(model: ModelShape, batch: BatchShape, mode: str, key: str, size_m: int, unit_m: int) -> Cell:
+    return prior(model, batch, mode, key, size_m, None, unit_m)

@@ -1,0 +1,485 @@
+"""The scheduling loop: snapshot → plan → decisions, at once after an event and with a full plan periodically.
+
+    events ──► wake ──(debounce)──► snapshot ──► react ──► decisions ──► each object's reconcile
+    clock  ──► every round_period_s while something waits: plan instead of react
+
+An event wakes a round if it asks for something or frees something (``matters``). The round begins after three times
+the planning time of the last one, so rounds take a quarter of the time at most, however large the cluster is.
+
+Between two full plans ``react`` plans only for what differs between the last snapshot and this one; a waiting job
+that is not affected keeps its reason until the next full plan.
+
+The round runs the reconciles that admit and release, under the same locks as the workers, and waits for
+them (what waiting jobs are told goes its own way, see ``sentences.py``) before the next snapshot: a snapshot is never older than the admissions of the round before it. A
+decision names the resourceVersion it was made on; if the object has changed since, its reconcile ignores the
+decision and the next round plans again. ``plan`` runs in a thread, so that a long optimization delays neither
+watches nor the lease.
+
+Every plan goes through the independent checker before anything of it is carried out. A plan that it refuses is
+dropped and made once more from the snapshot alone (no memo, no solver); if that is refused too, nothing is
+carried out, and the next round starts without a memo. ``busbar_refused_plans_total`` counts both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from busbar.kube.errors import ApiError, ConnectionFailed
+from busbar.kube.types import TrainingJob, TrainingPhase
+from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
+from busbar.operator.errors import Fenced, PlanRefused
+from busbar.operator.metrics import Metrics
+from busbar.operator.queue.controller import Controller, Item, utc_now
+from busbar.operator.scheduling.sentences import Sentences
+from busbar.operator.scheduling.snapshot import ClusterObjects, build
+from busbar.operator.settings import Settings
+from busbar.operator.training.reservation import moved, same_place
+from busbar.operator.watch.caches import Caches
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.status import clip
+from busbar.scheduler import (
+    Action,
+    ActionKind,
+    Event,
+    Job,
+    JobKind,
+    Memo,
+    Objective,
+    Plan,
+    Policy,
+    Reservation,
+    SchedulerError,
+    Snapshot,
+    WaitingRecord,
+    applied,
+    check_plan,
+    early,
+    plan,
+    react,
+    sentence,
+)
+from busbar.scheduler.performance.learning import quarantined
+
+log = logging.getLogger(__name__)
+
+
+FAULTS_LOGGED = 5  # of a refused plan, in the log
+
+RELEASE_REASONS = {
+    ActionKind.PREEMPT: "Preempted",
+    ActionKind.MOVE: "Moved",
+    ActionKind.GROW: "Resized",
+    ActionKind.SHRINK: "Resized",
+}
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The scheduler's policy, from the settings."""
+    return Policy(
+        objective=Objective(settings.objective),
+        usage_half_life_s=settings.usage_half_life_s,
+        guarantee_reclaim_s=settings.guarantee_reclaim_s,
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The object that a job of the snapshot stands for."""
+
+    item: Item
+    version: str  # its resourceVersion when the snapshot was built
+    index: int = 0
+
+
+class Rounds:
+    """See the module's head."""
+
+    def __init__(
+        self,
+        caches: Caches,
+        controller: Controller,
+        settings: Settings,
+        metrics: Metrics,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sentences: Sentences | None = None,
+    ) -> None:
+        self._caches, self._controller = caches, controller
+        self._settings, self._metrics = settings, metrics
+        self._policy = policy or policy_of(settings)
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self.sentences = sentences or Sentences(
+            controller, per_s=settings.sentences_per_s, every_s=settings.explain_period_s, clock=clock
+        )
+        self.stopped = asyncio.Lock()  # held during a round, and by whoever lets none begin
+        self._memo: Memo | None = None
+        self._last: tuple[Snapshot, Plan] | None = None  # the round before
+        self._outcome: tuple[Plan, Snapshot] | None = None
+        self._planned = True  # False: the last attempt to plan failed
+        self._explained: dict[str, tuple[str, str, float]] = {}
+        self._waiting = False
+        self.took_s = 0.0  # the last round, from the snapshot to its decisions
+        self.forecasts: dict[
+            str, Forecast
+        ] = {}  # by job: forecasts that the next round passes to the reconciles
+        self.after: Callable[[Snapshot], Awaitable[None]] | None = None  # called with each round's snapshot
+
+    def wake(self) -> None:
+        """Something changed that a plan depends on."""
+        self._wake.set()
+
+    def forget(self) -> None:
+        """The next round makes a full plan from the snapshot alone."""
+        self._memo = self._last = None
+
+    @property
+    def debounce_s(self) -> float:
+        """How long a round waits for further events after the first; never longer than the period."""
+        return min(max(self._settings.round_debounce_s, 3 * self.took_s), self._settings.round_period_s)
+
+    @property
+    def last(self) -> tuple[Snapshot, Plan] | None:
+        """What was planned last, and on what; None before the first round and after a fault."""
+        return self._last
+
+    @property
+    def outcome(self) -> Snapshot | None:
+        """The snapshot of the last round as its plan leaves it: what the next round begins with, as far as is known
+        now. None: as `last`."""
+        if self._last is None:
+            return None
+        snapshot, made = self._last
+        if self._outcome is None or self._outcome[0] is not made:
+            self._outcome = made, applied(snapshot, made, made.at_s)
+        return self._outcome[1]
+
+    async def run(self) -> None:
+        full_at = 0.0
+        while True:
+            period = self._settings.round_period_s
+            try:
+                # Not wait_for: in Python 3.11 it can lose a cancellation that arrives together with the event.
+                async with asyncio.timeout(period):
+                    await self._wake.wait()
+                await asyncio.sleep(self.debounce_s)
+            except TimeoutError:
+                if not self._waiting:
+                    continue
+            self._wake.clear()
+            full = self._clock() - full_at >= period
+            if full:
+                full_at = self._clock()
+            try:
+                async with self.stopped:
+                    await self.once(full=full)
+            except (ApiError, ConnectionFailed) as error:
+                log.warning("round failed: %s", error)  # tried again at the next event, or after a period
+                self._waiting = True
+            except PlanRefused as error:
+                log.error("nothing is carried out in this round: %s", error)
+                self._waiting = True
+            except SchedulerError as error:
+                # No plan can be made on this snapshot: log an error; running jobs are still reconciled.
+                log.error("round refused: %s", error, extra={"code": type(error).__name__})
+            except Fenced as error:
+                log.warning("round ended: %s", error)
+                self._waiting = True
+            except Exception:
+                # A bug: running jobs are still reconciled, and the next round plans again.
+                log.exception("round failed")
+                self.forget()
+                self._waiting = True
+
+    async def once(self, *, full: bool = True) -> Plan:
+        """One round."""
+        started = time.perf_counter()
+        now = utc_now()
+        snapshot = build(ClusterObjects.of(self._caches), now, half_life_s=self._policy.usage_half_life_s)
+        snapshot = self._with_reservations(snapshot)
+        targets = self._targets(snapshot)
+        self._planned = False
+        made = await self._decide(snapshot, now.timestamp(), full)
+        self._planned = True
+        self._metrics.rounds.observe(time.perf_counter() - started)
+        self._waiting = bool(made.waiting)
+        reasons = Counter(str(r.code) for r in made.waiting)
+        self._metrics.waiting.clear()
+        for reason, count in reasons.items():
+            self._metrics.waiting.labels(reason).set(count)
+        self._metrics.quarantined.clear()
+        for reason, count in Counter(r.fault for r in quarantined(snapshot.table)).items():
+            self._metrics.quarantined.labels(reason).set(count)
+        acting, acted = self._decisions(snapshot, made, targets)
+        told = self._tell(snapshot, made, targets, acted)
+        self.took_s = time.perf_counter() - started
+        for item in acting:
+            self.sentences.drop(item)
+        for item, (decisions, is_new) in told.items():
+            if item in acting:  # a service of which one replica starts and another waits
+                acting[item] += decisions
+            else:
+                self.sentences.put(item, decisions, is_new=is_new)
+        await asyncio.gather(*(self._controller.process(i, tuple(d)) for i, d in acting.items()))
+        if acting:
+            # A decision may not have been carried out (the object changed, the write failed): check soon.
+            asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
+        if self.after is not None:
+            await self.after(snapshot)
+        return made
+
+    def _with_reservations(self, snapshot: Snapshot) -> Snapshot:
+        """What the last plan collects for jobs goes on being collected; without a last plan, what the statuses say.
+
+        A round that follows one without a plan collects anew: what the statuses say may be why there was none.
+        """
+        if self._last is not None:
+            return replace(snapshot, reservations=self._last[1].reservations)
+        return snapshot if self._planned else replace(snapshot, reservations=())
+
+    async def _decide(self, snapshot: Snapshot, now: float, full: bool) -> Plan:
+        """The checked plan for this snapshot: a full one, or a reaction to what changed since the last round.
+
+        Raises:
+            PlanRefused: the checker refuses it, and also one made from the snapshot alone.
+        """
+        if full or self._last is None:
+            made, self._memo = await asyncio.to_thread(plan, snapshot, self._policy, now, self._memo)
+        else:
+            before, last = self._last
+            made, self._memo = react(snapshot, last, Event.between(before, snapshot, now), self._memo)
+        if await self._faults(snapshot, made):
+            self.forget()
+            plain = replace(self._policy, solver=False)
+            made, _ = await asyncio.to_thread(plan, snapshot, plain, now)
+            if faults := await self._faults(snapshot, made):
+                raise PlanRefused(f"plan {made.id}: {'; '.join(faults[:FAULTS_LOGGED])}")
+            # It was made under another policy: the next round must not react on top of it, and makes a full plan.
+            return made
+        if made.solver_error:
+            log.warning("planned without the solver: %s", made.solver_error)
+        self._last = (snapshot, made)
+        return made
+
+    async def _faults(self, snapshot: Snapshot, made: Plan) -> list[str]:
+        """The faults that the independent checker finds in the plan."""
+        faults = await asyncio.to_thread(check_plan, snapshot, made)
+        if faults:
+            self._metrics.refused_plans.inc()
+            text = "; ".join(faults[:FAULTS_LOGGED])
+            log.error("plan refused: %s", text, extra={"plan": made.id, "faults": len(faults)})
+        return faults
+
+    def _targets(self, snapshot: Snapshot) -> dict[str, Target]:
+        """The object of each job of the snapshot, by job id."""
+        by_uid: dict[str, Target] = {}
+        for kind, cache in (("TrainingJob", self._caches.jobs), ("ModelService", self._caches.services)):
+            for key, obj in cache.items.items():
+                by_uid[obj.metadata.uid] = Target(Item(kind, key), obj.metadata.resource_version or "")
+        pods: dict[str, Pod] = {p.uid: p for p in self._caches.pods.items.values() if p.queued}
+        found: dict[str, Target] = {}
+        for job in snapshot.jobs:
+            uid, _, index = job.id.partition("/")
+            target = by_uid.get(uid)
+            if target is not None:
+                found[job.id] = replace(target, index=int(index or 0))
+            elif uid in pods:
+                found[job.id] = Target(Item("Pod", pods[uid].key), "")
+        return found
+
+    def _decisions(
+        self, snapshot: Snapshot, made: Plan, targets: dict[str, Target]
+    ) -> tuple[dict[Item, list[Decision]], set[str]]:
+        """What starts and stops, by object; and the jobs for which that is so."""
+        jobs = {job.id: job for job in snapshot.jobs}
+        decisions: dict[Item, list[Decision]] = {}
+        acted: set[str] = set()
+        for action in made.actions:
+            target = targets.get(action.job)
+            if target is None:
+                continue
+            decision = self._decision(snapshot, action, jobs[action.job], target)
+            self._metrics.actions.labels(str(action.kind), "ordered" if decision else "early").inc()
+            if decision is not None:
+                acted.add(action.job)
+                decisions.setdefault(target.item, []).append(decision)
+                told = {"action": str(action.kind), "object": str(target.item), "index": target.index}
+                log.info("action planned", extra={"plan": made.id, **told, "reason": action.reason})
+        return decisions, acted
+
+    def _tell(
+        self, snapshot: Snapshot, made: Plan, targets: dict[str, Target], acted: set[str]
+    ) -> dict[Item, tuple[list[Decision], bool]]:
+        """What waiting objects are told, and whether it goes at once: the reason is new to the object's status, or a
+        place is won or lost."""
+        waiting = {job.id for job in snapshot.jobs if job.run is None} - acted
+        places = {reservation.job: reservation for reservation in made.reservations}
+        told: dict[Item, tuple[list[Decision], bool]] = {}
+        for record in made.waiting:
+            target = targets.get(record.job)
+            if target is None or record.job not in waiting:
+                continue
+            reserved, won_or_lost = self._reserved(places.get(record.job), target, made.at_s)
+            wait, is_new = self._explain(record, target, at_once=won_or_lost)
+            news = (wait, self.forecasts.pop(record.job, None), reserved)
+            found = [d for d in news if d is not None]
+            if found:
+                before, was_new = told.get(target.item, ([], False))
+                told[target.item] = ([*before, *found], was_new or is_new or won_or_lost)
+        for started in self.forecasts.keys() - {record.job for record in made.waiting}:
+            del self.forecasts[started]
+        for gone in self._explained.keys() - {job.id for job in snapshot.jobs}:
+            del self._explained[gone]
+        self.sentences.keep({targets[job].item for job in waiting if job in targets})
+        return told
+
+    def _decision(self, snapshot: Snapshot, action: Action, job: Job, target: Target) -> Decision | None:
+        if action.kind is ActionKind.START:
+            if action.to is None or early(snapshot, action):
+                return None
+            return Admit(action.to, action.reason, target.version, target.index)
+        reason = RELEASE_REASONS[action.kind]
+        taken = action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK) or action.makes_room_for is not None
+        return Release(reason, action.reason, target.version, target.index, taken=taken)
+
+    def _reserved(
+        self, place: Reservation | None, target: Target, now_s: float
+    ) -> tuple[Reserved | None, bool]:
+        """The decision that writes the place of a TrainingJob, and whether the job got or lost it.
+
+        None where people would see no difference.
+        """
+        job = self._caches.jobs.items.get(target.item.key) if target.item.kind == "TrainingJob" else None
+        if job is None:
+            return None, False
+        written = job.status.reservation if job.status is not None else None
+        if same_place(written, place) and not moved(written, place, now_s):
+            return None, False
+        return Reserved(place), (written is None) != (place is None)
+
+    def _explain(
+        self, record: WaitingRecord, target: Target, *, at_once: bool = False
+    ) -> tuple[Wait | None, bool]:
+        """The decision that writes why the job waits, and whether its code is new to the object.
+
+        None where the status says it, or where only the sentence differs and was written recently, perhaps by an
+        earlier process; ``at_once``: another sentence goes with a write that is due anyhow.
+        """
+        text, code, now = sentence(record), str(record.code), self._clock()
+        was = self._explained.get(record.job)
+        written = self._written(target)
+        if was is None and written is not None and written[0] == code:
+            was = self._explained[record.job] = (code, clip(written[1]), now)
+        is_new = was is None or was[0] != code or (written is not None and written[0] != code)
+        period_s = 0.0 if at_once else self._settings.explain_period_s
+        recent = was is not None and (was[1] == clip(text) or now - was[2] < period_s)
+        if recent and not is_new:
+            return None, False
+        self._explained[record.job] = (code, clip(text), now)
+        return Wait(code, text, record_for_members(record), target.index), is_new
+
+    def _written(self, target: Target) -> tuple[str, str] | None:
+        """Reason and message of the object's status; None for a pod of another controller, which has none."""
+        if target.item.kind == "Pod":
+            return None
+        cache: Any = self._caches.jobs if target.item.kind == "TrainingJob" else self._caches.services
+        obj = cache.items.get(target.item.key)
+        status = obj.status if obj is not None else None
+        return (str(status.reason or ""), str(status.message or "")) if status is not None else ("", "")
+
+
+def record_for_members(record: WaitingRecord) -> dict[str, Any]:
+    """The record as members of the tenant may read it: amounts, and no other tenant's name."""
+    holders = [
+        {"amount": h.amount_m, "guaranteed": h.guaranteed, "own": h.tenant == record.tenant}
+        for h in record.holders
+    ]
+    fields: dict[str, Any] = {
+        "code": str(record.code),
+        "resource": record.resource,
+        "requested": record.requested,
+        "entitled": record.entitled,
+        "allocated": record.allocated,
+        "limit": record.limit,
+        "free": record.free,
+        "position": record.position,
+        "mode": record.mode or None,
+        "closed": [{"why": c.why, "nodes": c.nodes} for c in record.closed] or None,
+        "holders": holders or None,
+        "changes": [{"kind": c.kind, "current": c.current, "needed": c.needed} for c in record.changes]
+        or None,
+    }
+    return {k: v for k, v in fields.items() if v is not None}
+
+
+def matters(kind: str, old: Any, new: Any) -> bool:
+    """Whether a change of an object asks for something or frees something; what only takes its place does not."""
+    if kind == "Pod":
+        return _pod_matters(old, new)
+    if old is None or new is None:
+        return True
+    if kind == "TrainingJob":
+        return _job_matters(old, new)
+    if kind == "ModelService":
+        return _service_facts(old) != _service_facts(new)
+    if kind in ("AcceleratorPool", "Tenant", "PerformanceProfile"):
+        return bool(old.metadata.generation != new.metadata.generation)
+    return kind == "Node"
+
+
+def _pod_matters(old: Pod | None, new: Pod | None) -> bool:
+    """Pods of our jobs take what their admission has set aside; what other pods take changes what a pool has."""
+    pod = new or old
+    if pod is None or not pod.kind:
+        return old is None or new is None or _pod_facts(old) != _pod_facts(new)
+    if old is None:
+        return False
+    if new is None:
+        return not old.ended
+    before, after = (
+        (p.uid, p.owner_uid, p.ended, p.deleting, p.draining_since, p.requests) for p in (old, new)
+    )
+    return before != after
+
+
+def _pod_facts(pod: Pod) -> tuple[object, ...]:
+    facts = (pod.uid, pod.owner_uid, pod.place, pod.ended, pod.gated, pod.deleting)
+    return (*facts, pod.draining_since, pod.requests)
+
+
+def _job_matters(old: TrainingJob, new: TrainingJob) -> bool:
+    if _identity(old) != _identity(new):
+        return True
+    before, after = _job_state(old), _job_state(new)
+    return before != after and not (before[0] == "waits" and after[0] == "placed")
+
+
+def _identity(job: TrainingJob) -> tuple[object, ...]:
+    return job.metadata.uid, job.metadata.generation, job.metadata.deletion_timestamp
+
+
+def _job_state(job: TrainingJob) -> tuple[object, ...]:
+    """Whether the job waits, has a place or has ended; and what else of its status a plan depends on."""
+    status = job.status
+    if status is None:
+        return "waits", None, False
+    if status.phase in TERMINAL_PHASES:
+        return ("ended",)
+    if status.admission is not None:
+        return "placed", status.admission.id, status.release
+    return "waits", status.retry_at, status.phase is TrainingPhase.SUSPENDED
+
+
+def _service_facts(service: Any) -> tuple[object, ...]:
+    desired = service.status.desired_replicas if service.status else None
+    return (service.metadata.uid, service.metadata.generation, service.metadata.deletion_timestamp, desired)
+
+
+__all__ = ["JobKind", "Rounds", "Target", "matters", "record_for_members"]

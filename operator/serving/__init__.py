@@ -1,0 +1,1 @@
+"""ModelServices: their reconcile, their part of the snapshot, demand, autoscaling and routes."""

@@ -1,0 +1,71 @@
+"""A ModelService as jobs of the scheduler's snapshot, one for each replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from busbar.kube.types import ModelService, TrainingJob
+from busbar.kube.types.meta import ANNOTATION_REQUESTER
+from busbar.operator.pods.claims import Claim, per_pod
+from busbar.operator.serving.reconcile import model_uri, place_of, wanted_indexes
+from busbar.operator.watch.projections import Pod
+from busbar.scheduler import Job, JobId, JobKind, Run
+
+
+def claims(
+    service: ModelService,
+    pods: tuple[Pod, ...],
+    jobs: Iterable[TrainingJob],
+    tenant: str,
+    now: datetime,
+) -> list[Claim]:
+    """One job per replica that exists or is wanted.
+
+    Args:
+        pods: those that the object owns.
+        jobs: those whose output the service may serve.
+    """
+    found: list[Claim] = []
+    for pod in pods:
+        place = place_of(pod)
+        if pod.ended or place is None:
+            continue
+        run = Run(
+            placement=place,
+            started_at_s=(pod.created_at or now).timestamp(),
+            releasing=pod.deleting or pod.draining_since is not None,
+        )
+        job = replace(replica(service, pod.rank, tenant, now), run=run)
+        found.append(Claim(job, frozenset({pod.uid})))
+    if service.metadata.deletion_timestamp is None and model_uri(service, jobs).uri:
+        held = {p.rank for p in pods}
+        found += [
+            Claim(replica(service, i, tenant, now)) for i in wanted_indexes(service, pods) if i not in held
+        ]
+    return found
+
+
+def replica(service: ModelService, index: int, tenant: str, now: datetime) -> Job:
+    """One replica as if it waited: without its run."""
+    spec, meta = service.spec, service.metadata
+    return Job(
+        id=replica_id(service, index),
+        name=f"{meta.name}-{index}",
+        namespace=meta.namespace or "",
+        tenant=tenant,
+        kind=JobKind.SERVING,
+        user=meta.annotations.get(ANNOTATION_REQUESTER, ""),
+        per_pod=per_pod(spec.shape),
+        accelerators=tuple(spec.accelerators or ()),
+        priority=spec.priority,
+        preemptible=False,
+        submitted_at_s=(meta.creation_timestamp or now).timestamp(),
+        reclaim_deadline_s=float(spec.drain_seconds),
+        service=f"{meta.namespace}/{meta.name}",
+    )
+
+
+def replica_id(service: ModelService, index: int) -> JobId:
+    return JobId(f"{service.metadata.uid}/{index}")

@@ -1,0 +1,82 @@
+"""Reads the demand from the gateway every second: requests held, requests in flight, the age of the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+from pydantic import ValidationError
+
+from busbar.kube.contracts.demand import PATH, Demand, ServiceDemand
+from busbar.kube.informer import Key
+from busbar.kube.token_file import TokenFile
+from busbar.operator.settings import Settings
+
+log = logging.getLogger(__name__)
+FRESH_S = 15.0
+LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class DemandReader:
+    """The last demand by service; ``of`` returns None once it is too old to act on."""
+
+    def __init__(self, settings: Settings, changed: Callable[[Key], None]) -> None:
+        self._settings, self._changed = settings, changed
+        self._by_key: dict[Key, ServiceDemand] = {}
+        self._heard_at = float("-inf")
+        path = settings.gateway_token_file
+        self._token = TokenFile(Path(path)) if path else None
+        self._failing = False
+
+    def of(self, key: Key) -> ServiceDemand | None:
+        """The demand for a service; zero where the gateway has seen none."""
+        if time.monotonic() - self._heard_at > FRESH_S:
+            return None
+        return self._by_key.get(key) or ServiceDemand(namespace=key.namespace, name=key.name)
+
+    def take(self, demand: Demand) -> None:
+        """Takes in one answer, and queues the services whose demand changed."""
+        fresh = {Key(s.namespace, s.name): s for s in demand.services}
+        blind = time.monotonic() - self._heard_at > FRESH_S
+        old, self._by_key, self._heard_at = self._by_key, fresh, time.monotonic()
+        for key in fresh.keys() | old.keys():
+            if blind or _load(old.get(key)) != _load(fresh.get(key)):
+                self._changed(key)
+
+    async def run(self) -> None:
+        """Reads for ever; while the gateway does not answer, nothing changes."""
+        timeout = aiohttp.ClientTimeout(total=5)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+            while True:
+                try:
+                    await self._ask(session)
+                    self._failing = False
+                except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError) as error:
+                    if not self._failing:
+                        url = self._settings.gateway_url
+                        log.warning("demand not read", extra={"url": url, "error": repr(error)})
+                    self._failing = True
+                await asyncio.sleep(self._settings.demand_period_s)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        headers = self._token.header() if self._token is not None else {}
+        url = self._settings.gateway_url.rstrip("/") + PATH
+        async with session.get(url, headers=headers, allow_redirects=False) as response:
+            if response.status != 200:
+                raise ValueError(f"{url} answered {response.status}")
+            body = bytearray()
+            async for chunk in response.content.iter_chunked(
+                65536
+            ):  # read(n) returns what has arrived so far
+                body += chunk
+                if len(body) > LIMIT_BYTES:
+                    raise ValueError(f"{url} answered more than {LIMIT_BYTES} bytes")
+        self.take(Demand.model_validate_json(bytes(body)))
+
+
+def _load(demand: ServiceDemand | None) -> tuple[int, int, int]:
+    return (demand.waiting, demand.in_flight, demand.arrivals) if demand is not None else (0, 0, 0)

@@ -1,0 +1,90 @@
+"""The routes document that the gateway streams from the operator: each service's replicas and their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
+from busbar.kube.contracts.routes import Endpoint, Routes, ServiceRoute
+from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.informer import Key
+from busbar.kube.types.model_service import ModelServiceSpec
+from busbar.operator.errors import ProbeRefused
+from busbar.operator.pods.manifests import KIND_SERVICE
+from busbar.operator.pods.prober import address_of
+from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.projections import Node, Pod
+
+
+def build_routes(
+    caches: Caches,
+    workload_key: bytes,
+    revision: int,
+    pod_cidrs: Iterable[str] = (),
+    readings: Mapping[str, ServingStatus] = MappingProxyType({}),
+) -> Routes:
+    """The whole document as of now; `readings` are the last answers of replicas, by pod uid."""
+    tenant_of = tenant_of_namespace(caches.tenants.items.values())
+    services: list[ServiceRoute] = []
+    for key, service in sorted(caches.services.items.items()):
+        if service.metadata.deletion_timestamp is not None:
+            continue
+        spec, status = service.spec, service.status
+        pods = caches.owned_pods(KIND_SERVICE, service)
+        endpoints = [
+            endpoint
+            for pod in pods
+            if (endpoint := _endpoint(pod, caches.nodes.items, workload_key, pod_cidrs)) is not None
+        ]
+        services.append(
+            ServiceRoute(
+                tenant=tenant_of.get(key.namespace, ""),
+                namespace=key.namespace,
+                name=key.name,
+                uid=service.metadata.uid,
+                model_id=spec.model_id or key.name,
+                desired_replicas=(status.desired_replicas or 0) if status is not None else 0,
+                ready_replicas=sum(e.ready for e in endpoints),
+                suspended=spec.suspend or key.namespace not in tenant_of,
+                min_replicas=spec.min_replicas,
+                max_replicas=spec.replica_ceiling,
+                bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
+                endpoints=endpoints,
+                max_model_len=_context_length(spec, pods, readings),
+            )
+        )
+    return Routes(revision=revision, services=services)
+
+
+def _context_length(
+    spec: ModelServiceSpec, pods: Iterable[Pod], readings: Mapping[str, ServingStatus]
+) -> int | None:
+    """The least that a ready replica reports, else what the spec asks for, else None.
+
+    A replica may serve less than the spec asks for, because its KV cache holds no more. vLLM reports nothing; it does
+    not start with less than its flag says, but arguments of the spec's own can change the flag.
+    """
+    serving = [p for p in pods if p.ready and p.draining_since is None and not p.deleting]
+    reports = [readings[p.uid].report for p in serving if p.uid in readings]
+    told = [report.max_model_len for report in reports if report is not None and report.max_model_len]
+    if told:
+        return min(told)
+    if any(argument.startswith("--max-model-len") for argument in spec.args or ()):
+        return None
+    return spec.max_model_len
+
+
+def _endpoint(
+    pod: Pod, nodes: dict[Key, Node], workload_key: bytes, pod_cidrs: Iterable[str]
+) -> Endpoint | None:
+    if pod.ended or pod.phase != "Running":
+        return None
+    try:
+        url = address_of(pod, nodes.get(Key("", pod.node)), pod_cidrs)
+    except ProbeRefused:
+        return None
+    draining = pod.draining_since is not None or pod.deleting
+    former = None if pod.bearers else former_bearer_for(workload_key, pod.owner_uid)
+    ready = pod.ready and not draining
+    return Endpoint(pod=pod.key.name, url=url, ready=ready, draining=draining, bearer=former)

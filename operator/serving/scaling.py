@@ -1,0 +1,82 @@
+"""How many replicas a service should have now, from its spec, its status and the demand.
+
+``busbar.scheduler.autoscale`` decides: a service that is off has none; ``spec.replicas``, where present, is an
+external target, which a held request may exceed by one where the target and ``minReplicas`` are zero; without it,
+demand decides. After a restart the autoscaler's state is rebuilt from the object's status: a wake-up shows as one
+desired replica under a target of zero that was seen before. Only the timing of a scale-down starts again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.types import ModelService
+from busbar.scheduler.autoscale import Demand, Scaling, ScalingState, decide
+
+DOWN_AFTER_S = 60.0
+
+
+def desired_replicas(
+    service: ModelService,
+    demand: ServiceDemand | None,
+    state: ScalingState | None,
+    now: datetime,
+    *,
+    has_model: bool,
+    off: str = "",
+) -> tuple[int, str, ScalingState]:
+    """The count, a sentence why (for the scaling history), and what to remember.
+
+    Args:
+        off: why there shall be no replicas whatever the demand; empty if there may be some.
+    """
+    spec = service.spec
+    state = state if state is not None else remembered(service, now)
+    if not has_model:
+        return 0, "There are no weights to serve yet.", remembered(service, now)
+    scaling = Scaling(
+        min_replicas=spec.min_replicas,
+        max_replicas=spec.replica_ceiling,
+        replicas=spec.replicas,
+        target_in_flight=float(spec.scaling.target_in_flight_per_replica),
+        idle_s=float(spec.scaling.idle_seconds),
+        down_after_s=min(DOWN_AFTER_S, float(spec.scaling.idle_seconds)),
+        suspend=bool(off),
+    )
+    seen = Demand(known=False)
+    if demand is not None:
+        seen = Demand(demand.in_flight, demand.waiting, demand.last_request_age_seconds)
+    count, state = decide(scaling, seen, state, now.timestamp())
+    return count, off or _why(service, seen, state, count), state
+
+
+def remembered(service: ModelService, now: datetime) -> ScalingState:
+    """The autoscaler's state as the status implies it. A new service begins with one replica and counts as busy."""
+    status = service.status
+    busy = [m.timestamp() for m in (service.metadata.creation_timestamp,) if m is not None]
+    if status is None or status.desired_replicas is None:
+        return ScalingState(replicas=1, busy_at_s=max(busy, default=now.timestamp()))
+    if status.last_request_time is not None:
+        busy.append(status.last_request_time.timestamp())
+    if status.scaling_history:
+        busy.append(status.scaling_history[-1].time.timestamp())
+    seen = status.observed_generation == service.metadata.generation
+    return ScalingState(
+        replicas=status.desired_replicas,
+        busy_at_s=max(busy, default=now.timestamp()),
+        woken=seen and service.spec.replicas == 0 and status.desired_replicas > 0,
+    )
+
+
+def _why(service: ModelService, demand: Demand, state: ScalingState, count: int) -> str:
+    spec = service.spec
+    if state.woken:
+        return "A request woke the service."
+    if spec.replicas is not None:
+        return f"spec.replicas is {spec.replicas}."
+    if not demand.known:
+        return "The gateway says nothing; the count is kept within its bounds."
+    if count == 0:
+        return f"No request for {spec.scaling.idle_seconds} s."
+    return f"{demand.total} requests in flight or waiting, {spec.scaling.target_in_flight_per_replica} per replica."

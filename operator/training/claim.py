@@ -1,0 +1,80 @@
+"""A TrainingJob as a job of the scheduler's snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from busbar.kube.types import TrainingJob
+from busbar.kube.types.meta import ANNOTATION_REQUESTER
+from busbar.kube.types.shape import Domain
+from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.pods.claims import Claim, per_pod
+from busbar.operator.profiles.table import workload
+from busbar.operator.training.reservation import reservation_of
+from busbar.operator.training.view import is_managed, leftovers, placement_of
+from busbar.operator.watch.projections import Pod
+from busbar.scheduler import Job, JobId, JobKind, Run
+
+
+def claim(obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime) -> Claim | None:
+    """The job in the snapshot; None if it holds nothing and may not start.
+
+    Args:
+        pods: those that the object owns.
+    """
+    status = obj.status
+    if status is not None and status.phase in TERMINAL_PHASES:
+        return None
+    if status is None or status.admission is None:
+        waits = is_managed(obj) and not obj.spec.suspend
+        retry_at = status.retry_at if status is not None else None
+        if not waits or (retry_at is not None and retry_at > now):
+            return None
+        if status is not None and leftovers(status, pods):
+            return None
+        return Claim(waiting(obj, tenant, now), reservation=reservation_of(obj))
+    admission = status.admission
+    placement = placement_of(admission)
+    started = admission.admitted_at or now
+    saved = status.checkpoint.saved_at if status.checkpoint is not None else None
+    run = Run(
+        placement=placement,
+        started_at_s=started.timestamp(),
+        saved_at_s=saved.timestamp() if saved is not None and saved >= started else None,
+        releasing=status.release is not None or obj.metadata.deletion_timestamp is not None,
+    )
+    counted = frozenset(pod.uid for pod in pods if pod.attempt == (status.attempt or 0))
+    return Claim(replace(waiting(obj, tenant, now), run=run), counted)
+
+
+def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
+    """The job as if it waited: without its run."""
+    spec, meta, status = obj.spec, obj.metadata, obj.status
+    load = workload(obj)
+    progress = status.progress if status is not None else None
+    return Job(
+        id=JobId(meta.uid or "draft"),
+        name=meta.name,
+        namespace=meta.namespace or "",
+        tenant=tenant,
+        kind=JobKind.TRAINING if spec.engine is not None else JobKind.OPAQUE,
+        user=meta.annotations.get(ANNOTATION_REQUESTER, ""),
+        workload_class=load.workload_class,
+        min_pods=spec.shape.min_pods,
+        # A gang starts with the number of pods that it can get, and keeps it.
+        max_pods=spec.shape.max_pods,
+        required_domain=None if spec.shape.within is None else list(Domain).index(spec.shape.within) + 1,
+        per_pod=per_pod(spec.shape),
+        accelerators=tuple(spec.accelerators or ()),
+        modes=load.modes,
+        priority=spec.priority,
+        preemptible=spec.preemptible,
+        submitted_at_s=(meta.creation_timestamp or now).timestamp(),
+        remaining_work=load.remaining(progress.step if progress is not None else 0),
+        attained_s=status.usage.work_units if status is not None and status.usage is not None else 0.0,
+        preemptions=(status.preemptions or 0) if status is not None else 0,
+        last_move_at_s=status.last_move_time.timestamp()
+        if status is not None and status.last_move_time
+        else None,
+    )

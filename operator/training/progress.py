@@ -1,0 +1,156 @@
+"""Merges what a training pod reports into its job's status.
+
+A reading is one answer of ``GET /status`` or the termination message of a pod that has ended: the same JSON.
+It comes from a tenant's container: after validation and within bounds it fills progress, checkpoint and evaluation
+of that tenant's own job. Only the speed affects others, as far as it is plausible (profiles/speeds.py). A status
+that the API server refuses cannot be written, and a job whose status cannot be written never ends: so numbers are
+limited to what the schema accepts.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from busbar.kube.contracts.report import TrainingReport
+from busbar.kube.contracts.workload import EvaluationReport, TrainingState, TrainingStatus
+from busbar.kube.types.training_job import (
+    CheckpointStatus,
+    EvaluationResult,
+    Fingerprint,
+    LostWork,
+    MemoryUse,
+    Progress,
+    TrainingJobStatus,
+)
+from busbar.operator.write.status import human_duration
+
+LARGEST = 2**53  # JSON numbers are exact up to here
+
+
+def merge_reading(
+    status: TrainingJobStatus, reading: TrainingStatus, now: datetime, slack: float | None = None
+) -> TrainingJobStatus:
+    """The job's status after taking the reading in.
+
+    Args:
+        slack: the mean over the lower bound of the speed that the profile holds for the job's placement, as a factor
+            on the time left; None: the profile has no speed for it.
+    """
+    fields: dict[str, Any] = {}
+    if reading.total_steps or reading.step:
+        fields["progress"] = _progress(reading, now, slack)
+    if reading.report is not None:
+        fields["memory"] = _memory(reading.report)
+    elif reading.tokens_per_second is None:
+        fields["memory"] = None  # a new attempt: the old numbers were measured elsewhere
+    if reading.checkpoint is not None:
+        fields["checkpoint"] = CheckpointStatus(
+            step=_count(reading.checkpoint.step), saved_at=_past(reading.checkpoint.saved_at, now)
+        )
+    if reading.evaluation is not None:
+        fields["evaluation"] = _evaluation(reading.evaluation)
+    if reading.fingerprint is not None:
+        fields["fingerprint"] = Fingerprint(
+            losses=reading.fingerprint.losses, weights=reading.fingerprint.weights
+        )
+    lost = _lost_work(status, reading)
+    if lost is not None:
+        fields["lost_work"] = lost
+    return status.model_copy(update=fields)
+
+
+def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Progress:
+    done = reading.phase in (TrainingState.DONE, TrainingState.EVALUATING)
+    eta = _amount(reading.eta_seconds, 0) if not done else None
+    step, total = _count(reading.step), _count(reading.total_steps)
+    percent = min(100.0, 100.0 * step / total) if total > 0 else None
+    return Progress(
+        step=step,
+        total_steps=total,
+        loss=_finite(reading.loss, 4),
+        tokens_per_second=_amount(reading.tokens_per_second, 1),
+        tokens=_count(reading.tokens),
+        eta_seconds=eta,
+        eta=human_duration(eta) if eta is not None else None,
+        eta_p50=_moment(now, eta, 1.0),
+        eta_p90=_moment(now, eta, slack) if slack is not None else None,
+        percent=round(percent, 1) if percent is not None else None,
+    )
+
+
+def _memory(report: TrainingReport) -> MemoryUse:
+    return MemoryUse(
+        planned_device_mib=_mib(report.planned_device_bytes),
+        peak_device_mib=_mib(report.peak_device_bytes),
+        planned_host_mib=_mib(report.planned_host_bytes),
+        peak_host_mib=_mib(report.peak_host_bytes),
+    )
+
+
+def _mib(size: int | None) -> int | None:
+    """Whole MiB, rounded up, so that a peak that grows by bytes causes no write."""
+    return None if size is None else -(-size // 2**20)
+
+
+def _lost_work(status: TrainingJobStatus, reading: TrainingStatus) -> LostWork | None:
+    """Adds the steps lost by each attempt once: the attempt that was counted last is stored beside the sum."""
+    attempt = status.attempt or 0
+    old = status.lost_work or LostWork()
+    if reading.resumed_from_step is None or old.attempt == attempt:
+        return None
+    before = status.progress.step if status.progress is not None else 0
+    steps = _count(max(reading.lost_steps, before - reading.resumed_from_step))
+    return LostWork(
+        steps=_count(old.steps + steps),
+        seconds=round(old.seconds + steps * _seconds_per_step(status), 1),
+        attempt=attempt,
+    )
+
+
+def _seconds_per_step(status: TrainingJobStatus) -> float:
+    """Seconds per step of the attempt that was lost, from its progress."""
+    progress = status.progress
+    if progress is None or not progress.tokens_per_second or not progress.step:
+        return 0.0
+    return progress.tokens / progress.step / progress.tokens_per_second
+
+
+def _evaluation(reading: EvaluationReport) -> EvaluationResult:
+    return EvaluationResult(
+        bits_per_byte=_amount(reading.bits_per_byte, 6),
+        bigram_bits_per_byte=_amount(reading.bigram_bits_per_byte, 6),
+        ngram_bits_per_byte=_amount(reading.ngram_bits_per_byte, 6),
+        held_out_bytes=_count(reading.held_out_bytes),
+    )
+
+
+def _count(value: int) -> int:
+    """A count between zero and the largest integer that every reader of JSON represents exactly."""
+    return min(max(0, value), LARGEST)
+
+
+def _amount(value: float | None, digits: int) -> float | None:
+    """Like ``_finite``, and None for a negative number."""
+    return _finite(value, digits) if value is not None and value >= 0 else None
+
+
+def _past(moment: datetime, now: datetime) -> datetime:
+    """The moment, with a time zone and at most now; the pod's clock may be wrong."""
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return min(aware, now)
+
+
+def _finite(value: float | None, digits: int) -> float | None:
+    """Rounded; None for what JSON or the schema does not accept."""
+    if value is None or value != value or abs(value) > 1e15:
+        return None
+    return round(value, digits)
+
+
+def _moment(now: datetime, eta_s: float | None, factor: float) -> datetime | None:
+    if eta_s is None or not 0 <= eta_s < 10 * 365 * 86400:
+        return None
+    # To ten seconds: an estimate that changes in every answer would cause a write for every answer.
+    seconds = round((now + timedelta(seconds=eta_s * factor)).timestamp() / 10) * 10
+    return datetime.fromtimestamp(seconds, tz=now.tzinfo)

@@ -1,0 +1,329 @@
+"""The reconcile of a TrainingJob: a pure function from its view to the status to write and the actions to do.
+
+    (none) ──► Queued ──► Admitted ──► Starting ──► Running ──► Succeeded
+                 ▲  ▲        │            │            │
+                 │  └────────┴── attempt failed ───────┤  (retryLimit, back-off)
+                 │                                     │
+                 └────── Preempting ◄── preempt, suspend, gang incomplete
+                             └──► Suspended                    Failed
+
+Each call reads the object, its pods and what the pods report, and returns at most one new status and some
+actions. The status is written first, under the resourceVersion it was decided on; the actions follow. So the
+order is always: admission in the status → pods → gates → phases; and when the job stops: release in the status →
+pods gone → admission cleared. If the operator is killed between any two steps, the same function continues from
+there.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from busbar.kube.resources import PODS, SECRETS, SERVICES
+from busbar.kube.types import TrainingPhase
+from busbar.kube.types.reasons import Reason
+from busbar.kube.types.training_job import (
+    TERMINAL_PHASES,
+    Admission,
+    PodCounts,
+    Preview,
+    TrainingJobStatus,
+)
+from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
+from busbar.operator.pods import manifests
+from busbar.operator.training.attempt_end import attempt_over, fail, finished
+from busbar.operator.training.release import begin_release, releasing, stuck_pod
+from busbar.operator.training.reservation import with_reservation
+from busbar.operator.training.start_forecast import started, with_forecast, withdrawn
+from busbar.operator.training.status import (
+    count_usage,
+    counted_to,
+    in_phase,
+    numbers_due,
+    with_image,
+    with_readings,
+)
+from busbar.operator.training.view import (
+    JobUpdate,
+    JobView,
+    attempt_pods,
+    delete_pod,
+    is_managed,
+    key_of_body,
+    leftovers,
+    per_pod_of,
+    placement_of,
+)
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.actions import Action, Apply, Create, LiftGate
+from busbar.operator.write.status import (
+    clip,
+    seconds_until,
+)
+
+NAME_TAKEN_AGAIN_S = 1.0
+"""The end of another's pod is no event of this job, so it is looked for."""
+
+
+def reconcile(
+    view: JobView,
+    decision: Decision | None = None,
+    forecast: Forecast | None = None,
+    reserved: Reserved | None = None,
+) -> JobUpdate:
+    """See the module's head. A forecast and a place go with a reason to wait, in one status, or alone."""
+    if not is_managed(view.job):
+        return JobUpdate()
+    status = view.status
+    if status.phase in TERMINAL_PHASES:
+        return finished(view)
+    if status.admission is None:
+        return _waiting(view, decision, forecast, reserved)
+    if status.release is not None:
+        return releasing(view)
+    return _admitted(view, decision)
+
+
+def _waiting(
+    view: JobView, decision: Decision | None, forecast: Forecast | None, reserved: Reserved | None
+) -> JobUpdate:
+    status = view.status
+    alive = leftovers(status, view.pods)
+    cleaning = tuple(delete_pod(p, view) for p in alive if not p.deleting)
+    if view.suspended is not None:
+        void = withdrawn(status).model_copy(update={"reservation": None})
+        return JobUpdate(in_phase(view, void, TrainingPhase.SUSPENDED, *view.suspended), cleaning)
+    if alive:
+        stuck = stuck_pod(view, alive)
+        waiting_status = (
+            in_phase(view, status, TrainingPhase.QUEUED, Reason.POD_STUCK, stuck) if stuck else None
+        )
+        return JobUpdate(waiting_status, cleaning, view.settings.unschedulable_s)
+    if status.retry_at is not None and status.retry_at > view.now:
+        return JobUpdate(None, (), seconds_until(status.retry_at, view.now))
+    if isinstance(decision, Admit) and decision.assumed_version == view.job.metadata.resource_version:
+        return JobUpdate(_admit(view, decision))
+    if isinstance(decision, Wait):
+        fields = {
+            "waiting": decision.record or None,
+            "preview": Preview(starts_now=False, reason=clip(decision.message)),
+        }
+        queued = status.model_copy(update=fields)
+        told = in_phase(view, queued, TrainingPhase.QUEUED, decision.reason, decision.message)
+        return JobUpdate(_told(view, told, forecast, reserved))
+    if status.phase is TrainingPhase.QUEUED and (forecast is not None or reserved is not None):
+        told = _told(view, status, forecast, reserved)
+        return JobUpdate(told if told is not status else None)
+    return JobUpdate(offer=status.retry_at is not None)
+
+
+def _told(
+    view: JobView, status: TrainingJobStatus, forecast: Forecast | None, reserved: Reserved | None
+) -> TrainingJobStatus:
+    """The status with what a waiting job is told of its start; the same one where nothing has changed."""
+    if reserved is not None:
+        status = with_reservation(view.job, status, reserved, view.now)
+    if forecast is not None:
+        status = with_forecast(view.job.model_copy(update={"status": status}), forecast, view.now) or status
+    return status
+
+
+def _admit(view: JobView, decision: Admit) -> TrainingJobStatus:
+    """The status that admits the job; an admission is this one write."""
+    status, placement = view.status, decision.placement
+    attempt = (status.attempt or 0) + 1
+    price = view.pool.spec.price_per_hour if view.pool is not None else 0.0
+    admission = Admission(
+        id=f"{view.job.metadata.uid[:8]}-{attempt}",
+        pool=placement.pool,
+        accelerator=placement.accelerator,
+        mode=placement.mode,
+        pods=placement.pods,
+        accelerators_per_pod=view.job.spec.shape.accelerators_per_pod,
+        nodes=list(placement.nodes),
+        per_pod=per_pod_of(placement),
+        admitted_at=view.now,
+        reason=clip(decision.reason),
+    )
+    preview = Preview(
+        starts_now=True,
+        pool=placement.pool,
+        mode=placement.mode,
+        reason=clip(decision.reason),
+        cost_per_hour=round(placement.pods * admission.accelerators_per_pod * price, 6),
+    )
+    fields = {
+        "attempt": attempt,
+        "admission": admission,
+        "preview": preview,
+        "waiting": None,
+        "reservation": None,
+        "retry_at": None,
+        "last_usage_time": view.now,
+        **started(view.job, view.now),
+    }
+    return in_phase(
+        view, status.model_copy(update=fields), TrainingPhase.ADMITTED, Reason.ADMITTED, decision.reason
+    )
+
+
+def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
+    status, spec = view.status, view.job.spec
+    admission = status.admission
+    assert admission is not None
+    current = attempt_pods(view)
+    ended = attempt_over(view, current, admission)
+    if ended is not None:
+        return ended
+    if view.suspended is not None:
+        reason = view.suspended[0]
+        return begin_release(view, reason, "The job is being suspended: it saves its state first.")
+    if isinstance(decision, Release) and decision.assumed_version == view.job.metadata.resource_version:
+        return begin_release(view, decision.reason, decision.message, moved=True, taken=decision.taken)
+    limit_s = spec.active_deadline_seconds
+    if limit_s is not None and status.start_time is not None and _held_s(view, admission) >= limit_s:
+        text = f"The job ran longer than activeDeadlineSeconds ({limit_s} s)."
+        return fail(view, Reason.DEADLINE_EXCEEDED, text)
+    stale = [delete_pod(p, view) for p in leftovers(status, view.pods) if not p.deleting]
+    # Ended pods of earlier attempts were kept for their logs; the new attempt replaces them.
+    stale += [delete_pod(p, view) for p in view.pods if p.ended and p.attempt < (status.attempt or 0)]
+    if stale:
+        return JobUpdate(None, tuple(stale))
+    missing = [rank for rank in range(admission.pods) if rank not in current]
+    gated = [p for p in current.values() if p.gated]
+    if missing or gated:
+        late = _incomplete(view, current, admission)
+        if late is not None:
+            return late
+    if missing and view.holders:
+        return _name_taken(view, admission)
+    if missing:
+        return _create(view, admission, missing)
+    if gated:
+        lifts = tuple(LiftGate(p.key, p.uid, p.gate_index) for p in gated)
+        return JobUpdate(None, lifts, view.settings.gang_timeout_s)
+    return _running(view, current, admission)
+
+
+def _held_s(view: JobView, admission: Admission) -> float:
+    """For how long the job has been admitted in all: time in the queue and time suspended do not count."""
+    status = view.status
+    devices = admission.pods * admission.accelerators_per_pod
+    counted = status.usage.accelerator_seconds / devices if status.usage is not None and devices else 0.0
+    since = counted_to(status) or view.now
+    return counted + max(0.0, (view.now - since) / timedelta(seconds=1))
+
+
+def _create(view: JobView, admission: Admission, missing: list[int]) -> JobUpdate:
+    placement = placement_of(admission)
+    actions: list[Action] = []
+    secret = manifests.bearers_secret(view.job, view.rendering)
+    if secret is not None:
+        actions.append(Apply(SECRETS, secret))
+    if placement.pods > 1:
+        service = manifests.gang_service(view.job)
+        actions.append(Create(SERVICES, key_of_body(service), service))
+    for rank in missing:
+        body = manifests.training_pod(
+            view.job,
+            attempt=view.status.attempt or 1,
+            rank=rank,
+            admission_id=admission.id,
+            placement=placement,
+            pool=view.pool,
+            rendering=view.rendering,
+        )
+        actions.append(Create(PODS, key_of_body(body), body))
+    if not view.refused:
+        return JobUpdate(None, tuple(actions))
+    text = f"Its pods cannot be made, and are tried again: {view.refused}"
+    status = in_phase(view, view.status, TrainingPhase.ADMITTED, Reason.PODS_REFUSED, text)
+    return JobUpdate(status, tuple(actions))
+
+
+def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> JobUpdate:
+    status = view.status
+    running = sum(p.phase == "Running" for p in current.values())
+    if running < admission.pods and not any(p.ended for p in current.values()):
+        late = _incomplete(view, current, admission)
+        if late is not None:
+            return late
+        if not view.counts_due:
+            return JobUpdate(None, (), view.settings.count_period_s)
+        problem = next((p.problem for p in current.values() if p.problem), "")
+        text = problem or f"{running} of {admission.pods} pods run; the others are starting."
+        counted = status.model_copy(update={"pods": PodCounts(ready=running, total=len(current))})
+        new = in_phase(view, counted, TrainingPhase.STARTING, Reason.STARTING, text)
+        return JobUpdate(new, (), min(view.settings.unschedulable_s, view.settings.gang_timeout_s))
+    started = max((p.started_at or view.now for p in current.values()), default=view.now)
+    fields = {
+        "pods": PodCounts(ready=running, total=len(current)),
+        "start_time": status.start_time or started,
+    }
+    if admission.started_at is None:
+        fields["admission"] = admission.model_copy(update={"started_at": started})
+    text = f"Attempt {status.attempt} runs on {', '.join(dict.fromkeys(admission.nodes))}."
+    refused = view.refusals.get(current[0].uid) if 0 in current else None
+    if refused is not None:
+        text = f"{text} Its progress cannot be read: {refused}."
+    new = with_image(view, status.model_copy(update=fields), current)
+    new = in_phase(view, new, TrainingPhase.RUNNING, Reason.RUNNING, text)
+    new = with_readings(view, new, current)
+    if new.phase is status.phase and not numbers_due(view, new):
+        return JobUpdate(None, (), view.settings.progress_period_s)
+    return JobUpdate(count_usage(view, new, view.now), (), view.settings.usage_period_s)
+
+
+def _name_taken(view: JobView, admission: Admission) -> JobUpdate:
+    """Gives the place back: under the next attempt's names the pods can be made.
+
+    The pods of an earlier object of this name go by themselves, so they are waited for as long as for one that cannot
+    be placed.
+    """
+    holder = view.holders[0]
+    earlier = bool(holder.kind)
+    owner = f"an earlier object named {holder.job}" if earlier else holder.owner or "nobody"
+    text = f"Pod {holder.key.name} exists already and belongs to {owner}, so this job's pod cannot be made."
+    waited = view.now - admission.admitted_at if admission.admitted_at is not None else timedelta(0)
+    limit_s = view.settings.unschedulable_s
+    if (earlier or holder.deleting) and waited <= timedelta(seconds=limit_s):
+        status = in_phase(view, view.status, TrainingPhase.ADMITTED, Reason.PODS_REFUSED, text)
+        return JobUpdate(status, (), NAME_TAKEN_AGAIN_S)
+    return begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.")
+
+
+def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) -> JobUpdate | None:
+    """Tears down a gang that does not start, so that half a gang does not hold devices for ever.
+
+    When every pod has its node and still does not run (an image that cannot be pulled, a missing Secret), the attempt
+    counts against ``retryLimit``, as the next one would fail the same way. Lack of room does not count.
+    """
+    limit = timedelta(seconds=view.settings.gang_timeout_s)
+    stuck = timedelta(seconds=view.settings.unschedulable_s)
+    age = view.now - admission.admitted_at if admission.admitted_at is not None else timedelta(0)
+    if view.refused and len(current) < admission.pods and age > stuck:
+        text = f"The API server does not take its pods; it is queued again. {view.refused}"
+        return begin_release(view, Reason.GANG_INCOMPLETE, text)
+    if age > limit:
+        text = _why(f"The gang was not complete within {view.settings.gang_timeout_s:.0f} s.", current)
+        placed = [p for p in current.values() if p.node and not p.gated]
+        if len(placed) == admission.pods:
+            return _failed_to_start(view, text)
+        return begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.")
+    for pod in current.values():
+        if pod.unschedulable_since is not None and view.now - pod.unschedulable_since > stuck:
+            text = f"Pod {pod.key.name} could not be placed on {pod.pinned}; the gang is queued again."
+            return begin_release(view, Reason.GANG_INCOMPLETE, _why(text, current))
+    return None
+
+
+def _failed_to_start(view: JobView, text: str) -> JobUpdate:
+    restarts, limit = view.status.restarts or 0, view.job.spec.retry_limit
+    text = f"{text.rstrip('.')}. This was try {restarts + 1} of {limit + 1}."
+    if restarts >= limit:
+        return fail(view, Reason.RETRY_LIMIT_REACHED, text)
+    return begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.", counts=True)
+
+
+def _why(text: str, current: dict[int, Pod]) -> str:
+    problem = next((p.problem for p in current.values() if p.problem), "")
+    return f"{text} {problem}" if problem else text

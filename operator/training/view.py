@@ -1,0 +1,157 @@
+"""The input and the result of one reconcile of a TrainingJob, and the pods of its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from busbar.kube.contracts.workload import TrainingStatus
+from busbar.kube.informer import Key
+from busbar.kube.resources import PODS
+from busbar.kube.types import AcceleratorPool, TrainingJob
+from busbar.kube.types.reasons import Reason
+from busbar.kube.types.training_job import (
+    Admission,
+    PerPod,
+    TrainingJobStatus,
+)
+from busbar.operator.pods import manifests
+from busbar.operator.settings import Settings
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.actions import Action, Delete
+from busbar.scheduler import Placement, Resources
+
+MANAGER = "busbar.dev/operator"
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The whole input of one reconcile of one job."""
+
+    job: TrainingJob
+    pods: tuple[Pod, ...]  # all that this object owns
+    now: datetime
+    settings: Settings
+    rendering: manifests.Rendering
+    pool: AcceleratorPool | None = None  # of the admission, or of the decision
+    readings: Mapping[str, TrainingStatus] = field(default_factory=dict)  # by pod uid
+    refusals: Mapping[str, str] = field(default_factory=dict)  # by pod uid: why its port is not read
+    asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /checkpoint, answered or not
+    counted: bool = True  # of an ended job: whether its profile has its speed, so that the job may be deleted
+    slack: float | None = None  # see progress.merge_reading
+    counts_due: bool = True  # whether a start that is under way is told now: its last status is some time ago
+    refused: str = ""  # why the API server refused its pods, the last time they were sent
+    has_tenant: bool = True  # whether a Tenant has the namespace
+    holders: tuple[Pod, ...] = ()  # pods of others that have the names of its pods
+
+    @property
+    def status(self) -> TrainingJobStatus:
+        return self.job.status or TrainingJobStatus()
+
+    @property
+    def suspended(self) -> tuple[Reason, str] | None:
+        """Why the job must not run, and what lets it; None if it may wait for its turn.
+
+        A job that never ran and has no Tenant waits like any other: the scheduler says why.
+        """
+        if self.job.spec.suspend:
+            return Reason.SUSPENDED, "The job is suspended; set spec.suspend to false to queue it."
+        if not self.has_tenant and self.status.attempt:
+            return (
+                Reason.TENANT_GONE,
+                "The job is suspended: no Tenant has its namespace any more; it is queued when one names it.",
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class JobUpdate:
+    """The status to write, the actions after it, and after how long to reconcile again at the latest."""
+
+    status: TrainingJobStatus | None = None
+    actions: tuple[Action, ...] = ()
+    again_s: float | None = None
+    offer: bool = False  # a scheduling round should run now
+
+
+def is_managed(job: TrainingJob) -> bool:
+    """Whether this operator manages the object."""
+    return job.spec.managed_by in (None, MANAGER) and job.metadata.deletion_timestamp is None
+
+
+def placement_of(admission: Admission) -> Placement:
+    """The placement of an admission in a status."""
+    per_pod = admission.per_pod or PerPod(accelerators_m=admission.accelerators_per_pod * 1000)
+    return Placement(
+        pool=admission.pool,
+        accelerator=admission.accelerator,
+        mode=admission.mode or "resident",
+        nodes=tuple(admission.nodes),
+        per_pod=resources_of(per_pod),
+    )
+
+
+def resources_of(per_pod: PerPod) -> Resources:
+    """What each pod requests, from a status."""
+    return Resources(
+        accelerators_m=per_pod.accelerators_m,
+        cpu_m=per_pod.cpu_m,
+        memory_mib=per_pod.memory_mib,
+        ephemeral_mib=per_pod.ephemeral_mib,
+    )
+
+
+def per_pod_of(placement: Placement) -> PerPod:
+    """The inverse of `resources_of`, for a placement."""
+    asked = placement.per_pod
+    return PerPod(
+        accelerators_m=asked.accelerators_m,
+        cpu_m=asked.cpu_m,
+        memory_mib=asked.memory_mib,
+        ephemeral_mib=asked.ephemeral_mib,
+    )
+
+
+def attempt_pods(view: JobView) -> dict[int, Pod]:
+    """The pods of the present attempt by rank."""
+    attempt = view.status.attempt or 0
+    return {p.rank: p for p in view.pods if p.attempt == attempt}
+
+
+def holders(job: TrainingJob, own: tuple[Pod, ...], pods: Mapping[Key, Pod]) -> tuple[Pod, ...]:
+    """Pods that have the names of an admitted attempt's pods and that this object did not make.
+
+    Args:
+        own: pods that it made, of any attempt.
+        pods: all pods of the cluster.
+    """
+    status = job.status
+    if status is None or status.admission is None:
+        return ()
+    if sum(p.attempt == status.attempt for p in own) >= status.admission.pods:
+        return ()  # so it is nearly always, and a large gang costs nothing here
+    names = (
+        manifests.training_pod_name(job.metadata.name, status.attempt or 1, rank)
+        for rank in range(status.admission.pods)
+    )
+    found = (pods.get(Key(job.metadata.namespace or "", name)) for name in names)
+    return tuple(p for p in found if p is not None and p.owner_uid != job.metadata.uid)
+
+
+def leftovers(status: TrainingJobStatus, pods: tuple[Pod, ...]) -> list[Pod]:
+    """Pods that still hold resources but belong to no admission: the job may not start before they are gone."""
+    admitted = status.admission is not None
+    return [p for p in pods if not p.ended and not (admitted and p.attempt == (status.attempt or 0))]
+
+
+def delete_pod(pod: Pod, view: JobView) -> Delete:
+    started = pod.phase == "Running"
+    grace = view.job.spec.preemption.grace_period_seconds if started else None
+    return Delete(PODS, pod.key, pod.uid, grace)
+
+
+def key_of_body(body: dict[str, object]) -> Key:
+    meta = body["metadata"]
+    assert isinstance(meta, dict)
+    return Key(str(meta["namespace"]), str(meta["name"]))

@@ -1,0 +1,167 @@
+"""One cache per kind, and the few indexes that decisions need.
+
+Our kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
+by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies and opted-in Jobs come
+through our own informers. The caches decide nothing; ``on_change`` is called with each object that changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from busbar.kube.client import KubeClient, Object
+from busbar.kube.informer import Cache, Informer, Key
+from busbar.kube.resources import (
+    ACCELERATOR_POOLS,
+    JOBS,
+    MODEL_SERVICES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PERFORMANCE_PROFILES,
+    PODS,
+    ROLE_BINDINGS,
+    TENANTS,
+    TRAINING_JOBS,
+    Resource,
+)
+from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
+from busbar.kube.types.meta import LABEL_QUEUE
+from busbar.kube.types.meta import Resource as Model
+from busbar.operator.watch.projections import Node, Pod, project_node, project_pod
+from busbar.operator.watch.small_projections import (
+    BatchJobSeen,
+    BindingSeen,
+    NamespaceSeen,
+    PolicySeen,
+    project_batch_job,
+    project_binding,
+    project_namespace,
+    project_policy,
+)
+
+log = logging.getLogger(__name__)
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_SELECTOR = f"{MANAGED_BY}=busbar"
+
+
+Changed = Callable[[str, Key, Any, Any], None]
+"""(kind, key, old, new)"""
+
+
+class Caches:
+    """See the module's head."""
+
+    def __init__(self, client: KubeClient, on_change: Changed, *, inactivity_s: float) -> None:
+        self._on_change = on_change
+        self.jobs: Cache[TrainingJob] = self._cache(TRAINING_JOBS, TrainingJob)
+        self.services: Cache[ModelService] = self._cache(MODEL_SERVICES, ModelService)
+        self.pools: Cache[AcceleratorPool] = self._cache(ACCELERATOR_POOLS, AcceleratorPool)
+        self.tenants: Cache[Tenant] = self._cache(TENANTS, Tenant)
+        self.profiles: Cache[PerformanceProfile] = self._cache(PERFORMANCE_PROFILES, PerformanceProfile)
+        self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
+
+        def changed(kind: str) -> Callable[[Key, Any, Any], None]:
+            return lambda key, old, new: on_change(kind, key, old, new)
+
+        self.pods: Informer[Pod] = Informer(
+            client, PODS, project_pod, self._pod_changed, inactivity_s=inactivity_s
+        )
+        self.nodes: Informer[Node] = Informer(
+            client, NODES, project_node, changed("Node"), inactivity_s=inactivity_s
+        )
+        self.namespaces: Informer[NamespaceSeen] = Informer(
+            client, NAMESPACES, project_namespace, changed("Namespace"), inactivity_s=inactivity_s
+        )
+        self.bindings: Informer[BindingSeen] = Informer(
+            client, ROLE_BINDINGS, project_binding, changed("RoleBinding"),
+            label_selector=MANAGED_SELECTOR, inactivity_s=inactivity_s,
+        )  # fmt: skip
+        self.policies: Informer[PolicySeen] = Informer(
+            client, NETWORK_POLICIES, project_policy, changed("NetworkPolicy"),
+            label_selector=MANAGED_SELECTOR, inactivity_s=inactivity_s,
+        )  # fmt: skip
+        self.batch_jobs: Informer[BatchJobSeen] = Informer(
+            client, JOBS, project_batch_job, changed("Job"),
+            label_selector=f"{LABEL_QUEUE}=true", inactivity_s=inactivity_s,
+        )  # fmt: skip
+
+    @property
+    def informers(self) -> tuple[Informer[Any], ...]:
+        return (self.pods, self.nodes, self.namespaces, self.bindings, self.policies, self.batch_jobs)
+
+    @property
+    def ours(self) -> tuple[Cache[Any], ...]:
+        return (self.jobs, self.services, self.pools, self.tenants, self.profiles)
+
+    def by_kind(self) -> dict[str, Cache[Any]]:
+        return {c.resource.kind: c for c in (*self.ours, *self.informers)}
+
+    def owner(self, kind: str, key: Key) -> Model | None:
+        """The job or service with this key, by the name of its kind."""
+        cache: Cache[Any] = self.jobs if kind == TRAINING_JOBS.kind else self.services
+        found: Model | None = cache.items.get(key)
+        return found
+
+    def named_pods(self, kind: str, key: Key) -> list[Key]:
+        """The pods that carry this label of kind and this owner's name, whoever made them."""
+        return list(self._owned.get((kind, key), ()))
+
+    def owned_pods(self, kind: str, owner: Model) -> tuple[Pod, ...]:
+        """The pods that this very object made; those of an earlier object of the name are not among them."""
+        key = Key(owner.metadata.namespace or "", owner.metadata.name)
+        found = (self.pods.items.get(k) for k in self._owned.get((kind, key), ()))
+        return tuple(
+            sorted(
+                (p for p in found if p is not None and p.owner_uid == owner.metadata.uid),
+                key=lambda p: (p.attempt, p.rank),
+            )
+        )
+
+    def _pod_changed(self, key: Key, old: Pod | None, new: Pod | None) -> None:
+        for pod, present in ((old, False), (new, True)):
+            if pod is None or not pod.kind:
+                continue
+            owner = (pod.kind, Key(pod.key.namespace, pod.job))
+            if present:
+                self._owned.setdefault(owner, {})[key] = None
+            else:
+                held = self._owned.get(owner)
+                if held is not None:
+                    held.pop(key, None)
+                    if not held:
+                        del self._owned[owner]
+        self._on_change("Pod", key, old, new)
+
+    def _cache(self, resource: Resource, model: type[Any]) -> Cache[Any]:
+        def project(obj: Object) -> Any:
+            try:
+                return model.model_validate(obj)
+            except ValidationError as error:
+                meta = obj["metadata"]
+                log.warning(
+                    "%s %s/%s is left alone: it does not match this version's schema: %s",
+                    resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
+                )  # fmt: skip
+                return None
+
+        return Cache(resource, project, lambda key, old, new: self._on_change(resource.kind, key, old, new))
+
+
+def tenant_of_namespace(tenants: Iterable[Tenant]) -> dict[str, str]:
+    """Namespace to tenant name; a namespace claimed twice belongs to the tenant that was made first."""
+    owner: dict[str, str] = {}
+    for tenant in sorted(tenants, key=_age):
+        for namespace in tenant.spec.namespaces or ():
+            owner.setdefault(namespace, tenant.metadata.name)
+    return owner
+
+
+def _age(tenant: Tenant) -> tuple[float, str]:
+    made = tenant.metadata.creation_timestamp
+    return (made.timestamp() if made is not None else 0.0, tenant.metadata.name)

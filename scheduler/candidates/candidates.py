@@ -1,0 +1,311 @@
+"""Candidates: every way a job could run, as (value, resource vector, watts).
+
+One candidate per pool, engine mode and number of pods. Elastic goodput, serving replicas, power caps and
+deadlines only add candidates or change a value; nothing else in the planner needs to know.
+
+Jobs with the same request share what does not depend on their age: where they may run and how fast
+(`SharedCandidates`). What remains per job is one factor, its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..model.plans import Objective, Policy
+from ..model.snapshot import Job, Placement, Pool, Resources, Snapshot
+from ..model.table import Estimate, TableView
+from .value import remaining_s, weight
+
+NEARLY_FREE = 0.01
+"""Objective cost: a pool without a price counts as this part of the dearest, so that free pools still differ
+by speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run a job. `value` is per hour; 1.0 of it is one job of weight 1 at its best speed."""
+
+    pool: str
+    accelerator: str
+    mode: str
+    pods: int
+    per_pod: Resources
+    speed: float
+    """Work units per second (mean)."""
+    value: float
+    watts: float
+
+    @property
+    def accelerators_m(self) -> int:
+        return self.pods * self.per_pod.accelerators_m
+
+    def placed(self, nodes: tuple[str, ...], devices: tuple[int, ...] = ()) -> Placement:
+        """This candidate on these nodes, shares on these devices of them (one per rank)."""
+        return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices)
+
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCandidates:
+    """What jobs with the same request have in common: candidates worth `value` per unit of weight."""
+
+    candidates: tuple[Candidate, ...]
+    best_speed: float
+    excluded: tuple[str, ...]
+    sizes: Sizes
+    """The different (accelerator, amount) of the candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All candidates of a job, best value first, and the scale of their values."""
+
+    job: Job
+    candidates: tuple[Candidate, ...]
+    weight: float
+    best_speed: float
+    shared: SharedCandidates
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Why no candidate is left: "accelerator", "tenant", "memory" (in the order of the checks)."""
+        return self.shared.excluded
+
+    @property
+    def sizes(self) -> Sizes:
+        """The different (accelerator, amount) of the candidates."""
+        return self.shared.sizes
+
+    def listed(self, placement: Placement) -> Candidate | None:
+        """The candidate that a placement is an instance of; None: it is of another size, or the job could not be
+        started like this today."""
+        for candidate in self.candidates:
+            if (
+                candidate.pool == placement.pool
+                and candidate.mode == placement.mode
+                and candidate.pods == placement.pods
+                and candidate.per_pod == placement.per_pod
+            ):
+                return candidate
+        return None
+
+
+def per_pod_on(job: Job, pool: Pool, estimate: Estimate | None) -> Resources:
+    """What one pod of the job requests in this pool."""
+    found = _request(job.per_pod, pool)
+    if estimate is not None and estimate.host_memory_mib > found.memory_mib:
+        return replace(found, memory_mib=estimate.host_memory_mib)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _request(ask: Resources, pool: Pool) -> Resources:
+    if pool.is_cpu:
+        cpu_m = ask.cpu_m or -(-ask.accelerators_m * pool.unit_m // 1000)
+        return replace(ask, accelerators_m=pool.cpu_accelerators_m(cpu_m), cpu_m=cpu_m)
+    devices_m = ask.accelerators_m
+    if not (pool.shareable and devices_m < 1000):
+        devices_m = -(-devices_m // 1000) * 1000
+    return replace(ask, accelerators_m=devices_m)
+
+
+def pod_counts(job: Job) -> tuple[int, ...]:
+    """Numbers of pods that are candidates: the smallest, doublings, the largest. Others are made where they are
+    needed (`CandidateBuilder.sized`)."""
+    sizes = [job.min_pods]
+    while sizes[-1] * 2 < job.max_pods:
+        sizes.append(sizes[-1] * 2)
+    if job.max_pods > sizes[-1]:
+        sizes.append(job.max_pods)
+    return tuple(sizes)
+
+
+class CandidateBuilder:
+    """Builds the candidates of jobs at one moment (`at_s`, from which their ages count)."""
+
+    def __init__(self, snapshot: Snapshot, table: TableView, policy: Policy, at_s: float) -> None:
+        self._pools = sorted(snapshot.pools, key=lambda pool: pool.name)
+        self._table = table
+        self._policy = policy
+        self._at_s = at_s
+        self._shared: dict[tuple[object, ...], SharedCandidates] = {}
+        """By request; the workload class comes first in the key."""
+        self._sized: dict[tuple[object, ...], Candidate | None] = {}
+        """Sizes that are no candidates, per unit of weight: by request, pool, mode and pods."""
+        self._by_tenant = self._differs_by_tenant()
+        self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
+        self._longest_s = 0.0
+        if policy.objective is Objective.MAKESPAN:
+            self._longest_s = self._longest(snapshot.jobs)
+
+    def _differs_by_tenant(self) -> bool:
+        return self._table.differs_by_tenant or any(pool.tenants is not None for pool in self._pools)
+
+    def follow(self, table: TableView) -> None:
+        """Use another table from now on, which was built from the present one."""
+        self._table = table
+        self._by_tenant = self._differs_by_tenant()
+        if table.changed:
+            self._shared = {key: known for key, known in self._shared.items() if key[0] not in table.changed}
+            self._sized = {key: known for key, known in self._sized.items() if key[0] not in table.changed}
+
+    def of(self, job: Job) -> Options:
+        """All candidates of the job."""
+        shared = self.shared(job)
+        scale = weight(job, shared.best_speed, self._policy, self._at_s, self._longest_s)
+        candidates = tuple(_scaled(c, scale) for c in shared.candidates)
+        return Options(job, candidates, scale, shared.best_speed, shared)
+
+    def instance(self, option: Options, placement: Placement) -> Candidate | None:
+        """The candidate that a placement is an instance of, of any size; None if the job could not be started
+        like this today."""
+        found = option.listed(placement)
+        if found is None and option.job.min_pods < placement.pods < option.job.max_pods:
+            found = self.sized(option, placement.pool, placement.mode, placement.pods)
+            if found is not None and found.per_pod != placement.per_pod:
+                return None
+        return found
+
+    def sized(self, option: Options, pool: str, mode: str, pods: int) -> Candidate | None:
+        """The job with this many pods, be they a candidate or not; None: it could not run so."""
+        for candidate in option.candidates:
+            if (candidate.pool, candidate.mode, candidate.pods) == (pool, mode, pods):
+                return candidate
+        job = option.job
+        key = (*self._key(job), pool, mode, pods)
+        if key not in self._sized:
+            self._sized[key] = self._size(job, option, pool, mode, pods)
+        found = self._sized[key]
+        return None if found is None else _scaled(found, option.weight)
+
+    def _size(self, job: Job, option: Options, pool: str, mode: str, pods: int) -> Candidate | None:
+        if mode not in job.modes:
+            return None
+        own = [one for one in self._pools if one.name == pool]
+        sized = replace(job, min_pods=pods, max_pods=pods, modes=(mode,))
+        for found in _speeds(sized, own, self._table)[0]:
+            return self._candidate(found, option.best_speed)
+        return None
+
+    def _candidate(self, found: _Found, best: float) -> Candidate:
+        pool, mode, pods, per_pod, speed, estimate = found
+        value = self._value(pool, pods * per_pod.accelerators_m, speed / best)
+        return Candidate(pool.name, pool.accelerator, mode, pods, per_pod, speed, value, estimate.watts)
+
+    def shared(self, job: Job) -> SharedCandidates:
+        """What the job has in common with others that make the same request."""
+        key = self._key(job)
+        known = self._shared.get(key)
+        if known is None:
+            known = self._shared[key] = self._build(job)
+        return known
+
+    def _key(self, job: Job) -> tuple[object, ...]:
+        """What candidates depend on besides the job's weight."""
+        return (
+            job.workload_class,
+            job.min_pods,
+            job.max_pods,
+            job.per_pod,
+            job.accelerators,
+            job.pools,
+            job.modes,
+            job.tenant if self._by_tenant else "",
+        )
+
+    def _build(self, job: Job) -> SharedCandidates:
+        found, excluded = _speeds(job, self._pools, self._table)
+        best = max((speed for *_, speed, _ in found), default=0.0)
+        candidates = [self._candidate(one, best) for one in found]
+        candidates.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode)))
+        sizes = tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in candidates))
+        return SharedCandidates(tuple(candidates), best, excluded, sizes)
+
+    def _value(self, pool: Pool, accelerators_m: int, relative: float) -> float:
+        """Speed relative to the job's best; with the objective cost, divided by the money per hour."""
+        price = max(pool.price_per_hour, self._least_price)
+        if self._policy.objective is Objective.COST and price > 0:
+            return relative / max(price * accelerators_m / 1000, 1e-9)
+        return relative
+
+    def _longest(self, jobs: Iterable[Job]) -> float:
+        """Seconds that the longest job still needs at its best speed (makespan objective)."""
+        longest = 0.0
+        for job in jobs:
+            best = self.shared(job).best_speed
+            if job.remaining_work is not None and best > 0:
+                longest = max(longest, remaining_s(job, best))
+        return longest
+
+
+def _scaled(c: Candidate, weight: float) -> Candidate:
+    return Candidate(c.pool, c.accelerator, c.mode, c.pods, c.per_pod, c.speed, weight * c.value, c.watts)
+
+
+_Found = tuple[Pool, str, int, Resources, float, Estimate]
+
+
+def _speeds(job: Job, pools: list[Pool], table: TableView) -> tuple[list[_Found], tuple[str, ...]]:
+    found: list[_Found] = []
+    typed = [p for p in pools if _type_allowed(job, p)]
+    allowed = [p for p in typed if p.tenants is None or job.tenant in p.tenants]
+    for pool in allowed:
+        for mode in job.modes:
+            for pods in pod_counts(job):
+                size = pods * per_pod_on(job, pool, None).accelerators_m
+                estimate = table.estimate(job.workload_class, pool.accelerator, mode, size, job.tenant)
+                if estimate is None or estimate.speed <= 0:
+                    continue
+                if pool.memory_mib and not pool.is_cpu and estimate.memory_mib > pool.memory_mib:
+                    continue
+                per_pod = per_pod_on(job, pool, estimate)
+                found.append((pool, mode, pods, per_pod, estimate.speed, estimate))
+    if found:
+        return found, ()
+    if not typed:
+        return found, ("accelerator",)
+    return found, ("tenant",) if not allowed else ("memory",)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Device memory that is nearest to fitting."""
+
+    accelerator: str
+    mode: str
+    needed_mib: int
+    has_mib: int
+
+
+def nearest_memory(job: Job, pools: Iterable[Pool], table: TableView) -> MemoryNeed | None:
+    """Where and in which mode the job comes nearest to fitting the device memory; None: memory excludes it
+    nowhere, or what it needs is not known."""
+    best: MemoryNeed | None = None
+    for pool in sorted(pools, key=lambda pool: (-pool.memory_mib, pool.name)):
+        allowed = _type_allowed(job, pool) and (pool.tenants is None or job.tenant in pool.tenants)
+        if not allowed or pool.is_cpu or not pool.memory_mib:
+            continue
+        for mode in job.modes:
+            for pods in pod_counts(job):
+                size = pods * per_pod_on(job, pool, None).accelerators_m
+                need = table.memory_mib(job.workload_class, pool.accelerator, mode, size, job.tenant)
+                found = MemoryNeed(pool.accelerator, mode, need, pool.memory_mib)
+                if need > pool.memory_mib and (best is None or _nearer(found, best)):
+                    best = found
+    return best
+
+
+def _nearer(one: MemoryNeed, other: MemoryNeed) -> bool:
+    return one.needed_mib * other.has_mib < other.needed_mib * one.has_mib
+
+
+def _type_allowed(job: Job, pool: Pool) -> bool:
+    if job.pools and pool.name not in job.pools:
+        return False
+    if job.accelerators and pool.accelerator not in job.accelerators:
+        return False
+    return job.per_pod.accelerators_m > 0 or pool.is_cpu

@@ -1,0 +1,163 @@
+"""Prices: what an accelerator-hour of each type is worth when every job bids.
+
+The dual of choosing one candidate per job under the types' capacities,
+
+    D(p) = sum_t p_t N_t + sum_j max(0, max_c (v_jc - p_t(c) g_jc)),
+
+is convex. Along one price it can be minimised exactly (the demand for a type is a step function of its price:
+sort the jobs by the most they would pay), so descent along directions needs no solver and no step size.
+
+One price at a time is not enough. Types substitute for each other: if two are both too cheap, raising one
+alone only sends its jobs to the other, and the descent stops away from the minimum. So prices of types that
+are neighbours in price are also moved together, by the same amount, which is the same search with their
+capacities added. For jobs of one accelerator D is convex in the sense of substitutes (L-natural), and such
+moves lead to the minimum.
+
+D at the end is an upper bound on every plan's value.
+
+Prices depend on the jobs and the capacities, never on where the jobs run now: carrying a plan out changes no
+price, which is one reason why planning again gives no actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.plans import Price
+from ..model.snapshot import JobId
+from .candidates import Options
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SWEEPS = 25
+TOLERANCE = 1e-6
+ROUNDING = 1e-6
+"""Tolerance in accelerators when sums of sizes are compared."""
+
+
+@dataclass(frozen=True)
+class Market:
+    """Prices per type, in value per accelerator-hour, and the bound they prove."""
+
+    prices: dict[str, float]
+    bound: float
+
+    def price(self, accelerator: str) -> float:
+        return self.prices.get(accelerator, 0.0)
+
+
+def solve(
+    jobs: Mapping[JobId, Options], capacity_m: Mapping[str, int], start: Mapping[str, float] | None = None
+) -> Market:
+    """Prices that clear the market for these jobs, by type, for capacities in thousandths of accelerators.
+
+    Args:
+        start: initial prices. They only save sweeps if the market is the same; results from different starts may differ
+            within the tolerance, so a planner that must be reproducible passes none.
+    """
+    types = sorted(accelerator for accelerator, amount in capacity_m.items() if amount > 0)
+    if not types or not jobs:
+        return Market(dict.fromkeys(types, 0.0), 0.0)
+    index = {accelerator: i for i, accelerator in enumerate(types)}
+    rows, kinds, sizes, values = _flattened(jobs, index)
+    if not len(rows):
+        return Market(dict.fromkeys(types, 0.0), 0.0)
+    capacity = np.array([capacity_m[accelerator] / 1000 for accelerator in types])
+    prices = np.array([0.0 if start is None else start.get(accelerator, 0.0) for accelerator in types])
+    bids = _Bids(rows, kinds, sizes, values, int(rows.max()) + 1)
+    for _ in range(SWEEPS):
+        before = prices.copy()
+        for together in range(1, len(types) + 1):
+            _sweep(bids, prices, capacity, together)
+        if float(np.abs(prices - before).max()) <= TOLERANCE * max(1.0, float(prices.max())):
+            break
+    profit = bids.best(prices)
+    bound = float(prices @ capacity + profit.sum())
+    return Market({accelerator: float(prices[i]) for accelerator, i in index.items()}, bound)
+
+
+def _flattened(jobs: Mapping[JobId, Options], index: Mapping[str, int]) -> tuple[Ints, Ints, Floats, Floats]:
+    rows: list[int] = []
+    kinds: list[int] = []
+    sizes: list[float] = []
+    values: list[float] = []
+    for row, job in enumerate(sorted(jobs)):
+        for candidate in jobs[job].candidates:
+            if candidate.accelerator in index:
+                rows.append(row)
+                kinds.append(index[candidate.accelerator])
+                sizes.append(candidate.accelerators_m / 1000)
+                values.append(candidate.value)
+    return np.array(rows, np.int64), np.array(kinds, np.int64), np.array(sizes), np.array(values)
+
+
+@dataclass(frozen=True)
+class _Bids:
+    """All candidates of all jobs: arrays with one entry per candidate, each job's candidates adjacent."""
+
+    rows: Ints
+    """Number of the job, ascending."""
+    kinds: Ints
+    """Number of the type."""
+    sizes: Floats
+    """Accelerators."""
+    values: Floats
+    """Value per hour."""
+    jobs: int
+
+    def best(self, prices: Floats, among: NDArray[np.bool_] | None = None) -> Floats:
+        """The most profit each job can make at these prices (0 if it stays out), with some candidates only."""
+        out = np.zeros(self.jobs)
+        profit = self.values - prices[self.kinds] * self.sizes
+        rows = self.rows
+        if among is not None:
+            profit, rows = profit[among], rows[among]
+        np.maximum.at(out, rows, profit)
+        return out
+
+
+def _sweep(bids: _Bids, prices: Floats, capacity: Floats, together: int) -> None:
+    """Move each group of this many types that are neighbours in price to its best common level, in place."""
+    order = np.argsort(prices, kind="stable") if together > 1 else np.arange(len(prices))
+    for first in range(len(prices) - together + 1):
+        chosen = order[first : first + together]
+        base = prices.copy()
+        base[chosen] -= base[chosen].min()
+        base[chosen] += _clear(bids, base, chosen, float(capacity[chosen].sum()))
+        prices[:] = base
+
+
+def _clear(bids: _Bids, prices: Floats, chosen: Ints, capacity: float) -> float:
+    """What must be added to the prices of these types so that the demand for them just fits; at least 0."""
+    own = np.isin(bids.kinds, chosen)
+    elsewhere = bids.best(prices, ~own)
+    rows, sizes = bids.rows[own], bids.sizes[own]
+    profit = bids.values[own] - prices[bids.kinds[own]] * sizes
+    pays = (profit - elsewhere[rows]) / np.maximum(sizes, 1e-9)
+    order = np.argsort(-pays, kind="stable")
+    total = np.cumsum(_growth(rows[order], sizes[order])) - ROUNDING
+    last = int(np.searchsorted(total, capacity, side="right"))
+    return max(0.0, float(pays[order[last]])) if last < len(order) else 0.0
+
+
+def _growth(rows: Ints, sizes: Floats) -> Floats:
+    """By how much each bid, in this order, raises the most that its job has asked for so far."""
+    by_job = np.argsort(rows, kind="stable")
+    job, size = rows[by_job], sizes[by_job]
+    step = float(size.max(initial=0.0)) + 1.0
+    most = np.maximum.accumulate(job * step + size) - job * step
+    new_job = np.append(True, job[1:] != job[:-1])
+    grown = np.where(new_job, most, most - np.append(0.0, most[:-1]))
+    out = np.empty(len(rows))
+    out[by_job] = grown
+    return out
+
+
+def prices_of(prices: Iterable[Price]) -> dict[str, float]:
+    """A plan's list of prices as a mapping by accelerator."""
+    return {price.accelerator: price.price for price in prices}

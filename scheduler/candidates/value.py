@@ -1,0 +1,49 @@
+"""What running a job is worth per hour.
+
+With free preemption the least mean completion time comes from serving the shortest remaining time first, on
+the fastest machine; if lengths are unknown, the least attained service stands in for it. Taken literally,
+both push long jobs onto the slowest accelerators for most of their life, and on a mixed cluster that costs
+more than it gains: an hour on the fast type is worth the same to every job whose speed gains the same. So the
+preference is weak (a small exponent), and every job's value grows with its age, which keeps the order of
+arrival among equals and lets no job wait forever.
+
+    value = left ** -exponent * (1 + age / aging)
+"""
+
+from __future__ import annotations
+
+from ..model.plans import Objective, Policy
+from ..model.snapshot import Job, JobKind
+
+SHORTEST_H = 0.1
+"""Remaining or attained time below this makes no further difference."""
+SERVING_WEIGHT = 20.0
+"""Value of a serving replica: people wait for it, as for a job with minutes left."""
+URGENT_SLACK = 0.15
+"""Makespan: a job whose slack is below this part of the longest job's time must not wait."""
+URGENT_WEIGHT = 1000.0
+
+
+def remaining_s(job: Job, best_speed: float) -> float:
+    """Seconds still needed at the best speed; if the length is unknown, the time already received."""
+    if job.remaining_work is not None and best_speed > 0:
+        return job.remaining_work / best_speed
+    size = max(job.min_pods * job.per_pod.accelerators_m / 1000, 1e-3)
+    return job.attained_s / size
+
+
+def weight(job: Job, best_speed: float, policy: Policy, now: float, longest_s: float = 0.0) -> float:
+    """Value per hour of the job at its best speed."""
+    if job.kind is JobKind.SERVING:
+        return SERVING_WEIGHT
+    left_h = max(remaining_s(job, best_speed) / 3600, SHORTEST_H)
+    exponent = policy.attained_exponent if job.remaining_work is None else policy.remaining_exponent
+    age_s = max(0.0, now - job.submitted_at_s)
+    value = float(left_h**-exponent) * (1 + age_s / policy.aging_s)
+    if policy.objective is Objective.MAKESPAN and job.remaining_work is not None:
+        slack = longest_s - remaining_s(job, best_speed)
+        if slack <= URGENT_SLACK * longest_s:
+            value += URGENT_WEIGHT * left_h
+    if policy.objective is Objective.FINISH_TIME_FAIRNESS:
+        value *= (age_s / 3600 + left_h) / left_h
+    return value

@@ -1,0 +1,1 @@
+"""Why a job waits, and the smallest changes that would start it."""

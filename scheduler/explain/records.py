@@ -1,0 +1,158 @@
+"""One record for every waiting job: new ones for jobs that were examined, the last plan's for the rest.
+
+A full plan examines every job. An answer to an event keeps the records it did not touch, with the id of the
+plan that made them. Of the jobs that it stops, which can be hundreds, it reports only that they are being
+stopped; why they wait is reported once they do. `pending_reasons.py` decides what a record says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import replace
+
+from ..model.plans import REACT_CODES, Action, RecordIndex, WaitCode, WaitingRecord
+from ..model.snapshot import JobId, Reservation
+from ..search.round import Round
+from ..search.start import order
+from ..search.state import Assignment
+from .pending_reasons import PendingReasons
+
+
+def records(
+    round_: Round,
+    blocked: Iterable[Assignment],
+    actions: Iterable[Action],
+    identity: str,
+    last: RecordIndex | None = None,
+    touched: Set[JobId] = frozenset(),
+    reservations: Iterable[Reservation] = (),
+) -> RecordIndex:
+    """One record for every job that does not run or start now, in order of job id.
+
+    Args:
+        blocked: jobs that could not start, in the order in which they were tried.
+        last: records of an earlier plan, for jobs that were not examined again; None: a full plan.
+        touched: jobs that were examined again.
+        reservations: of this plan; all of them were examined.
+    """
+    made = _Records(round_, identity, last, touched)
+    made.reservations = {one.job: one for one in reservations}
+    after = {action.job for action in actions if action.after}
+    for assignment in blocked:
+        if assignment.placement is None and (last is None or assignment.job.run is None):
+            made.tried(assignment)
+    for assignment in round_.changed:
+        if assignment.waits_for_release or assignment.job.id in after:
+            made.add(assignment, made.reasons.simple(assignment, WaitCode.PREEMPTING))
+        elif (
+            assignment.placement is None
+            and assignment.job.run is not None
+            and assignment.job.id not in made.found
+        ):
+            made.add(
+                assignment,
+                made.reasons.record(assignment)
+                if last is None
+                else made.reasons.simple(assignment, WaitCode.RELEASING),
+            )
+    for assignment in round_.state.releasing.values():
+        if not made.keep_releasing(assignment):
+            made.add(assignment, made.reasons.simple(assignment, WaitCode.RELEASING))
+    waiting = round_.state.waiting
+    kept = made.kept()
+    for job in sorted(waiting.keys() - made.found.keys() - kept.keys()):
+        made.tried(waiting[job])
+    return made.all(kept)
+
+
+class _Records:
+    """The records made so far."""
+
+    def __init__(
+        self, round_: Round, identity: str, last: RecordIndex | None, touched: Set[JobId] = frozenset()
+    ) -> None:
+        self.reasons = PendingReasons(round_)
+        self.found: dict[JobId, WaitingRecord] = {}
+        self.reservations: dict[JobId, Reservation] = {}
+        self._round = round_
+        self._identity = identity
+        self._last = RecordIndex.of(()) if last is None else last
+        self._touched = touched
+        self._full = last is None
+        self._position: dict[str, int] = {}
+        self._waiting: dict[str, list[Assignment]] = {}
+        self._queues: dict[str, dict[JobId, int]] = {}
+        self._limited = {
+            (record.tenant, record.resource)
+            for job, record in self._last.with_react_code.items()
+            if job not in touched and record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT)
+        }
+
+    def add(self, assignment: Assignment, record: WaitingRecord, position: int = 0) -> None:
+        job = assignment.job
+        stamped = record.stamped(
+            job.id,
+            record.offer or self.reasons.offer(assignment, record.resource),
+            position,
+            self._identity,
+            max(0.0, self._round.now - job.submitted_at_s),
+        )
+        reservation = self.reservations.get(job.id)
+        self.found[job.id] = stamped if reservation is None else replace(stamped, reservation=reservation)
+
+    def keep_releasing(self, assignment: Assignment) -> bool:
+        """Keep the earlier record of a job that is still being stopped, if there is one."""
+        known = self._last.with_react_code.get(assignment.job.id)
+        if known is None or known.code is not WaitCode.RELEASING:
+            return False
+        self.found[assignment.job.id] = known
+        return True
+
+    def kept(self) -> dict[JobId, WaitingRecord]:
+        """The earlier records of the jobs that still wait and were not examined again."""
+        last, waiting = self._last, self._round.state.waiting
+        kept = dict(last.by_job)
+        for job in self._touched | (kept.keys() - waiting.keys()):
+            kept.pop(job, None)
+        for job, record in last.with_react_code.items():
+            if record.code is WaitCode.RELEASING:
+                kept.pop(job, None)
+        return kept
+
+    def all(self, kept: dict[JobId, WaitingRecord]) -> RecordIndex:
+        """The records made and those kept, in order of job id."""
+        with_react_code = {
+            job: record for job, record in self._last.with_react_code.items() if kept.get(job) is record
+        }
+        with_react_code |= {job: record for job, record in self.found.items() if record.code in REACT_CODES}
+        kept |= self.found
+        by_job = {job: kept[job] for job in sorted(kept)}
+        return RecordIndex(tuple(by_job.values()), by_job, with_react_code)
+
+    def tried(self, assignment: Assignment) -> None:
+        """Add the record of a job without a place."""
+        self.add(assignment, self._behind(self.reasons.record(assignment)), self._place(assignment))
+
+    def _place(self, assignment: Assignment) -> int:
+        """The job's position in the queue of its tenant."""
+        tenant = assignment.job.tenant
+        if self._full:
+            self._position[tenant] = self._position.get(tenant, 0) + 1
+            return self._position[tenant]
+        if not self._waiting:
+            for other in self._round.state.waiting.values():
+                self._waiting.setdefault(other.job.tenant, []).append(other)
+        if tenant not in self._queues:
+            queue = sorted(order(self._round, other) for other in self._waiting[tenant])
+            self._queues[tenant] = {key[-1]: number for number, key in enumerate(queue, 1)}
+        return self._queues[tenant][assignment.job.id]
+
+    def _behind(self, record: WaitingRecord) -> WaitingRecord:
+        """More quota helps the first job that waits for it; to those behind it nothing is promised."""
+        if record.code not in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
+            return record
+        row = (record.tenant, record.resource)
+        if row in self._limited:
+            return replace(record, changes=tuple(c for c in record.changes if c.kind != "quota"))
+        self._limited.add(row)
+        return record

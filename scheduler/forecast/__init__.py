@@ -1,0 +1,1 @@
+"""When a waiting job would start: the queue simulated with lengths and submissions drawn from history."""

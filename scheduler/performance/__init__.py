@@ -1,0 +1,1 @@
+"""What the performance table learns from reported speeds, and whose reports are believed."""

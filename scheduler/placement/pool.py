@@ -1,0 +1,425 @@
+"""The nodes of one pool while a plan is being made: what is free now, what will be free, and what fits where.
+
+Free resources are counted twice per node. `free_later` counts the resources of jobs that are being stopped as
+free: a job may be planned into them and then waits for the release. `free_now` does not.
+
+A single pod goes to the node that it leaves most useful for what the snapshot's jobs request (`packing.py`;
+in a CPU pool: to the one that it leaves fullest). A gang goes to one node if one holds it, else to the
+deepest topology domain that does, and of those to the one with the least room (`topology.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..model.snapshot import Job, Node, Placement, Pool, Resources, Toleration
+from . import sharing
+from .demand_mix import request_of
+from .node_index import NodeIndex
+from .packing import Loss, NodeState, PodRequest, Scorer
+from .topology import domains_of, place_gang
+
+_Selector = tuple[tuple[str, str], ...]
+_Free = list[int]
+"""accelerators_m, cpu_m, memory_mib, ephemeral_mib; in pools that share accelerators then what shares hold of
+each device (`sharing.py`)."""
+
+
+def request(per_pod: Resources, is_cpu: bool) -> tuple[int, int, int, int]:
+    """What a pod takes from a node; in a CPU pool the accelerator and the CPU are the same resource."""
+    accelerators_m = 0 if is_cpu else per_pod.accelerators_m
+    return accelerators_m, per_pod.cpu_m, per_pod.memory_mib, per_pod.ephemeral_mib
+
+
+def tolerated(node: Node, tolerations: Iterable[Toleration]) -> bool:
+    """Whether a pod with these tolerations may run on the node, given its taints."""
+    tolerations = tuple(tolerations)
+    for taint in node.taints:
+        if taint.effect not in ("NoSchedule", "NoExecute"):
+            continue
+        if not any(_tolerates(t, taint.key, taint.value, taint.effect) for t in tolerations):
+            return False
+    return True
+
+
+def why_closed(node: Node, tolerations: Iterable[Toleration]) -> str:
+    """Why nothing new is placed on the node; "": it is open."""
+    if node.cordoned:
+        return "cordoned"
+    if not node.ready:
+        return "not ready"
+    return "" if tolerated(node, tolerations) else "tainted"
+
+
+def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> bool:
+    if toleration.effect and toleration.effect != effect:
+        return False
+    if toleration.operator == "Exists":
+        return toleration.key in ("", key)
+    return toleration.key == key and toleration.value == value
+
+
+def _left_over(states: Sequence[NodeState], kind: PodRequest) -> list[Loss | None]:
+    """Losses in a CPU pool: the CPU that would be left."""
+    return [(float(cpu_m - kind.cpu_m), 0) if cpu_m >= kind.cpu_m else None for _, cpu_m, _, _ in states]
+
+
+class PoolNodes:
+    """The nodes of one pool, by index in name order."""
+
+    def __init__(self, pool: Pool, nodes: Iterable[Node], scorer: Scorer, model: int = 0) -> None:
+        """Count the resources of empty nodes.
+
+        Args:
+            scorer: knows what the cluster's jobs request.
+            model: the pool's number in the scorer.
+        """
+        self.pool = pool
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.index = {node.name: i for i, node in enumerate(self.nodes)}
+        sizes = [node.capacity.accelerators_m // 1000 for node in self.nodes]
+        self.width = max(sizes, default=0) if pool.shareable and not pool.is_cpu else 0
+        """Number of devices that are counted one by one."""
+        self.free_now = [self._capacity(node) for node in self.nodes]
+        self.free_later = [list(free) for free in self.free_now]
+        self.total = [tuple(free) for free in self.free_now]
+        self.closed = [why_closed(node, pool.tolerations) for node in self.nodes]
+        self.usable = [not why for why in self.closed]
+        self.key = 1 if pool.is_cpu else 0
+        """Which of the four resources is the accelerator."""
+        self.releasing = 0
+        """Placements in this pool held by jobs that are being stopped."""
+        self.at_round_start: dict[int, tuple[_Free, _Free]] = {}
+        """Free resources (now, later) when the round began, of nodes that changed since."""
+        self._selected: dict[_Selector, frozenset[int]] = {}
+        self._empty: dict[tuple[tuple[int, int, int, int], _Selector, int | None, bool], int] = {}
+        self._model = model
+        self._scorer = scorer
+        self._build_indexes()
+
+    def _capacity(self, node: Node) -> _Free:
+        free = node.capacity - self.pool.reserved
+        accelerators_m = 0 if self.pool.is_cpu else free.accelerators_m
+        return [accelerators_m, free.cpu_m, free.memory_mib, free.ephemeral_mib, *([0] * self.width)]
+
+    def _build_indexes(self) -> None:
+        """Index all usable nodes by what is left of them: one index for now and one for later."""
+        losses: Callable[[Sequence[NodeState], PodRequest], list[Loss | None]] = self._scorer.losses
+        if self.pool.is_cpu:
+            losses = _left_over
+        self._cpu = self.pool.is_cpu or self._scorer.counts_cpu
+        self._kinds: dict[Resources, PodRequest] = {}
+        self._indexes = (NodeIndex(losses), NodeIndex(losses))
+        self._states: tuple[list[NodeState], list[NodeState]] = ([], [])
+        self._stale: tuple[set[int], set[int]] = (set(), set())
+        """Nodes that changed since they were indexed; they are indexed again when an index is needed."""
+        for which, counts in enumerate((self.free_now, self.free_later)):
+            states = self._states[which]
+            for i, free in enumerate(counts):
+                states.append(self._state(free))
+                if self.usable[i]:
+                    self._indexes[which].put(i, states[i])
+
+    def _state(self, free: _Free) -> NodeState:
+        """A node as packing sees it."""
+        cpu_m = max(0, free[1]) if self._cpu else 0
+        if self.width:
+            return self._model, cpu_m, sharing.whole_devices(free), sharing.partial_devices(free)
+        return self._model, cpu_m, max(0, free[0]) // 1000, ()
+
+    def update_demand(self, scorer: Scorer) -> None:
+        """The jobs' requests have changed."""
+        self._scorer = scorer
+        if self._cpu == (self.pool.is_cpu or scorer.counts_cpu):
+            for node_index in self._indexes:
+                node_index.update_demand(self._scorer.losses)
+        else:
+            self._build_indexes()
+
+    @property
+    def parts(self) -> list[int]:
+        """Thousandths left of devices that are shared, now."""
+        self._current_index(0)
+        states = self._states[0]
+        return [left for i, state in enumerate(states) if self.usable[i] for left in state[3]]
+
+    def capacity_m(self) -> int:
+        """All accelerators of usable nodes."""
+        key = self.key
+        total = sum(max(0, self.total[i][key]) for i in range(len(self.nodes)) if self.usable[i])
+        return self.pool.cpu_accelerators_m(total) if self.pool.is_cpu else total
+
+    def accelerators_per_node(self) -> set[int]:
+        """The different numbers of whole accelerators of the nodes that are open; none in a CPU pool."""
+        if self.pool.is_cpu:
+            return set()
+        return {total[0] // 1000 for i, total in enumerate(self.total) if self.usable[i]}
+
+    def free_m(self, later: bool = False) -> int:
+        """Free accelerators of usable nodes."""
+        counts, key = (self.free_later if later else self.free_now), self.key
+        free = sum(max(0, own[key]) for i, own in enumerate(counts) if self.usable[i])
+        return self.pool.cpu_accelerators_m(free) if self.pool.is_cpu else free
+
+    def take(self, placement: Placement, sign: int = -1) -> None:
+        """Take (or with sign=1 give back) what a placement holds; unknown nodes are ignored."""
+        self._change(placement, sign, sign)
+
+    def take_releasing(self, placement: Placement, sign: int = -1) -> None:
+        """Take a stopping job's resources: held now and free later (sign=1: it is gone)."""
+        self.releasing -= sign
+        self._change(placement, sign, 0)
+
+    def _each(self, placement: Placement) -> list[tuple[int, Sequence[int]]]:
+        """The node of each rank, and what the pod takes of it."""
+        amounts = request(placement.per_pod, self.pool.is_cpu)
+        index, width = self.index, self.width
+        if not width:
+            return [(index[name], amounts) for name in placement.nodes if name in index]
+        return [
+            (index[name], sharing.taken_from_node(placement, rank, amounts, width))
+            for rank, name in enumerate(placement.nodes)
+            if name in index
+        ]
+
+    def holds(self, placement: Placement) -> dict[int, tuple[int, ...]]:
+        """What a placement takes of each node."""
+        found: dict[int, tuple[int, ...]] = {}
+        for i, amounts in self._each(placement):
+            known = found.get(i)
+            found[i] = tuple(amounts if known is None else map(sum, zip(known, amounts, strict=True)))
+        return found
+
+    def _change(self, placement: Placement, now: int, later: int) -> None:
+        first, stale = self.at_round_start, self._stale
+        updates = [(self.free_now, now, stale[0])] if now else []
+        if later:
+            updates.append((self.free_later, later, stale[1]))
+        for i, amounts in self._each(placement):
+            if i not in first:
+                first[i] = (self.free_now[i].copy(), self.free_later[i].copy())
+            for counts, sign, changed in updates:
+                free = counts[i]
+                for k, amount in enumerate(amounts):
+                    if amount:
+                        free[k] += sign * amount
+                changed.add(i)
+
+    def withhold(self, i: int, now: Sequence[int], later: Sequence[int], sign: int = -1) -> None:
+        """Keep room on a node from being found (sign=1: offer it again)."""
+        if i not in self.at_round_start:
+            self.at_round_start[i] = (self.free_now[i].copy(), self.free_later[i].copy())
+        for counts, amounts, stale in (
+            (self.free_now, now, self._stale[0]),
+            (self.free_later, later, self._stale[1]),
+        ):
+            for k, amount in enumerate(amounts):
+                counts[i][k] += sign * amount
+            stale.add(i)
+
+    def _current_index(self, which: int) -> NodeIndex:
+        """The index for now (0) or later (1), brought up to date."""
+        node_index, states, stale = self._indexes[which], self._states[which], self._stale[which]
+        if stale:
+            counts = self.free_later if which else self.free_now
+            for i in sorted(stale):
+                state, before = self._state(counts[i]), states[i]
+                if state != before:
+                    states[i] = state
+                    if self.usable[i]:
+                        node_index.take(i, before)
+                        node_index.put(i, state)
+            stale.clear()
+        return node_index
+
+    def begin(self) -> None:
+        """The round begins: nothing has changed yet."""
+        self.at_round_start.clear()
+
+    def rewind(self) -> None:
+        """Restore what was free when the round began."""
+        for i, (now, later) in self.at_round_start.items():
+            for which, counts, free in ((0, self.free_now, now), (1, self.free_later, later)):
+                counts[i] = free
+                self._stale[which].add(i)
+        self.at_round_start.clear()
+
+    def _kind(self, per_pod: Resources) -> PodRequest:
+        known = self._kinds.get(per_pod)
+        if known is None:
+            cpu_m = per_pod.cpu_m if self._cpu else 0
+            share = self.width > 0 and sharing.is_share(per_pod.accelerators_m)
+            kind = PodRequest(cpu_m, 0, 0, 0) if self.pool.is_cpu else None
+            known = self._kinds[per_pod] = kind or request_of(per_pod.accelerators_m, cpu_m, share)
+        return known
+
+    def best(
+        self, per_pod: Resources, later: bool, allowed: frozenset[int] | None
+    ) -> tuple[int, Loss] | None:
+        """The node that one pod should go to, and what that costs the rest of the cluster."""
+        ask = request(per_pod, self.pool.is_cpu)
+        counts, node_index = (self.free_later if later else self.free_now), self._current_index(later)
+        kind = self._kind(per_pod)
+        if allowed is None and not (ask[1] or ask[2] or ask[3]):
+            # No other resource is requested, but the node may be over-committed in one of them.
+            found = node_index.best(kind)
+            if found is None or min(counts[found[0]][1:4]) >= 0:
+                return found
+
+        def fits(i: int) -> bool:
+            free = counts[i]
+            return (allowed is None or i in allowed) and (
+                ask[1] <= free[1] and ask[2] <= free[2] and ask[3] <= free[3]
+            )
+
+        return node_index.best(kind, fits)
+
+    def devices(self, per_pod: Resources, names: Iterable[str], later: bool) -> tuple[int, ...]:
+        """The devices that shares on these nodes should use; empty for whole accelerators."""
+        if not self.width or not sharing.is_share(per_pod.accelerators_m):
+            return ()
+        amounts, kind = request(per_pod, False), self._kind(per_pod)
+        counts = self.free_later if later else self.free_now
+        left: dict[int, _Free] = {}
+        found: list[int] = []
+        for name in names:
+            i = self.index[name]
+            free = left.setdefault(i, list(counts[i]))
+            (loss,) = self._scorer.losses((self._state(free),), kind)
+            assert loss is not None, f"no device of {name} has {per_pod.accelerators_m} left"
+            found.append(sharing.device_with(free, loss[1]))
+            for k, amount in enumerate(amounts):
+                free[k] -= amount
+            free[sharing.FIRST + found[-1]] -= amounts[0]
+        return tuple(found)
+
+    def room(self, i: int, ask: tuple[int, int, int, int], later: bool) -> int:
+        """How many pods with this request fit on node i."""
+        return self.room_in((self.free_later if later else self.free_now)[i], ask)
+
+    def room_in(self, free: Sequence[int], ask: tuple[int, int, int, int]) -> int:
+        """How many pods with this request fit what is free."""
+        most = 1 << 30
+        for k in range(4):
+            if ask[k] > 0:
+                room = free[k] // ask[k]
+                if room < most:
+                    most = room
+            elif free[k] < 0:
+                return 0
+        if self.width and ask[0] > 0 and most > 0:
+            most = min(most, sharing.room(free, ask[0]))
+        return most if most > 0 else 0
+
+    def fits(self, placement: Placement, later: bool = False) -> bool:
+        """Whether exactly this placement is free now (`later`: after stopping jobs have released theirs)."""
+        counts = self.free_later if later else self.free_now
+        if not all(name in self.index for name in placement.nodes):
+            return False
+        for i, taken in self.holds(placement).items():
+            left = [has - takes for has, takes in zip(counts[i], taken, strict=True)]
+            if min(left[: sharing.FIRST]) < 0 or not sharing.is_consistent(left):
+                return False
+        return True
+
+    def short(self, placement: Placement, already: dict[str, list[int]]) -> bool:
+        """Whether a placement needs room that was not free when the round began.
+
+        `already` is what earlier placements take, by node; this one is added to it.
+        """
+        short = False
+        for i, takes in self.holds(placement).items():
+            taken = already.setdefault(self.nodes[i].name, [0] * len(takes))
+            free = self.at_round_start[i][0] if i in self.at_round_start else self.free_now[i]
+            for k, amount in enumerate(takes):
+                taken[k] += amount
+                short = short or (k < sharing.FIRST and amount > 0 and free[k] < taken[k])
+            if self.width:
+                short = short or not sharing.is_consistent(
+                    [has - t for has, t in zip(free, taken, strict=True)]
+                )
+        return short
+
+    def rooms(
+        self, ask: tuple[int, int, int, int], later: bool, allowed: frozenset[int] | None
+    ) -> list[tuple[int, int]]:
+        """Usable nodes where at least one such pod fits, and how many fit."""
+        counts, is_cpu = (self.free_later if later else self.free_now), self.pool.is_cpu
+        found = []
+        for (_, cpu_m, whole, parts), nodes in self._current_index(later).nodes.items():
+            if cpu_m >= ask[1] if is_cpu else 1000 * whole >= ask[0] or (parts and max(parts) >= ask[0]):
+                for i in nodes if allowed is None else nodes & allowed:
+                    room = self.room_in(counts[i], ask)
+                    if room:
+                        found.append((i, room))
+        found.sort()
+        return found
+
+    def room_if_empty(self, i: int, ask: tuple[int, int, int, int], closed: bool = False) -> int:
+        """How many such pods would fit on node i if none of our jobs ran on it; 0 for unusable nodes, unless
+        `closed`."""
+        return self.room_in(self.total[i], ask) if closed or self.usable[i] else 0
+
+    def closed_nodes(self, ask: tuple[int, int, int, int], selector: _Selector) -> dict[str, int]:
+        """Nodes that are closed and would hold such a pod if they were open and empty, by why."""
+        allowed, found = self._with(selector), dict[str, int]()
+        for i, why in enumerate(self.closed):
+            if why and (allowed is None or i in allowed) and self.room_if_empty(i, ask, closed=True):
+                found[why] = found.get(why, 0) + 1
+        return found
+
+    def places_if_empty(
+        self,
+        ask: tuple[int, int, int, int],
+        selector: _Selector,
+        depth: int | None = None,
+        closed: bool = False,
+    ) -> int:
+        """How many such pods would fit in the pool if none of our jobs ran (`depth`: in one domain of this
+        level; `closed`: if closed nodes were open, too)."""
+        key = (ask, selector, depth, closed)
+        if key not in self._empty:
+            allowed = self._with(selector)
+            some = range(len(self.nodes)) if allowed is None else allowed
+            rooms = [(i, self.room_if_empty(i, ask, closed)) for i in sorted(some)]
+            sizes = [sum(room for _, room in rooms)]
+            if depth is not None:
+                sizes = [
+                    sum(room for _, room in own) for own in domains_of(self.nodes, rooms, depth).values()
+                ]
+                sizes += [room for _, room in rooms]
+            self._empty[key] = max(sizes, default=0)
+        return self._empty[key]
+
+    def nodes_by_domain(self, depth: int, allowed: frozenset[int] | None) -> list[frozenset[int]]:
+        """The nodes of each domain of this level, in order of their names; a node outside all domains stands
+        for itself."""
+        every = [(i, 1) for i in range(len(self.nodes)) if allowed is None or i in allowed]
+        own = domains_of(self.nodes, every, depth)
+        found = [frozenset(i for i, _ in own[domain]) for domain in sorted(own)]
+        standing = {i for domain in found for i in domain}
+        return found + [frozenset((i,)) for i, _ in every if i not in standing]
+
+    def gang(
+        self, pods: int, per_pod: Resources, later: bool, allowed: frozenset[int] | None, depth: int | None
+    ) -> tuple[str, ...] | None:
+        """Nodes for all pods, or None (`depth`: all inside one domain of this level)."""
+        chosen = place_gang(
+            self.nodes, self.rooms(request(per_pod, self.pool.is_cpu), later, allowed), pods, depth
+        )
+        return None if chosen is None else tuple(self.nodes[i].name for i in chosen)
+
+    def selected_nodes(self, job: Job) -> frozenset[int] | None:
+        """Nodes that the job's node selector allows; None: all usable nodes of the pool."""
+        return self._with(job.node_selector)
+
+    def _with(self, selector: _Selector) -> frozenset[int] | None:
+        """Nodes with these labels; None: any."""
+        if not selector:
+            return None
+        known = self._selected.get(selector)
+        if known is None:
+            wanted = set(selector)
+            known = frozenset(i for i, node in enumerate(self.nodes) if wanted <= set(node.labels))
+            self._selected[selector] = known
+        return known

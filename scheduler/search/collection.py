@@ -1,0 +1,242 @@
+"""Where the room of a reservation is collected, and when it is there (`reservations.py` states the rule).
+
+Who leaves which node and when: a job that ends, or one that gives way to the claim. The nodes whose room is there
+first are chosen, within what may be taken of each tenant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+
+from ..candidates.candidates import Candidate
+from ..fairness.quota import Right
+from ..model.snapshot import JobKind
+from ..placement.pool import request
+from .holds import Hold
+from .preemption import may_be_preempted_again, spare_m
+from .round import Round
+from .state import Assignment
+
+
+@dataclass(slots=True)
+class Leaver:
+    """A job on nodes that could be collected."""
+
+    assignment: Assignment
+    ends_at_s: float
+    may_stop_at_s: float = math.inf
+    """From when the claim may stop it."""
+    budget: str | None = None
+    """The tenant whose surplus it is taken from; None: no limit."""
+
+    @property
+    def leaves_at_s(self) -> float:
+        return min(self.ends_at_s, self.may_stop_at_s)
+
+
+@dataclass(slots=True)
+class Slot:
+    """Room for one more pod on a node."""
+
+    at_s: float
+    node: int
+    leavers: list[Leaver] = field(default_factory=list)
+    """Who leaves for it."""
+
+
+class Collection:
+    """The search for the place of one reservation."""
+
+    def __init__(
+        self,
+        round_: Round,
+        assignment: Assignment,
+        candidate: Candidate,
+        since_s: dict[int, float],
+        patient: bool,
+        others: Set[int] = frozenset(),
+    ) -> None:
+        """Find out who leaves which node when.
+
+        Args:
+            since_s: since when each node is collected already, by its index.
+            patient: the job has waited so long that smaller ones do not pass it any more.
+            others: nodes that are collected for others.
+        """
+        self.round, self.assignment, self.candidate, self.since_s = round_, assignment, candidate, since_s
+        self.nodes = round_.cluster.pools[candidate.pool]
+        self.ask = request(candidate.per_pod, self.nodes.pool.is_cpu)
+        self.right = round_.holdings.right(
+            assignment.job.tenant, candidate.accelerator, candidate.accelerators_m
+        )
+        self.patient = patient
+        taken = (round_.barred(assignment, candidate.pool) | others) - since_s.keys()
+        allowed = self.nodes.selected_nodes(assignment.job)
+        every = range(len(self.nodes.nodes)) if allowed is None else sorted(allowed)
+        self.open = [i for i in every if self.nodes.usable[i] and i not in taken]
+        self.budgets: dict[str, int] = {}
+        self.on_node: dict[int, list[tuple[Leaver, tuple[int, ...]]]] = {}
+        for (pool, tenant), assignments in sorted(round_.held.items()):
+            if pool == candidate.pool:
+                self._count(tenant, assignments.values())
+        for leavers in self.on_node.values():
+            leavers.sort(key=lambda pair: (pair[0].leaves_at_s, pair[0].assignment.job.id))
+
+    def _count(self, tenant: str, assignments: Iterable[Assignment]) -> None:
+        """Add the jobs of one tenant to the nodes they are on."""
+        round_, own = self.round, self.assignment.job
+        if tenant != own.tenant and self.right is not Right.BORROWING:
+            self.budgets[tenant] = spare_m(round_, tenant, self.candidate.accelerator, self.right)
+        yields = tenant == own.tenant or self.budgets.get(tenant, 0) > 0 or bool(self.since_s)
+        for assignment in assignments:
+            ends_at_s, holds = round_.stay(assignment)
+            leaver = Leaver(assignment, ends_at_s)
+            if yields and assignment.job.preemptible and self._gives_way(assignment, leaver, holds):
+                fresh = assignment.job.run is None
+                leaver.may_stop_at_s = (
+                    round_.now
+                    if fresh
+                    else max(round_.now, assignment.started_at_s + round_.policy.min_run_s)
+                )
+            elif assignment.job.run is None and self._was_passed_by(assignment):
+                leaver.may_stop_at_s = round_.now
+            for i, amounts in holds.items():
+                self.on_node.setdefault(i, []).append((leaver, amounts))
+
+    def _gives_way(self, assignment: Assignment, leaver: Leaver, on: Iterable[int]) -> bool:
+        """Whether the claim may stop the job, which is on these nodes, once it has run `min_run_s`."""
+        round_, own, job = self.round, self.assignment.job, assignment.job
+        backfilled = any(i in self.since_s and assignment.started_at_s >= self.since_s[i] - 1e-6 for i in on)
+        if backfilled and job.kind is JobKind.TRAINING and may_be_preempted_again(round_, assignment):
+            return True
+        if job.tenant == own.tenant:
+            return round_.priority(job) < round_.priority(own)
+        if self.budgets.get(job.tenant, 0) <= 0:
+            return False
+        leaver.budget = job.tenant
+        return self.right is Right.GUARANTEED or may_be_preempted_again(round_, assignment)
+
+    def _was_passed_by(self, assignment: Assignment) -> bool:
+        """Whether this job was only placed in this round and has no right to go first; one with a reservation was
+        promised its place."""
+        round_, own, job = self.round, self.assignment.job, assignment.job
+        if job.tenant == own.tenant and round_.priority(job) != round_.priority(own):
+            return round_.priority(job) < round_.priority(own)
+        if (
+            job.id in round_.holds
+            or not self.patient
+            or job.submitted_at_s <= own.submitted_at_s
+            or assignment.candidate is None
+        ):
+            return False
+        kind = assignment.candidate.accelerator
+        if job.tenant != own.tenant and round_.holdings.inside_guarantee(job.tenant, kind):
+            return False
+        return assignment.candidate.accelerators_m < self.candidate.accelerators_m
+
+    def ready(self) -> set[int]:
+        """Nodes where a pod fits already."""
+        return {i for i in self.open if self.nodes.room(i, self.ask, later=True) > 0}
+
+    def hold(self, among: Iterable[int] | None = None) -> Hold | None:
+        """The place that is ready first; None: there is none.
+
+        Args:
+            among: consider these nodes only.
+        """
+        depth = self.assignment.job.required_domain
+        open_ = set(self.open) if among is None else set(self.open).intersection(among)
+        domains = [open_]
+        if depth is not None and depth > 0 and self.candidate.pods > 1:
+            domains = [set(own) & open_ for own in self.nodes.nodes_by_domain(depth, frozenset(open_))]
+        best: list[Slot] | None = None
+        for domain in domains:
+            chosen = self._choose(domain)
+            if chosen is not None and (best is None or chosen[-1].at_s < best[-1].at_s):
+                best = chosen
+        return None if best is None else self._hold_of(best)
+
+    def _choose(self, domain: set[int]) -> list[Slot] | None:
+        """The slots that are ready first, within what may be taken of each tenant; the last one last."""
+        left = dict(self.budgets)
+        chosen: list[Slot] = []
+        skipped: set[int] = set()
+        for stops in (True, False):
+            slots = [
+                slot
+                for i in domain
+                if stops or i in skipped
+                for slot in self._slots(i, stops, self.candidate.pods - len(chosen))
+            ]
+            slots.sort(key=lambda slot: (slot.at_s, slot.node not in self.since_s, slot.node))
+            counted: set[str] = set()
+            for slot in slots:
+                if len(chosen) == self.candidate.pods:
+                    break
+                if slot.node in skipped and stops:
+                    continue
+                cost = self._cost(slot, counted)
+                if any(amount > left[tenant] for tenant, amount in cost.items()):
+                    skipped.add(slot.node)
+                    continue
+                for tenant, amount in cost.items():
+                    left[tenant] -= amount
+                counted |= {leaver.assignment.job.id for leaver in slot.leavers}
+                chosen.append(slot)
+            if len(chosen) == self.candidate.pods or not skipped:
+                break
+        chosen.sort(key=lambda slot: slot.at_s)
+        return chosen if len(chosen) == self.candidate.pods else None
+
+    @staticmethod
+    def _cost(slot: Slot, counted: set[str]) -> dict[str, int]:
+        """What is taken of each tenant's surplus for a slot."""
+        cost: dict[str, int] = {}
+        for leaver in slot.leavers:
+            place = leaver.assignment.placement
+            if leaver.budget is None or place is None or leaver.assignment.job.id in counted:
+                continue
+            if leaver.may_stop_at_s < leaver.ends_at_s:
+                cost[leaver.budget] = cost.get(leaver.budget, 0) + place.accelerators_m
+        return cost
+
+    def _slots(self, i: int, stops: bool, most: int) -> list[Slot]:
+        """When room for the first, second, … pod is there on a node (`stops`: jobs may be stopped for it)."""
+        free = list(self.nodes.free_later[i])
+        found = [Slot(self.round.now, i) for _ in range(min(most, self.nodes.room_in(free, self.ask)))]
+        here = self.on_node.get(i, [])
+        if not stops:
+            here = sorted(here, key=lambda pair: pair[0].ends_at_s)
+        gone: list[Leaver] = []
+        for leaver, amounts in here:
+            at_s = leaver.leaves_at_s if stops else leaver.ends_at_s
+            if len(found) >= most or at_s == math.inf:
+                break
+            for k, amount in enumerate(amounts):
+                free[k] += amount
+            gone.append(leaver)
+            room = min(most, self.nodes.room_in(free, self.ask))
+            found += [Slot(at_s, i, list(gone)) for _ in range(room - len(found))]
+        return found
+
+    def _hold_of(self, slots: list[Slot]) -> Hold:
+        now = self.round.now
+        places = [slot.node for slot in slots]
+        since_s = {i: self.since_s.get(i, now) for i in places}
+        hold = Hold(self.assignment, self.candidate, self.nodes, since_s, places)
+        hold.start_s = slots[-1].at_s
+        ready: dict[int, bool] = {}
+        for slot in slots:
+            ready[slot.node] = ready.get(slot.node, True) and slot.at_s <= now + 1e-6
+            for leaver in slot.leavers:
+                hold.leaving[leaver.assignment.job.id] = leaver.assignment
+                if leaver.may_stop_at_s <= now + 1e-6:
+                    hold.victims[leaver.assignment.job.id] = leaver.assignment
+        for i in set(places):
+            for leaver, _ in self.on_node.get(i, ()):
+                if leaver.leaves_at_s <= hold.start_s:
+                    hold.leaving[leaver.assignment.job.id] = leaver.assignment
+        hold.collected = sum(ready.values())
+        return hold

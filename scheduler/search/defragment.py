@@ -1,0 +1,166 @@
+"""Room for a job that fits by count and not by place: the cheapest moves of others.
+
+A job that is still blocked when rights and values have been served may find enough accelerators free, but not
+together. Then running jobs move to where there is room for them, of whatever tenant: they lose a restart and the
+work since their last checkpoint, and keep their size and speed. The moves are made if
+
+    all of them together lose, times `Policy.move_gain_factor`, less than the blocked job can do in the time that it
+    has left (of unknown length: `Policy.unknown_length_s`), and
+    the round may still disrupt as many jobs (`Policy.churn`).
+
+Who moves: training jobs that may be stopped and have run `Policy.min_run_s`, not of a higher priority of the same
+tenant, and not moved or preempted for others `Policy.max_preemptions` times already: a move for another job counts as
+a preemption. Each preemption that a job had already adds once more what it loses to its cost, so that it is not the
+same one every time. Each must have a place before the moves are kept; a job that finds none is left out and the search is
+repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..candidates.candidates import Candidate
+from .preemption import allowed_nodes, cheapest_victims, hours_left
+from .round import Round
+from .state import Assignment
+from .victims import Victim, VictimGroup
+
+ATTEMPTS = 8
+"""Requests for which moves are searched in one pass; equal requests count once."""
+RETRIES = 4
+"""Searches for one request, each without the jobs that found no other place before."""
+
+
+def defragment(round_: Round, blocked: list[Assignment]) -> bool:
+    """Start blocked jobs in room that moves make; whether anything changed."""
+    changed, attempts = False, 0
+    hopeless: set[tuple[object, ...]] = set()
+    free = {name: pool.free_m() for name, pool in round_.cluster.pools.items()} if blocked else {}
+    for assignment in blocked:
+        if attempts >= ATTEMPTS or not round_.can_disrupt():
+            break
+        job = assignment.job
+        if assignment.placement is not None:
+            continue
+        key = (
+            id(assignment.option.shared),
+            job.tenant,
+            round_.priority(job),
+            job.node_selector,
+            job.required_domain,
+        )
+        if key in hopeless:
+            continue
+        for candidate in _scattered(round_, assignment, free):
+            attempts += 1
+            if _make_room(round_, assignment, candidate):
+                changed = True
+                free = {name: pool.free_m() for name, pool in round_.cluster.pools.items()}
+                break
+        if assignment.placement is None:
+            hopeless.add(key)
+    return changed
+
+
+def _scattered(round_: Round, assignment: Assignment, free: Mapping[str, int]) -> list[Candidate]:
+    """Candidates for which enough accelerators are free (thousandths, by pool), most profit first."""
+    job, holdings = assignment.job, round_.holdings
+    return [
+        row.candidate
+        for row in round_.ranked(assignment)
+        if row.candidate.accelerators_m <= free[row.candidate.pool]
+        and holdings.refusal(job.tenant, row.candidate.accelerator, row.candidate.accelerators_m) is None
+        and round_.find(job, row.candidate) is None
+        and round_.pods_if_empty(job, row.candidate) >= row.candidate.pods
+    ]
+
+
+def _make_room(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
+    """Start the job in the place of jobs that move elsewhere; False (and no change) if that fails."""
+    nodes = round_.cluster.pools[candidate.pool]
+    worth = _worth(round_, assignment, candidate)
+    movers = [victim for victim in _movers(round_, assignment, candidate) if victim.cost <= worth]
+    for _ in range(RETRIES):
+        if not movers:
+            return False
+        group = VictimGroup(movers, nodes)
+        allowed = allowed_nodes(round_, assignment, nodes, None)
+        chosen = cheapest_victims(nodes, assignment.job, candidate, [group], True, allowed)
+        if (
+            not chosen
+            or sum(victim.cost for victim in chosen) > worth
+            or len(chosen) > round_.disruption_budget_left
+        ):
+            return False
+        stuck = _move_away(round_, assignment, candidate, chosen)
+        if stuck is None:
+            return True
+        movers = [victim for victim in movers if victim.id != stuck.id]
+    return False
+
+
+def _worth(round_: Round, assignment: Assignment, candidate: Candidate) -> float:
+    """The most work that moves may lose, in accelerator-seconds times exchange rate."""
+    hours, policy = hours_left(assignment, candidate), round_.policy
+    if assignment.job.remaining_work is None:
+        hours = max(hours, policy.unknown_length_s / 3600)
+    units = round_.holdings.units_of(candidate.accelerator, candidate.accelerators_m)
+    return units * 3600 * hours / policy.move_gain_factor
+
+
+def _movers(round_: Round, assignment: Assignment, candidate: Candidate) -> list[Victim]:
+    """Jobs in the candidate's pool that may be moved for this one, cheapest first."""
+    job, priority = assignment.job, round_.priority(assignment.job)
+    nodes = round_.cluster.pools[candidate.pool]
+    found = [
+        Victim(victim.assignment, victim.cost * (1 + victim.assignment.job.preemptions), nodes)
+        for tenant in sorted(round_.holdings.tenants)
+        for victim in round_.preemptible_victims(candidate.pool, tenant)
+        if round_.movable(victim.assignment)
+        and victim.assignment.stays
+        and victim.assignment.candidate is not None
+        and victim.assignment.job.preemptions < round_.policy.max_preemptions
+        and not (tenant == job.tenant and round_.priority(victim.assignment.job) > priority)
+    ]
+    return sorted(found, key=lambda victim: (victim.cost, victim.id))
+
+
+def _move_away(
+    round_: Round, assignment: Assignment, candidate: Candidate, chosen: list[Victim]
+) -> Victim | None:
+    """Put the job in and the others elsewhere; if one of these finds no place, that one, and nothing is changed.
+
+    The largest look for a place first.
+    """
+    before = round_.mark()
+    held = {victim.id: victim.assignment.candidate for victim in chosen}
+    for victim in chosen:
+        round_.clear(victim.assignment)
+    found = round_.find(assignment.job, candidate)
+    if found is None or found[1]:
+        round_.undo_to(before)
+        return chosen[0]
+    round_.put(assignment, candidate, *found)
+    for victim in sorted(chosen, key=lambda victim: (-victim.amount_m, victim.id)):
+        old = held[victim.id]
+        if old is None or not _elsewhere(round_, victim.assignment, old):
+            round_.undo_to(before)
+            return victim
+    for victim in chosen:
+        round_.gave_way[victim.id] = assignment.job.id
+    return None
+
+
+def _elsewhere(round_: Round, assignment: Assignment, old: Candidate) -> bool:
+    """Give a job as good a place as it had."""
+    same = [old, *(other for other in assignment.option.candidates if other is not old)]
+    for candidate in same:
+        if candidate.value < old.value or candidate.accelerators_m > old.accelerators_m:
+            continue
+        job, amount_m = assignment.job, candidate.accelerators_m
+        if round_.holdings.refusal(job.tenant, candidate.accelerator, amount_m) is None:
+            found = round_.find(job, candidate)
+            if found is not None and not found[1]:
+                round_.put(assignment, candidate, *found)
+                return True
+    return False

@@ -1,0 +1,127 @@
+"""Elastic victims: they give back the pods that are needed and go on with the others.
+
+A shrink costs what a stop costs (the whole gang restarts from its last checkpoint), so it never loses less
+work than stopping the same job. But the job goes on, and a part may be taken where the whole may not: from a
+tenant that would fall below its fair share without the job. There are two moments:
+
+    offered    a job that cannot be taken whole is offered to the search for victims (`victims.py`) as the part
+               that may be taken; its cost per accelerator counts the work of the whole job
+    kept       when the stronger job has its place, every elastic victim keeps as many of its pods as still fit
+               where they ran, unless a better candidate is free for it elsewhere
+
+A job never shrinks below `min_pods`, to any size that it could be started with, and only on its own nodes. So it
+gives back what is needed and no more.
+Taking more of what it keeps costs nothing in the same round: it restarts anyway.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from ..candidates.candidates import Candidate
+from ..model.snapshot import JobKind, Placement
+from ..placement.pool import request
+from .round import Round
+from .state import Assignment
+from .victims import Part
+
+
+def can_shrink(assignment: Assignment) -> bool:
+    """Whether the job may give back pods and go on."""
+    placement, job = assignment.placement, assignment.job
+    return placement is not None and placement.pods > job.min_pods and job.kind is JobKind.TRAINING
+
+
+def _smaller(
+    round_: Round, assignment: Assignment, placement: Placement, pods: Iterable[int]
+) -> Iterator[Candidate]:
+    """The job as in the placement with so many pods instead, of these numbers those with which it could run."""
+    for count in pods:
+        found = round_.state.candidates.sized(assignment.option, placement.pool, placement.mode, count)
+        if found is not None and found.per_pod == placement.per_pod:
+            yield found
+
+
+def partial_victim(round_: Round, assignment: Assignment, allowed: Callable[[int], bool]) -> Part | None:
+    """The most that may be taken of an elastic job; None: nothing.
+
+    Args:
+        allowed: whether this much (thousandths of an accelerator) may be taken.
+    """
+    placement = assignment.placement
+    if placement is None or not can_shrink(assignment):
+        return None
+    for candidate in _smaller(round_, assignment, placement, range(assignment.job.min_pods, placement.pods)):
+        if allowed(placement.accelerators_m - candidate.accelerators_m):
+            stays = _stays(round_, assignment, Counter(placement.nodes), candidate)
+            if stays is None:
+                return None
+            leaves = Counter(placement.nodes) - Counter(stays)
+            return Part(candidate, stays, tuple(sorted(leaves.elements())))
+    return None
+
+
+def keep_pods(round_: Round, assignment: Assignment, held: Placement) -> None:
+    """Let an elastic job that has to give way keep the most pods that still fit where it ran.
+
+    Args:
+        assignment: its place was taken away, or is the part that was offered.
+        held: the place that it had.
+    """
+    least = 0 if assignment.placement is None else assignment.placement.pods
+    room = _room(round_, assignment, held)
+    most = min(held.pods - 1, room.total())
+    for candidate in _smaller(round_, assignment, held, range(most, assignment.job.min_pods - 1, -1)):
+        if candidate.pods <= least:
+            return
+        stays = _stays(round_, assignment, room, candidate)
+        if stays is not None:
+            if least or not _better_elsewhere(round_, assignment, candidate):
+                round_.clear(assignment)
+                round_.put(assignment, candidate, stays)
+            return
+
+
+def _room(round_: Round, assignment: Assignment, held: Placement) -> Counter[str]:
+    """Pods of the job that fit on its own nodes, those that stay included."""
+    nodes = round_.cluster.pools[held.pool]
+    ask = request(held.per_pod, nodes.pool.is_cpu)
+    own = Counter(() if assignment.placement is None else assignment.placement.nodes)
+    room: Counter[str] = Counter()
+    for name, count in Counter(held.nodes).items():
+        i = nodes.index.get(name)
+        if i is not None:
+            room[name] = min(count, own[name] + nodes.room(i, ask, later=False))
+    return room
+
+
+def _stays(
+    round_: Round, assignment: Assignment, room: Counter[str], candidate: Candidate
+) -> tuple[str, ...] | None:
+    """The pods that go on: on few nodes, the fullest ones, so that what is given back is contiguous."""
+    nodes = round_.cluster.pools[candidate.pool]
+    allowed = nodes.selected_nodes(assignment.job)
+    open_ = [
+        (-count, nodes.free_later[i][nodes.key], name)
+        for name, count in room.items()
+        if count > 0
+        and (i := nodes.index.get(name)) is not None
+        and nodes.usable[i]
+        and (allowed is None or i in allowed)
+    ]
+    found = [name for count, _, name in sorted(open_) for _ in range(-count)][: candidate.pods]
+    return tuple(sorted(found)) if len(found) == candidate.pods else None
+
+
+def _better_elsewhere(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
+    """Whether the job could start now with a candidate of higher value."""
+    holdings, job = round_.holdings, assignment.job
+    for other in assignment.option.candidates:
+        if other.value <= candidate.value:
+            return False
+        if holdings.refusal(job.tenant, other.accelerator, other.accelerators_m) is None:
+            found = round_.find(job, other)
+            if found is not None and not found[1]:
+                return True
+    return False

@@ -1,0 +1,102 @@
+"""Elastic jobs take what is left: the last step of a full plan.
+
+A job's candidates are its smallest size, its doublings and its largest (`candidates.pod_counts`), so that prices and
+the solver see few columns. When all other steps are done, a job that may use more pods takes the most that fit,
+of any size: what a doubling does not fit is used too, and a job that gave way gives up no more than was needed.
+
+    placed in this round       any size up to its largest: it starts or restarts anyway
+    running where it was       up to `Policy.growth_factor` times its size, if that pays for the restart (`pays`)
+
+A pool that a waiting job could use is left alone: whatever is free there is being collected. So growth takes nothing
+from anybody, and asks for no price.
+"""
+
+from __future__ import annotations
+
+from ..candidates.candidates import Candidate
+from .migration import pays
+from .round import Round
+from .state import Assignment
+
+
+def grow(round_: Round) -> None:
+    """Give elastic jobs the free room that nobody waits for, first those of tenants that hold least."""
+    elastic = [
+        assignment
+        for assignment in round_.assignments.values()
+        if assignment.job.min_pods < assignment.job.max_pods
+        and assignment.candidate is not None
+        and assignment.candidate.pods < assignment.job.max_pods
+        and not assignment.waits_for_release
+    ]
+    if not elastic:
+        return
+    wanted = _wanted_pools(round_)
+    holdings = round_.holdings
+    elastic.sort(key=lambda one: (holdings.held_per_weight(one.job.tenant), one.job.id))
+    for assignment in elastic:
+        if assignment.candidate is not None and assignment.candidate.pool not in wanted:
+            _grow_one(round_, assignment, assignment.candidate)
+
+
+def _wanted_pools(round_: Round) -> set[str]:
+    """Pools in which a waiting job has a candidate that quota allows and that would fit if nothing ran."""
+    wanted: set[str] = set()
+    known: set[tuple[object, ...]] = set()
+    for assignment in round_.waiting():
+        job = assignment.job
+        key = (id(assignment.option.shared), job.tenant, job.node_selector, job.required_domain)
+        if key in known:
+            continue
+        known.add(key)
+        wanted |= {
+            candidate.pool
+            for candidate in assignment.option.candidates
+            if candidate.pool not in wanted
+            and not round_.holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m)
+            and round_.pods_if_empty(job, candidate) >= candidate.pods
+        }
+    return wanted
+
+
+def _grow_one(round_: Round, assignment: Assignment, current: Candidate) -> None:
+    """Let one job take the most pods that fit in the pool where it is, if that is worth it."""
+    job, placement, started_at_s = assignment.job, assignment.placement, assignment.started_at_s
+    assert placement is not None
+    most = job.max_pods
+    if assignment.stays:
+        if not (round_.movable(assignment) and round_.can_disrupt()):
+            return
+        most = min(most, current.pods * round_.policy.growth_factor)
+    more = round_.pods_that_fit(job, current)
+    if not more:
+        return
+    most = min(most, current.pods + more)
+    round_.clear(assignment)
+    for pods in range(most, current.pods, -1):
+        candidate = round_.sized(assignment, current, pods)
+        if candidate is None or not _worth(
+            round_, assignment, current, candidate, placement == _runs_at(assignment)
+        ):
+            continue
+        nodes = round_.cluster.find(job, candidate.pool, pods, candidate.per_pod, later=False)
+        if nodes is not None:
+            round_.put(assignment, candidate, nodes)
+            return
+    round_.restore(assignment, placement, current, started_at_s)
+
+
+def _runs_at(assignment: Assignment) -> object:
+    run = assignment.job.run
+    return None if run is None else run.placement
+
+
+def _worth(
+    round_: Round, assignment: Assignment, current: Candidate, candidate: Candidate, stays: bool
+) -> bool:
+    """Whether quota allows the larger size, and it is worth more; of a job that would stay: a restart, too."""
+    if candidate.value <= current.value or round_.holdings.refusal(
+        assignment.job.tenant, candidate.accelerator, candidate.accelerators_m
+    ):
+        return False
+    return not stays or pays(round_, assignment, current, candidate)

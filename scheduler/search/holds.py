@@ -1,0 +1,137 @@
+"""Room that is kept for a reservation while a plan is made (`reservations.py` states the rule).
+
+A hold knows the nodes of one reservation, what its holder will take of each, and the jobs there that will have
+left by then. On each node it withholds what the holder takes less what those jobs still have: of a node that is
+collected for a whole-node pod, all that is free. So as jobs leave, what is withheld grows by what they had, and
+nobody else finds room there. A hold can be lifted for a while: for its holder, for a job that outranks it, and
+for a job that will be gone in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from ..candidates.candidates import Candidate
+from ..model.snapshot import JobId, Placement
+from ..placement.pool import PoolNodes, request
+from .state import Assignment
+
+
+class Hold:
+    """The room of one reservation."""
+
+    def __init__(
+        self,
+        holder: Assignment,
+        candidate: Candidate,
+        nodes: PoolNodes,
+        since_s: dict[int, float],
+        places: Iterable[int],
+    ) -> None:
+        """Nothing is withheld before `apply`.
+
+        Args:
+            since_s: since when each node is collected, by its index.
+            places: the node of each pod.
+        """
+        self.holder, self.candidate, self.nodes = holder, candidate, nodes
+        self.places = tuple(sorted(places))
+        self.since_s = since_s
+        self.start_s = 0.0
+        """When all room is there: an estimate."""
+        self.collected = 0
+        """Nodes whose room is there, or can be taken at once."""
+        self.patient = False
+        """Whether it was made for patience alone."""
+        self.leaving: dict[JobId, Assignment] = {}
+        """Jobs on these nodes that will have left by the start."""
+        self.victims: dict[JobId, Assignment] = {}
+        """Those of them that may be stopped now."""
+        self.applied = False
+        ask = request(candidate.per_pod, nodes.pool.is_cpu)
+        self._asked = {i: [self.places.count(i) * amount for amount in ask] for i in set(self.places)}
+        self._covered: dict[int, list[int]] = {}
+        self._withheld: dict[int, tuple[list[int], list[int]]] = {}
+
+    @property
+    def placement(self) -> Placement:
+        """The place that is collected."""
+        return self.candidate.placed(tuple(self.nodes.nodes[i].name for i in self.places))
+
+    @property
+    def withholds(self) -> bool:
+        """Whether it keeps anything from others now."""
+        return any(any(later) for _, later in self._withheld.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the room will be there when those have left who leave for it; False: somebody with a better claim
+        has taken it."""
+        for i, asked in self._asked.items():
+            free, covered = self.nodes.free_later[i], self._covered[i]
+            own = self._withheld[i][1] if i in self._withheld else (0, 0, 0, 0)
+            if any(asked[k] > free[k] + own[k] + covered[k] for k in range(4) if asked[k]):
+                return False
+        return True
+
+    def apply(self) -> None:
+        """Withhold the room."""
+        self.applied = True
+        self._covered = {i: [0, 0, 0, 0] for i in self._asked}
+        for assignment in self.leaving.values():
+            if assignment.placement is not None and assignment.placement.pool == self.nodes.pool.name:
+                self._cover(assignment.placement, 1)
+        for i in sorted(self._asked):
+            self._set(i)
+
+    def lift(self) -> None:
+        """Withhold nothing until it is applied again."""
+        self.applied = False
+        for i, (now, later) in self._withheld.items():
+            self.nodes.withhold(i, now, later, sign=1)
+        self._withheld.clear()
+
+    def follow(self, assignment: Assignment, placement: Placement, sign: int) -> None:
+        """A job has been given this place (sign=-1: has lost it)."""
+        if self.applied and assignment.job.id in self.leaving and placement.pool == self.nodes.pool.name:
+            for i in self._cover(placement, sign):
+                self._set(i)
+
+    def _cover(self, placement: Placement, sign: int) -> list[int]:
+        found = []
+        for i, amounts in self.nodes.holds(placement).items():
+            covered = self._covered.get(i)
+            if covered is not None:
+                found.append(i)
+                for k in range(4):
+                    covered[k] += sign * amounts[k]
+        return found
+
+    def _set(self, i: int) -> None:
+        """Withhold what the holder takes of a node less what those who leave still have there."""
+        was = self._withheld.pop(i, None)
+        if was is not None:
+            self.nodes.withhold(i, *was, sign=1)
+        free_now, free_later = self.nodes.free_now[i], self.nodes.free_later[i]
+        now, later = [0, 0, 0, 0], [0, 0, 0, 0]
+        for k, asked in enumerate(self._asked[i]):
+            left = asked - self._covered[i][k]
+            later[k] = max(0, min(left, free_later[k]))
+            now[k] = max(0, min(left - (free_later[k] - free_now[k]), free_now[k]))
+        if any(later) or any(now):
+            self.nodes.withhold(i, now, later)
+            self._withheld[i] = (now, later)
+
+
+@contextmanager
+def lifted(holds: Iterable[Hold]) -> Iterator[None]:
+    """Within this context these holds withhold nothing."""
+    own = [hold for hold in holds if hold.applied]
+    for hold in own:
+        hold.lift()
+    try:
+        yield
+    finally:
+        for hold in own:
+            hold.apply()

@@ -1,0 +1,103 @@
+"""Moving and resizing running jobs to better candidates.
+
+If a job's length is unknown, the time already received stands for the time that is left; for growing where it is,
+`Policy.unknown_length_s` if that is longer. What is free at the end of a round goes to elastic jobs without a price
+(`growth.py`).
+
+A job moves only if the time saved over the rest of its life is at least `Policy.move_gain_factor` times the
+cost of the move (restart and work since the last checkpoint), and only to a candidate that is also better at
+the prices: a fast type that others need more is left to them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..candidates.candidates import Candidate
+from .preemption import MARGIN, by_value, claim, hours_left, own_charge
+from .round import Round
+from .state import Assignment
+from .swap import ATTEMPTS, accept_if_better, swap
+
+
+def move(round_: Round) -> bool:
+    """Move running jobs into free room, the largest gain first; whether anything changed."""
+    proposals: list[tuple[float, str, Assignment, Candidate]] = []
+    for assignment in round_.assignments.values():
+        if round_.movable(assignment):
+            proposals.extend(
+                (-gain, assignment.job.id, assignment, candidate)
+                for gain, candidate in better(round_, assignment)
+            )
+    proposals.sort(key=lambda item: (item[0], item[1]))
+    changed = False
+    undone = 0
+    for _, _, assignment, candidate in proposals:
+        if not round_.can_disrupt():
+            break
+        if (
+            not round_.movable(assignment)
+            or assignment.candidate is None
+            or assignment.started_at_s >= round_.now
+        ):
+            continue
+        if _try(round_, assignment, candidate):
+            changed = True
+        elif undone < ATTEMPTS:
+            done = _exchange(round_, assignment, candidate)
+            undone += done is False
+            changed = changed or done is True
+    return changed
+
+
+def better(round_: Round, assignment: Assignment) -> list[tuple[float, Candidate]]:
+    """Candidates worth a move, with the gain in value per hour above prices."""
+    current = assignment.candidate
+    if current is None:
+        return []
+    found = []
+    for candidate in assignment.option.candidates:
+        gain = round_.profit(candidate) - round_.profit(current)
+        if gain > 0 and pays(round_, assignment, current, candidate):
+            found.append((gain, candidate))
+    return found
+
+
+def pays(round_: Round, assignment: Assignment, current: Candidate, candidate: Candidate) -> bool:
+    """Whether the candidate is clearly faster, at most one round's growth larger, and saves enough time over
+    the rest of the job's life."""
+    if candidate is current or candidate.speed <= current.speed * (2 - 1 / MARGIN):
+        return False
+    same = candidate.pool == current.pool and candidate.mode == current.mode
+    if same and candidate.pods > current.pods * round_.policy.growth_factor:
+        return False
+    saved_h = hours_left(assignment, current) - hours_left(assignment, candidate)
+    if same and assignment.job.remaining_work is None:
+        ahead_h = round_.policy.unknown_length_s / 3600
+        saved_h = max(saved_h, ahead_h * (1 - current.speed / candidate.speed))
+    return saved_h >= round_.policy.move_gain_factor * round_.lost_s(assignment) / 3600
+
+
+def _try(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
+    """Move if the job fits there with its own resources given back, and quota allows it."""
+    placement, old, started = assignment.placement, assignment.candidate, assignment.started_at_s
+    if placement is None:
+        return False
+    round_.clear(assignment)
+    refused = round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, candidate.accelerators_m)
+    found = None if refused else round_.find(assignment.job, candidate)
+    if found is None or found[1]:
+        round_.restore(assignment, placement, old, started)
+        return False
+    round_.put(assignment, candidate, *found)
+    return True
+
+
+def _exchange(round_: Round, assignment: Assignment, candidate: Candidate) -> bool | None:
+    """Move into the place of less valuable jobs of the same tenant; they go where there is room, often to the
+    place that this job leaves. None: there are none; False: it does not pay."""
+    worth = claim(round_, assignment, candidate) - own_charge(round_, assignment, candidate)
+    eligible = by_value(round_, assignment, candidate, worth)
+    if not eligible.count or round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, 0):
+        return None
+    return accept_if_better(round_, assignment, partial(swap, round_, assignment, candidate, eligible, worth))

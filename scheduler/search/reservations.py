@@ -1,0 +1,390 @@
+"""Reservations: who is first in line gets a place and a start time, and nobody who comes later passes it.
+
+A job gets a reservation if it could run here, cannot start now, asks for more than one accelerator, and one of
+these holds:
+
+    claim      who                                                             who gives way, and when
+    priority   a job of its tenant with a lower priority runs or waits         preemptible jobs of its tenant with a
+                                                                               lower priority, after `min_run_s`
+    share      it is inside its tenant's fair share, and another tenant        preemptible jobs of tenants above their
+               holds more than its own                                         share, of that surplus, after `min_run_s`
+    patience   there are smaller jobs, and it has waited `Policy.patience`     nobody: jobs leave when they end
+               times its expected duration; first of the tenant that holds
+               least for its weight
+
+The place is collected node by node. Each job on a node leaves when it ends (its remaining work at its present
+speed; if the length is unknown: when it has run as long as the jobs that run now have on average, at least
+`expected_run_s`, or else twice as long as now), or earlier when the claim allows to stop it. The nodes whose room is there first are chosen, and the start is when
+the last of them is ready. Nobody is stopped before that moment: then all that still has to give way is stopped
+at once, so that no node idles while the others are collected. (If the plan may disrupt no more jobs by then,
+`Policy.churn`, that moment is `min_run_s` after the reservation was made, at the latest.)
+
+What starts on a collected node meanwhile (backfilling):
+
+    a job that will have ended by the start, if its length is known
+    a preemptible training job that can run `min_run_s` and earn its restart before the start: it is stopped for
+      the reservation, whoever it is, if it is still there
+    a job of the same tenant with a higher priority, and a claim on a guarantee: they pass the reservation
+
+A reservation keeps its nodes from plan to plan (`Plan.reservations`, `Snapshot.reservations`). A node that is not
+ready may be exchanged for one that is, and all nodes for others only if that halves the time that is left; so the
+start moves back only if a job runs longer than expected. A reservation takes no node of another one, but a job
+may be given what it leaves of a node. Earlier ones go first; inside a tenant, higher priorities. A place that a job
+of any size has and cannot use before others have left is carried into the next plan in the same way.
+
+Not covered: a job that only its tenant's quota holds back (there is room, but no right to it); a share that needs
+whole nodes where the other tenants' surplus lies on no whole node (it waits until jobs end, or for its patience);
+requests for a part of an accelerator; and guarantees, which have a deadline of their own (`preemption.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from ..candidates.candidates import Candidate
+from ..candidates.value import remaining_s
+from ..fairness.quota import Right
+from ..model.plans import Action
+from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation
+from ..placement.pool import PoolNodes
+from .collection import Collection
+from .holds import Hold
+from .preemption import may_be_preempted_again, preempt, spare_m
+from .round import Round
+from .state import Assignment
+from .victims import Victim, VictimGroup
+
+OPTIONS = 4
+"""Candidates that are compared for one reservation: the best pools, each with the fewest pods."""
+
+
+# -- claims ---------------------------------------------------------------------------------------------------
+
+
+def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> None:
+    """Hold the room of the reservations of the plan before. Where it is there the job starts, before another
+    reservation changes over to it.
+
+    Args:
+        thorough: also look for places that are ready much sooner.
+    """
+    unready: list[tuple[Assignment, Candidate, dict[int, float]]] = []
+    for reservation in known:
+        assignment = round_.assignments.get(reservation.job)
+        place = reservation.placement
+        nodes = round_.cluster.pools.get(place.pool)
+        if assignment is None or assignment.job.run is not None or nodes is None:
+            continue
+        if assignment.job.kind is JobKind.OPAQUE and assignment.job.last_move_at_s == round_.now:
+            continue  # it ends
+        candidate = assignment.option.listed(place)
+        if candidate is None or _refused(round_, assignment, candidate):
+            continue
+        since_s = {
+            nodes.index[name]: since
+            for name, since in zip(place.nodes, reservation.since_s, strict=True)
+            if name in nodes.index
+        }
+        if _is_there(nodes, assignment.job, place):
+            _give(round_, Hold(assignment, candidate, nodes, since_s, [nodes.index[n] for n in place.nodes]))
+        else:
+            unready.append((assignment, candidate, since_s))
+    for assignment, candidate, since_s in unready:
+        others = {
+            i for _, other, own in unready if other.pool == candidate.pool and own is not since_s for i in own
+        }
+        hold = _kept(round_, assignment, candidate, since_s, others, thorough)
+        if hold is not None:
+            _add(round_, hold, set(hold.places) - since_s.keys())
+
+
+def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
+    """Make reservations for blocked jobs that are first in line. Returns the jobs to try again: those whose
+    room is there, and those that this round had placed on their nodes."""
+    policy = round_.policy
+    waiting = [
+        a
+        for a in blocked
+        if a.placement is None and a.job.run is None and a.job.id not in round_.holds and _large(a)
+    ]
+    if not waiting or not policy.reservations:
+        return []
+    again: list[Assignment] = []
+    lowest = _lowest_priorities(round_, {a.job.tenant for a in waiting})
+    smallest = min(_size_m(a) for a in round_.assignments.values())
+    claims = [a for a in waiting if _outranks_one(round_, a, lowest) or _below_share(round_, a)]
+    patient = [a for a in waiting if _size_m(a) > smallest and _patient(round_, a)]
+    patient.sort(
+        key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), _waits_since_s(a.job), a.job.id)
+    )
+    by_patience = sum(hold.patient for hold in round_.holds.values())
+    by_right = {a.job.id for a in claims}
+    searches = policy.reservations
+    for assignment in [*claims, *patient]:
+        if assignment.job.id in round_.holds:
+            continue
+        own = assignment.job.id not in by_right
+        waits = sum(hold.holder.placement is None for hold in round_.holds.values())
+        if waits >= policy.reservations or (own and 2 * by_patience >= policy.reservations):
+            continue
+        if not searches:
+            break
+        searches -= 1
+        hold = _best(round_, assignment)
+        if hold is None:
+            continue
+        hold.patient = own
+        by_patience += own
+        _add(round_, hold, set(hold.places))
+        again += _cleared(round_, hold)
+        if hold.start_s <= round_.now:
+            again.append(assignment)
+    return again
+
+
+def _large(assignment: Assignment) -> bool:
+    """Whether smaller requests could pass the job: whatever becomes free is offered to the first in line, so one
+    accelerator is never taken from under it."""
+    candidates = assignment.option.candidates
+    return any(c.accelerators_m > 1000 for c in candidates) and all(
+        c.per_pod.accelerators_m % 1000 == 0 for c in candidates
+    )
+
+
+def _size_m(assignment: Assignment) -> int:
+    """The least that the job asks for."""
+    return assignment.job.min_pods * assignment.job.per_pod.accelerators_m
+
+
+def _lowest_priorities(round_: Round, tenants: set[str]) -> dict[str, int]:
+    """The lowest priority of each tenant's jobs."""
+    lowest: dict[str, int] = {}
+    for assignment in round_.assignments.values():
+        tenant = assignment.job.tenant
+        if tenant in tenants:
+            priority = round_.priority(assignment.job)
+            lowest[tenant] = min(priority, lowest.get(tenant, priority))
+    return lowest
+
+
+def _outranks_one(round_: Round, assignment: Assignment, lowest: dict[str, int]) -> bool:
+    return round_.priority(assignment.job) > lowest[assignment.job.tenant]
+
+
+def _below_share(round_: Round, assignment: Assignment) -> bool:
+    """Whether the job is inside its tenant's share and another tenant is above its own where it could run."""
+    holdings, tenant = round_.holdings, assignment.job.tenant
+    for candidate in assignment.option.candidates:
+        if holdings.right(tenant, candidate.accelerator, candidate.accelerators_m) is not Right.ENTITLED:
+            continue
+        others = {name for (pool, name), held in round_.held.items() if pool == candidate.pool and held}
+        if any(
+            spare_m(round_, other, candidate.accelerator, Right.ENTITLED) > 0 for other in others - {tenant}
+        ):
+            return True
+    return False
+
+
+def _patient(round_: Round, assignment: Assignment) -> bool:
+    """Whether the job has waited so long that smaller ones do not pass it any more."""
+    policy = round_.policy
+    if policy.patience <= 0 or assignment.job.kind is not JobKind.TRAINING:
+        return False
+    waited_s = round_.now - _waits_since_s(assignment.job)
+    return waited_s >= policy.patience * max(_expected_s(round_, assignment), policy.min_run_s)
+
+
+def _waits_since_s(job: Job) -> float:
+    moved = job.last_move_at_s
+    return job.submitted_at_s if moved is None else max(job.submitted_at_s, moved)
+
+
+def _expected_s(round_: Round, assignment: Assignment) -> float:
+    """Expected duration at the job's best speed."""
+    left_s = remaining_s(assignment.job, assignment.option.best_speed)
+    return left_s if assignment.job.remaining_work is not None else max(left_s, round_.typical_run_s)
+
+
+def _refused(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
+    tenant = assignment.job.tenant
+    return round_.holdings.refusal(tenant, candidate.accelerator, candidate.accelerators_m) is not None
+
+
+def _add(round_: Round, hold: Hold, taken: set[int]) -> None:
+    """Add a hold; inside a tenant higher priorities come first. Holds whose nodes it takes are given up."""
+    for job, other in list(round_.holds.items()):
+        if other.nodes is hold.nodes and not taken.isdisjoint(other.places):
+            other.lift()
+            del round_.holds[job]
+    round_.holds[hold.holder.job.id] = hold
+    hold.apply()
+
+
+def _is_there(nodes: PoolNodes, job: Job, place: Placement) -> bool:
+    """Whether the room of a reservation is free, or will be when stopping jobs have left, beside what is kept for
+    earlier ones."""
+    allowed = nodes.selected_nodes(job)
+    indices = [nodes.index.get(name) for name in place.nodes]
+    return all(
+        i is not None and nodes.usable[i] and (allowed is None or i in allowed) for i in indices
+    ) and nodes.fits(place, later=True)
+
+
+def _give(round_: Round, hold: Hold) -> None:
+    """Give the holder its place, whose whole room is there: who can leave in time may stay beside it, and the others
+    know it as a job that will leave."""
+    hold.start_s, hold.collected = round_.now, len(set(hold.places))
+    round_.holds[hold.holder.job.id] = hold
+    place, nodes = hold.placement, hold.nodes
+    # Where jobs are leaving, who may have what is free now is decided by the order of the waiting jobs (`start.py`).
+    round_.put(hold.holder, hold.candidate, place.nodes, release=nodes.releasing > 0 or not nodes.fits(place))
+
+
+def _cleared(round_: Round, hold: Hold) -> list[Assignment]:
+    """Take the places of jobs that this round put on the nodes. They are tried again as the next plan would: other
+    room first, then beside the reservation."""
+    found = [a for a in hold.leaving.values() if a.job.run is None and a.placement is not None]
+    for assignment in found:
+        round_.clear(assignment)
+    return found
+
+
+# -- places ---------------------------------------------------------------------------------------------------
+
+
+def _best(round_: Round, assignment: Assignment) -> Hold | None:
+    """The place where the job would be done first."""
+    found: tuple[float, Hold] | None = None
+    for candidate in _options(round_, assignment):
+        hold = Collection(round_, assignment, candidate, {}, _patient(round_, assignment)).hold()
+        if hold is not None:
+            duration_s = (
+                _expected_s(round_, assignment) * assignment.option.best_speed / max(candidate.speed, 1e-12)
+            )
+            done_s = hold.start_s + duration_s
+            if found is None or done_s < found[0] - 1e-6:
+                found = done_s, hold
+    return None if found is None else found[1]
+
+
+def _options(round_: Round, assignment: Assignment) -> list[Candidate]:
+    """In each pool and mode the candidate with the fewest pods, the most profitable pools first."""
+    least: dict[tuple[str, str], Candidate] = {}
+    for row in round_.ranked(assignment):
+        candidate = row.candidate
+        key = (candidate.pool, candidate.mode)
+        smaller = key not in least or candidate.pods < least[key].pods
+        if smaller and not _refused(round_, assignment, candidate):
+            least[key] = candidate
+    return list(least.values())[:OPTIONS]
+
+
+def _kept(
+    round_: Round,
+    assignment: Assignment,
+    candidate: Candidate,
+    since_s: dict[int, float],
+    others: Set[int],
+    thorough: bool,
+) -> Hold | None:
+    """The same place as before with nodes that are not ready exchanged for ready ones, or one that is ready in
+    half the time.
+
+    Args:
+        others: nodes that are collected for others; it may keep those that it had beside them.
+    """
+    collection = Collection(round_, assignment, candidate, since_s, _patient(round_, assignment), others)
+    same = collection.hold(among=collection.ready() | since_s.keys())
+    if same is not None and (not thorough or same.start_s <= round_.now):
+        return same
+    other = collection.hold()
+    if same is None or (other is not None and other.start_s - round_.now < (same.start_s - round_.now) / 2):
+        return other
+    return same
+
+
+# -- using a reservation ------------------------------------------------------------------------------------------
+
+
+def may_backfill(round_: Round, hold: Hold, assignment: Assignment, candidate: Candidate) -> bool:
+    """Whether the job may start in the room of a reservation: it is gone in time, or can be stopped then."""
+    job = assignment.job
+    window_s = hold.start_s - round_.now
+    if job.kind is not JobKind.TRAINING:
+        return False
+    if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
+        return True
+    earns_s = round_.policy.min_run_s + round_.policy.move_gain_factor * job.restart_s
+    return job.preemptible and may_be_preempted_again(round_, assignment) and window_s >= earns_s
+
+
+def take(round_: Round) -> bool:
+    """Start the jobs whose place is collected, in place of those that give way; whether any started."""
+    changed = False
+    for hold in list(round_.holds.values()):
+        assignment = hold.holder
+        if assignment.placement is not None or hold.start_s > round_.now + 1e-6:
+            continue
+        held_s = round_.now - min(hold.since_s.values())
+        if not round_.can_disrupt() and held_s < round_.policy.min_run_s:
+            continue
+        victims = [
+            Victim(victim, round_.lost_units(victim), hold.nodes)
+            for _, victim in sorted(hold.victims.items())
+            if victim.placement is not None and victim.placement.pool == hold.candidate.pool
+        ]
+        group = VictimGroup(victims, hold.nodes)
+        if group.count and preempt(
+            round_, assignment, hold.candidate, [group], by_right=True, inside=frozenset(hold.places)
+        ):
+            changed = True
+    round_.sync_holds()
+    return changed
+
+
+def reservations(round_: Round, made: Iterable[Action]) -> tuple[Reservation, ...]:
+    """The reservations of the plan: of jobs that do not start with it, in order of precedence; then the places of
+    jobs that wait for others to leave."""
+    delayed = {action.job for action in made if action.after}
+    found = []
+    for job, hold in round_.holds.items():
+        assignment = hold.holder
+        place = assignment.placement
+        if place is None:
+            place = hold.placement
+        elif not (assignment.waits_for_release or job in delayed) or place.pool != hold.candidate.pool:
+            continue
+        started = assignment.placement is not None
+        index = hold.nodes.index
+        since_s = tuple(hold.since_s.get(index[name], round_.now) for name in place.nodes)
+        count = len(set(place.nodes))
+        found.append(
+            Reservation(
+                job,
+                place,
+                since_s,
+                round_.now if started else hold.start_s,
+                count if started else hold.collected,
+            )
+        )
+    return (*found, *_promised(round_, delayed))
+
+
+def _promised(round_: Round, delayed: set[JobId]) -> list[Reservation]:
+    """Places that jobs have in this plan and cannot use before other jobs have left: the next plan must not give
+    them to somebody else, although this plan's starts change who is entitled to what."""
+    found = sorted(
+        (
+            a
+            for a in round_.changed
+            if a.waits_for_release and a.job.run is None and a.job.id not in round_.holds
+        ),
+        key=lambda a: (-round_.priority(a.job), a.job.submitted_at_s, a.job.id),
+    )
+    return [
+        Reservation(
+            a.job.id, a.placement, (round_.now,) * a.placement.pods, round_.now, len(set(a.placement.nodes))
+        )
+        for a in found
+        if a.placement is not None and a.job.id not in delayed and not a.placement.devices
+    ]

@@ -1,0 +1,480 @@
+"""One planning round: where every job is in the plan so far.
+
+A round knows only *where every job is*; `actions.py` compares that with where the jobs were. Decisions depend
+on this state alone, not on how it was reached, so planning again from the result changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TypeVar, cast
+
+from ..candidates.candidates import Candidate
+from ..fairness.quota import Right
+from ..model.plans import MIN_DISRUPTION_BUDGET, RECLAIM_DECISION_FRACTION
+from ..model.snapshot import Job, JobId, JobKind, Placement, Snapshot
+from ..placement.pool import request
+from ..placement.sharing import staying
+from .holds import Hold, lifted
+from .state import Assignment, PlanningState
+from .victims import Victim
+
+T = TypeVar("T")
+
+Place = tuple[Placement | None, Candidate | None, float, bool]
+Mark = dict[JobId, Place]
+"""Where jobs were at some moment of the round: those that had changed by then."""
+
+
+class Round:
+    """One planning round on a state; `rewind` restores the state to what the snapshot says."""
+
+    def __init__(self, state: PlanningState, now: float) -> None:
+        self.state = state
+        self.snapshot = state.snapshot
+        self.policy = state.policy
+        self.now = now
+        self.table = state.table
+        self.cluster = state.cluster
+        self.holdings = state.holdings
+        self.market = state.market
+        self.assignments = state.assignments
+        self.held = state.held
+        self.ranked = state.ranked
+        self.disrupted: set[JobId] = set()
+        """Running jobs that the plan stops, moves or resizes."""
+        self.gave_way: dict[JobId, JobId] = {}
+        """Running jobs that were moved in this round, and for whose sake (`defragment.py`)."""
+        self._first: dict[JobId, Place] = {}
+        """Where jobs were when the round began: those that changed since."""
+        self._lost: dict[JobId, float] = {}
+        self._preemptible_victims: dict[tuple[str, str], list[tuple[float, JobId, Victim]]] = {}
+        self._placed: dict[tuple[str, str], dict[JobId, Assignment]] = {}
+        """Jobs that were given a place in this round, by pool and tenant."""
+        self._victims: dict[JobId, Victim] = {}
+        self._cached: dict[tuple[object, ...], tuple[int, object]] = {}
+        self.holds: dict[JobId, Hold] = {}
+        """Room kept for reservations (`reservations.py`), by holder, in order of precedence."""
+        self._typical_run_s: float | None = None
+        self._stays: dict[JobId, tuple[Placement, float, tuple[float, dict[int, tuple[int, ...]]]]] = {}
+        self._disruption_budget = self._budget(state.snapshot)
+        self.cluster.begin()
+
+    def _budget(self, snapshot: Snapshot) -> int:
+        """How many running jobs may still be disrupted: those disrupted within `min_run_s` count."""
+        since = self.now - self.policy.min_run_s
+        recent = sum(moved_at_s > since for moved_at_s in self.state.moved.values())
+        return max(MIN_DISRUPTION_BUDGET, math.ceil(self.policy.churn * len(snapshot.jobs))) - recent
+
+    @property
+    def changed(self) -> list[Assignment]:
+        """Jobs whose place changed at least once in this round, in order of id."""
+        return [self.assignments[job] for job in sorted(self._first)]
+
+    def mark(self) -> Mark:
+        """Remember where all jobs are now."""
+        return {job: place_of(self.assignments[job]) for job in self._first}
+
+    def since(self, mark: Mark) -> list[tuple[Assignment, Place]]:
+        """Jobs that are not where they were at the mark, and where that was, in order of id."""
+        found = [(job, mark.get(job, first)) for job, first in self._first.items()]
+        return [
+            (self.assignments[job], was)
+            for job, was in sorted(found, key=itemgetter(0))
+            if _differs(self.assignments[job], was)
+        ]
+
+    def undo_to(self, mark: Mark) -> None:
+        """Put all jobs back where they were at the mark."""
+        moved = self.since(mark)
+        for assignment, _ in moved:
+            self.clear(assignment)
+        for assignment, (placement, candidate, started_at_s, waits) in moved:
+            if placement is not None:
+                self.restore(assignment, placement, candidate, started_at_s, waits)
+
+    def rewind(self) -> None:
+        """Restore the state to what it was when the round began."""
+        self._preemptible_victims.clear()
+        self.holds.clear()
+        self.cluster.rewind()
+        for job, (placement, candidate, started_at_s, waits) in self._first.items():
+            assignment = self.assignments[job]
+            if assignment.placement is not None:
+                self._count(assignment, sign=-1)
+            assignment.placement, assignment.candidate, assignment.started_at_s = (
+                placement,
+                candidate,
+                started_at_s,
+            )
+            assignment.waits_for_release = waits
+            if placement is not None:
+                self._count(assignment)
+        self._first.clear()
+        self._placed.clear()
+
+    def _count(self, assignment: Assignment, sign: int = 1) -> None:
+        """Add a job's place to all counts but those of the nodes (sign=-1: subtract it)."""
+        placement, job = assignment.placement, assignment.job
+        assert placement is not None
+        key = (placement.pool, job.tenant)
+        if sign > 0:
+            self.held.setdefault(key, {})[job.id] = assignment
+            self._placed.setdefault(key, {})[job.id] = assignment
+            self.state.waiting.pop(job.id, None)
+            if assignment.candidate is not None:
+                self.state.values[job.id] = assignment.candidate.value
+        else:
+            del self.held[key][job.id]
+            self._placed.get(key, {}).pop(job.id, None)
+            self.state.waiting[job.id] = assignment
+            self.state.values.pop(job.id, None)
+        self._update_preemptible(key, assignment, sign)
+        amount_m = sign * placement.accelerators_m
+        self.holdings.add_held(job.tenant, job.user, placement.accelerator, amount_m)
+
+    def _touch(self, assignment: Assignment) -> None:
+        if assignment.job.id not in self._first:
+            self._first[assignment.job.id] = place_of(assignment)
+
+    def _note(self, assignment: Assignment) -> None:
+        if assignment.job.run is not None and not assignment.stays:
+            self.disrupted.add(assignment.job.id)
+        else:
+            self.disrupted.discard(assignment.job.id)
+
+    def can_disrupt(self) -> bool:
+        """Whether one more running job may be disrupted in this round (`Policy.churn`)."""
+        return self.disruption_budget_left > 0
+
+    @property
+    def disruption_budget_left(self) -> int:
+        """How many more running jobs may be disrupted."""
+        return self._disruption_budget - len(self.disrupted)
+
+    def preemptible_victims(self, pool: str, tenant: str) -> list[Victim]:
+        """Jobs of the tenant in this pool that may be stopped for others, least work lost per accelerator
+        first."""
+        key = (pool, tenant)
+        known = self._preemptible_victims.get(key)
+        if known is None:
+            assignments = self.held.get(key, {}).values()
+            victims = [
+                self._victim(assignment, pool) for assignment in assignments if self._stoppable(assignment)
+            ]
+            known = self._preemptible_victims[key] = [(self.lost_s(v.assignment), v.id, v) for v in victims]
+            known.sort(key=itemgetter(0, 1))
+        return [victim for _, _, victim in known]
+
+    def due_victims(self, pool: str, tenant: str) -> list[Victim]:
+        """Jobs of the tenant with a place in this pool that may be stopped for a guarantee that is due, least
+        work lost per accelerator first; also jobs that have just started or were placed in this round."""
+        assignments = self.held.get((pool, tenant), {}).values()
+        found = [self._victim(assignment, pool) for assignment in assignments if assignment.job.preemptible]
+        return sorted(found, key=lambda victim: (self.lost_s(victim.assignment), victim.id))
+
+    def _stoppable(self, assignment: Assignment) -> bool:
+        return assignment.job.preemptible and self.ran_min_time(assignment)
+
+    def _update_preemptible(self, key: tuple[str, str], assignment: Assignment, sign: int) -> None:
+        """Keep `preemptible_victims` sorted: the job has been given a place (sign=-1: is losing it)."""
+        known = self._preemptible_victims.get(key)
+        if known is None or not self._stoppable(assignment):
+            return
+        own = (self.lost_s(assignment), assignment.job.id)
+        at = bisect_left(known, own)  # entries begin with the same two values
+        if sign > 0:
+            known.insert(at, (*own, self._victim(assignment, key[0])))
+        else:
+            del known[at]
+
+    def planned_victims(self, pool: str, tenant: str) -> list[Victim]:
+        """Jobs of the tenant that this round placed in this pool, or shrank there (`elastic.py`): taking
+        their place loses no more work."""
+        placed = self._placed.get((pool, tenant), {})
+        found = [placed[job] for job in sorted(placed)]
+        return [
+            self._victim(assignment, pool)
+            for assignment in found
+            if assignment.job.run is None or self.shrunk(assignment)
+        ]
+
+    def _victim(self, assignment: Assignment, pool: str) -> Victim:
+        """The job as a victim, at the cost of the work it would lose."""
+        known = self._victims.get(assignment.job.id)
+        if known is None or known.placement is not assignment.placement:
+            known = Victim(assignment, self.lost_units(assignment), self.cluster.pools[pool])
+            self._victims[assignment.job.id] = known
+        return known
+
+    def shrunk(self, assignment: Assignment) -> bool:
+        """Whether a running job gave back some of its pods in this round."""
+        run, place = assignment.job.run, assignment.placement
+        if run is None or place is None or assignment.job.id not in self.disrupted:
+            return False
+        same = (place.pool, place.mode, place.per_pod)
+        return same == (run.placement.pool, run.placement.mode, run.placement.per_pod) and (
+            place.pods < run.placement.pods
+        )
+
+    def cached(self, key: tuple[object, ...], tenant: str, find: Callable[[], T]) -> T:
+        """The result of `find`, kept until the tenant's holdings change."""
+        version = self.holdings.version.get(tenant, 0)
+        known = self._cached.get(key)
+        if known is None or known[0] != version:
+            known = self._cached[key] = (version, find())
+        return cast(T, known[1])
+
+    def waiting(self) -> list[Assignment]:
+        """Jobs without a place that may be given one."""
+        return list(self.state.waiting.values())
+
+    def profit(self, candidate: Candidate) -> float:
+        """Value per hour above the price of the accelerators."""
+        return candidate.value - self.market.price(candidate.accelerator) * candidate.accelerators_m / 1000
+
+    def put(
+        self, assignment: Assignment, candidate: Candidate, nodes: tuple[str, ...], release: bool = False
+    ) -> None:
+        """Place a job that has no place."""
+        run = assignment.job.run
+        placement = candidate.placed(nodes, self._devices(assignment, candidate, nodes, release))
+        unchanged = run is not None and run.placement == placement and not release
+        started_at_s = run.started_at_s if run is not None and unchanged else self.now
+        self.restore(assignment, placement, candidate, started_at_s, release)
+
+    def _devices(
+        self, assignment: Assignment, candidate: Candidate, nodes: tuple[str, ...], release: bool
+    ) -> tuple[int, ...]:
+        """Devices for shares on these nodes: a running job's shares stay on the devices that they have."""
+        run = assignment.job.run
+        if run is not None and run.placement.devices and run.placement.pool == candidate.pool and not release:
+            own = staying(run.placement, nodes)
+            if own and self.fits(candidate.placed(nodes, own)):
+                return own
+        return self.cluster.pools[candidate.pool].devices(candidate.per_pod, nodes, release)
+
+    def clear(self, assignment: Assignment) -> None:
+        """Take a job's place away."""
+        if assignment.placement is None:
+            return
+        self._touch(assignment)
+        placement = assignment.placement
+        self.cluster.take(placement, sign=1)
+        self._count(assignment, sign=-1)
+        assignment.placement, assignment.candidate, assignment.waits_for_release = None, None, False
+        self._note(assignment)
+        for hold in self.holds.values():
+            hold.follow(assignment, placement, sign=-1)
+
+    def restore(
+        self,
+        assignment: Assignment,
+        placement: Placement,
+        candidate: Candidate | None,
+        started_at_s: float,
+        release: bool = False,
+    ) -> None:
+        """Undo `clear`."""
+        self._touch(assignment)
+        assignment.placement, assignment.candidate, assignment.started_at_s = (
+            placement,
+            candidate,
+            started_at_s,
+        )
+        assignment.waits_for_release = release
+        self.cluster.take(placement)
+        self._count(assignment)
+        self._note(assignment)
+        for hold in self.holds.values():
+            hold.follow(assignment, placement, sign=1)
+
+    def recall_delayed(self) -> list[Assignment]:
+        """Take away the places that wait for a release: after more jobs were stopped there may be better
+        ones."""
+        found = [assignment for assignment in self.changed if assignment.waits_for_release]
+        for assignment in found:
+            self.clear(assignment)
+        return found
+
+    def find(self, job: Job, candidate: Candidate) -> tuple[tuple[str, ...], bool] | None:
+        """Nodes for a candidate that are free now, or else (True) after stopping jobs have released theirs."""
+        nodes = self.cluster.find(job, candidate.pool, candidate.pods, candidate.per_pod, later=False)
+        if nodes is not None:
+            return nodes, False
+        if not self.cluster.pools[candidate.pool].releasing:
+            return None
+        nodes = self.cluster.find(job, candidate.pool, candidate.pods, candidate.per_pod, later=True)
+        return None if nodes is None else (nodes, True)
+
+    def fits(self, placement: Placement, own: JobId | None = None) -> bool:
+        """Whether exactly this placement is free now (`own`: for the job that ran there, also where its going
+        made room for a reservation)."""
+        pool = self.cluster.pools.get(placement.pool)
+        with lifted(hold for hold in self.holds.values() if own in hold.leaving):
+            return pool is not None and pool.fits(placement)
+
+    def passes(self, assignment: Assignment, hold: Hold) -> bool:
+        """Whether the job may take the room of a reservation: its own, that of a job of its tenant with a lower
+        priority, or any for a guarantee."""
+        job, holder = assignment.job, hold.holder.job
+        if job.id == holder.id:
+            return True
+        if job.tenant == holder.tenant:
+            return self.priority(job) > self.priority(holder)
+        best = self.holdings.best_right
+        return (
+            best(job.tenant, assignment.option.shared.sizes) is Right.GUARANTEED
+            and best(holder.tenant, hold.holder.option.shared.sizes) is not Right.GUARANTEED
+        )
+
+    def barred(self, assignment: Assignment, pool: str) -> frozenset[int]:
+        """Nodes of the pool that are collected for others whom the job does not pass; they are until the holder
+        runs there."""
+        holds = [
+            hold
+            for hold in self.holds.values()
+            if hold.candidate.pool == pool and (hold.applied or hold.holder.waits_for_release)
+        ]
+        return frozenset(i for hold in holds if not self.passes(assignment, hold) for i in hold.places)
+
+    def sync_holds(self) -> bool:
+        """Withhold the room of those holders that have no place, and of no others, and give up holds whose room is
+        taken; whether any was given up."""
+        lost = [job for job, hold in self.holds.items() if hold.applied and not hold.has_room]
+        for job in lost:
+            self.holds.pop(job).lift()
+        for hold in self.holds.values():
+            if hold.applied and hold.holder.placement is not None:
+                hold.lift()
+            elif not hold.applied and hold.holder.placement is None:
+                hold.apply()
+        return bool(lost)
+
+    def pods_that_fit(self, job: Job, candidate: Candidate) -> int:
+        """How many pods of this candidate fit, now or after stopping jobs have released their nodes."""
+        nodes = self.cluster.pools[candidate.pool]
+        ask, allowed = request(candidate.per_pod, nodes.pool.is_cpu), nodes.selected_nodes(job)
+        return sum(room for _, room in nodes.rooms(ask, nodes.releasing > 0, allowed))
+
+    def sized(self, assignment: Assignment, candidate: Candidate, pods: int) -> Candidate | None:
+        """The candidate with another number of pods that make the same request; None: it could not run so."""
+        found = self.state.candidates.sized(assignment.option, candidate.pool, candidate.mode, pods)
+        return found if found is not None and found.per_pod == candidate.per_pod else None
+
+    def pods_if_empty(self, job: Job, candidate: Candidate, closed: bool = False) -> int:
+        """How many pods of this candidate would fit if none of our jobs ran (`closed`: and all nodes were
+        open)."""
+        nodes = self.cluster.pools[candidate.pool]
+        ask = request(candidate.per_pod, nodes.pool.is_cpu)
+        return nodes.places_if_empty(ask, job.node_selector, job.required_domain, closed)
+
+    def lost_s(self, assignment: Assignment) -> float:
+        """Seconds of progress lost if the job were stopped now: the restart, and the work since its last
+        checkpoint."""
+        run = assignment.job.run
+        if run is None or assignment.started_at_s >= self.now:
+            return assignment.job.restart_s
+        saved = run.started_at_s if run.saved_at_s is None else run.saved_at_s
+        return assignment.job.restart_s + max(0.0, self.now - saved)
+
+    def lost_units(self, assignment: Assignment) -> float:
+        """The same times the accelerators of its running attempt, in exchange-rate units; 0 for a job that
+        has shrunk, which restarts anyway."""
+        if assignment.placement is None or assignment.job.run is None or self.shrunk(assignment):
+            return 0.0
+        known = self._lost.get(assignment.job.id)
+        if known is None:
+            units = self.holdings.units_of(
+                assignment.placement.accelerator, assignment.placement.accelerators_m
+            )
+            known = self._lost[assignment.job.id] = self.lost_s(assignment) * units
+        return known
+
+    def priority(self, job: Job) -> int:
+        """The priority that counts: at most the tenant's ceiling."""
+        tenant = self.holdings.tenants.get(job.tenant)
+        return job.priority if tenant is None else min(job.priority, tenant.priority_ceiling)
+
+    def ran_min_time(self, assignment: Assignment) -> bool:
+        """Whether the job has run for `Policy.min_run_s` and may be disrupted."""
+        return self.now - assignment.started_at_s >= self.policy.min_run_s
+
+    def reclaim_due_at_s(self, assignment: Assignment) -> float:
+        """When a claim on the tenant's guarantee may ignore other jobs' `min_run_s`: after
+        `RECLAIM_DECISION_FRACTION` of its reclaim deadline, which counts from when the job began to wait. A
+        job that is stopped in this round begins to wait now."""
+        job = assignment.job
+        since = self.now if job.run is not None else max(job.submitted_at_s, job.last_move_at_s or 0.0)
+        return since + RECLAIM_DECISION_FRACTION * (job.reclaim_deadline_s or self.policy.guarantee_reclaim_s)
+
+    def stay(self, assignment: Assignment) -> tuple[float, dict[int, tuple[int, ...]]]:
+        """When a job that has a place is expected to end there, and what it takes of each node of its pool."""
+        place, known = assignment.placement, self._stays.get(assignment.job.id)
+        assert place is not None
+        if known is None or known[0] is not place or known[1] != assignment.started_at_s:
+            holds = self.cluster.pools[place.pool].holds(place)
+            known = place, assignment.started_at_s, (self._ends_at_s(assignment), holds)
+            self._stays[assignment.job.id] = known
+        return known[2]
+
+    def _ends_at_s(self, assignment: Assignment) -> float:
+        job, candidate = assignment.job, assignment.candidate
+        if job.kind is JobKind.SERVING:
+            return math.inf
+        if job.remaining_work is not None and candidate is not None and candidate.speed > 0:
+            return self.now + job.remaining_work / candidate.speed
+        ran_s = self.now - assignment.started_at_s
+        return assignment.started_at_s + max(self.typical_run_s, 2 * ran_s)
+
+    @property
+    def typical_run_s(self) -> float:
+        """How long a job of unknown length is expected to run: as long as the training jobs that run now have run
+        on average, at least `Policy.expected_run_s`."""
+        if self._typical_run_s is None:
+            ran = []
+            for job in self.snapshot.jobs:
+                run = job.run
+                if run is not None and job.kind is JobKind.TRAINING:
+                    place = run.placement
+                    units = max(self.holdings.units_of(place.accelerator, place.accelerators_m), 1e-6)
+                    ran.append(max(self.now - run.started_at_s, job.attained_s / units))
+            mean_s = math.fsum(ran) / len(ran) if ran else 0.0
+            self._typical_run_s = max(self.policy.expected_run_s, mean_s)
+        return self._typical_run_s
+
+    def recently_stopped(self, job: Job) -> bool:
+        """Whether a waiting job was stopped in this round or within `min_run_s` before it."""
+        if job.run is not None:
+            return True
+        moved = job.last_move_at_s
+        return moved is not None and self.now - moved < self.policy.min_run_s
+
+    def movable(self, assignment: Assignment) -> bool:
+        """Whether the job may be stopped and started elsewhere for its own or its tenant's benefit."""
+        return (
+            assignment.placement is not None
+            and assignment.job.run is not None
+            and assignment.job.kind is JobKind.TRAINING
+            and assignment.job.preemptible
+            and self.ran_min_time(assignment)
+        )
+
+    def must_wait(self, placement: Placement, already: dict[str, list[int]]) -> bool:
+        """Whether the placement needs room that was not free when the round began.
+
+        `already` is what earlier starts of this plan take, by node; this placement is added to it.
+        """
+        return self.cluster.pools[placement.pool].short(placement, already)
+
+
+def place_of(assignment: Assignment) -> Place:
+    """Where a job is: placement, candidate, start, and whether the place waits for a release."""
+    return assignment.placement, assignment.candidate, assignment.started_at_s, assignment.waits_for_release
+
+
+def _differs(assignment: Assignment, place: Place) -> bool:
+    return assignment.placement != place[0] or assignment.waits_for_release != place[3]

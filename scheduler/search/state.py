@@ -1,0 +1,386 @@
+"""The planning state: where every job is, who holds what, and what is free, as a snapshot says.
+
+Building the state costs a pass over the whole snapshot; following a snapshot that differs in a few objects
+costs as much as the difference. The state does not depend on how it was reached: amounts are whole numbers
+that are added and subtracted, and everything that is ordered is ordered by name. So a state that followed a
+hundred events gives exactly the answers of a state built now, and a `Memo` that carries it saves time and
+nothing else.
+
+The value of a job depends on its age, so it differs at every moment. The state takes all values at one
+moment, that of the last full plan (`valued_at_s`), together with the prices of that plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from ..candidates.candidates import Candidate, CandidateBuilder, Options
+from ..candidates.prices import Market, solve
+from ..fairness.quota import Holdings
+from ..model.diff import differing
+from ..model.plans import Objective, Policy, RecordIndex
+from ..model.snapshot import Job, JobId, Node, Placement, Snapshot
+from ..model.table import TableView
+from ..model.validate import validate
+from ..placement.cluster import Cluster
+from ..placement.demand_mix import DemandMix
+
+_VALUED = attrgetter(
+    "workload_class",
+    "tenant",
+    "user",
+    "kind",
+    "min_pods",
+    "max_pods",
+    "per_pod",
+    "accelerators",
+    "pools",
+    "modes",
+    "submitted_at_s",
+    "remaining_work",
+    "attained_s",
+)
+"""The fields of a job that its candidates and their values depend on."""
+
+Shape = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class RankedCandidate:
+    """A candidate of a job, its value above its price, and the number of its shape. Candidates with the same
+    shape number make the same request to the same nodes; only the number of pods differs."""
+
+    profit: float
+    candidate: Candidate
+    shape: int
+
+
+@dataclass(slots=True)
+class Assignment:
+    """A job and the place that it has in the plan so far."""
+
+    job: Job
+    option: Options
+    placement: Placement | None = None
+    candidate: Candidate | None = None
+    started_at_s: float = 0.0
+    waits_for_release: bool = False
+    """True: the place uses resources that a stopping job still holds."""
+    ranked: list[RankedCandidate] | None = None
+    """Filled by `PlanningState.ranked`, together with `best_profit` and `value_density`."""
+    best_profit: float = 0.0
+    """Value above price of the job's best candidate; 0 if none is worth its price."""
+    value_density: float = 0.0
+    """The most value per accelerator that any candidate brings."""
+    order: tuple[int, bool, bool, float, float, JobId] | None = None
+    """Sort key, cached by `start.order`."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether the job goes on where it runs. A place that waits for a release does not count, even on its
+        own nodes: the plan gives what the job has now to somebody else."""
+        run = self.job.run
+        return run is not None and run.placement == self.placement and not self.waits_for_release
+
+
+class PlanningState:
+    """The state of one snapshot, under one policy, at the values and prices of one moment."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        valued_at_s: float,
+        prices: Mapping[str, float] | None = None,
+        share_prices: Mapping[int, float] | None = None,
+    ) -> None:
+        """Build the state.
+
+        Args:
+            prices: of an earlier plan; None: compute them. `share_prices` likewise.
+
+        Raises:
+            SnapshotError: the snapshot contradicts itself.
+        """
+        validate(snapshot)
+        self.snapshot = snapshot
+        self.policy = policy
+        self.valued_at_s = valued_at_s
+        self.consistent = False
+        """False while a change is being applied. A state that an error left so is not used again."""
+        self.table = TableView(snapshot.table)
+        self.candidates = CandidateBuilder(snapshot, self.table, policy, valued_at_s)
+        self.cluster = Cluster(snapshot)
+        self.holdings = Holdings(snapshot, self.table, self.cluster.capacity_m(), policy, valued_at_s)
+        self.assignments: dict[JobId, Assignment] = {}
+        self.held: dict[tuple[str, str], dict[JobId, Assignment]] = {}
+        """Jobs with a place, by pool and tenant."""
+        self.waiting: dict[JobId, Assignment] = {}
+        """Jobs without a place that may be given one."""
+        self.releasing: dict[JobId, Assignment] = {}
+        """Jobs whose running attempt is being stopped."""
+        self.moved: dict[JobId, float] = {}
+        """Time of each job's last move, resize or preemption."""
+        self.values: dict[JobId, float] = {}
+        """Value of each job that has a candidate, where it is."""
+        self._best_profits: dict[JobId, float] = {}
+        self._unranked: dict[JobId, Assignment] = {}
+        self._shapes: dict[Shape, int] = {}
+        self._demand = DemandMix(snapshot.pools)
+        for job in sorted(snapshot.jobs, key=lambda job: job.id):
+            option = self.candidates.of(job)
+            self._add(job, option)
+            self.holdings.count_demand(option)
+        self.holdings.update_entitlements()
+        if prices is None:
+            options = {job: assignment.option for job, assignment in self.assignments.items()}
+            self.market = solve(options, self.holdings.capacity_m)
+        else:
+            self.market = Market(dict(prices), 0.0)
+        self.share_prices = self.cluster.update_demand(self._demand, share_prices)
+        self._known_demand = dict(self._demand.counts)
+        self.consistent = True
+
+    @property
+    def basis(self) -> tuple[Policy, float, dict[str, float], dict[int, float]]:
+        """What the state was built from besides the snapshot: policy, moment of the values, prices."""
+        return self.policy, self.valued_at_s, self.market.prices, self.share_prices
+
+    def _update_demand(self) -> None:
+        """Give the nodes the new demand, if it changed."""
+        if self._demand.counts != self._known_demand:
+            self.cluster.update_demand(self._demand, self.share_prices)
+            self._known_demand = dict(self._demand.counts)
+
+    def ranked(self, assignment: Assignment) -> list[RankedCandidate]:
+        """The job's candidates, most profit first."""
+        if assignment.ranked is None:
+            assignment.ranked = self.rank_apart(assignment)
+            self._unranked.pop(assignment.job.id, None)
+            if assignment.ranked:
+                self._best_profits[assignment.job.id] = assignment.best_profit
+        return assignment.ranked
+
+    def rank_apart(self, assignment: Assignment) -> list[RankedCandidate]:
+        """Rank the candidates of an assignment that is not part of the state."""
+        job, prices, shapes = assignment.job, self.market.prices, self._shapes
+        rows = []
+        for candidate in assignment.option.candidates:
+            key = (candidate.pool, candidate.per_pod, job.node_selector, job.required_domain)
+            profit = (
+                candidate.value - prices.get(candidate.accelerator, 0.0) * candidate.accelerators_m / 1000
+            )
+            rows.append(RankedCandidate(profit, candidate, shapes.setdefault(key, len(shapes))))
+        rows.sort(key=lambda row: -row.profit)
+        if rows:
+            assignment.best_profit = max(0.0, rows[0].profit)
+            assignment.value_density = max(
+                r.candidate.value / max(r.candidate.accelerators_m, 1) * 1000 for r in rows
+            )
+        return rows
+
+    def rank(self) -> None:
+        """Rank the candidates of all jobs now, so that the first event does not have to."""
+        for assignment in list(self._unranked.values()):
+            self.ranked(assignment)
+
+    def bound(self) -> float:
+        """An upper bound on the value of any plan, at these prices."""
+        self.rank()
+        capacity_m, market = self.holdings.capacity_m, self.market
+        income = [market.price(kind) * amount / 1000 for kind, amount in capacity_m.items()]
+        return math.fsum(income) + math.fsum(self._best_profits.values())
+
+    def value(self) -> float:
+        """The value of all jobs where they are."""
+        return math.fsum(self.values.values())
+
+    # -- adding and removing jobs ---------------------------------------------------------------------------
+
+    def _add(self, job: Job, option: Options, was: Assignment | None = None) -> None:
+        """Add a job (`was`: its former assignment, if its request and value are the same)."""
+        assignment = self.assignments[job.id] = Assignment(job, option)
+        self._demand.count(job)
+        if was is not None and _asked(was.job) == _asked(job):
+            assignment.ranked, assignment.best_profit, assignment.value_density = (
+                was.ranked,
+                was.best_profit,
+                was.value_density,
+            )
+        if assignment.ranked is None:
+            self._unranked[job.id] = assignment
+        else:
+            self._best_profits[job.id] = assignment.best_profit
+        if job.last_move_at_s is not None:
+            self.moved[job.id] = job.last_move_at_s
+        run = job.run
+        if run is None:
+            self.waiting[job.id] = assignment
+        elif run.releasing:
+            self.releasing[job.id] = assignment
+            self.cluster.take_releasing(run.placement)
+            self.holdings.add_releasing(job.tenant, run.placement.accelerator, run.placement.accelerators_m)
+        else:
+            self.cluster.take(run.placement)
+            self.holdings.add_held(
+                job.tenant, job.user, run.placement.accelerator, run.placement.accelerators_m
+            )
+            assignment.placement, assignment.started_at_s = run.placement, run.started_at_s
+            assignment.candidate = self.candidates.instance(option, run.placement)
+            if assignment.candidate is not None:
+                self.values[job.id] = assignment.candidate.value
+            self.held.setdefault((run.placement.pool, job.tenant), {})[job.id] = assignment
+
+    def _drop(self, assignment: Assignment) -> None:
+        job = assignment.job
+        del self.assignments[job.id]
+        self._demand.count(job, -1)
+        for kept in (self.moved, self.values, self._best_profits, self._unranked):
+            kept.pop(job.id, None)
+        run = job.run
+        if run is None:
+            del self.waiting[job.id]
+        elif run.releasing:
+            del self.releasing[job.id]
+            self.cluster.take_releasing(run.placement, sign=1)
+            self.holdings.add_releasing(job.tenant, run.placement.accelerator, -run.placement.accelerators_m)
+        else:
+            self.cluster.take(run.placement, sign=1)
+            self.holdings.add_held(
+                job.tenant, job.user, run.placement.accelerator, -run.placement.accelerators_m
+            )
+            del self.held[run.placement.pool, job.tenant][job.id]
+
+    # -- following a snapshot ----------------------------------------------------------------------------------------
+
+    def follow(self, snapshot: Snapshot) -> bool:
+        """Change this state into that of another snapshot; False: build a new one (nothing was changed).
+
+        Raises:
+            SnapshotError: the snapshot contradicts itself.
+        """
+        old = self.snapshot
+        if snapshot is old:
+            return self.consistent
+        if not self.consistent or self.policy.objective is Objective.MAKESPAN or _differ(old, snapshot):
+            return False
+        gone, come = differing(old.jobs, snapshot.jobs)
+        names = {job.id for job in come}
+        if len(names) < len(come) or not names.isdisjoint(self.assignments.keys() - {job.id for job in gone}):
+            validate(snapshot)
+        validate(snapshot, old, come)
+        table = None
+        if snapshot.table is not old.table and snapshot.table != old.table:
+            table = TableView(snapshot.table, self.table)
+            if any(table.rate(pool.accelerator) != self.table.rate(pool.accelerator) for pool in old.pools):
+                return False
+        self.consistent = False
+        if table is not None:
+            self.table = table
+            self.candidates.follow(table)
+        self._follow_nodes(snapshot)
+        if snapshot.tenants is not old.tenants and set(snapshot.tenants) != set(old.tenants):
+            self.holdings.set_tenants(snapshot.tenants)
+            for assignment in self.assignments.values():
+                assignment.order = None
+        self._follow_jobs(gone, come, frozenset() if table is None else table.changed)
+        self.holdings.update_entitlements()
+        self._update_demand()
+        self.snapshot = snapshot
+        self.consistent = True
+        return True
+
+    def _follow_nodes(self, snapshot: Snapshot) -> None:
+        gone, come = differing(self.snapshot.nodes, snapshot.nodes)
+        known = {node.name: node for node in gone}
+        stale: set[str] = set()
+        for node in come:
+            was = known.pop(node.name, None)
+            if was != node:
+                stale.add(node.pool)
+                if was is not None:
+                    stale.add(was.pool)
+        stale |= {node.pool for node in known.values()}
+        for name in sorted(stale):
+            self._rebuild_pool(name, (node for node in snapshot.nodes if node.pool == name))
+        if stale:
+            self.holdings.set_capacity(self.cluster.capacity_m())
+
+    def _rebuild_pool(self, pool: str, nodes: Iterable[Node]) -> None:
+        """Count the room of a pool again, because its nodes changed."""
+        fresh = self.cluster.open_pool(self.cluster.pools[pool].pool, nodes)
+        for (name, _), assignments in self.held.items():
+            if name == pool:
+                for assignment in assignments.values():
+                    assert assignment.placement is not None
+                    fresh.take(assignment.placement)
+        for assignment in self.releasing.values():
+            run = assignment.job.run
+            if run is not None and run.placement.pool == pool:
+                fresh.take_releasing(run.placement)
+
+    def _follow_jobs(self, gone: Iterable[Job], come: Iterable[Job], classes: frozenset[str]) -> None:
+        """Jobs that were removed or added (both: they changed), and workload classes with new speeds."""
+        assignments = self.assignments
+        changed = {job.id: job for job in come if job.id not in assignments or job != assignments[job.id].job}
+        there = {job.id for job in come}
+        for job in gone:
+            if job.id not in there:
+                assignment = assignments[job.id]
+                self.holdings.count_demand(assignment.option, sign=-1)
+                self._drop(assignment)
+        if classes:
+            self._follow_speeds(changed, classes)
+        pairs = [(job, assignments.get(job.id)) for job in changed.values()]
+        for _, was in pairs:
+            if was is not None:
+                self._drop(was)
+        for job, was in pairs:
+            if was is not None and job.workload_class not in classes and _VALUED(job) == _VALUED(was.job):
+                old = was.option
+                self._add(job, Options(job, old.candidates, old.weight, old.best_speed, old.shared), was)
+                continue
+            option = self.candidates.of(job)
+            if was is not None:
+                self.holdings.count_demand(was.option, sign=-1)
+            self.holdings.count_demand(option)
+            self._add(job, option)
+
+    def _follow_speeds(self, changed: dict[JobId, Job], classes: frozenset[str]) -> None:
+        """Add the jobs of these classes whose places or speeds are different now."""
+        differ: dict[tuple[int, str], bool] = {}
+        for assignment in self.assignments.values():
+            job = assignment.job
+            if job.workload_class in classes and job.id not in changed:
+                key = (id(assignment.option.shared), job.tenant)
+                if key not in differ:
+                    differ[key] = self.candidates.shared(job) != assignment.option.shared
+                # A place of a size between the candidates may have another speed although they have none.
+                if differ[key] or job.min_pods < job.max_pods:
+                    changed[job.id] = job
+
+
+def _asked(job: Job) -> tuple[object, object]:
+    """What the shape numbers of a job depend on besides its candidates."""
+    return job.node_selector, job.required_domain
+
+
+def _differ(old: Snapshot, new: Snapshot) -> bool:
+    """Whether pools or exchange rates changed; then nothing of the state can be kept."""
+    if new.pools is not old.pools and set(new.pools) != set(old.pools):
+        return True
+    return new.table is not old.table and set(new.table.rates) != set(old.table.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """Carried from one decision to the next to save time; without it the answers are the same.
+
+    A memo is used by one thread at a time.
+    """
+
+    state: PlanningState | None = field(default=None, compare=False, repr=False)
+    waiting: RecordIndex | None = field(default=None, compare=False, repr=False)

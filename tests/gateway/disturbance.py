@@ -1,0 +1,272 @@
+"""Engine processes that are ended while clients stream through a gateway, and what the clients got.
+
+Two engines stand behind a gateway process. Clients stream without a pause; each answer is compared with the one that
+an undisturbed run gave. Again and again one of the engines gets SIGKILL or SIGTERM, and another takes its place. No
+request meets two of these events: one that kills two replicas is given up on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tests.free_port import free_port
+from tests.gateway.parts import KEY_A, PATIENCE_S, House, events, route
+from tests.gateway.test_process import Process
+from tests.serving import forked
+
+from busbar.kube.contracts.bearers import one_for_all
+from busbar.workloads.serving.settings import EngineSettings, ServerSettings
+
+BEARER = "secret"
+DRAIN_S = 0.2
+"""So short that SIGTERM cuts streams too."""
+
+Ask = tuple[str, dict[str, Any]]
+"""Path and body."""
+
+
+def asks(max_tokens: int) -> list[Ask]:
+    """Greedy, seeded, penalised and constrained requests to both routes, some with stop strings, logprobs or
+    several choices."""
+    shared = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    shared["max_tokens"] = max_tokens
+    code = "/v1/completions", {**shared, "prompt": "def add(a, b):\n"}
+    chat = "/v1/chat/completions", {**shared, "messages": [{"role": "user", "content": "hello 🙂"}]}
+    return [
+        (path, {**body, **more})
+        for path, body in (code, chat)
+        for more in (
+            {"temperature": 0},
+            {"seed": 7},
+            {"seed": 8, "top_p": 0.9, "temperature": 0.8, "stop": ["\nzzz", "qqqq"]},
+            {"temperature": 0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+            {"seed": 9, "n": 2},
+            {"seed": 11, "allowed_token_ids": list(range(20, 300)), "bad_words": ["a", "re", "zq"]},
+            {"seed": 10, "logprobs": True, "top_logprobs": 2} if path.endswith("chat/completions")
+            else {"seed": 10, "logprobs": 2},
+        )
+    ]  # fmt: skip
+
+
+@dataclass
+class Answer:
+    """What a client made of a stream: per choice text, logprobs and reason; usage; the error, if there was one."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[Any]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    counted: list[int] = field(default_factory=list)
+    """(prompt, completion, total) tokens."""
+    error: str | None = None
+    complete: bool = False
+
+    @classmethod
+    def of(cls, data: bytes) -> Answer:
+        found = cls()
+        for event in events(data):
+            if event == "[DONE]":
+                found.complete = True
+            elif "error" in event:
+                found.error = json.dumps(event["error"])
+            else:
+                found._take(event)
+        return found
+
+    def _take(self, event: dict[str, Any]) -> None:
+        usage = event.get("usage")
+        if usage is not None:  # the part that was cached depends on who was there before
+            self.counted = [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+        for choice in event["choices"]:
+            index = choice["index"]
+            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            self.texts[index] = self.texts.get(index, "") + text
+            if choice.get("logprobs"):
+                self.logprobs.setdefault(index, []).extend(_entries(choice["logprobs"]))
+            if choice["finish_reason"] is not None:
+                assert index not in self.reasons, "a choice has ended twice"
+                self.reasons[index] = choice["finish_reason"]
+
+
+def _entries(logprobs: dict[str, Any]) -> list[Any]:
+    if "content" in logprobs:
+        return list(logprobs["content"])
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return list(zip(*(logprobs[name] for name in names), strict=True))
+
+
+@dataclass
+class Report:
+    """What came of a disturbed run."""
+
+    kills: int = 0
+    terminations: int = 0
+    requests: int = 0
+    tokens: int = 0
+    failed: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    """Requests whose text, logprobs, reasons or usage differ from the undisturbed run."""
+    resumed: int = 0
+    broken: int = 0
+    counted: tuple[int, int, int] = (0, 0, 0)
+    """(requests, prompt tokens, completion tokens) on the key's account."""
+    expected: tuple[int, int, int] = (0, 0, 0)
+
+
+class EngineProcess:
+    """One serving engine."""
+
+    def __init__(self, model: Path) -> None:
+        settings = ServerSettings(
+            EngineSettings(model, deterministic=True, threads=1),
+            "m",
+            port=free_port(),
+            bearers=one_for_all(BEARER),
+            drain_s=DRAIN_S,
+        )
+        self.url = f"http://127.0.0.1:{settings.port}"
+        self.process = forked.start(settings)
+
+    async def ready(self, session: aiohttp.ClientSession) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with suppress(aiohttp.ClientError):
+                    async with session.get(self.url + "/ready") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.05)
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.process.is_alive():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+class Disturbance:
+    """Runs clients and events against a gateway and its engines."""
+
+    def __init__(self, folder: Path, model: Path, clients: int, max_tokens: int) -> None:
+        self._house = House(folder)
+        self._model = model
+        self._clients = clients
+        self._asks = asks(max_tokens)
+        self._expected: list[Answer] = []
+        self._engines: list[EngineProcess] = []
+        """Two that serve, and one that starts and takes the place of the next that is ended."""
+        self._started = 0
+        """Events so far."""
+        self._running: dict[object, int] = {}
+        """Requests in hand, with the number of events before each."""
+        self._stopping = False
+        self.report = Report()
+
+    async def run(self, happenings: Iterable[signal.Signals], after_each: Callable[[], None]) -> Report:
+        """One event after another; `after_each` is called behind every one."""
+        house = self._house
+        await house.start_neighbours()
+        gateway = Process(house)
+        self._url = gateway.url.removesuffix("/v1/completions")
+        try:
+            self._engines = [EngineProcess(self._model) for _ in range(3)]
+            await asyncio.gather(*(engine.ready(self._session) for engine in self._engines))
+            await self._publish()
+            await gateway.start()
+            self._expected = [await self._ask(ask) for ask in self._asks]
+            assert all(answer.complete and answer.error is None for answer in self._expected)
+            async with asyncio.TaskGroup() as clients:
+                for number in range(self._clients):
+                    clients.create_task(self._client(number))
+                for happening in happenings:
+                    await self._disturb(happening)
+                    after_each()
+                self._stopping = True
+            await self._count()
+        finally:
+            for engine in self._engines:
+                engine.process.kill()
+            if gateway.process is not None:
+                await gateway.end(signal.SIGTERM)
+            await house.stop()
+        return self.report
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        assert self._house.session is not None
+        return self._house.session
+
+    async def _publish(self) -> None:
+        endpoints = [
+            {"pod": e.url, "url": e.url, "ready": True, "draining": False} for e in self._engines[:2]
+        ]
+        await self._house.operator.publish(route("m", *endpoints, bearer=BEARER))
+
+    async def _disturb(self, happening: signal.Signals) -> None:
+        """End an engine, once the last such event has met all it will ever meet, and put another in its place."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self._running) < self._clients or min(self._running.values()) < self._started:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(random.uniform(0.0, 0.3))
+        self._started += 1
+        victim = self._engines.pop(0)
+        if happening is signal.SIGKILL:
+            victim.process.kill()
+            self.report.kills += 1
+        else:
+            victim.process.terminate()
+            self.report.terminations += 1
+        await self._engines[1].ready(self._session)
+        await victim.ended()
+        await self._publish()
+        self._engines.append(EngineProcess(self._model))
+
+    async def _client(self, number: int) -> None:
+        turn = number
+        while not self._stopping:
+            which = turn % len(self._asks)
+            me = object()
+            self._running[me] = self._started
+            answer = await self._ask(self._asks[which])
+            del self._running[me]
+            expected, report = self._expected[which], self.report
+            if answer.error is not None or not answer.complete:
+                report.failed.append(f"{self._asks[which]}: {answer.error}")
+            elif answer != expected:
+                report.changed.append(f"{self._asks[which]}: {answer} instead of {expected}")
+            turn += 1
+
+    async def _ask(self, ask: Ask) -> Answer:
+        path, body = ask
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        async with self._session.post(self._url + path, json=body, headers=headers) as response:
+            data = await response.read()
+            answer = Answer.of(data) if response.status == 200 else Answer(error=data.decode())
+        report = self.report
+        report.requests += 1
+        if answer.counted:
+            prompt, completion, _ = answer.counted
+            report.tokens += completion
+            report.expected = (
+                report.requests, report.expected[1] + prompt, report.expected[2] + completion,
+            )  # fmt: skip
+        return answer
+
+    async def _count(self) -> None:
+        await self._house.api.wait_for(self.report.requests)
+        self.report.counted = self._house.api.total()
+        host = self._house.settings().internal_address
+        async with self._session.get(f"http://{host}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        numbers = {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
+        }
+        self.report.resumed = int(numbers["busbar_gateway_streams_resumed_total"])
+        self.report.broken = int(numbers["busbar_gateway_streams_broken_total"])

@@ -1,0 +1,328 @@
+"""The endpoint picker: who waits, for how long, in which order, and what wakes them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway.parts import route
+
+from busbar.gateway.endpoint_picker import EndpointPicker, Lease, QueueLimits, least_busy
+from busbar.gateway.errors import TooManyRequests, Unavailable
+from busbar.gateway.fairqueue import FairQueue
+from busbar.gateway.routes import RouteTable
+from busbar.kube.contracts.routes import Endpoint, Routes, ServiceRoute
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def picker(clock: Clock | None = None, **limits: Any) -> EndpointPicker:
+    values: dict[str, Any] = {
+        "hold_timeout_s": 30.0,
+        "hold_limit": 8,
+        "hold_limit_per_user": 4,
+        "replica_in_flight": 1,
+        "suspect_s": 1.0,
+        "suspect_max_s": 4.0,
+    }
+    return EndpointPicker(QueueLimits(**{**values, **limits}), clock or Clock(), random.Random(0))
+
+
+def owner(user: str, key: str = "k") -> tuple[str, str, str]:
+    return ("tenant-a", user, key)
+
+
+def at(*names: str, ready: bool = True, **fields: Any) -> list[dict[str, Any]]:
+    return [{"pod": n, "url": f"http://{n}", "ready": ready, "draining": False, **fields} for n in names]
+
+
+def table(*endpoints: dict[str, Any], **fields: Any) -> RouteTable:
+    return RouteTable(Routes.model_validate({"revision": 1, "services": [route("m", *endpoints, **fields)]}))
+
+
+def service(routes: RouteTable) -> ServiceRoute:
+    return routes.services["team-a/m"]
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_the_least_busy_replica_is_taken() -> None:
+    ends = [Endpoint(pod=n, url=n, ready=True) for n in "abc"]
+    chosen = least_busy([(2, ends[0]), (1, ends[1]), (3, ends[2])], random.Random(0))
+    assert chosen == ends[1]
+    assert least_busy([], random.Random(0)) is None
+
+
+def test_equally_busy_replicas_share_the_load() -> None:
+    ends = [Endpoint(pod=n, url=n, ready=True) for n in "ab"]
+    rng = random.Random(0)
+    chosen = [least_busy([(0, end) for end in ends], rng) for _ in range(50)]
+    assert set(chosen) == set(ends)
+
+
+async def test_a_request_at_zero_waits_and_a_ready_replica_wakes_it() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    waiting = asyncio.create_task(here.enter(service(none), owner("k"), 130.0))
+    await settle()
+    assert [d.waiting for d in here.demand()] == [1]
+    here.update(table(*at("a", ready=False)))
+    await settle()
+    assert not waiting.done()
+    here.update(table(*at("a")))
+    assert (await waiting).endpoint.pod == "a"
+    assert [(d.waiting, d.in_flight) for d in here.demand()] == [(0, 1)]
+
+
+async def test_no_request_is_sent_to_a_draining_replica() -> None:
+    here, draining = picker(), table(*at("a", draining=True))
+    here.update(draining)
+    with pytest.raises(Unavailable):
+        await here.enter(service(draining), owner("k"), 100.0)
+
+
+async def test_the_wait_ends_with_a_503_that_says_when_to_come_again() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    with pytest.raises(Unavailable) as caught:
+        await here.enter(service(none), owner("k"), 100.0)
+    assert caught.value.retry_after_s
+    assert [d.waiting for d in here.demand()] == [0]
+
+
+async def test_the_queue_is_bounded_per_service_and_per_user() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    waiting = [asyncio.create_task(here.enter(service(none), owner(k), 130.0)) for k in "aaaabbb"]
+    await settle()
+    with pytest.raises(TooManyRequests):
+        await here.enter(service(none), owner("a"), 130.0)
+    waiting.append(asyncio.create_task(here.enter(service(none), owner("c"), 130.0)))
+    await settle()
+    with pytest.raises(Unavailable):
+        await here.enter(service(none), owner("d"), 130.0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert [d.waiting for d in here.demand()] == [0]
+
+
+async def test_users_take_turns_and_each_is_served_in_order() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    order: list[str] = []
+
+    async def ask(name: str) -> None:
+        lease = await here.enter(service(none), owner(name[0]), 130.0)
+        order.append(name)
+        here.leave(lease)
+
+    tasks = []
+    for name in ("a1", "a2", "a3", "b1", "c1"):
+        tasks.append(asyncio.create_task(ask(name)))
+        await settle()
+    here.update(table(*at("x")))
+    await asyncio.gather(*tasks)
+    assert order == ["a1", "b1", "c1", "a2", "a3"]
+
+
+async def test_a_replica_gets_no_more_than_its_limit_and_a_returned_place_is_given_on() -> None:
+    here, one = picker(), table(*at("a"))
+    here.update(one)
+    first = await here.enter(service(one), owner("k"), 130.0)
+    second = asyncio.create_task(here.enter(service(one), owner("k"), 130.0))
+    await settle()
+    assert not second.done()
+    here.leave(first)
+    assert (await second).endpoint.pod == "a"
+
+
+async def test_a_suspect_is_left_out_and_the_pause_doubles_up_to_its_bound() -> None:
+    clock = Clock()
+    here, one = picker(clock), table(*at("a"))
+    here.update(one)
+    pauses = []
+    for _ in range(4):
+        here.leave(await here.enter(service(one), owner("k"), clock.now), suspect=True)
+        start = clock.now
+        while True:
+            clock.now += 0.5
+            try:
+                lease = await here.enter(service(one), owner("k"), clock.now)
+            except Unavailable:
+                continue
+            pauses.append(clock.now - start)
+            break
+        here._services["team-a/m"].replicas["http://a"].in_flight -= 1
+        assert isinstance(lease, Lease)
+    assert pauses == [1.0, 2.0, 4.0, 4.0]
+
+
+async def test_a_replica_that_answers_is_no_longer_suspect() -> None:
+    clock = Clock()
+    here, one = picker(clock), table(*at("a"))
+    here.update(one)
+    here.leave(await here.enter(service(one), owner("k"), clock.now), suspect=True)
+    clock.now += 1.0
+    here.leave(await here.enter(service(one), owner("k"), clock.now))
+    assert here._services["team-a/m"].replicas["http://a"].failures == 0
+
+
+async def test_a_disconnect_leaves_the_suspicion_of_a_replica_as_it_was() -> None:
+    clock = Clock()
+    here, one = picker(clock), table(*at("a"))
+    here.update(one)
+    here.leave(await here.enter(service(one), owner("k"), clock.now), suspect=True)
+    clock.now += 1.0
+    here.leave(await here.enter(service(one), owner("k"), clock.now), worked=False)
+    replica = here._services["team-a/m"].replicas["http://a"]
+    assert (replica.failures, replica.in_flight) == (1, 0)
+
+
+async def test_the_end_of_a_suspicion_wakes_the_endpoint_picker() -> None:
+    loop = asyncio.get_running_loop()
+    here = EndpointPicker(QueueLimits(30.0, 8, 4, 1, 0.01, 0.02), loop.time)
+    one = table(*at("a"))
+    here.update(one)
+    here.leave(await here.enter(service(one), owner("k"), loop.time() + 5), suspect=True)
+    lease = await here.enter(service(one), owner("k"), loop.time() + 5)
+    assert lease.endpoint.pod == "a"
+
+
+async def test_a_retried_request_goes_to_the_head_of_the_queue() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    first = asyncio.create_task(here.enter(service(none), owner("a"), 130.0))
+    await settle()
+    retried = asyncio.create_task(here.enter(service(none), owner("b"), 130.0, again=True))
+    await settle()
+    here.update(table(*at("x")))
+    await settle()
+    assert retried.done()
+    assert not first.done()
+    first.cancel()
+
+
+async def test_a_request_that_leaves_the_queue_is_removed_completely() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    waiting = asyncio.create_task(here.enter(service(none), owner("k"), 130.0))
+    await settle()
+    here.update(table(*at("a")))  # the endpoint is assigned in the same event-loop iteration...
+    waiting.cancel()  # ...in which the client disconnects
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert [(d.waiting, d.in_flight) for d in here.demand()] == [(0, 0)]
+
+
+async def test_suspending_a_service_refuses_its_waiting_requests() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    waiting = asyncio.create_task(here.enter(service(none), owner("k"), 130.0))
+    await settle()
+    here.update(table(suspended=True))
+    with pytest.raises(Unavailable, match="suspended"):
+        await waiting
+
+
+async def test_removing_a_service_refuses_its_waiting_requests_and_forgets_it() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    waiting = asyncio.create_task(here.enter(service(none), owner("k"), 130.0))
+    await settle()
+    here.update(RouteTable(Routes(revision=2)))
+    with pytest.raises(Unavailable, match="removed"):
+        await waiting
+    assert here.demand() == []
+
+
+async def test_closing_refuses_all_waiting_requests() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    waiting = asyncio.create_task(here.enter(service(none), owner("k"), 130.0))
+    await settle()
+    here.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    with pytest.raises(Unavailable):
+        await here.enter(service(none), owner("k"), 130.0)
+
+
+def test_arrivals_and_the_age_of_the_last_request_are_part_of_demand() -> None:
+    clock = Clock()
+    here, none = picker(clock), table()
+    here.update(none)
+    assert [(d.arrivals, d.last_request_age_seconds) for d in here.demand()] == [(0, None)]
+    with here.visit(service(none)):
+        clock.now += 3.0
+    clock.now += 2.0
+    assert [(d.arrivals, d.last_request_age_seconds) for d in here.demand()] == [(1, 2.0)]
+
+
+OWNERS = [("t", "u", "k"), ("t", "u", "l"), ("t", "v", "k"), ("s", "u", "k")]
+
+
+@given(st.lists(st.tuples(st.sampled_from(OWNERS), st.sampled_from(["push", "front", "pop", "remove"]))))
+def test_a_fair_queue_keeps_everything_and_the_order_within_a_key(
+    steps: list[tuple[tuple[str, ...], str]],
+) -> None:
+    queue: FairQueue[tuple[tuple[str, ...], int]] = FairQueue()
+    model: dict[tuple[str, ...], list[tuple[tuple[str, ...], int]]] = {who: [] for who in OWNERS}
+    for number, (who, step) in enumerate(steps):
+        if step == "push":
+            queue.push(who, (who, number))
+            model[who].append((who, number))
+        elif step == "front":
+            queue.push_front(who, (who, number))
+            model[who].insert(0, (who, number))
+        elif step == "pop" and len(queue):
+            item = queue.pop()
+            assert model[item[0]].pop(0) == item
+        elif step == "remove" and model[who]:
+            assert queue.remove(who, model[who].pop())
+        assert len(queue) == sum(map(len, model.values()))
+        assert {k: queue.waiting(k) for k in model} == {k: len(v) for k, v in model.items()}
+        assert queue.waiting(("t", "u")) == len(model["t", "u", "k"]) + len(model["t", "u", "l"])
+    drained = queue.drain()
+    assert {k: [i for i in drained if i[0] == k] for k in model} == model
+
+
+def test_an_item_put_back_at_the_head_is_next_whoever_has_the_turn() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for who in OWNERS:
+        queue.push(who, "/".join(who))
+    queue.push_front(("t", "v", "k"), "again")
+    assert queue.pop() == "again"
+
+
+def test_ten_keys_of_one_user_have_one_turn_and_so_have_ten_users_of_one_tenant() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(10):
+        queue.push(("t", "greedy", f"k{number}"), "greedy")
+    queue.push(("t", "modest", "k"), "modest")
+    for number in range(10):
+        queue.push(("s", f"u{number}", "k"), "other tenant")
+    assert queue.drain()[:4] == ["greedy", "other tenant", "modest", "other tenant"]
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1))
+def test_no_key_waits_for_more_than_one_item_of_each_other_key(keys: list[str]) -> None:
+    queue: FairQueue[str] = FairQueue()
+    for key in keys:
+        queue.push(("t", key, "k"), key)
+    order = "".join(queue.drain())
+    both = min(keys.count("a"), keys.count("b"))
+    assert "aa" not in order[: 2 * both]
+    assert "bb" not in order[: 2 * both]

@@ -1,0 +1,306 @@
+"""The public port as a client sees it: keys, models, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.gateway.parts import KEY_A, KEY_B, House, key, route, text_of
+
+
+async def test_a_completion_is_answered_by_the_service_of_the_model(house: House) -> None:
+    engine = await house.engine("hello", " world")
+    await house.publish(route("m", engine))
+    status, answer = await house.ask("m")
+    assert status == 200
+    assert answer["choices"][0]["text"] == "hello world"
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+async def test_a_stream_is_passed_on_word_by_word_without_waiting_for_the_next(house: House) -> None:
+    engine = await house.engine("hello", " world")
+    engine.pause_at = 1
+    await house.publish(route("m", engine))
+    async with house.post({"model": "m", "stream": True}) as response:
+        first = await response.content.readuntil(b"\n\n")
+        assert b"hello" in first
+        assert engine.running == 1
+        engine.go.set()
+        assert b" world" in await response.content.read()
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    assert response.headers["Server"] == "busbar"  # and no versions
+
+
+async def test_namespace_and_name_always_mean_the_service(house: House) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine, modelId="org/other"))
+    assert (await house.ask("team-a/m"))[0] == 200
+    assert (await house.ask("org/other"))[0] == 200
+    assert [body["model"] for body in engine.bodies] == ["org/other", "org/other"]
+
+
+async def test_two_own_services_with_one_model_id_must_be_named_in_full(house: House) -> None:
+    engine = await house.engine()
+    await house.publish(route("x", engine, modelId="m"), route("y", engine, modelId="m"))
+    status, answer = await house.ask("m")
+    assert status == 400
+    assert "team-a/x, team-a/y" in answer["error"]["message"]
+    assert (await house.ask("team-a/y"))[0] == 200
+
+
+async def models(house: House, api_key: str) -> list[str]:
+    assert house.session is not None
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with house.session.get(house.public + "/v1/models", headers=headers) as response:
+        assert response.status == 200
+        return [card["id"] for card in (await response.json())["data"]]
+
+
+async def test_a_model_tells_its_context_length_as_far_as_it_is_known(house: House) -> None:
+    await house.publish(route("m", maxModelLen=4096), route("n"))
+    assert house.session is not None
+    headers = {"Authorization": f"Bearer {KEY_A}"}
+    async with house.session.get(house.public + "/v1/models", headers=headers) as response:
+        cards = (await response.json())["data"]
+    assert [(card["id"], card["max_model_len"]) for card in cards] == [("m", 4096), ("n", None)]
+    async with house.session.get(house.public + "/v1/models/m", headers=headers) as response:
+        assert await response.json() == cards[0]
+
+
+async def test_a_key_sees_the_models_of_its_tenant_and_no_others(house: House) -> None:
+    await house.publish(
+        route("m"),
+        route("secret", tenant="tenant-b", namespace="team-b"),
+        route("other", namespace="team-a2"),
+    )
+    assert await models(house, KEY_A) == ["m"]
+    assert await models(house, KEY_B) == ["secret"]
+
+
+@pytest.mark.parametrize("model", ["secret", "team-b/secret"])
+async def test_a_foreign_model_and_an_unknown_one_give_the_same_answer(house: House, model: str) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine), route("secret", engine, tenant="tenant-b", namespace="team-b"))
+    foreign = await house.ask(model)
+    unknown = await house.ask("x" * len(model))
+    assert foreign[0] == unknown[0] == 404
+    assert str(foreign[1]).replace(model, "?") == str(unknown[1]).replace("x" * len(model), "?")
+    assert not engine.bodies
+
+
+async def test_a_service_without_a_tenant_belongs_to_nobody(house: House) -> None:
+    house.api.know(key("n"), "", "team-a")
+    await house.publish(route("m", await house.engine(), tenant=""))
+    assert await models(house, key("n")) == []
+    assert (await house.ask(api_key=key("n")))[0] == 404
+
+
+async def test_a_model_card_of_a_foreign_model_is_not_found(house: House) -> None:
+    await house.publish(route("m"), route("secret", tenant="tenant-b", namespace="team-b"))
+    assert house.session is not None
+    for name, status in (("m", 200), ("team-a/m", 200), ("secret", 404), ("team-b/secret", 404)):
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        async with house.session.get(f"{house.public}/v1/models/{name}", headers=headers) as response:
+            assert response.status == status, name
+
+
+@pytest.mark.parametrize(
+    ("api_key", "status", "code"),
+    [(None, 401, "invalid_api_key"), ("sk-123", 401, "invalid_api_key"), (key("x"), 401, "invalid_api_key")],
+)
+async def test_without_a_valid_key_there_is_no_answer(
+    house: House, api_key: str | None, status: int, code: str
+) -> None:
+    await house.publish(route("m", await house.engine()))
+    got, answer = await house.ask(api_key=api_key)
+    assert (got, answer["error"]["code"]) == (status, code)
+
+
+async def test_a_key_without_the_inference_scope_is_forbidden(house: House) -> None:
+    house.api.know(key("r"), "tenant-a", "team-a", scopes=["rest"])
+    await house.publish(route("m", await house.engine()))
+    status, answer = await house.ask(api_key=key("r"))
+    assert (status, answer["error"]["type"]) == (403, "permission_error")
+
+
+async def test_an_expired_key_is_refused_though_the_api_still_lists_it(house: House) -> None:
+    house.api.know(key("e"), "tenant-a", "team-a", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    await house.publish(route("m", await house.engine()))
+    assert (await house.ask(api_key=key("e")))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ([], None),
+        ({}, "model"),
+        ({"model": ""}, "model"),
+        ({"model": 3}, "model"),
+        ({"model": "m", "stream": "yes"}, "stream"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_a_400_that_names_the_field(
+    house: House, body: Any, param: str | None
+) -> None:
+    await house.publish(route("m", await house.engine()))
+    async with house.post(body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == param
+
+
+async def test_what_the_engine_says_is_wrong_reaches_the_client(house: House) -> None:
+    engine = await house.engine()
+    engine.status = 400
+    await house.publish(route("m", engine))
+    assert await house.ask() == (400, {"error": {"message": "no"}})
+    assert len(engine.bodies) == 1
+
+
+async def test_unknown_paths_and_methods_are_openai_errors(house: House) -> None:
+    assert house.session is not None
+    async with house.session.get(house.public + "/v1/nothing") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "unknown_route"
+    async with house.session.get(house.public + "/v1/completions") as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "POST"
+        assert (await response.json())["error"]["code"] == "method_not_allowed"
+
+
+async def test_a_name_that_stands_twice_in_an_object_is_refused_before_one_is_lost(house: House) -> None:
+    await house.publish(route("m", await house.engine()))
+    twice = b'{"model": "m", "logit_bias": {"7": 1, "7": 2}}'
+    headers = {"Authorization": f"Bearer {KEY_A}"}
+    assert house.session is not None
+    async with house.session.post(house.public + "/v1/completions", data=twice, headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "7"
+
+
+async def test_a_large_body_goes_through_and_one_over_the_limit_is_refused(house: House) -> None:
+    await house.stop_gateway()
+    house.overrides["request_body_mib"] = 2
+    await house.start_gateway()
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    for size, status in (((2 << 20) - 200, 200), (2 << 20, 413)):
+        body = io.BytesIO(json.dumps({"model": "m", "prompt": "x" * size}).encode())
+        assert house.session is not None
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        async with house.session.post(
+            house.public + "/v1/completions", data=body, headers=headers
+        ) as response:
+            assert response.status == status
+            if status == 413:
+                sent = len(body.getvalue())
+                error = (await response.json())["error"]
+                assert error["message"].startswith(
+                    f"The request's body has {sent:,} bytes; at most 2,097,152 (2 MiB) are taken."
+                )
+                assert error["code"] == "request_too_large"
+    assert [len(body["prompt"]) for body in engine.bodies] == [(2 << 20) - 200]
+
+
+async def test_a_body_whose_size_is_not_told_is_cut_off_at_the_limit(house: House) -> None:
+    await house.stop_gateway()
+    house.overrides["request_body_mib"] = 1
+    await house.start_gateway()
+    await house.publish(route("m", await house.engine()))
+
+    async def pieces(count: int) -> AsyncIterator[bytes]:
+        yield b'{"model": "m", "prompt": "'
+        for _ in range(count):
+            yield b"x" * (1 << 16)
+        yield b'"}'
+
+    assert house.session is not None
+    headers = {"Authorization": f"Bearer {KEY_A}"}
+    for count, status in ((15, 200), (16, 413)):
+        async with house.session.post(
+            house.public + "/v1/completions", data=pieces(count), headers=headers
+        ) as response:
+            assert response.status == status
+            if status == 413:
+                message = (await response.json())["error"]["message"]
+                assert "more than 1,048,576 bytes; at most 1,048,576 (1 MiB)" in message
+
+
+async def test_a_request_does_not_grow_by_its_characters_on_its_way(house: House) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    for prompt in ("é世🙂" * 1000, "\ud800 is half a character", '"\\\n\x00'):
+        sent = json.dumps({"model": "m", "prompt": prompt}, ensure_ascii=False).encode(
+            errors="backslashreplace"
+        )
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        assert house.session is not None
+        async with house.session.post(
+            house.public + "/v1/completions", data=sent, headers=headers
+        ) as response:
+            assert response.status == 200
+        assert engine.bodies[-1]["prompt"] == prompt
+        assert int(engine.seen_headers[-1]["Content-Length"]) <= len(sent)
+
+
+async def test_the_replica_sees_our_bearer_and_nothing_of_the_clients_headers(house: House) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    sent = {"Cookie": "a=b", "X-Forwarded-For": "1.2.3.4", "X-Secret": "s"}
+    async with house.post({"model": "m"}, headers=sent) as response:
+        request_id = response.headers["X-Request-Id"]
+    seen = engine.seen_headers[0]
+    assert seen["Authorization"] == "Bearer up"
+    assert seen["X-Request-Id"] == request_id
+    assert not {name.lower() for name in sent} & {name.lower() for name in seen}
+    assert KEY_A not in str(seen)
+
+
+async def test_the_replica_learns_for_whom_it_works_from_the_key_and_not_from_the_client(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    claimed = {"x-busbar-tenant": "somebody-else", "x-busbar-key": "another", "x-busbar-weight": "1000"}
+    async with house.post({"model": "m"}, headers=claimed) as response:
+        assert response.status == 200
+    seen = engine.seen_headers[0]
+    assert seen.getall("x-busbar-tenant") == ["tenant-a"]
+    assert seen.getall("x-busbar-key") == ["id-a"]
+    assert "x-busbar-weight" not in seen
+
+
+async def test_a_redirect_is_never_followed(house: House) -> None:
+    target, engine = await house.engine(), await house.engine()
+    engine.status = 307
+    engine.headers = {"Location": target.url + "/v1/completions"}
+    await house.publish(route("m", engine))
+    assert (await house.ask())[0] == 502
+    assert not target.bodies
+
+
+async def test_ready_means_that_routes_are_known(house: House) -> None:
+    assert house.session is not None
+    async with house.session.get(house.public + "/health") as response:
+        assert response.status == 200
+    await house.publish(route("m"))
+    async with house.session.get(house.public + "/ready") as response:
+        assert response.status == 200
+
+
+async def test_chat_completions_go_to_the_chat_route(house: House) -> None:
+    engine = await house.engine("hello")
+    await house.publish(route("m", engine))
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    async with house.post(body, path="/v1/chat/completions") as response:
+        assert (await response.json())["choices"][0]["message"]["content"] == "hello"
+
+
+async def test_the_stream_of_a_chat_has_all_words(house: House) -> None:
+    await house.publish(route("m", await house.engine("a", "b", "c")))
+    stream = await house.stream()
+    assert text_of(stream) == "abc"
+    assert stream[-1] == "[DONE]"

@@ -1,0 +1,288 @@
+"""The manifests of our pods: the fields that a user may choose, and those that a user may not."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.operator.builders import ENGINE, RENDERING, gang, job, placement, pool, service
+
+from busbar.kube.contracts import bearers
+from busbar.kube.contracts.bearers import Role
+from busbar.kube.contracts.workload import Env
+from busbar.operator.pods import manifests
+from busbar.operator.watch.projections import project_pod
+from busbar.scheduler import Resources
+
+ROOT = Path(__file__).parents[3]
+
+
+def rendered(of: Any, rank: int = 0, pods: int = 1, **fields: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "attempt": 2,
+        "rank": rank,
+        "admission_id": "id-2",
+        "placement": placement(pods),
+        "pool": pool(),
+    }
+    return manifests.training_pod(of, rendering=RENDERING, **{**values, **fields})
+
+
+def env(body: dict[str, Any]) -> dict[str, Any]:
+    return {e["name"]: e.get("value") for e in body["spec"]["containers"][0]["env"]}
+
+
+def test_every_pod_is_restricted_gated_and_pinned() -> None:
+    for body in (rendered(job()), rendered(gang(2), pods=2), _replica()):
+        spec, container = body["spec"], body["spec"]["containers"][0]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert spec["schedulingGates"] == [{"name": "busbar.dev/admission"}]
+        fields = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert fields["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["node-0"]
+        assert body["metadata"]["ownerReferences"][0]["controller"] is True
+        assert "hostNetwork" not in spec
+
+
+def test_the_operator_sets_the_variables_of_the_contract_and_no_others() -> None:
+    engine = {
+        **ENGINE,
+        "model": {"uri": "pvc://base/model"},
+        "tokenizer": {"uri": "pvc://words/tokenizer"},
+        "data": {"uri": "pvc://corpus/text"},
+    }
+    training = rendered(job(engine=engine))
+    names = env(training).keys() | env(_replica()).keys()
+    assert names - {"HOME"} == {name.value for name in Env}
+    volumes = {v["name"] for v in training["spec"]["volumes"]}
+    assert "busbar-claim-words" in volumes  # the engine finds the tokenizer by its URI
+
+
+def test_no_two_claims_share_a_volume_name() -> None:
+    """Claims are DNS subdomains of up to 253 characters, volumes are DNS labels."""
+    long = "c" * 60
+    for one, other in (("a.b", "a-b"), (f"{long}1", f"{long}2")):
+        engine = {**ENGINE, "model": {"uri": f"pvc://{one}/model"}, "data": {"uri": f"pvc://{other}/text"}}
+        spec = rendered(job(engine=engine))["spec"]
+        claims = {
+            v["name"]: v["persistentVolumeClaim"]["claimName"]
+            for v in spec["volumes"]
+            if "persistentVolumeClaim" in v
+        }
+        assert {one, other} <= set(claims.values())
+        assert len({v["name"] for v in spec["volumes"]}) == len(spec["volumes"])
+        assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in claims)
+        mounted = {m["mountPath"]: m["name"] for m in spec["containers"][0]["volumeMounts"]}
+        assert claims[mounted[f"/artifacts/{one}"]] == one
+
+
+def test_every_variable_of_the_contract_is_read_by_an_engine_or_told_to_people() -> None:
+    code = [path.read_text(encoding="utf-8") for path in (ROOT / "workloads").rglob("*.py")]
+    told = (ROOT / "docs" / "ml-engineer.md").read_text(encoding="utf-8")
+    unread = [
+        e.value for e in Env if not any(f"Env.{e.name}" in text for text in code) and e.value not in told
+    ]
+    assert unread == []
+
+
+def test_no_engine_spells_a_variable_of_the_contract_itself() -> None:
+    names = {name.value for name in Env if name.value.startswith("BUSBAR_")}
+    spelt = [
+        f"{path.relative_to(ROOT)}: {node.value}"
+        for part in ("workloads", "operator")
+        for path in (ROOT / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert spelt == []
+
+
+def test_the_engine_is_told_its_spec_and_its_folders() -> None:
+    of = job(checkpoint={"everySteps": 50, "keep": 3})
+    body = rendered(of)
+    said = env(body)
+    assert json.loads(said["BUSBAR_SPEC"])["data"] == {
+        **ENGINE["data"],
+        "holdoutFraction": 0.05,
+        "sequenceLength": 256,
+    }
+    assert said["BUSBAR_OUTPUT_DIR"] == "/artifacts/claim/model"
+    assert said["BUSBAR_CHECKPOINT_DIR"] == "/artifacts/claim/model/checkpoints"
+    assert json.loads(said["BUSBAR_CHECKPOINT"]) == {"everySteps": 50, "keep": 3, "adopt": False}
+    assert body["spec"]["containers"][0]["command"][:2] == ["/usr/bin/tini", "--"]
+    claims = [v["persistentVolumeClaim"] for v in body["spec"]["volumes"] if "persistentVolumeClaim" in v]
+    assert claims == [{"claimName": "claim"}]
+
+
+def test_a_gang_gets_its_rendezvous() -> None:
+    said = env(rendered(gang(3), rank=2, pods=3))
+    assert (said["RANK"], said["WORLD_SIZE"], said["PET_NNODES"], said["MASTER_ADDR"]) == (
+        "2",
+        "3",
+        "3",
+        "job-2-0.job",
+    )
+
+
+def test_an_own_image_cannot_override_what_the_platform_sets() -> None:
+    template = {"image": "own", "env": [{"name": "A", "value": "1"}], "volumes": [
+        {"name": "data", "claim": "mine", "mountPath": "/data", "readOnly": True}]}  # fmt: skip
+    body = rendered(job(template=template, output=None))
+    names = [e["name"] for e in body["spec"]["containers"][0]["env"]]
+    assert names.index("A") < names.index("RANK")
+    assert {"name": "data", "mountPath": "/data", "readOnly": True} in body["spec"]["containers"][0][
+        "volumeMounts"
+    ]
+    assert "ports" not in body["spec"]["containers"][0]
+
+
+def test_devices_are_requests_and_limits_and_cpu_is_a_request_only() -> None:
+    gpus = pool(
+        "h100",
+        accelerator="H100",
+        resourceName="nvidia.com/gpu",
+        tolerations=[{"key": "gpu", "operator": "Exists"}],
+    )
+    where = placement(per_pod=Resources(4000, 8000, 1024))
+    body = rendered(job(), pool=gpus, placement=where)
+    resources = body["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == {"nvidia.com/gpu": "4", "cpu": "8000m", "memory": "1024Mi"}
+    assert resources["limits"] == {"nvidia.com/gpu": "4", "memory": "1024Mi"}
+    assert body["spec"]["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+
+
+def _replica() -> dict[str, Any]:
+    return manifests.service_pod(
+        service(),
+        index=0,
+        model_uri="pvc://claim/model",
+        placement=placement(),
+        pool=pool(),
+        rendering=RENDERING,
+    )
+
+
+def test_a_replica_reads_its_model_and_may_not_write_it() -> None:
+    body = _replica()
+    assert env(body)["BUSBAR_MODEL_DIR"] == "/artifacts/claim/model"
+    mounts = body["spec"]["containers"][0]["volumeMounts"]
+    assert {"name": "busbar-claim-claim", "mountPath": "/artifacts/claim", "readOnly": True} in mounts
+    assert body["spec"]["restartPolicy"] == "Always"
+
+
+VLLM = service(engine="vllm", image="vllm/vllm-openai", args=["--max-num-seqs", "8"])
+
+
+def _vllm() -> dict[str, Any]:
+    return manifests.service_pod(
+        VLLM, index=0, model_uri="pvc://claim/model", placement=placement(), pool=pool(), rendering=RENDERING
+    )
+
+
+def test_vllm_gets_the_model_by_its_own_flags_and_its_key_in_a_file() -> None:
+    args = _vllm()["spec"]["containers"][0]["args"]
+    assert args[:4] == ["--model", "/artifacts/claim/model", "--served-model-name", "web"]
+    assert args[args.index("--config") + 1] == "/var/run/secrets/busbar/vllm.yaml"
+    assert args[-2:] == ["--max-num-seqs", "8"]
+    assert "--max-model-len" not in args
+    key = bearers.bearer_for(RENDERING.workload_key, VLLM.metadata.uid, Role.INFER)
+    assert stored(VLLM)["vllm.yaml"] == f'api-key: "{key}"\n'
+
+
+def stored(of: Any) -> dict[str, str]:
+    """The data of an object's Secret."""
+    secret = manifests.bearers_secret(of, RENDERING)
+    assert secret is not None
+    return {name: base64.b64decode(text).decode() for name, text in secret["data"].items()}
+
+
+WITH_PORT = job(template={"image": "own", "port": True})
+WITHOUT_PORT = job(template={"image": "own"})
+
+
+def bodies() -> list[tuple[Any, dict[str, Any]]]:
+    """Every kind of pod that the operator makes, with its owner."""
+    return [
+        (job(), rendered(job())),
+        (gang(2), rendered(gang(2), pods=2)),
+        (WITH_PORT, rendered(WITH_PORT)),
+        (WITHOUT_PORT, rendered(WITHOUT_PORT)),
+        (service(), _replica()),
+        (VLLM, _vllm()),
+    ]
+
+
+def test_no_pod_shows_a_bearer_anywhere() -> None:
+    key = RENDERING.workload_key
+    for of, body in bodies():
+        text = json.dumps(body)
+        uid = of.metadata.uid
+        for bearer in (*(bearers.bearer_for(key, uid, r) for r in Role), bearers.former_bearer_for(key, uid)):
+            assert bearer not in text
+        assert key.decode() not in text
+
+
+def test_the_mounted_files_are_the_ones_that_the_secret_holds_and_only_the_group_may_read() -> None:
+    for of, body in bodies():
+        volume = next((v for v in body["spec"]["volumes"] if v["name"] == bearers.VOLUME), None)
+        secret = manifests.bearers_secret(of, RENDERING)
+        if secret is None:
+            assert (volume, of.spec.template.port) == (None, False)
+            assert "BUSBAR_BEARERS_DIR" not in env(body)
+            continue
+        assert volume is not None
+        source = volume["secret"]
+        assert (source["secretName"], source["defaultMode"]) == (secret["metadata"]["name"], 0o440)
+        assert {i["key"] for i in source["items"]} <= set(secret["data"])
+        mounts = body["spec"]["containers"][0]["volumeMounts"]
+        folder = env(body)["BUSBAR_BEARERS_DIR"]
+        assert {"name": bearers.VOLUME, "mountPath": folder, "readOnly": True} in mounts
+        assert (
+            project_pod({**body, "metadata": {**body["metadata"], "uid": "u"}}).bearers
+            == source["secretName"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "keys"),
+    [
+        (rendered(WITH_PORT), {"read", "command"}),
+        (_replica(), {"read", "infer", "command"}),
+        (_vllm(), {"vllm.yaml"}),
+    ],
+    ids=["training", "serving", "vllm"],
+)
+def test_a_pod_gets_the_bearers_of_the_paths_that_it_serves(body: dict[str, Any], keys: set[str]) -> None:
+    [volume] = [v for v in body["spec"]["volumes"] if v["name"] == bearers.VOLUME]
+    assert {item["key"] for item in volume["secret"]["items"]} == keys
+
+
+def test_the_secret_is_the_objects_own_and_cannot_be_changed() -> None:
+    secret = manifests.bearers_secret(service(), RENDERING)
+    assert secret is not None
+    assert (secret["type"], secret["immutable"]) == ("busbar.dev/bearers", True)
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-web"
+
+
+def test_vllm_gets_the_limits_of_the_spec_before_its_own_arguments() -> None:
+    of = service(
+        engine="vllm", image="vllm/vllm-openai", maxModelLen=4096, kvCacheMemory="2Gi", args=["--seed", "1"]
+    )
+    body = manifests.service_pod(
+        of, index=0, model_uri="pvc://claim/model", placement=placement(), pool=pool(), rendering=RENDERING
+    )
+    args = body["spec"]["containers"][0]["args"]
+    assert args[-6:-2] == ["--max-model-len", "4096", "--kv-cache-memory-bytes", str(2 * 2**30)]
+    assert args[-2:] == ["--seed", "1"]

@@ -1,0 +1,195 @@
+"""Reading workload ports: which addresses are called, and the limits on a hostile answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.operator.builders import SETTINGS, replica, running
+
+from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
+from busbar.operator.errors import ProbeRefused
+from busbar.operator.metrics import Metrics
+from busbar.operator.pods.prober import Prober, address_of
+from busbar.operator.watch.projections import Node, Pod
+from busbar.operator.write.actions import PostToPod
+
+LOOPBACK = Node("node-0", (), (), 0, 0, 0, (), True, ("127.0.0.0/8",))
+
+
+def talking(**fields: Any) -> Pod:
+    return running(0, port=9400, ip="10.1.0.7", **fields)
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "why"),
+    [
+        (running(0, ip="10.1.0.7"), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "no port"),
+        (talking(host_network=True), replace(LOOPBACK, cidrs=("10.1.0.0/24",)), "host network"),
+        (talking(), replace(LOOPBACK, cidrs=("10.2.0.0/24",)), "not in the pod range"),
+        (talking(), replace(LOOPBACK, cidrs=()), "not in the pod range"),
+        (talking(), None, "not in the pod range"),
+    ],
+)
+def test_a_pod_that_breaks_a_rule_is_not_dialled(pod: Pod, node: Node | None, why: str) -> None:
+    with pytest.raises(ProbeRefused, match=why):
+        address_of(pod, node)
+
+
+def test_a_pod_that_keeps_the_rules_is_dialled_at_its_declared_port() -> None:
+    assert address_of(talking(), replace(LOOPBACK, cidrs=("10.1.0.0/24",))) == "http://10.1.0.7:9400"
+
+
+@asynccontextmanager
+async def workload(handler: Any, timeout_s: float = 60.0) -> AsyncIterator[tuple[Prober, Pod, list[str]]]:
+    """A pod whose port is answered by ``handler``, and the prober that reads it."""
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(f"{request.method} {request.path} {request.headers.get('Authorization', '')}")
+        made: web.StreamResponse = await handler(request)
+        return made
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pod = running(0, port=runner.addresses[0][1], ip="127.0.0.1")
+    settings = replace(SETTINGS, poll_timeout_s=timeout_s)
+    prober = Prober(settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda pod: None)
+    try:
+        yield prober, pod, seen
+    finally:
+        await prober.close()
+        await runner.cleanup()
+
+
+async def test_a_valid_answer_is_kept_and_the_bearer_is_the_objects_own() -> None:
+    async def ok(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
+
+    async with workload(ok) as (prober, pod, seen):
+        await prober.poll_once()
+        assert prober.training[pod.uid].step == 3
+        assert seen == [f"GET /status Bearer {bearer_for(SETTINGS.workload_key, pod.owner_uid, Role.READ)}"]
+
+
+def test_a_replica_that_tells_another_context_length_is_looked_at_again() -> None:
+    seen: list[Pod] = []
+    of = replica(0)
+    prober = Prober(SETTINGS, Metrics(), lambda: [of], lambda name: LOOPBACK, seen.append)
+    report = {"class": "c", "accelerator": "l4", "maxModelLen": 512}
+    for raw, changes in (
+        ({"ready": True}, 1),
+        ({"ready": True, "running": 3}, 1),
+        ({"ready": True, "report": report}, 2),
+        ({"ready": True, "report": report | {"preemptions": 1}}, 2),
+        ({"ready": True, "report": report | {"maxModelLen": 256}}, 3),
+    ):
+        prober.take(of, raw)
+        assert len(seen) == changes
+
+
+async def test_a_command_carries_the_bearer_for_commands() -> None:
+    async def ok(request: web.Request) -> web.Response:
+        return web.json_response({"draining": True})
+
+    async with workload(ok) as (prober, pod, seen):
+        prober.post(PostToPod(pod.key, pod.uid, "/drain", 60.0), pod)
+        await asyncio.gather(*prober._tasks)
+        key = SETTINGS.workload_key
+        assert seen == [f"POST /drain Bearer {bearer_for(key, pod.owner_uid, Role.COMMAND)}"]
+
+
+async def test_a_pod_of_a_release_before_the_roles_is_called_with_its_one_bearer() -> None:
+    async def ok(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
+
+    async with workload(ok) as (prober, pod, seen):
+        old = replace(pod, bearers="")
+        prober._pods = lambda: [old]
+        await prober.poll_once()
+        assert prober.training[pod.uid].step == 3
+        assert seen == [f"GET /status Bearer {former_bearer_for(SETTINGS.workload_key, pod.owner_uid)}"]
+
+
+async def _redirect(request: web.Request) -> web.Response:
+    return web.Response(status=302, headers={"Location": "/elsewhere"})
+
+
+async def _large(request: web.Request) -> web.Response:
+    return web.Response(body=b"x" * 70_000)
+
+
+async def _slow(request: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+async def _words(request: web.Request) -> web.Response:
+    return web.Response(text="hello")
+
+
+async def _wrong(request: web.Request) -> web.Response:
+    return web.json_response({"kind": "training", "step": "many", "totalSteps": []})
+
+
+@pytest.mark.parametrize("handler", [_redirect, _large, _slow, _words, _wrong])
+async def test_a_hostile_answer_is_dropped_and_followed_nowhere(handler: Any) -> None:
+    async with workload(handler, 1.0 if handler is _slow else 60.0) as (prober, _, seen):
+        await prober.poll_once()
+        assert prober.training == {}
+        assert len(seen) == 1
+
+
+async def test_a_refusal_is_said_once_and_forgotten_when_it_ends() -> None:
+    said: list[str] = []
+    pod = talking()
+    prober = Prober(
+        SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None, lambda p, why: said.append(why)
+    )
+    await prober.poll_once()
+    await prober.poll_once()
+    assert len(said) == 1
+    assert pod.uid in prober.refusals
+
+
+class FakeClock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_pod_whose_answers_differ_each_time_gets_an_event_now_and_then() -> None:
+    answers = iter(range(400, 500))
+
+    async def each_time_another(request: web.Request) -> web.Response:
+        return web.Response(status=next(answers))
+
+    said: list[str] = []
+    clock = FakeClock()
+    async with workload(each_time_another) as (reader, pod, _):
+        prober = Prober(
+            reader._settings, Metrics(), lambda: [pod], lambda name: LOOPBACK, lambda p: None,
+            lambda p, why: said.append(why), clock=clock,
+        )  # fmt: skip
+        for clock.now in (0.0, 2.0, 59.0, 60.0, 61.0):
+            await prober.poll_once()
+        await prober.close()
+        assert [text[-3:] for text in said] == ["400", "403"]
+        assert prober.refusals[pod.uid].endswith("404")  # the status keeps the last one, as before
+
+
+async def test_a_pod_that_cannot_be_asked_is_not_waited_for() -> None:
+    pod = talking(host_network=True)
+    prober = Prober(SETTINGS, Metrics(), lambda: [pod], lambda name: None, lambda p: None)
+    prober.post(PostToPod(pod.key, pod.uid, "/checkpoint", 30.0), pod)
+    await asyncio.gather(*prober._tasks)
+    assert prober.asked["/checkpoint"] == {pod.uid: True}

@@ -1,0 +1,277 @@
+"""A preview: one plan with the draft, in a long-lived process, and an answer without other tenants' data."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.builders import ENGINE, NOW, SETTINGS, job, pool, service, tenant
+
+from busbar.kube.contracts.preview import PreviewAnswer
+from busbar.kube.types import TrainingJob
+from busbar.operator.errors import Busy, PreviewFailed
+from busbar.operator.forecasts.forecaster import Forecaster
+from busbar.operator.forecasts.job_history import JobHistory
+from busbar.operator.forecasts.worker import Answer, Question
+from busbar.operator.previews import worker as preview_worker
+from busbar.operator.previews.preview import (
+    Calibration,
+    PreviewQuestion,
+    answer,
+    as_sentence,
+    loads_of,
+    with_forecast,
+)
+from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
+from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
+from busbar.operator.watch.projections import Node
+from busbar.scheduler import Finished, JobId, Placement, Policy, Quota, Resources, Run, Snapshot
+
+NODES = tuple(
+    Node(f"node-{i}", (("busbar.dev/pool", "cpu"),), (), 8000, 65536, 100_000, (), True) for i in range(2)
+)
+TENANTS = (tenant("team", ["team"]), tenant("others", ["others"]))
+POLICY = Policy(solver=False)
+
+
+def asked(draft: Draft, *, full: bool = False, admin: bool = False, **fields: object) -> PreviewQuestion:
+    pools = (pool("cpu"),)
+    seen = ClusterObjects(pools=pools, nodes=nodes_of(), tenants=TENANTS)
+    snapshot = build(seen, NOW, draft)
+    if full:
+        own = snapshot.jobs[0]
+        held = [
+            replace(
+                own,
+                id=JobId(f"theirs-{node.name}"),
+                name=f"secret-{node.name}",
+                namespace="others",
+                tenant="others",
+                preemptible=False,
+                run=Run(
+                    Placement("cpu", "cpu", "resident", (node.name,), Resources(8000, 8000, 60_000)), 0.0
+                ),
+            )
+            for node in snapshot.nodes
+        ]
+        snapshot = replace(snapshot, jobs=(*snapshot.jobs, *held))
+    question = PreviewQuestion(
+        base=snapshot,
+        draft=None,
+        policy=POLICY,
+        now=NOW.timestamp(),
+        key=draft.key,
+        service=draft.kind == "ModelService",
+        admin=admin,
+    )
+    return replace(question, **fields)  # type: ignore[arg-type]
+
+
+def nodes_of() -> tuple[Node, ...]:
+    [selector] = pool("cpu").spec.node_selector.items()
+    return tuple(replace(node, labels=(selector,)) for node in NODES)
+
+
+def test_a_draft_that_fits_starts_now_and_only_an_admin_reads_where() -> None:
+    found = answer(asked(job("draft")))
+    assert (found.starts_now, found.pool, found.when, found.nodes) == (True, "cpu", "Now", ())
+    assert found.reason.endswith(".")
+    assert answer(asked(job("draft"), admin=True)).nodes != ()
+
+
+def test_a_draft_that_waits_names_nobody_else() -> None:
+    found = answer(asked(job("draft"), full=True))
+    assert (found.starts_now, found.possible, found.waits) == (False, True, True)
+    text = found.model_dump_json()
+    assert "others" not in text
+    assert "secret" not in text
+
+
+def test_a_draft_that_can_never_start_is_told_so() -> None:
+    question = asked(job("draft"))
+    limited = tuple(replace(one, quotas=(Quota("cpu", 0, 0),)) for one in question.snapshot.tenants)
+    found = answer(replace(question, base=replace(question.snapshot, tenants=limited)))
+    assert (found.possible, found.code) == (False, "BorrowingLimit")
+    assert found.when.startswith("Never")
+
+
+def test_a_draft_that_only_cordoned_nodes_would_hold_is_told_of_the_cordon() -> None:
+    question = asked(job("draft"))
+    closed = tuple(replace(node, ready=False, cordoned=True) for node in question.snapshot.nodes)
+    found = answer(replace(question, base=replace(question.snapshot, nodes=closed)))
+    assert (found.possible, found.code) == (True, "NodesClosed")
+    assert "2 nodes that could hold its pods are cordoned" in found.reason
+    assert found.when == "Not before closed nodes are opened"
+
+
+def test_a_service_that_may_sleep_says_what_wakes_it() -> None:
+    question = asked(service("web", minReplicas=0))
+    nothing = replace(question, base=replace(question.snapshot, jobs=()))
+    assert "request" in answer(nothing).reason
+    assert "nothing to place" in answer(replace(nothing, service=False)).reason
+
+
+def test_a_forecast_is_told_beside_how_earlier_ones_turned_out() -> None:
+    waits = answer(asked(job("draft"), full=True))
+    told = with_forecast(
+        waits, Answer("draft", (60.0, 7260.0), None, (120.0, 8000.0)), Calibration(9, 0.5, 0.9)
+    )
+    assert told.when == "Likely in 60 s, nine times in ten within 2 h 01 min"
+    assert (told.start_p90_seconds, told.end_p50_seconds, told.past_forecasts) == (7260.0, 120.0, 9)
+    silent = with_forecast(waits, None, Calibration())
+    assert (silent.when, silent.start_p50_seconds) == (waits.when, None)
+
+
+@pytest.mark.parametrize(("text", "said"), [("", ""), ("there is room", "There is room."), ("Why?", "Why?")])
+def test_reasons_become_sentences(text: str, said: str) -> None:
+    assert as_sentence(text) == said
+
+
+def test_the_load_of_a_node_is_what_its_jobs_hold() -> None:
+    loads = loads_of(asked(job("draft"), full=True).snapshot).nodes
+    assert [(load.name, load.capacity, load.allocated) for load in loads] == [
+        ("node-0", 8.0, 8.0),
+        ("node-1", 8.0, 8.0),
+    ]
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 256, "vocab_size": 512,
+}  # fmt: skip
+
+
+def sized(name: str, width: int = 128, **spec: Any) -> TrainingJob:
+    config = CONFIG | {"hidden_size": width}
+    return job(name, engine={**ENGINE, "model": {"config": config}}, **spec)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        sized("draft"),
+        sized("draft", width=256),
+        sized("draft", shape={"acceleratorsPerPod": 2}),
+        job("draft"),
+        service("draft"),
+    ],
+    ids=["known class", "new class", "new size", "no class", "service"],
+)
+def test_a_draft_beside_the_last_snapshot_is_the_snapshot_built_with_it(draft: Draft) -> None:
+    seen = ClusterObjects(jobs=(sized("there"),), pools=(pool("cpu"),), nodes=nodes_of(), tenants=TENANTS)
+    last = build(seen, NOW)
+    base, added = with_draft(last, seen, draft, NOW)
+    question = replace(asked(job("x")), base=base, draft=added)
+    assert question.snapshot == build(seen, NOW, draft)
+    assert (base is last) == (draft is not None and base.table == last.table)
+
+
+def forecast(question: PreviewQuestion) -> Question:
+    ended = tuple(Finished("others", 8000, NOW.timestamp() - 1000.0 * i) for i in range(20))
+    return Question(Snapshot(), POLICY, question.now, (DRAFT,), ended, (), 5.0)
+
+
+def test_the_child_answers_each_question_with_two_lines() -> None:
+    starts = asked(job("draft"))
+    waits = asked(job("draft"), full=True)
+    questions = [starts, replace(waits, forecast=forecast(waits))]
+    sent = b"".join(
+        len(data).to_bytes(HEAD) + data for data in (pickle.dumps(question) for question in questions)
+    )
+    out = io.StringIO()
+    serve(io.BytesIO(sent), out)
+    first, nothing, second, told = out.getvalue().splitlines()
+    assert PreviewAnswer.model_validate_json(first) == answer(starts)
+    assert nothing == "null"
+    assert PreviewAnswer.model_validate_json(second).waits
+    assert json.loads(told)["job"] == DRAFT
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[PreviewWorker]:
+    made = PreviewWorker()
+    yield made
+    await made.close()
+
+
+async def test_one_process_answers_one_question_after_the_other(worker: PreviewWorker) -> None:
+    starts, waits = asked(job("draft")), asked(job("draft"), full=True)
+    assert await worker.ask(starts, 5.0) == (answer(starts), None)
+    child = worker._child
+    assert child is not None
+    assert (await worker.ask(waits, 5.0))[0] == answer(waits)
+    assert (await worker.ask(replace(waits, admin=True), 5.0))[0] == answer(replace(waits, admin=True))
+    assert worker._child is child
+    child.kill()  # after any end of the process, the next request gets a new one
+    await child.wait()
+    assert (await worker.ask(starts, 5.0))[0].starts_now
+    assert worker._child is not child
+
+
+def runs(worker: PreviewWorker) -> bool:
+    return worker._child is not None
+
+
+async def test_a_snapshot_that_is_held_is_not_sent_with_the_question(worker: PreviewWorker) -> None:
+    starts, waits = asked(job("draft")), asked(job("draft"), full=True)
+    assert waits.base is not None
+    await worker.hold(waits.base)
+    assert not runs(worker)  # no request yet
+    await worker.ask(starts, 5.0)
+    await worker.hold(waits.base)
+    assert worker._base is waits.base
+    assert (await worker.ask(waits, 5.0))[0] == answer(waits)
+    child = worker._child
+    assert child is not None
+    child.kill()
+    await child.wait()
+    assert (await worker.ask(waits, 5.0))[0] == answer(waits)  # it is sent again to the new process
+
+
+async def test_after_a_preview_each_round_sends_its_snapshot_at_once(worker: PreviewWorker) -> None:
+    nobody: Any = None
+    forecasts = Forecaster(nobody, nobody, JobHistory(), SETTINGS, nobody, POLICY)
+    seen = ClusterObjects(pools=(pool("cpu"),), nodes=nodes_of(), tenants=TENANTS)
+    rounds = [build(seen, NOW)]
+    previews = Previews(lambda: seen, lambda: rounds[-1], forecasts, POLICY, 5.0)
+    previews.worker = worker
+    previews.after_round()
+    assert not runs(worker)
+    assert (await previews.of(job("draft"), admin=False)).starts_now
+    rounds.append(build(seen, NOW))
+    previews.after_round()
+    assert previews._sending is not None
+    await previews._sending
+    assert worker._base is rounds[-1]
+    assert (await previews.of(job("draft"), admin=True)).nodes != ()
+    await previews.close()
+
+
+async def test_a_question_that_breaks_the_process_is_an_error_and_the_next_is_answered(
+    worker: PreviewWorker,
+) -> None:
+    broken = replace(asked(job("draft")), base=None)
+    with pytest.raises(PreviewFailed):
+        await worker.ask(broken, 5.0)
+    assert (await worker.ask(asked(job("draft")), 5.0))[0].starts_now
+
+
+async def test_a_forecast_that_is_not_found_in_time_does_not_cost_the_answer(worker: PreviewWorker) -> None:
+    waits = asked(job("draft"), full=True)
+    found, told = await worker.ask(replace(waits, forecast=forecast(waits)), 0.0)
+    assert (found, told) == (answer(waits), None)
+    assert worker._child is None  # the result that it still computes is dropped
+
+
+async def test_more_than_may_wait_are_told_to_come_back(
+    worker: PreviewWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview_worker, "MOST_WAITING", 0)
+    with pytest.raises(Busy, match="try again"):
+        await worker.ask(asked(job("draft")), 5.0)
+    assert worker._child is None

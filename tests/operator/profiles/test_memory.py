@@ -1,0 +1,86 @@
+"""The device memory that jobs used: beside the planned memory, and in what later jobs ask for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.operator.builders import NOW
+from tests.operator.profiles.parts import (
+    POOLS,
+    TEAM,
+    TENANT_OF,
+    cell,
+    finished,
+    formula,
+    profile,
+    waiting,
+    written,
+)
+from tests.operator.profiles.test_speeds import done, ran, tokens
+
+from busbar.kube.types import PerformanceProfile, TrainingJob
+from busbar.kube.types.training_job import MemoryUse
+from busbar.operator.profiles.table import performance_table
+
+
+def used(mib: int, of: TrainingJob) -> TrainingJob:
+    """The job, having used so much device memory."""
+    assert of.status is not None
+    memory = MemoryUse(planned_device_mib=1, peak_device_mib=mib)
+    return of.model_copy(update={"status": of.status.model_copy(update={"memory": memory})})
+
+
+def test_memory_that_a_job_used_stands_beside_the_planned_and_outlives_it() -> None:
+    planned = next(
+        c for c in performance_table((waiting(),), POOLS, TENANT_OF).cells if c.accelerator == "A100"
+    )
+    peak = planned.memory_mib // 2
+    kept = written(profile(), used(peak, finished(0.4)), waiting())
+    assert cell(kept, "A100").measured_memory_gib == peak / 1024
+    assert cell(kept, "A100").memory_gib == planned.memory_mib / 1024
+    assert cell(kept, "V100").measured_memory_gib is None
+    later = written(kept, used(peak // 2, finished(0.4, name="again")), now=NOW + timedelta(hours=1))
+    assert cell(later, "A100").measured_memory_gib == peak / 1024
+    # The memory that other jobs get is not less because one job used less.
+    table = performance_table((waiting(),), POOLS, TENANT_OF, (kept,), (TEAM,))
+    learned = next(c for c in table.learned if c.accelerator == "A100" and not c.tenant)
+    assert learned.memory_mib == planned.memory_mib
+
+
+BELIEVED = 4
+
+
+def asked(*jobs: TrainingJob, of: PerformanceProfile, tenant: str = "") -> dict[str, int]:
+    """MiB of device memory that plans ask for, by accelerator."""
+    table = performance_table(jobs, POOLS, TENANT_OF, (of,), (TEAM,))
+    return {c.accelerator: c.memory_mib for c in table.learned if c.tenant == tenant}
+
+
+def test_memory_above_the_plan_is_asked_for_in_that_cell_alone_and_the_plan_stays_readable() -> None:
+    planned = {c.accelerator: c.memory_mib for c in performance_table((waiting(),), POOLS, TENANT_OF).cells}
+    peak = 2 * planned["A100"]
+    more = planned | {"A100": peak}
+    assert asked(used(peak, finished(0.4)), waiting(), of=profile()) == more
+    running = used(peak, ran(formula("A100")))
+    assert asked(running, waiting(), of=profile()) == more
+    kept = written(profile(), used(peak, finished(0.4)), waiting())
+    assert (cell(kept, "A100").memory_gib, cell(kept, "A100").measured_memory_gib) == (
+        planned["A100"] / 1024,
+        peak / 1024,
+    )
+    assert asked(waiting(), of=kept) == more
+    for hours in (1, 2):  # what was measured does not become the plan, so it does not add up
+        later = used(BELIEVED * planned["A100"], finished(0.4, name=f"again-{hours}"))
+        kept = written(kept, later, waiting(), now=NOW + timedelta(hours=hours))
+        assert asked(waiting(), of=kept)["A100"] == BELIEVED * planned["A100"]
+        assert cell(kept, "A100").memory_gib == planned["A100"] / 1024
+
+
+def test_memory_that_cannot_be_right_is_neither_shown_nor_asked_for() -> None:
+    planned = {c.accelerator: c.memory_mib for c in performance_table((waiting(),), POOLS, TENANT_OF).cells}
+    liar = done(formula("A100") * 2, tokens() / formula("A100"))
+    for of in (used(2**40, finished(0.4)), used(2 * planned["A100"], liar)):
+        kept = written(profile(), of, waiting())
+        assert cell(kept, "A100").measured_memory_gib is None
+        assert asked(waiting(), of=kept) in (planned, {})
+        assert asked(of, waiting(), of=profile()) in (planned, {})

@@ -1,0 +1,29 @@
+"""The queue of keys: each key once, and longer waits after failures in a row."""
+
+from __future__ import annotations
+
+from busbar.operator.queue.key_queue import KeyQueue
+
+
+async def test_a_key_added_while_it_is_worked_on_runs_once_more() -> None:
+    queue: KeyQueue[str] = KeyQueue()
+    queue.add("a")
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 0
+    queue.done("a")
+    assert await queue.get() == "a"
+    queue.done("a")
+    assert queue.idle
+
+
+async def test_failures_in_a_row_wait_longer_and_a_success_forgets_them() -> None:
+    queue: KeyQueue[str] = KeyQueue(backoff_s=(1.0, 5.0))
+    waits = [queue.failed("a") for _ in range(5)]
+    assert all(0.5 * 2**i <= w <= 2**i for i, w in enumerate(waits[:3]))
+    assert waits[-1] <= 5.0
+    queue.succeeded("a")
+    assert queue.failed("a") <= 1.0
+    queue.close()

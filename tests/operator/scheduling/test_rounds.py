@@ -1,0 +1,281 @@
+"""What a round does: a full plan first, then incremental plans (`react`) for changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.operator.builders import NOW as NOW_UTC
+from tests.operator.builders import SETTINGS, ended, gated, job, placement, queued, running, view
+
+from busbar.kube.informer import Key
+from busbar.kube.types import TrainingJob
+from busbar.operator.decisions import Decision, Release, Reserved
+from busbar.operator.errors import PlanRefused
+from busbar.operator.metrics import Metrics
+from busbar.operator.queue.controller import Controller, Item
+from busbar.operator.scheduling import rounds as module
+from busbar.operator.scheduling.rounds import Rounds, Target, matters
+from busbar.operator.settings import Settings
+from busbar.operator.training.reconcile import reconcile
+from busbar.scheduler import (
+    Action,
+    ActionKind,
+    Job,
+    JobId,
+    Node,
+    Plan,
+    Policy,
+    Pool,
+    Reservation,
+    Resources,
+    Snapshot,
+    SolverError,
+    Tenant,
+    applied,
+    plan,
+    updated,
+)
+from busbar.scheduler.model.snapshot import Delta
+
+NOW = 1_000_000.0
+
+
+def _job(name: str, size: int) -> Job:
+    return Job(JobId(name), name, "ns", "a", per_pod=Resources(1000 * size), submitted_at_s=NOW)
+
+
+def _rounds() -> Rounds:
+    unused = cast(Any, None)
+    return Rounds(unused, unused, SETTINGS, unused, Policy())
+
+
+def _cluster(*jobs: Job) -> Snapshot:
+    return Snapshot((Pool("H100", "H100"),), (Node("n", "H100", Resources(8000)),), (Tenant("a"),), jobs)
+
+
+async def test_between_full_plans_only_what_changed_is_answered() -> None:
+    rounds = _rounds()
+    before = _cluster(_job("wide", 16))
+    first = await rounds._decide(before, NOW, full=False)
+    assert first.priced_at_s == NOW
+    after = updated(before, Delta(jobs=(_job("new", 2),)))
+    second = await rounds._decide(after, NOW + 5, full=False)
+    assert [str(action.job) for action in second.actions] == ["new"]
+    assert second.priced_at_s == NOW
+    assert second.record(JobId("wide")) == first.record(JobId("wide"))
+    third = await rounds._decide(after, NOW + 10, full=True)
+    assert third.priced_at_s == NOW + 10
+    kept = third.record(JobId("wide"))
+    assert kept is not None
+    assert kept.round == third.id
+
+
+def test_a_move_counts_as_a_preemption_if_it_is_for_another_job() -> None:
+    rounds, moved = _rounds(), _job("x", 1)
+    target = Target(Item("TrainingJob", Key("ns", "x")), "1", 0)
+    taken = []
+    for other in (None, JobId("large")):
+        action = Action("id", ActionKind.MOVE, moved.id, reason="moves", makes_room_for=other)
+        decision = rounds._decision(_cluster(moved), action, moved, target)
+        assert isinstance(decision, Release)
+        taken.append(decision.taken)
+    assert taken == [False, True]
+
+
+async def test_a_start_that_was_refused_is_ordered_again() -> None:
+    rounds = _rounds()
+    snapshot = _cluster(_job("x", 1))
+    first = await rounds._decide(snapshot, NOW, full=True)
+    again = await rounds._decide(snapshot, NOW + 1, full=False)
+    assert again.actions == first.actions != ()
+
+
+async def test_what_a_round_leaves_is_what_the_next_one_begins_with() -> None:
+    """A preview is made on it: the places that the last round gave away are taken."""
+    rounds = _rounds()
+    before = _cluster(*[_job(f"x{i}", 5) for i in range(2)])
+    made = await rounds._decide(before, NOW, full=True)
+    left = rounds.outcome
+    assert left == applied(before, made, NOW)
+    assert left is not None
+    assert left is rounds.outcome
+    assert plan(left, rounds._policy, NOW)[0].actions == ()
+    rounds.forget()
+    assert rounds.outcome is None
+
+
+async def test_a_broken_solver_is_said_and_the_plan_is_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object, **more: object) -> None:
+        raise SolverError("out of order")
+
+    monkeypatch.setattr("busbar.scheduler.search.highs.solve", broken)
+    jobs = [_job(f"x{i}", 5) for i in range(2)]
+    made = await _rounds()._decide(_cluster(*jobs), NOW, full=True)
+    assert len(made.actions) == 1
+    assert "out of order" in caplog.text
+
+
+async def test_a_round_waits_for_its_admissions_and_never_for_sentences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody tells anything here; the round ends all the same, and the second one admits what was submitted."""
+    controller = Controller(Metrics(), workers=1)
+    seen: list[tuple[str, tuple[Decision, ...]]] = []
+
+    async def note(key: Key, decisions: tuple[Decision, ...]) -> None:
+        seen.append((key.name, decisions))
+
+    controller.handles("TrainingJob", note)
+    objects = {f"uid-{name}": job(name) for name in ("wide", "new")}
+    items = {Key("team", o.metadata.name): o for o in objects.values()}
+    caches = SimpleNamespace(
+        jobs=SimpleNamespace(items=items), services=SimpleNamespace(items={}), pods=SimpleNamespace(items={})
+    )
+    rounds = Rounds(cast(Any, caches), controller, SETTINGS, Metrics(), Policy())
+    jobs = [_job("uid-wide", 16), _job("uid-new", 2)]
+    now: list[Snapshot] = [_cluster(jobs[0]), _cluster(*jobs)]
+    monkeypatch.setattr(module, "build", lambda *args, **more: now.pop(0))
+    monkeypatch.setattr("busbar.operator.scheduling.rounds.ClusterObjects.of", lambda caches: None)
+    await rounds.once()
+    assert (seen, len(rounds.sentences)) == ([], 1)
+    await rounds.once()
+    assert [(name, type(d[0]).__name__) for name, d in seen] == [("new", "Admit")]
+    assert len(rounds.sentences) == 1
+
+
+async def test_what_the_status_says_already_is_not_said_again() -> None:
+    """A restarted operator remembers nothing, and finds the reasons in the statuses."""
+    waiting = queued()
+    assert waiting.status is not None
+    caches = SimpleNamespace(jobs=SimpleNamespace(items={Key("team", "job"): waiting}))
+    rounds = Rounds(cast(Any, caches), cast(Any, None), SETTINGS, cast(Any, None), Policy())
+    made, _ = plan(_cluster(_job("uid-job", 16)), Policy(), NOW)
+    record, target = made.waiting[0], Target(Item("TrainingJob", Key("team", "job")), "7")
+    said = waiting.status.model_copy(update={"reason": str(record.code), "message": "An older sentence."})
+    caches.jobs.items[Key("team", "job")] = waiting.model_copy(update={"status": said})
+    assert rounds._explain(record, target) == (None, False)
+    other = waiting.status.model_copy(update={"reason": "FairShare", "message": "Another reason."})
+    caches.jobs.items[Key("team", "job")] = waiting.model_copy(update={"status": other})
+    wait, is_new = rounds._explain(record, target)
+    assert wait is not None
+    assert (wait.reason, is_new) == (str(record.code), True)
+
+
+def _with_place(of: TrainingJob, place: Reservation | None) -> TrainingJob:
+    """The job as it is after its place was written."""
+    update = reconcile(view(of), reserved=Reserved(place))
+    return of if update.status is None else of.model_copy(update={"status": update.status})
+
+
+async def test_a_place_is_told_once_and_again_when_it_is_lost() -> None:
+    waiting = queued()
+    items = {Key("team", "job"): waiting}
+    caches = SimpleNamespace(jobs=SimpleNamespace(items=items))
+    rounds = Rounds(cast(Any, caches), cast(Any, None), SETTINGS, cast(Any, None), Policy())
+    target = Target(Item("TrainingJob", Key("team", "job")), "7")
+    now_s = NOW_UTC.timestamp()
+    place = Reservation(JobId("uid-job"), placement(2), (now_s, now_s), now_s + 3600, 1)
+    assert rounds._reserved(None, target, now_s) == (None, False)
+    assert rounds._reserved(place, target, now_s) == (Reserved(place), True)
+    items[Key("team", "job")] = _with_place(waiting, place)
+    assert rounds._reserved(place, target, now_s + 60) == (None, False)
+    nearer = replace(place, collected=2)
+    assert rounds._reserved(nearer, target, now_s) == (Reserved(nearer), False)
+    exchanged = replace(place, since_s=(now_s, now_s + 5))
+    assert rounds._reserved(exchanged, target, now_s) == (Reserved(exchanged), False)
+    assert rounds._reserved(None, target, now_s) == (Reserved(None), True)
+    service = Target(Item("ModelService", Key("team", "job")), "7")
+    assert rounds._reserved(place, service, now_s) == (None, False)
+
+
+def test_statuses_say_what_is_collected_until_there_is_a_plan() -> None:
+    rounds = _rounds()
+    read = Reservation(JobId("x"), placement(2), (NOW, NOW), NOW + 60)
+    kept = replace(read, since_s=(NOW - 60, NOW - 60))
+    snapshot = replace(_cluster(_job("x", 16)), reservations=(read,))
+    assert rounds._with_reservations(snapshot).reservations == (read,)
+    made, _ = plan(snapshot, Policy(), NOW)
+    rounds._last = (snapshot, replace(made, reservations=(kept,)))
+    assert rounds._with_reservations(snapshot).reservations == (kept,)
+    rounds.forget()
+    assert rounds._with_reservations(snapshot).reservations == (read,)
+
+
+async def test_what_the_statuses_say_is_left_out_after_a_round_without_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty = SimpleNamespace(items={})
+    caches = SimpleNamespace(jobs=empty, services=empty, pods=empty)
+    rounds = Rounds(cast(Any, caches), cast(Any, None), SETTINGS, Metrics(), Policy())
+    read = Reservation(JobId("x"), placement(2), (NOW, NOW), NOW + 60)
+    snapshot = replace(_cluster(), reservations=(read,))
+    begun_with: list[tuple[Reservation, ...]] = []
+    works = False
+
+    async def decide(given: Snapshot, now: float, full: bool) -> Plan:
+        begun_with.append(given.reservations)
+        if not works:
+            raise PlanRefused("it never fits")
+        return plan(given, Policy(), now)[0]
+
+    monkeypatch.setattr(module, "build", lambda *args, **more: snapshot)
+    monkeypatch.setattr("busbar.operator.scheduling.rounds.ClusterObjects.of", lambda caches: None)
+    monkeypatch.setattr(rounds, "_decide", decide)
+    for _ in range(2):
+        with pytest.raises(PlanRefused):
+            await rounds.once()
+    works = True
+    for _ in range(2):
+        await rounds.once()
+    assert begun_with == [(read,), (), (), (read,)]
+
+
+@pytest.mark.parametrize(("took_s", "debounce_s"), [(0.0, 0.05), (0.01, 0.05), (0.4, 1.2), (100.0, 10.0)])
+def test_the_next_round_leaves_three_times_the_last_ones_duration(took_s: float, debounce_s: float) -> None:
+    rounds = Rounds(cast(Any, None), cast(Any, None), Settings(), cast(Any, None), Policy())
+    rounds.took_s = took_s
+    assert rounds.debounce_s == pytest.approx(debounce_s)
+
+
+def _status(phase: str, **fields: Any) -> dict[str, Any]:
+    return {"phase": phase, **fields}
+
+
+ADMITTED = {"admission": {"id": "a-1", "pool": "cpu", "accelerator": "cpu", "pods": 1, "nodes": ["n"]}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wakes"),
+    [
+        (None, None, True),  # submitted
+        (_status("Queued"), _status("Queued", message="other"), False),
+        (_status("Queued"), _status("Admitted", **ADMITTED), False),  # by the round itself
+        (_status("Admitted", **ADMITTED), _status("Starting", **ADMITTED), False),
+        (_status("Starting", **ADMITTED), _status("Running", **ADMITTED), False),
+        (_status("Running", **ADMITTED), _status("Succeeded", **ADMITTED), True),
+        (_status("Preempting", **ADMITTED), _status("Queued"), True),
+        (_status("Queued"), _status("Suspended"), True),
+        (_status("Suspended"), _status("Queued"), True),
+    ],
+)
+def test_a_job_wakes_a_round_when_it_asks_or_frees(
+    old: dict[str, Any] | None, new: dict[str, Any] | None, wakes: bool
+) -> None:
+    before = job(status=old) if old is not None else None
+    assert matters("TrainingJob", before, job(status=new)) is wakes
+
+
+def test_a_pod_wakes_a_round_when_it_frees_or_is_not_of_an_admitted_job() -> None:
+    mine = gated()
+    assert not matters("Pod", None, mine)
+    assert not matters("Pod", mine, running())
+    assert matters("Pod", running(), ended())
+    assert matters("Pod", running(), None)
+    assert not matters("Pod", ended(), None)
+    assert matters("Pod", None, replace(mine, kind="", job="", owner_uid=""))
+    assert matters("Pod", running(), replace(running(), draining_since=NOW_UTC))

@@ -1,0 +1,258 @@
+"""The reconcile of a ModelService and its replica count, without a server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.operator.builders import NOW, RENDERING, SETTINGS, admit, job, replica, service
+
+from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.types import ModelService
+from busbar.operator.decisions import Release, Wait
+from busbar.operator.serving.reconcile import ModelPlace, ServiceView, model_uri, reconcile, wanted_indexes
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.actions import Apply, Create, Delete, LiftGate, Patch, PostToPod
+
+
+def view(of: ModelService, *pods: Pod, **fields: Any) -> ServiceView:
+    base = ServiceView(of, pods, NOW, SETTINGS, RENDERING, ModelPlace(uri="pvc://claim/model"))
+    return replace(base, **fields)
+
+
+def wanting(count: int, **spec: Any) -> ModelService:
+    status = {"desiredReplicas": count, "observedGeneration": 1}
+    return service(replicas=count, status=status, **spec)
+
+
+def test_a_new_service_wants_its_first_replica() -> None:
+    update = reconcile(view(service()))
+    assert update.status is not None
+    assert update.status.desired_replicas == 1
+
+
+def test_a_replica_is_created_where_the_plan_says_gated_and_pinned() -> None:
+    update = reconcile(view(wanting(1)), (admit(),))
+    applied, create = update.actions
+    assert isinstance(applied, Apply)
+    assert isinstance(create, Create)
+    assert applied.body["type"] == "busbar.dev/bearers"
+    spec = create.body["spec"]
+    assert create.key.name == "web-0"
+    assert spec["schedulingGates"] == [{"name": "busbar.dev/admission"}]
+    assert "node-0" in str(spec["affinity"])
+
+
+def test_an_order_for_a_replica_that_is_not_wanted_creates_nothing() -> None:
+    assert reconcile(view(wanting(1), replica(0)), (admit(index=1),)).actions == ()
+
+
+def test_a_refused_replica_is_told_where_a_person_reads_it() -> None:
+    for of, pods in ((wanting(1), ()), (wanting(2), (replica(0),))):
+        update = reconcile(view(of, *pods, refused="exceeded quota: team"))
+        assert update.status is not None
+        assert "exceeded quota: team" in (update.status.message or "")
+    assert update.status is not None
+    assert update.status.phase == "Ready"
+
+
+def test_a_replica_that_its_node_cannot_take_is_removed_and_planned_again() -> None:
+    for seconds, kinds in ((59, []), (61, [Delete])):
+        stuck = replica(
+            0, phase="Pending", ready=False, node="", unschedulable_since=NOW - timedelta(seconds=seconds)
+        )
+        assert [type(a) for a in reconcile(view(wanting(1), stuck)).actions] == kinds
+
+
+def test_restarts_of_the_present_replicas_are_counted_and_written_once() -> None:
+    of = wanting(2)
+    pods = (
+        replica(0, restarts=2),
+        replica(1, restarts=1),
+        replica(2, restarts=9, phase="Failed", ready=False),
+    )
+    first = reconcile(view(of, *pods))
+    assert first.status is not None
+    assert first.status.restarts == 3
+    again = of.model_copy(update={"status": first.status})
+    assert reconcile(view(again, *pods)).status is None
+
+
+def test_the_last_change_of_the_count_has_its_moment() -> None:
+    of = service(replicas=2, status={"desiredReplicas": 1, "observedGeneration": 1})
+    update = reconcile(view(of, replica(0)))
+    assert update.status is not None
+    assert update.status.last_scale_time == NOW
+
+
+def test_a_gated_replica_that_is_wanted_is_let_go() -> None:
+    born = replica(0, phase="Pending", ready=False, gates=("busbar.dev/admission",))
+    assert [type(a) for a in reconcile(view(wanting(1), born)).actions] == [LiftGate]
+
+
+def test_a_leaving_replica_is_marked_then_drained_then_deleted() -> None:
+    of = wanting(0, drainSeconds=30)
+    assert [type(a) for a in reconcile(view(of, replica(0))).actions] == [Patch]
+    marked = replica(0, draining_since=NOW - timedelta(seconds=3))
+    assert [type(a) for a in reconcile(view(of, marked)).actions] == [PostToPod]
+    busy = ServingStatus(draining=True, running=1)
+    waiting = view(of, marked, asked={marked.uid: True}, readings={marked.uid: busy})
+    assert reconcile(waiting).actions == ()
+    empty = replace(waiting, readings={marked.uid: ServingStatus(draining=True)})
+    assert [type(a) for a in reconcile(empty).actions] == [Delete]
+
+
+def test_what_the_replicas_measured_is_written_with_the_usage_and_not_before() -> None:
+    step = {"secondsPerStep": 0.01, "secondsPerSequence": 0, "secondsPerThousandContextTokens": 0}
+    step |= {"secondsPerPromptToken": 0, "rmsErrorSeconds": 0, "steps": 20}
+    report = {"class": "serve-x", "accelerator": "cuda", "decodeTokensPerSecond": 20.0, "stepModel": step}
+    said = ServingStatus.model_validate({"ready": True, "report": report})
+    place = {"pool": "cpu", "accelerator": "cpu", "mode": "resident", "node": "node-0"}
+    pod = replica(0, placement=json.dumps(place | {"perPod": {"accelerators_m": 2000}}))
+    first = reconcile(view(wanting(1), pod, readings={pod.uid: said})).status
+    assert first is not None
+    [line] = first.measured or []
+    assert (line.workload_class, line.accelerators, line.tokens_per_second) == ("serve-x", 2, 20.0)
+    again = wanting(1).model_copy(update={"status": first})
+    faster = ServingStatus.model_validate({"report": report | {"decodeTokensPerSecond": 30.0}})
+    assert reconcile(view(again, pod, readings={pod.uid: faster})).status is None
+    later = reconcile(view(again, pod, readings={pod.uid: faster}, now=NOW + timedelta(minutes=5))).status
+    assert later is not None
+    assert [m.tokens_per_second for m in later.measured or []] == [30.0]
+
+
+def test_a_drain_ends_with_its_time() -> None:
+    old = replica(0, draining_since=NOW - timedelta(seconds=31))
+    assert [type(a) for a in reconcile(view(wanting(0, drainSeconds=30), old)).actions] == [Delete]
+
+
+def test_a_replica_that_drains_unasked_is_replaced_and_an_event_says_so() -> None:
+    of, serving = wanting(1), replica(0)
+    for draining, actions, reasons in ((False, [], []), (True, [Patch], ["ReplicaReplaced"])):
+        readings = {serving.uid: ServingStatus(draining=draining)}
+        update = reconcile(view(of, serving, readings=readings))
+        assert [type(a) for a in update.actions] == actions
+        assert [reason for reason, _ in update.notices] == reasons
+    marked = replica(0, draining_since=NOW - timedelta(seconds=3))
+    assert wanted_indexes(of, [marked]) == [1]
+    leaving = reconcile(view(of, marked, readings={marked.uid: ServingStatus(draining=True)}))
+    assert ([type(a) for a in leaving.actions], leaving.notices) == ([Delete], ())
+
+
+def test_a_replica_of_another_workload_key_is_replaced_and_one_of_an_earlier_release_is_not() -> None:
+    for secret, reasons in (("busbar-bearers-uid-web-00000000", ["ReplicaReplaced"]), ("", [])):
+        update = reconcile(view(wanting(1), replica(0, bearers=secret)))
+        assert [reason for reason, _ in update.notices] == reasons
+        assert [type(a) for a in update.actions] == [Patch] * len(reasons)
+
+
+def test_the_replicas_that_serve_stay_when_one_must_go() -> None:
+    of = wanting(1)
+    assert wanted_indexes(of, [replica(0, ready=False), replica(1)]) == [1]
+
+
+def test_a_number_is_not_reused_while_its_pod_is_still_there() -> None:
+    of = wanting(1)
+    assert wanted_indexes(of, [replica(0, deleting=True)]) == [1]
+
+
+def test_a_replica_whose_place_is_taken_back_is_drained_first() -> None:
+    update = reconcile(view(wanting(1), replica(0)), (Release("Preempted", "x", "7", index=0),))
+    assert [type(a) for a in update.actions] == [Patch]
+
+
+def test_a_service_without_room_says_why() -> None:
+    update = reconcile(view(wanting(1)), (Wait("InsufficientCapacity", "Needs 1 H100."),))
+    assert update.status is not None
+    assert (update.status.phase, update.status.reason, update.status.message) == (
+        "Queued", "InsufficientCapacity", "Needs 1 H100.",
+    )  # fmt: skip
+
+
+def test_usage_counts_what_the_old_status_held() -> None:
+    status = {
+        "desiredReplicas": 2, "replicas": 2, "readyReplicas": 2, "phase": "Ready", "reason": "Serving",
+        "observedGeneration": 1, "pools": [{"pool": "cpu", "replicas": 2}],
+        "lastUsageTime": (NOW - timedelta(seconds=60)).isoformat(),
+    }  # fmt: skip
+    update = reconcile(view(service(replicas=2, status=status), replica(0), replica(1)))
+    assert update.status is not None
+    assert update.status.usage is not None
+    assert update.status.usage.accelerator_seconds == 120
+
+
+@pytest.mark.parametrize(
+    ("phase", "problem"),
+    [(None, "not succeeded"), ("Running", "not succeeded"), ("Failed", "not succeeded"), ("Succeeded", "")],
+)
+def test_a_jobs_output_is_served_once_it_has_succeeded(phase: str | None, problem: str) -> None:
+    trained = job("train", status={"phase": phase} if phase else None)
+    place = model_uri(service(model={"trainingJob": "train"}), [trained])
+    assert (problem in place.problem) if problem else (place.uri == "pvc://claim/model")
+
+
+# -- the replica count ------------------------------------------------------------------------------------------
+
+
+def count(of: ModelService, **demand: Any) -> int | None:
+    said = ServiceDemand(namespace="team", name="web", **demand)
+    status = reconcile(view(of, demand=said)).status or of.status
+    return status.desired_replicas if status is not None else None
+
+
+def asleep(**spec: Any) -> ModelService:
+    status = {"desiredReplicas": 0, "observedGeneration": 1, "phase": "Idle", "reason": "Idle"}
+    return service(minReplicas=0, status=status, **spec)
+
+
+def test_a_held_request_wakes_a_service_whose_target_is_zero() -> None:
+    assert count(asleep(replicas=0), waiting=1, last_request_age_seconds=0.0) == 1
+
+
+def test_a_request_does_not_wake_a_service_that_may_not_be_at_zero_by_itself() -> None:
+    of = service(minReplicas=1, replicas=0, status={"desiredReplicas": 0, "observedGeneration": 1})
+    assert count(of, waiting=1) == 0
+
+
+def test_a_suspended_service_stays_off_whatever_waits() -> None:
+    assert count(asleep(suspend=True), waiting=5) == 0
+
+
+def test_a_service_whose_tenant_is_gone_drains_and_says_what_would_start_it() -> None:
+    update = reconcile(view(wanting(1, minReplicas=1), replica(0), has_tenant=False))
+    assert update.status is not None
+    assert (update.status.desired_replicas, update.status.phase) == (0, "Draining")
+    at_rest = reconcile(view(service(minReplicas=1, status={"desiredReplicas": 0}), has_tenant=False))
+    assert at_rest.status is not None
+    assert (at_rest.status.phase, at_rest.status.reason) == ("Suspended", "TenantGone")
+    assert "no Tenant has its namespace" in (at_rest.status.message or "")
+
+
+def test_scaling_to_zero_is_obeyed_although_requests_came_just_now() -> None:
+    of = service(minReplicas=0, replicas=0, status={"desiredReplicas": 2, "observedGeneration": 0})
+    assert count(of, in_flight=3, last_request_age_seconds=0.0) == 0
+
+
+def test_a_woken_service_is_still_awake_for_a_restarted_operator() -> None:
+    of = service(
+        minReplicas=0, replicas=0,
+        status={"desiredReplicas": 1, "observedGeneration": 1, "lastRequestTime": NOW.isoformat()},
+    )  # fmt: skip
+    assert count(of, last_request_age_seconds=1.0) == 1
+
+
+def test_an_autoscaled_service_follows_demand_within_its_bounds() -> None:
+    of = service(minReplicas=1, maxReplicas=3, status={"desiredReplicas": 1, "observedGeneration": 1})
+    assert count(of, in_flight=20) == 3
+    assert count(of, in_flight=100) == 3
+
+
+def test_a_silent_gateway_scales_nothing_down() -> None:
+    of = service(minReplicas=0, maxReplicas=3, status={"desiredReplicas": 3, "observedGeneration": 1})
+    update = reconcile(view(of))
+    assert update.status is not None
+    assert update.status.desired_replicas == 3

@@ -1,0 +1,101 @@
+"""A pod's report is untrusted: whatever it contains, the API server still accepts the job's status."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.builders import NOW, admitted, ended, job, running, view, with_status
+
+from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.operator.pods.readings import parse_reading
+from busbar.operator.training.progress import LARGEST, merge_reading
+from busbar.operator.training.reconcile import reconcile
+
+numbers = st.integers() | st.floats() | st.just(10**30) | st.just(-1)
+moments = st.sampled_from(
+    ["2026-11-21T11:00:00", "2026-11-21T11:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"]
+)
+
+
+def merged(**said: Any) -> TrainingJobStatus | None:
+    reading = parse_reading({"kind": "training", "phase": "Training", **said})
+    return merge_reading(TrainingJobStatus(attempt=2), reading, NOW) if reading is not None else None
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "step": st.integers(),
+            "totalSteps": st.integers(),
+            "tokens": st.integers(),
+            "lostSteps": st.integers(),
+            "resumedFromStep": st.integers(),
+            "loss": numbers,
+            "tokensPerSecond": numbers,
+            "etaSeconds": numbers,
+            "checkpoint": st.fixed_dictionaries({"step": st.integers(), "savedAt": moments}),
+            "evaluation": st.fixed_dictionaries(
+                {"bitsPerByte": numbers, "bigramBitsPerByte": numbers, "heldOutBytes": st.integers()}
+            ),
+        },
+    )
+)
+def test_no_answer_makes_a_status_that_the_schema_refuses(said: dict[str, Any]) -> None:
+    status = merged(**said)
+    if status is not None:
+        assert TrainingJobStatus.model_validate(status.to_wire()) == status
+
+
+def test_numbers_are_cut_to_what_json_can_hold() -> None:
+    status = merged(step=10**30, totalSteps=10**30, tokensPerSecond=-1.0, etaSeconds=-5.0)
+    assert status is not None
+    assert status.progress is not None
+    assert (status.progress.step, status.progress.tokens_per_second) == (LARGEST, None)
+    assert status.progress.eta is None
+
+
+@pytest.mark.parametrize(("slack", "late_s"), [(None, None), (1.5, 90)])
+def test_the_pessimistic_end_is_told_only_where_the_speed_has_a_range(
+    slack: float | None, late_s: float | None
+) -> None:
+    reading = parse_reading({"kind": "training", "phase": "Training", "step": 1, "etaSeconds": 60.0})
+    assert reading is not None
+    progress = merge_reading(TrainingJobStatus(), reading, NOW, slack).progress
+    assert progress is not None
+    assert progress.eta_p50 == NOW + timedelta(seconds=60)
+    assert progress.eta_p90 == (None if late_s is None else NOW + timedelta(seconds=late_s))
+
+
+def test_a_checkpoint_is_never_in_the_future_and_has_a_time_zone() -> None:
+    later = (NOW + timedelta(days=1)).isoformat()
+    for text in (later, "2026-11-21T13:00:00"):
+        status = merged(checkpoint={"step": 1, "savedAt": text})
+        assert status is not None
+        assert status.checkpoint is not None
+        assert status.checkpoint.saved_at == NOW
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"kind": "training", "phase": "Done", "step": 3, "totalSteps": 3, "tokensPerSecond": -1}',
+        '{"kind": "training", "evaluation": {"bitsPerByte": -1, "heldOutBytes": -1}}',
+        '{"a":' + "[" * 4000,
+        '{"a":' + "[" * 2000 + "]" * 2000 + "}",
+    ],
+    ids=["negative speed", "negative evaluation", "cut", "deep"],
+)
+def test_a_job_ends_whatever_its_last_words_are(message: str) -> None:
+    of = admitted(job())
+    of = with_status(of, reconcile(view(of, running())))
+    good = reconcile(view(of, ended(0, 0, message))).status
+    assert good is not None
+    assert good.phase == "Succeeded"
+    bad = reconcile(view(of, ended(0, 1, message))).status
+    assert bad is not None
+    assert bad.phase == "Queued"

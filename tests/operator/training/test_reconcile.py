@@ -1,0 +1,559 @@
+"""The reconcile of a TrainingJob, one behaviour per test, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.builders import (
+    NOW,
+    admit,
+    admitted,
+    ended,
+    gang,
+    gated,
+    job,
+    pod,
+    running,
+    view,
+    with_status,
+)
+
+from busbar.kube.contracts.workload import TrainingStatus
+from busbar.kube.resources import PODS, SECRETS, SERVICES, TRAINING_JOBS
+from busbar.kube.types import TrainingJob
+from busbar.kube.types.training_job import Progress, TrainingJobStatus, Usage
+from busbar.operator.decisions import Release, Wait
+from busbar.operator.pods.readings import parse_reading
+from busbar.operator.training.progress import merge_reading
+from busbar.operator.training.reconcile import reconcile
+from busbar.operator.training.view import JobUpdate, holders
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.actions import Apply, Create, Delete, LiftGate, PostToPod
+
+
+def phase(update: JobUpdate) -> str | None:
+    return update.status.phase if update.status is not None else None
+
+
+def reading(**said: object) -> TrainingStatus:
+    made = parse_reading({"kind": "training", "phase": "Training", **said})
+    assert made is not None
+    return made
+
+
+def test_a_new_job_waits_for_the_scheduler_without_a_write() -> None:
+    assert reconcile(view(job())) == JobUpdate()
+
+
+def test_a_waiting_job_says_the_schedulers_sentence() -> None:
+    update = reconcile(
+        view(job()), Wait("InsufficientCapacity", "Needs 4 H100, 1 of 16 are free.", {"code": "x"})
+    )
+    assert phase(update) == "Queued"
+    assert update.status is not None
+    assert (update.status.reason, update.status.message) == (
+        "InsufficientCapacity",
+        "Needs 4 H100, 1 of 16 are free.",
+    )
+    assert update.status.preview is not None
+    assert not update.status.preview.starts_now
+
+
+def test_an_admission_is_one_write_and_no_action() -> None:
+    update = reconcile(view(job()), admit())
+    assert phase(update) == "Admitted"
+    assert update.actions == ()
+    assert update.status is not None
+    assert update.status.admission is not None
+    assert update.status.admission.nodes == ["node-0"]
+    assert update.status.attempt == 1
+
+
+def test_an_order_made_on_an_older_object_is_refused() -> None:
+    assert reconcile(view(job()), admit(version="6")).status is None
+
+
+def test_missing_pods_are_created_after_the_service_and_all_are_gated() -> None:
+    update = reconcile(view(admitted(gang(3), 3)))
+    assert update.status is None
+    kinds = [a.resource for a in update.actions if isinstance(a, Create)]
+    assert kinds == [SERVICES, PODS, PODS, PODS]
+    bodies = [a.body for a in update.actions if isinstance(a, Create)][1:]
+    assert all(b["spec"]["schedulingGates"] for b in bodies)
+    assert [b["metadata"]["name"] for b in bodies] == ["job-1-0", "job-1-1", "job-1-2"]
+
+
+def test_no_gate_is_lifted_before_the_gang_is_complete() -> None:
+    update = reconcile(view(admitted(gang(3), 3), gated(0), gated(2)))
+    assert [type(a) for a in update.actions] == [Create, Create]  # the Service again, and rank 1
+
+
+def test_the_bearers_are_written_before_the_pods_that_mount_them() -> None:
+    first, *rest = reconcile(view(admitted(job()))).actions
+    assert isinstance(first, Apply)
+    assert (first.resource, first.body["type"]) == (SECRETS, "busbar.dev/bearers")
+    assert [a.resource for a in rest if isinstance(a, Create)] == [PODS]
+
+
+def test_all_gates_are_lifted_together() -> None:
+    update = reconcile(view(admitted(gang(2), 2), gated(0), gated(1)))
+    assert [type(a) for a in update.actions] == [LiftGate, LiftGate]
+
+
+def test_the_remaining_gates_of_a_gang_are_lifted_after_an_interruption() -> None:
+    update = reconcile(view(admitted(gang(2), 2), running(0), gated(1)))
+    assert [(type(a), a.key.name) for a in update.actions] == [(LiftGate, "job-1-1")]
+
+
+def test_a_pod_that_vanishes_after_the_start_ends_the_attempt_without_counting() -> None:
+    update = reconcile(view(admitted(gang(2), 2), running(0)))
+    assert phase(update) == "Queued"
+    assert update.status is not None
+    assert update.status.admission is None
+    assert update.status.restarts == 0
+
+
+def test_pods_of_an_earlier_attempt_go_before_new_ones_come() -> None:
+    update = reconcile(view(admitted(job(status={"attempt": 1})), running(0, attempt=1)))
+    assert [(type(a), a.key.name) for a in update.actions] == [(Delete, "job-1-0")]
+
+
+def test_a_job_is_not_admitted_while_old_pods_still_run() -> None:
+    old = job(status={"attempt": 1, "phase": "Queued"})
+    update = reconcile(view(old, running(0)), admit())
+    assert update.status is None
+    assert [type(a) for a in update.actions] == [Delete]
+
+
+def test_running_is_said_when_all_pods_run() -> None:
+    of = admitted(gang(2), 2)
+    assert phase(reconcile(view(of, running(0), pod(1)))) == "Starting"
+    update = reconcile(view(of, running(0), running(1)))
+    assert phase(update) == "Running"
+    assert update.status is not None
+    assert update.status.start_time == NOW
+
+
+def running_job(**changes: object) -> TrainingJob:
+    of = admitted(job())
+    return with_status(of, reconcile(view(of, running())), **changes)
+
+
+def test_progress_is_written_at_a_bounded_rate() -> None:
+    of = running_job()
+    said = {running().uid: reading(step=5, totalSteps=100, loss=2.0)}
+    soon = view(of, running(), now=NOW + timedelta(seconds=1), readings=said)
+    assert reconcile(soon).status is None
+    later = reconcile(replace(soon, now=NOW + timedelta(seconds=6)))
+    assert later.status is not None
+    assert later.status.progress is not None
+    assert (later.status.progress.step, later.status.progress.percent) == (5, 5.0)
+
+
+def test_usage_is_counted_from_the_last_count_to_now_and_never_twice() -> None:
+    of = running_job()
+    update = reconcile(view(of, running(), now=NOW + timedelta(seconds=60)))
+    assert update.status is not None
+    assert update.status.usage is not None
+    assert update.status.usage.accelerator_seconds == 60
+    again = reconcile(view(with_status(of, update), running(), now=NOW + timedelta(seconds=60)))
+    assert again.status is None
+
+
+def test_a_success_takes_its_numbers_from_the_termination_message() -> None:
+    message = '{"kind": "training", "phase": "Done", "step": 100, "totalSteps": 100, "loss": 1.25}'
+    update = reconcile(view(running_job(), ended(0, 0, message)))
+    assert phase(update) == "Succeeded"
+    assert update.status is not None
+    assert update.status.progress is not None
+    assert update.status.progress.loss == 1.25
+    assert update.status.output_uri == "pvc://claim/model"
+
+
+def test_a_failure_counts_and_waits_twice_as_long_each_time() -> None:
+    waits = []
+    for restarts in (0, 1, 2):
+        update = reconcile(view(running_job(restarts=restarts), ended(0, 1)))
+        assert phase(update) == "Queued"
+        assert update.status is not None
+        assert update.status.restarts == restarts + 1
+        assert update.status.retry_at is not None
+        waits.append((update.status.retry_at - NOW).total_seconds())
+    assert waits == [2, 4, 8]
+
+
+def test_the_last_try_fails_with_the_cause() -> None:
+    update = reconcile(view(running_job(restarts=3), ended(0, 1, "KeyError: 'x'")))
+    assert phase(update) == "Failed"
+    assert update.status is not None
+    assert update.status.reason == "RetryLimitReached"
+    assert "KeyError: 'x'" in (update.status.message or "")
+
+
+@pytest.mark.parametrize("pod_", [ended(0, 143), ended(0, 137, evicted=True)])
+def test_a_saved_or_evicted_pod_is_resumed_without_counting(pod_: object) -> None:
+    update = reconcile(view(running_job(restarts=3), pod_))  # type: ignore[arg-type]
+    assert phase(update) == "Queued"
+    assert update.status is not None
+    assert update.status.restarts == 3
+
+
+def test_a_pod_over_its_own_limit_loses_a_try_and_is_told_in_the_kubelets_words() -> None:
+    said = "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+    update = reconcile(view(running_job(restarts=1), ended(0, 137, problem=said)))
+    assert update.status is not None
+    assert (update.status.phase, update.status.restarts) == ("Queued", 2)
+    assert f"Pod job-1-0 failed: {said} The next" in (update.status.message or "")
+
+
+def test_a_job_that_our_engine_refuses_fails_at_once() -> None:
+    update = reconcile(view(running_job(), ended(0, 2, "no such model type")))
+    assert phase(update) == "Failed"
+    assert update.status is not None
+    assert update.status.reason == "InvalidSpec"
+
+
+def test_a_failed_rank_ends_the_gang_and_the_others_are_deleted_next() -> None:
+    of = admitted(gang(2), 2)
+    of = with_status(of, reconcile(view(of, running(0), running(1))))
+    update = reconcile(view(of, running(0), ended(1, 1)))
+    assert phase(update) == "Queued"
+    after = reconcile(view(with_status(of, update), running(0), ended(1, 1)))
+    assert [(type(a), a.key.name) for a in after.actions] == [(Delete, "job-1-0")]
+
+
+# -- releasing the placement -----------------------------------------------------------------------------
+
+
+def preempted() -> TrainingJob:
+    of = running_job()
+    update = reconcile(view(of, running(port=9400)), Release("Preempted", "makes room", "7", taken=True))
+    assert phase(update) == "Preempting"
+    assert update.actions == ()
+    return with_status(of, update)
+
+
+def test_a_preemption_is_counted_and_dated() -> None:
+    for reason, taken, count in (("Preempted", True, 1), ("Resized", True, 1), ("Moved", False, None)):
+        update = reconcile(view(running_job(), running(port=9400)), Release(reason, "x", "7", taken=taken))
+        assert update.status is not None
+        assert update.status.preemptions == count
+        assert update.status.last_move_time is not None
+
+
+def test_a_preempted_job_is_asked_to_save_before_its_pods_are_deleted() -> None:
+    update = reconcile(view(preempted(), running(port=9400)))
+    assert [type(a) for a in update.actions] == [PostToPod]
+
+
+def test_nothing_is_deleted_while_the_answer_is_awaited() -> None:
+    uid = running().uid
+    assert reconcile(view(preempted(), running(port=9400), asked={uid: False})).actions == ()
+
+
+def test_the_answer_or_the_deadline_deletes_the_pods() -> None:
+    of, lead = preempted(), running(port=9400)
+    answered = reconcile(view(of, lead, asked={lead.uid: True}))
+    overdue = reconcile(view(of, lead, asked={lead.uid: False}, now=NOW + timedelta(seconds=60)))
+    for update in (answered, overdue):
+        assert [type(a) for a in update.actions] == [Delete]
+
+
+def test_a_pod_without_the_port_is_stopped_by_its_signal_alone() -> None:
+    update = reconcile(view(preempted(), running()))
+    assert [(type(a), getattr(a, "grace_s", None)) for a in update.actions] == [(Delete, 60)]
+
+
+def test_the_place_is_released_only_when_the_pods_are_gone() -> None:
+    of = preempted()
+    assert reconcile(view(of, running(port=9400, deleting=True), asked={})).status is None
+    update = reconcile(view(of))
+    assert phase(update) == "Queued"
+    assert update.status is not None
+    assert update.status.admission is None
+    assert update.status.preemptions == 1
+
+
+def test_a_job_that_finishes_while_it_is_asked_has_succeeded() -> None:
+    assert phase(reconcile(view(preempted(), ended()))) == "Succeeded"
+
+
+def test_suspending_releases_and_then_rests() -> None:
+    of = running_job()
+    of = of.model_copy(update={"spec": of.spec.model_copy(update={"suspend": True})})
+    update = reconcile(view(of, running()))
+    assert phase(update) == "Preempting"
+    done = reconcile(view(with_status(of, update)))
+    assert phase(done) == "Suspended"
+    assert done.status is not None
+    assert not done.status.preemptions
+
+
+def test_a_job_whose_tenant_is_gone_saves_and_rests_until_there_is_one_again() -> None:
+    update = reconcile(view(running_job(), running(), has_tenant=False))
+    assert phase(update) == "Preempting"
+    done = reconcile(view(with_status(running_job(), update), has_tenant=False))
+    assert done.status is not None
+    assert (done.status.phase, done.status.reason) == ("Suspended", "TenantGone")
+    at_rest = with_status(running_job(), done)
+    waits = Wait(reason="NoTenant", message="Its namespace belongs to no tenant.")
+    assert phase(reconcile(view(at_rest, has_tenant=False), waits)) == "Suspended"
+    assert (
+        phase(reconcile(view(at_rest), Wait(reason="InsufficientCapacity", message="It waits."))) == "Queued"
+    )
+
+
+def test_a_job_that_never_ran_waits_for_a_tenant_like_for_anything_else() -> None:
+    waits = Wait(reason="NoTenant", message="Its namespace belongs to no tenant.")
+    assert phase(reconcile(view(job(), has_tenant=False), waits)) == "Queued"
+
+
+def test_a_gang_that_cannot_be_placed_is_torn_down_and_queued_again() -> None:
+    of = admitted(gang(2), 2)
+    stuck = pod(1, unschedulable_since=NOW - timedelta(seconds=61), problem="Unschedulable: no room")
+    update = reconcile(view(of, running(0), stuck))
+    assert phase(update) == "Preempting"
+    assert update.status is not None
+    assert update.status.reason == "GangIncomplete"
+    assert "no room" in (update.status.message or "")
+
+
+QUOTA = 'pods "job-1-0" is forbidden: exceeded quota: team'
+
+
+def test_a_refused_pod_is_told_where_a_person_reads_it_and_tried_again() -> None:
+    update = reconcile(view(admitted(job()), refused=QUOTA))
+    assert update.status is not None
+    assert (update.status.phase, update.status.reason) == ("Admitted", "PodsRefused")
+    assert QUOTA in (update.status.message or "")
+    assert [a.resource for a in update.actions if isinstance(a, Create)] == [PODS]
+
+
+def test_a_job_whose_pods_are_refused_gives_its_place_back() -> None:
+    update = reconcile(view(admitted(job()), refused=QUOTA, now=NOW + timedelta(seconds=61)))
+    assert phase(update) == "Preempting"
+    assert update.status is not None
+    assert QUOTA in (update.status.message or "")
+
+
+@pytest.mark.parametrize("pods", [(), (gated(0), gated(1))], ids=["never made", "never let go"])
+def test_a_gang_whose_pods_never_come_does_not_keep_its_place_for_ever(pods: tuple[Pod, ...]) -> None:
+    update = reconcile(view(admitted(gang(2), 2), *pods, now=NOW + timedelta(seconds=901)))
+    assert phase(update) == "Preempting"
+    assert update.status is not None
+    assert update.status.reason == "GangIncomplete"
+
+
+def foreign(rank: int = 0, **fields: Any) -> Pod:
+    """Somebody else's pod under the name of one of the job's."""
+    return replace(pod(rank), **{"kind": "", "job": "", "owner_uid": "uid-other", **fields})
+
+
+@pytest.mark.parametrize(
+    ("owner", "said"), [("ReplicaSet web-5d4c", "ReplicaSet web-5d4c"), ("", "nobody")], ids=["owned", "bare"]
+)
+def test_a_job_whose_pods_name_is_taken_says_by_whom_and_gives_its_place_back(owner: str, said: str) -> None:
+    of = admitted(gang(2), 2)
+    held = holders(of, (gated(0),), {p.key: p for p in (gated(0), foreign(1, owner=owner))})
+    update = reconcile(view(of, gated(0), holders=held))
+    assert phase(update) == "Preempting"
+    assert update.status is not None
+    assert f"Pod job-1-1 exists already and belongs to {said}" in (update.status.message or "")
+    assert not update.actions
+    queued = reconcile(view(with_status(of, update)))
+    assert queued.status is not None
+    assert (queued.status.phase, queued.status.admission) == ("Queued", None)
+    assert "Pod job-1-1" in (queued.status.message or "")
+
+
+def test_the_pods_of_an_earlier_object_of_the_name_are_waited_for() -> None:
+    of = admitted(job())
+    held = (replace(pod(0), owner_uid="uid-before"),)
+    waits = reconcile(view(of, holders=held))
+    assert waits.status is not None
+    assert (waits.status.phase, waits.status.reason) == ("Admitted", "PodsRefused")
+    assert "belongs to an earlier object named job" in (waits.status.message or "")
+    assert (waits.actions, waits.again_s) == ((), 1.0)
+    assert phase(reconcile(view(of, holders=held, now=NOW + timedelta(seconds=61)))) == "Preempting"
+    leaving = (foreign(deleting=True),)
+    assert phase(reconcile(view(of, holders=leaving))) == "Admitted"
+
+
+def test_only_pods_of_others_hold_a_name() -> None:
+    of = admitted(job())
+    for mine, others in (((pod(0),), ()), ((pod(1),), ()), ((), (foreign(0),)), ((), ())):
+        assert holders(of, mine, {p.key: p for p in (*mine, *others)}) == others
+    assert holders(of, (pod(0),), {pod(0).key: foreign(0)}) == (), (
+        "all its pods are there: no name is looked up"
+    )
+    assert holders(job(), (), {foreign(0).key: foreign(0)}) == (), "without an admission it needs no name"
+    assert reconcile(view(of, pod(0), holders=(foreign(1),))).status is not None
+
+
+def unpullable(rank: int = 0) -> Pod:
+    return pod(rank, node=f"node-{rank}", problem="ImagePullBackOff: Back-off pulling image own")
+
+
+def test_the_engines_memory_stands_in_the_status_beside_its_plan_until_the_next_attempt() -> None:
+    report = {
+        "class": "c",
+        "accelerator": "cuda",
+        "plannedDeviceBytes": 3 << 30,
+        "peakDeviceBytes": (2 << 30) + 1,
+    }
+    said = reading(step=9, totalSteps=10, tokensPerSecond=5.0, report=report)
+    first = merge_reading(TrainingJobStatus(), said, NOW)
+    assert first.memory is not None
+    assert (first.memory.planned_device_mib, first.memory.peak_device_mib) == (3072, 2049)
+    assert first.memory.peak_host_mib is None
+    # Its last message had no room for the report.
+    last = merge_reading(first, reading(step=10, totalSteps=10, tokensPerSecond=5.0), NOW)
+    assert last.memory == first.memory
+    assert merge_reading(last, reading(step=0, totalSteps=10), NOW).memory is None
+
+
+def test_an_image_that_cannot_be_pulled_uses_up_the_tries_and_waits_longer_each_time() -> None:
+    of, waits = admitted(gang(2, retryLimit=2), 2), []
+    late = NOW + timedelta(seconds=901)
+    for restarts in (1, 2):
+        torn = reconcile(view(of, unpullable(0), unpullable(1), now=late))
+        assert phase(torn) == "Preempting"
+        assert torn.status is not None
+        assert (torn.status.reason, torn.status.restarts) == ("GangIncomplete", restarts)
+        freed = reconcile(view(with_status(of, torn), now=late))
+        assert phase(freed) == "Queued"
+        assert freed.status is not None
+        assert freed.status.restarts == restarts
+        assert freed.status.retry_at is not None
+        waits.append((freed.status.retry_at - late).seconds)
+        of = admitted(gang(2, retryLimit=2), 2, restarts=restarts)
+    assert waits == [15, 30]
+    end = reconcile(view(of, unpullable(0), unpullable(1), now=late))
+    assert phase(end) == "Failed"
+    assert end.status is not None
+    assert end.status.reason == "RetryLimitReached"
+    assert "ImagePullBackOff: Back-off pulling image own. This was try 3 of 3." in (end.status.message or "")
+    assert len([a for a in end.actions if isinstance(a, Delete)]) == 2
+
+
+@pytest.mark.parametrize("other", [pod(1), gated(1, node="node-1")], ids=["without a node", "gated"])
+def test_a_gang_that_the_cluster_does_not_place_loses_no_try(other: Pod) -> None:
+    pods = (unpullable(0), other)
+    update = reconcile(view(admitted(gang(2, retryLimit=0), 2), *pods, now=NOW + timedelta(seconds=901)))
+    assert phase(update) == "Preempting"
+    assert update.status is not None
+    assert not update.status.restarts
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+def test_a_finished_job_goes_after_its_time() -> None:
+    of = job(ttlSecondsAfterFinished=30, status={"phase": "Succeeded", "completionTime": NOW.isoformat()})
+    assert reconcile(view(of, now=NOW + timedelta(seconds=29))).actions == ()
+    update = reconcile(view(of, now=NOW + timedelta(seconds=31)))
+    assert [a.resource for a in update.actions if isinstance(a, Delete)] == [TRAINING_JOBS]
+
+
+def test_a_job_over_its_active_deadline_fails() -> None:
+    of = running_job()
+    of = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 10})})
+    assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=11)))) == "Failed"
+
+
+def test_time_in_the_queue_does_not_count_against_the_active_deadline() -> None:
+    of = running_job(
+        start_time=NOW - timedelta(hours=2), usage=Usage(accelerator_seconds=5.0), last_usage_time=NOW
+    )
+    of = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 10})})
+    assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=4)))) != "Failed"
+    assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=5)))) == "Failed"
+
+
+def test_a_pod_that_its_node_does_not_let_go_is_named_with_what_to_do() -> None:
+    dead = running(deleting=True, deletes_at=NOW - timedelta(seconds=61))
+    waits = reconcile(view(job(status={"attempt": 1, "phase": "Queued", "reason": "Retrying"}), dead))
+    leaves = reconcile(view(preempted(), dead))
+    for update, where in ((waits, "Queued"), (leaves, "Preempting")):
+        assert phase(update) == where
+        assert update.status is not None
+        assert update.status.reason == "PodStuck"
+        assert "node-0" in (update.status.message or "")
+    soon = replace(dead, deletes_at=NOW)
+    assert reconcile(view(preempted(), soon)).status is None
+
+
+@pytest.mark.parametrize("of", [job(managedBy="example.com/other"), job(deleting=True)])
+def test_what_is_not_ours_or_is_going_away_is_left_alone(of: TrainingJob) -> None:
+    assert reconcile(view(of, running()), admit()) == JobUpdate()
+
+
+def test_lost_work_is_counted_once_per_attempt() -> None:
+    before = Progress(step=40, total_steps=100, tokens=400, tokens_per_second=10.0)
+    of = running_job(attempt=2, progress=before)
+    lead = running(attempt=2)
+    said = {lead.uid: reading(step=30, totalSteps=100, resumedFromStep=25, lostSteps=15)}
+    first = reconcile(view(of, lead, readings=said, now=NOW + timedelta(seconds=10)))
+    assert first.status is not None
+    assert first.status.lost_work is not None
+    assert (first.status.lost_work.steps, first.status.lost_work.seconds) == (15, 15.0)
+    later = view(with_status(of, first), lead, readings=said, now=NOW + timedelta(seconds=80))
+    second = reconcile(later)
+    assert second.status is not None
+    assert second.status.lost_work == first.status.lost_work
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.integers(1, 2),
+            st.sampled_from(["gated", "pending", "running", "ok", "failed"]),
+        ),
+        max_size=6,
+        unique_by=lambda t: (t[0], t[1]),
+    ),
+    st.sampled_from(["new", "admitted", "preempting"]),
+)
+def test_no_pod_is_ever_created_beside_a_living_one_of_another_attempt(
+    pods: list[tuple[int, int, str]], state: str
+) -> None:
+    make: dict[str, Callable[..., Pod]] = {
+        "gated": gated, "pending": pod, "running": running,
+        "ok": lambda r, **k: ended(r, 0, **k), "failed": lambda r, **k: ended(r, 1, **k),
+    }  # fmt: skip
+    seen = tuple(make[how](rank, attempt=attempt) for rank, attempt, how in pods)
+    of = gang(3) if state == "new" else admitted(gang(3, status={"attempt": 1}), 3)
+    if state == "preempting":
+        of = with_status(of, reconcile(view(of), Release("Preempted", "x", "7", taken=True)))
+    update = reconcile(view(of, *seen))
+    creates = [a for a in update.actions if isinstance(a, Create) and a.resource is PODS]
+    old = [p for p in seen if p.attempt == 1 and not p.ended]
+    assert not (creates and old)
+    assert len({a.key for a in creates}) == len(creates)
+    if state == "preempting":
+        assert not creates
+
+
+def test_a_start_under_way_is_told_when_it_lasts_and_not_at_each_pod() -> None:
+    of = admitted(gang(3), 3)
+    soon = reconcile(view(of, running(0), pod(1), pod(2), counts_due=False))
+    assert soon.status is None
+    assert soon.again_s == 2.0
+    assert phase(reconcile(view(of, running(0), pod(1), pod(2)))) == "Starting"
+    assert phase(reconcile(view(of, running(0), running(1), running(2), counts_due=False))) == "Running"
+
+
+def test_only_pods_that_meet_get_a_service() -> None:
+    def made(size: int) -> list[str]:
+        actions = reconcile(view(admitted(gang(size), size))).actions
+        return [a.resource.kind for a in actions if isinstance(a, Create)]
+
+    assert made(1) == ["Pod"]
+    assert made(2) == ["Service", "Pod", "Pod"]

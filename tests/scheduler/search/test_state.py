@@ -1,0 +1,90 @@
+"""The planning state equals the snapshot, whether it was built from it or updated to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from busbar.scheduler import Job, Objective, Policy, Snapshot, SnapshotError
+from busbar.scheduler.search.state import PlanningState
+
+from ..build import NOW, cluster, job, nodes, placed
+
+POLICY = Policy()
+
+
+def _running(name: str, tenant: str, size: int, node: int = 0) -> Job:
+    return job(name, tenant, size, on=placed("H100", f"H100-{node:04d}", size=size))
+
+
+def _releasing(one: Job) -> Job:
+    assert one.run is not None
+    return replace(one, run=replace(one.run, releasing=True))
+
+
+def _facts(state: PlanningState) -> dict[str, object]:
+    """The parts of the state that decisions read."""
+    pool = state.cluster.pools["H100"]
+    return {
+        "waiting": sorted(state.waiting),
+        "releasing": sorted(state.releasing),
+        "held": {key: sorted(jobs) for key, jobs in state.held.items() if jobs},
+        "units": {tenant: state.holdings.units(tenant) for tenant in state.holdings.tenants},
+        "entitled": state.holdings.entitled,
+        "free": pool.free_now,
+        "free after releases": pool.free_later,
+        "value": state.value(),
+        "bound": state.bound(),
+        "order": {name: one.option.candidates for name, one in state.assignments.items()},
+    }
+
+
+def test_the_state_lists_running_waiting_and_releasing_jobs_and_free_capacity() -> None:
+    stopping = _releasing(_running("s", "b", 2))
+    state = PlanningState(cluster(_running("r", "a", 3), stopping, job("w", "b"), H100=1), POLICY, NOW)
+    assert state.waiting.keys() == {"uid-w"}
+    assert state.releasing.keys() == {"uid-s"}
+    assert state.held["H100", "a"].keys() == {"uid-r"}
+    pool = state.cluster.pools["H100"]
+    assert pool.free_m() == 8000 - 3000 - 2000
+    assert pool.free_m(later=True) == 8000 - 3000
+    assert state.holdings.held("a", "H100") == 3000
+    assert state.holdings.held("b", "H100") == 0, "what is being stopped counts against limits only"
+    assert state.holdings.counted_m("b", "H100") == 2000
+
+
+def test_following_a_change_gives_what_a_new_state_gives() -> None:
+    a, b, c = _running("a", "a", 3), _running("b", "b", 4, node=1), job("c", "b", size=2)
+    before = cluster(a, b, c, job("d", "a"), H100=2)
+    started = replace(c, run=_running("c", "b", 2).run)
+    more = (*before.nodes, *nodes("H100", 1, first=2))
+    after = replace(before, nodes=more, jobs=(_releasing(a), started, job("d", "a"), job("e", "a", size=8)))
+    state = PlanningState(before, POLICY, NOW)
+    state.rank()
+    prices = dict(state.market.prices)
+    assert state.follow(after)
+    assert _facts(state) == _facts(PlanningState(after, POLICY, NOW, prices, state.share_prices))
+
+
+def test_the_state_is_rebuilt_where_a_change_may_affect_all_jobs() -> None:
+    before = cluster(job("a"), H100=1)
+    dearer = replace(before, pools=(replace(before.pools[0], price_per_hour=2.0),))
+    assert not PlanningState(before, POLICY, NOW).follow(dearer)
+    makespan = PlanningState(before, Policy(objective=Objective.MAKESPAN), NOW)
+    assert not makespan.follow(cluster(job("a"), job("b"), H100=1)), "one more job may be the longest"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: replace(s, jobs=(*s.jobs, *s.jobs)), "two jobs are called 'uid-a'"),
+        (lambda s: replace(s, nodes=(*s.nodes, *s.nodes)), "two nodes are called 'H100-0000'"),
+        (lambda s: replace(s, nodes=nodes("L4", 1)), "names the pool 'L4', which is not in the snapshot"),
+        (lambda s: replace(s, jobs=(replace(s.jobs[0], min_pods=2),)), "pods 2..1 is not a range"),
+    ],
+)
+def test_a_snapshot_that_contradicts_itself_is_refused(change: object, text: str) -> None:
+    snapshot: Snapshot = change(cluster(job("a"), H100=1))  # type: ignore[operator]
+    with pytest.raises(SnapshotError, match=text):
+        PlanningState(snapshot, POLICY, NOW)

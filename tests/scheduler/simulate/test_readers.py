@@ -1,0 +1,87 @@
+"""The readers of public traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from busbar.scheduler import Policy
+from busbar.scheduler.errors import TraceError
+from busbar.scheduler.simulate.command import simulate as command
+from busbar.scheduler.simulate.engine import simulate
+from busbar.scheduler.simulate.readers import openb, philly
+from busbar.scheduler.simulate.trace import TraceCluster
+
+PODS = Path(__file__).parents[1] / "data" / "openb" / "pods.csv"
+PHILLY = """\
+timestamp,duration,num_gpus,gpu_time,cluster
+2017-10-09 07:01:55,66.0,1,66.0,11cb48
+2017-10-09 06:13:03,2951.0,12,35412.0,6214e9
+2017-10-09 08:00:00,0,1,0,6214e9
+2017-10-09 09:00:00,100.0,0,0,6214e9
+2017-10-09 07:01:55,10.0,8,80.0,6214e9
+"""
+
+
+def test_philly_jobs_are_sorted_and_large_ones_become_gangs_of_whole_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "philly_jobs.csv"
+    path.write_text(PHILLY)
+    jobs = philly(path).jobs
+    assert [(job.id, job.pods, job.per_pod_m, job.work) for job in jobs] == [
+        ("000001", 2, 8000, 2951.0),
+        ("000000", 1, 1000, 66.0),
+        ("000004", 1, 8000, 10.0),
+    ]
+    assert jobs[1].arrival_s - jobs[0].arrival_s == 48 * 60 + 52
+    assert [job.tenant for job in jobs] == ["6214e9", "11cb48", "6214e9"]
+    assert jobs[0].speeds == {"gpu": 1.0}
+
+
+def test_a_broken_philly_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "philly_jobs.csv"
+    path.write_text(PHILLY + "yesterday,1,1,1,x\n")
+    with pytest.raises(TraceError, match=r"philly_jobs\.csv:7: .*yesterday"):
+        philly(path)
+
+
+def test_openb_pods_keep_their_share_their_types_and_their_length() -> None:
+    trace = openb(PODS, ["g2", "t4"])
+    # 36 rows, of which three ask for no accelerator and three were never scheduled.
+    assert len(trace.jobs) == 30
+    assert [job.arrival_s for job in trace.jobs] == sorted(job.arrival_s for job in trace.jobs)
+    first = trace.jobs[0]
+    assert (first.pods, first.per_pod_m, first.work) == (1, 810, 152.0)
+    assert first.speeds == {"g2": 1.0, "t4": 1.0}
+    assert [job.work for job in trace.jobs if job.per_pod_m == 8000] == [839.0]
+    assert {(job.workload_class, *job.speeds) for job in trace.jobs if job.per_pod_m == 1000} == {
+        ("any 1000m", "g2", "t4"),
+        ("G2 1000m", "g2"),
+        ("T4 1000m", "t4"),
+    }
+
+
+def test_a_pod_for_a_type_that_the_cluster_lacks_is_named() -> None:
+    with pytest.raises(TraceError, match=r"pods\.csv:14: pod openb-pod-0133 runs on T4 only, .* has G2; add"):
+        openb(PODS, ["G2"])
+
+
+def test_openb_pods_are_replayed_on_the_types_that_they_accept() -> None:
+    trace = openb(PODS, ["G2", "T4"])
+    result = simulate(trace, TraceCluster({"G2": 4, "T4": 4}, {"G2": 8, "T4": 2}), Policy())
+    # All jobs fit, so each completes after its run time.
+    assert {job.id: job.jct_s for job in result.jobs} == pytest.approx(
+        {job.id: job.work for job in trace.jobs}
+    )
+
+
+def test_the_command_replays_openb(tmp_path: Path) -> None:
+    arguments = [str(PODS), "--format", "openb", "--cluster", "G2=4x8,T4=4x2", "--output", str(tmp_path)]
+    outcome = CliRunner().invoke(command, arguments)
+    assert outcome.exit_code == 0, outcome.output
+    assert json.loads((tmp_path / "result.json").read_text())["results"][0]["jobs"] == 30
+    outcome = CliRunner().invoke(command, [str(PODS), "--format", "openb", "--cluster", "G2=4x8"])
+    assert outcome.exit_code == 1
+    assert "add one of those types" in outcome.output

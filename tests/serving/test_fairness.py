@@ -1,0 +1,279 @@
+"""The scheduler with several tenants and a prefix cache, without a model: fair shares, and never a wrong block."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from busbar.workloads.serving.blocks import BlockPool
+from busbar.workloads.serving.budget import MARGIN, TRUSTED_STEPS, step_budget
+from busbar.workloads.serving.fairness import Counters, Owner
+from busbar.workloads.serving.prefix import extend_names, salt_of
+from busbar.workloads.serving.scheduler import Scheduler, StepLimits
+from busbar.workloads.serving.sequence import Sequence, State, Step
+from busbar.workloads.serving.speed import StepModel
+
+SIZE = 4
+
+
+class Memory:
+    """The true content of each block: written as the runner writes, checked as attention reads."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.slots: dict[tuple[int, int], int] = {}
+
+    def step(self, token: int) -> Step:
+        """One step; every sequence that reaches its end samples `token`."""
+        step = self.scheduler.plan()
+        for chunk in step.chunks:
+            tokens, blocks = chunk.sequence.tokens, chunk.sequence.blocks
+            for position in range(chunk.start, chunk.start + chunk.count):
+                self.slots[blocks[position // SIZE], position % SIZE] = tokens[position]
+        for chunk in step.chunks:  # after all writes: no sequence may have written into another's context
+            sequence = chunk.sequence
+            seen = range(chunk.start + chunk.count)
+            found = [self.slots[sequence.blocks[p // SIZE], p % SIZE] for p in seen]
+            assert found == sequence.tokens[: len(found)]
+        sampled = {c.sequence: token for c in step.chunks if c.samples}
+        self.scheduler.commit(step, sampled)
+        for done in [s for s in sampled if len(s.tokens) >= s.max_total]:
+            self.scheduler.finish(done)
+        return step
+
+
+def make(blocks: int = 64, budget: int = 16, running: int = 8, cache: bool = True) -> Scheduler:
+    return Scheduler(BlockPool(blocks), StepLimits(SIZE, budget, running, prefix_cache=cache))
+
+
+def sequence(order: int, tokens: list[int], output: int, tenant: str = "", key: str = "") -> Sequence:
+    owner = Owner(tenant, key)
+    return Sequence(order, tokens, len(tokens) + output, owner=owner, salt=salt_of(tenant))
+
+
+PROMPT = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=14)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    blocks=st.integers(7, 16),
+    budget=st.integers(1, 20),
+    arrivals=st.lists(
+        st.tuples(PROMPT, st.integers(1, 10), st.sampled_from("ab"), st.integers(0, 20)),
+        min_size=1,
+        max_size=10,
+    ),
+    cancels=st.dictionaries(st.integers(0, 40), st.integers(0, 9), max_size=3),
+)
+def test_shared_blocks_hold_what_each_sequence_would_have_computed(
+    blocks: int,
+    budget: int,
+    arrivals: list[tuple[list[int], int, str, int]],
+    cancels: dict[int, int],
+) -> None:
+    scheduler = make(blocks, budget, 4)
+    memory = Memory(scheduler)
+    todo = [sequence(i, list(p), n, tenant) for i, (p, n, tenant, _) in enumerate(arrivals)]
+    starts = sorted((delay, i) for i, (*_, delay) in enumerate(arrivals))
+    for tick in range(3000):
+        while starts and starts[0][0] <= tick:
+            scheduler.add(todo[starts.pop(0)[1]])
+        victim = cancels.get(tick)
+        if victim is not None and victim < len(todo) and victim not in {i for _, i in starts}:
+            scheduler.finish(todo[victim])
+        if scheduler.idle and not starts:
+            break
+        step = memory.step(1 + tick % 2)
+        assert step.token_count <= budget
+        held = Counter(block for s in scheduler.running for block in s.blocks)
+        assert all(scheduler.pool.holders(block) == count for block, count in held.items())
+        assert scheduler.pool.used == len(held)
+    assert scheduler.idle
+    assert scheduler.pool.free == scheduler.pool.total
+    assert all(s.state is State.FINISHED for s in todo)
+
+
+def test_a_prompt_that_begins_alike_computes_only_its_own_end() -> None:
+    scheduler = make()
+    memory = Memory(scheduler)
+    prefix = list(range(12))
+    for order, end in enumerate(([90], [91, 92])):
+        scheduler.add(sequence(order, prefix + end, 1))
+        step = memory.step(5)
+        assert [c.count for c in step.chunks] == [[13], [2]][order]
+    assert (scheduler.cache_queries, scheduler.cache_hits) == (27, 12)
+
+
+def test_the_last_token_of_a_prompt_is_computed_even_where_all_of_it_is_cached() -> None:
+    scheduler = make()
+    memory = Memory(scheduler)
+    for order in range(2):
+        scheduler.add(sequence(order, list(range(8)), 1))
+        step = memory.step(5)
+    assert [(c.start, c.count) for c in step.chunks] == [(4, 4)]
+
+
+def test_another_tenant_or_salt_finds_nothing() -> None:
+    scheduler = make()
+    memory = Memory(scheduler)
+    for order, tenant in enumerate("aba"):
+        scheduler.add(sequence(order, list(range(9)), 1, tenant))
+        counts = [c.count for c in memory.step(5).chunks]
+        assert counts == [[9], [9], [1]][order]
+    assert salt_of("a", "bc") != salt_of("ab", "c")
+
+
+def test_a_block_of_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
+    scheduler = make(blocks=4)
+    memory = Memory(scheduler)
+    scheduler.add(sequence(0, list(range(12)), 1))
+    memory.step(5)
+    scheduler.add(sequence(1, [50] * 7, 1))  # two blocks: one was free, one must be evicted
+    memory.step(5)
+    scheduler.add(sequence(2, list(range(12)), 1))
+    assert [c.start for c in memory.step(5).chunks] == [8]
+
+
+def test_a_preempted_sequence_finds_what_it_had_computed() -> None:
+    scheduler = make(blocks=5, budget=64)
+    memory = Memory(scheduler)
+    scheduler.add(sequence(0, [1] * 7, 12))
+    memory.step(5)
+    scheduler.add(sequence(1, [2] * 5, 8))
+    while not memory.step(5).preempted:
+        pass
+    before = scheduler.counters.of(Owner())
+    while scheduler.waiting:
+        memory.step(5)
+    assert scheduler.counters.of(Owner()) > before
+
+
+@given(st.lists(st.integers(0, 3), max_size=20), st.lists(st.integers(0, 3), max_size=20))
+def test_names_are_equal_exactly_as_far_as_the_tokens_are(one: list[int], other: list[int]) -> None:
+    names: list[list[bytes]] = [[], []]
+    for found, tokens in zip(names, (one, other), strict=True):
+        extend_names(found, tokens, 3, b"salt")
+        assert len(found) == len(tokens) // 3
+    for index, (a, b) in enumerate(zip(*names, strict=False)):
+        assert (a == b) == (one[: 3 * index + 3] == other[: 3 * index + 3])
+
+
+# -- turns ------------------------------------------------------------------------------------------
+
+
+def work_done(scheduler: Scheduler, backlog: dict[Owner, int], steps: int) -> Counter[str]:
+    """Tokens served to each tenant while each has more requests than fit."""
+    order = 0
+    waiting: Counter[Owner] = Counter()
+    done: Counter[str] = Counter()
+    for _ in range(steps):
+        for owner, count in backlog.items():
+            waiting[owner] = sum(s.owner == owner for s in (*scheduler.waiting, *scheduler.running))
+            for _ in range(count - waiting[owner]):
+                scheduler.add(Sequence(order, [order % 7] * 8, 16, owner=owner, salt=b"x"))
+                order += 1
+        step = scheduler.plan()
+        sampled = {c.sequence: 7 for c in step.chunks if c.samples}
+        for chunk in step.chunks:
+            done[chunk.sequence.owner.tenant] += chunk.count + (2 if chunk.samples else 0)
+        scheduler.commit(step, sampled)
+        for ended in [s for s in sampled if len(s.tokens) >= s.max_total]:
+            scheduler.finish(ended)
+    return done
+
+
+def test_a_tenant_with_ten_times_the_requests_gets_no_more_than_the_others() -> None:
+    scheduler = make(blocks=200, budget=32, running=8, cache=False)
+    done = work_done(scheduler, {Owner("greedy"): 40} | {Owner(f"t{i}"): 4 for i in range(4)}, 1500)
+    assert max(done.values()) / min(done.values()) < 1.05
+
+
+def test_ten_keys_of_one_tenant_get_one_tenants_share_and_share_it_evenly() -> None:
+    scheduler = make(blocks=200, budget=32, running=8, cache=False)
+    keys = {Owner("many", f"k{i}"): 4 for i in range(10)}
+    done = work_done(scheduler, {**keys, Owner("one", "k"): 8}, 1500)
+    assert done["many"] / done["one"] == pytest.approx(1.0, abs=0.06)
+    values = [scheduler.counters.of(owner)[1] for owner in keys]
+    assert max(values) - min(values) < 200
+
+
+def test_a_weight_of_three_gets_three_times_as_much() -> None:
+    scheduler = make(blocks=200, budget=32, running=8, cache=False)
+    done = work_done(scheduler, {Owner("a", weight=3.0): 16, Owner("b"): 16}, 1500)
+    assert done["a"] / done["b"] == pytest.approx(3.0, rel=0.1)
+
+
+def test_an_idle_tenant_gains_no_credit() -> None:
+    counters = Counters()
+    busy, idle = Owner("busy"), Owner("idle")
+    counters.join(idle)
+    counters.leave(idle)
+    counters.join(busy)
+    counters.charge(busy, 1000.0)
+    counters.join(idle)
+    assert counters.of(idle)[0] == 1000.0
+
+
+def test_a_short_prompt_of_another_tenant_does_not_wait_for_a_long_one() -> None:
+    scheduler = make(blocks=200, budget=16, cache=False)
+    long = sequence(0, list(range(400)), 1, "long")
+    scheduler.add(long)
+    scheduler.commit(scheduler.plan(), {})
+    short = sequence(1, list(range(10)), 1, "short")
+    scheduler.add(short)
+    assert {c.sequence: c.count for c in scheduler.plan().chunks} == {short: 10, long: 6}
+
+
+def test_computing_again_after_a_preemption_is_charged_to_nobody() -> None:
+    """At the end the two counters equal the prompt tokens and twice the output tokens."""
+    scheduler = make(blocks=5, budget=64, cache=False)
+    memory = Memory(scheduler)
+    both = [sequence(0, [1] * 7, 12, "a"), sequence(1, [2] * 5, 8, "b")]
+    keep = [sequence(2, [3], 1, "a"), sequence(3, [3], 1, "b")]
+    for s in both:
+        scheduler.add(s)
+    for s in keep:  # so that the counters are not reset
+        scheduler.counters.join(s.owner)
+    while not scheduler.idle:
+        memory.step(5)
+    assert scheduler.preemption_count > 0
+    assert scheduler.counters.of(both[0].owner)[0] == 7 + 2 * 12
+    assert scheduler.counters.of(both[1].owner)[0] == 5 + 2 * 8
+
+
+# -- the promised step time ------------------------------------------------------------------------------------
+
+
+def taught(base: float, each: float, context: float, prompt: float) -> StepModel:
+    model = StepModel()
+    for i in range(400):
+        decoding, tokens, chunk = i % 16, (i * 37) % 4000, (i * 13) % 500
+        model.learn(
+            decoding, tokens, chunk, base + each * decoding + context * tokens / 1000 + prompt * chunk
+        )
+    return model
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.001, 0.02), st.floats(0.0001, 0.002), st.floats(0.00005, 0.0005), st.floats(0.02, 0.2))
+def test_a_step_of_the_budget_keeps_the_promise_or_says_that_it_cannot(
+    base: float, each: float, prompt: float, promise: float
+) -> None:
+    model = taught(base, each, 0.001, prompt)
+    for decoding, tokens in ((1, 100), (8, 2000), (16, 4000)):
+        budget = step_budget(model, promise, decoding, tokens, 32, 2048)
+        took = base + each * decoding + 0.001 * tokens / 1000 + prompt * (budget.tokens - decoding)
+        assert decoding < budget.tokens <= 2048
+        assert budget.saturated or took <= promise * MARGIN * 1.02
+        if budget.tokens < 2048 and not budget.saturated:  # and the budget is not too small
+            assert took >= promise * MARGIN * 0.95 - prompt
+
+
+def test_without_a_promise_or_without_knowledge_the_budget_is_the_constant() -> None:
+    model = taught(0.01, 0.001, 0.001, 0.001)
+    assert step_budget(model, None, 8, 1000, 32, 512).tokens == 512
+    assert step_budget(model, 0.02, 0, 0, 32, 512).tokens == 512
+    assert step_budget(StepModel(steps=TRUSTED_STEPS - 1), 0.02, 8, 1000, 32, 512).tokens == 512

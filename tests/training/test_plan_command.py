@@ -1,0 +1,148 @@
+"""`busbar plan`: the engine's layout and the scheduler's formulas, without a GPU and without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from tests.training.small import LLAMA, manifest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from busbar.scheduler.fit import BatchShape, ModelShape, accelerator, memory, tokens_per_s
+from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations
+from busbar.workloads.training.activations import peak_activation_bytes
+from busbar.workloads.training.groups import make_groups
+from busbar.workloads.training.plan import MemoryLimits, lay_out
+from busbar.workloads.training.plan_command import demand_of, plan
+
+CONFIG_13B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "vocab_size": 32000,
+    "tie_word_embeddings": False,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+BATCH = BatchShape(sequences=8, sequence_length=2048, micro_batch=1, dtype="bfloat16")
+
+
+def job(folder: Path, **changes: Any) -> Path:
+    document = manifest(
+        model={"config": CONFIG_13B},
+        tokenizer={"uri": "pvc://tokenizer"},
+        dtype="bfloat16",
+        batch={"sequences": 8, "microBatch": 1},
+        **{"mode": "auto", "data": {"uri": "pvc://text", "sequenceLength": 2048}, **changes},
+    )
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+    return folder / "job.yaml"
+
+
+def ask(folder: Path, *options: str, **changes: Any) -> tuple[int, dict[str, Any]]:
+    ran = CliRunner().invoke(plan, [str(job(folder, **changes)), *options, "--json"])
+    return ran.exit_code, json.loads(ran.output) if ran.exit_code == 0 or ran.output.startswith("{") else {}
+
+
+def test_13_billion_parameters_on_an_h200_need_the_host(tmp_path: Path) -> None:
+    code, answer = ask(tmp_path, "--gpu", "H200", "--hbm", "139Gi", "--host", "128Gi")
+    assert code == 0
+    assert answer["parameters"] == pytest.approx(13.0e9, rel=0.01)
+    assert not answer["modes"]["resident"]["fits"]
+    auto = answer["modes"]["auto"]
+    assert 0.2 < auto["plan"]["offloadedFraction"] < 0.7
+    assert auto["plan"]["hostBytes"] < 127 * 2**30
+    assert 0 < auto["tokensPerSecond"] < 1e5
+
+
+def test_a_mode_that_does_not_fit_says_what_would_help_and_exits_2(tmp_path: Path) -> None:
+    file = job(tmp_path, mode="resident")
+    ran = CliRunner().invoke(plan, [str(file), "--gpu", "H200", "--host", "128Gi"])
+    assert ran.exit_code == 2
+    assert "resident *         no" in ran.output
+    assert "What would help:\n  mode: auto, with " in ran.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu", "X9"], "--gpu: X9 is not known"),
+        (["--hbm", "lots"], "--hbm: lots"),
+        (["--pods", "2"], "one pod"),
+    ],
+)
+def test_bad_options_are_named(options: list[str], said: str, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(plan, [str(job(tmp_path)), *options])
+    assert ran.exit_code == 2
+    assert said in ran.output
+
+
+def test_it_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from busbar.workloads.training.plan_command import plan\n"
+        f"plan([{str(job(tmp_path))!r}, '--gpu', 'H100', '--host', '200Gi'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "auto *" in done.stdout
+
+
+@pytest.mark.parametrize("config", [CONFIG_13B, GPT2], ids=["13b", "gpt2"])
+@pytest.mark.parametrize("mode", ["resident", "optimizer-offload"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_scheduler_says_the_number_of_the_engines_plan(
+    config: dict[str, Any], mode: str, dtype: str
+) -> None:
+    shape, batch = ModelShape.from_config(config), BatchShape(8, 1024, 1, dtype)
+    demand = demand_of(shape, batch)
+    least = lay_out(
+        demand, MemoryLimits(None, 0, False), mode, 0 if mode == "resident" else len(demand.groups)
+    )
+    admitted = memory(shape, batch, mode)
+    assert admitted.device_bytes - RUNTIME_BYTES == pytest.approx(least.device_bytes, rel=0.01)
+    assert admitted.host_bytes == pytest.approx(max(least.host_bytes, 0), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("layers", "dtype", "tokens"), [(2, "float32", 512), (4, "bfloat16", 512), (4, "float32", 128)]
+)
+def test_the_formula_of_activations_is_near_what_fake_tensors_say(
+    layers: int, dtype: str, tokens: int
+) -> None:
+    config = {
+        **LLAMA,
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": layers,
+        "vocab_size": 8192,
+    }
+    given = {**config, "max_position_embeddings": 1024}
+    made: Any = AutoModelForCausalLM.from_config
+    model, measured, _ = peak_activation_bytes(
+        lambda: made(AutoConfig.for_model(**given), dtype=getattr(torch, dtype)),
+        2,
+        tokens,
+        torch.device("cpu"),
+    )
+    shape, batch = ModelShape.from_config(config), BatchShape(2, tokens, 2, dtype)
+    assert activations(shape, batch) == pytest.approx(measured, rel=0.12)
+    sizes = [group.size.parameters for group in make_groups(model)]
+    assert [group.parameters for group in demand_of(shape, batch).groups] == pytest.approx(sizes, rel=0.01)
+
+
+def test_offload_costs_the_time_of_its_state_on_the_link() -> None:
+    device, shape = accelerator("H200"), ModelShape.from_config(CONFIG_13B)
+    assert device is not None
+    resident, offload = (
+        BATCH.tokens / tokens_per_s(shape, BATCH, mode, device) for mode in ("resident", "optimizer-offload")
+    )
+    assert offload - resident == pytest.approx(10 * shape.parameters / (device.link_gb_per_s * 1e9))

@@ -1,0 +1,84 @@
+"""Fair order of requests: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588). Pure
+Python.
+
+Each tenant has a counter of the work done for it, and below it each of its keys has one. The smallest counter
+is served next. Work is counted in tokens: a prompt token that was computed 1, one that came from the prefix
+cache 0.1, a sampled token 2, over the tenant's weight. A tenant that becomes active again starts at the least counter
+of the active ones, so idle time gives no credit. Tokens that are computed again after a preemption are charged to
+nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PROMPT, CACHED, OUTPUT = 1.0, 0.1, 2.0
+REMEMBERED = 4096
+"""Counters of owners with nothing to do that are kept, at most."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The tenant and key of a request. All requests without one have the same owner."""
+
+    tenant: str = ""
+    key: str = ""
+    weight: float = 1.0
+    """The tenant's share, relative to the other tenants'."""
+
+
+NOBODY = Owner()
+
+
+@dataclass
+class _Level:
+    """The counters of tenants, or those of one tenant's keys."""
+
+    value: dict[str, float] = field(default_factory=dict)
+    active: dict[str, int] = field(default_factory=dict)
+    """Requests that wait or run, where there are any."""
+
+    def join(self, name: str) -> None:
+        if name not in self.active:
+            least = min((self.value[other] for other in self.active), default=0.0)
+            self.value[name] = max(self.value.pop(name, 0.0), least)
+            self._forget()
+        self.active[name] = self.active.get(name, 0) + 1
+
+    def leave(self, name: str) -> None:
+        self.active[name] -= 1
+        if not self.active[name]:
+            del self.active[name]
+
+    def _forget(self) -> None:
+        if len(self.value) > REMEMBERED + len(self.active):
+            oldest = next(name for name in self.value if name not in self.active)
+            del self.value[oldest]
+
+
+class Counters:
+    """All counters of one engine."""
+
+    def __init__(self) -> None:
+        self._tenants = _Level()
+        self._keys: dict[str, _Level] = {}
+
+    def join(self, owner: Owner) -> None:
+        """A request of the owner begins to wait."""
+        self._tenants.join(owner.tenant)
+        self._keys.setdefault(owner.tenant, _Level()).join(owner.key)
+        if len(self._keys) > REMEMBERED + len(self._tenants.active):
+            self._keys = {name: keys for name, keys in self._keys.items() if name in self._tenants.value}
+
+    def leave(self, owner: Owner) -> None:
+        """A request of the owner has ended."""
+        self._tenants.leave(owner.tenant)
+        self._keys[owner.tenant].leave(owner.key)
+
+    def charge(self, owner: Owner, work: float) -> None:
+        self._tenants.value[owner.tenant] += work / owner.weight
+        self._keys[owner.tenant].value[owner.key] += work
+
+    def of(self, owner: Owner) -> tuple[float, float]:
+        """(tenant's, key's) counters: the smaller is served first."""
+        return self._tenants.value[owner.tenant], self._keys[owner.tenant].value[owner.key]

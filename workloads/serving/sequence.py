@@ -1,0 +1,77 @@
+"""A request as the scheduler and the runner see it: tokens, blocks, and its share of a step. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from busbar.workloads.serving.fairness import NOBODY, Owner
+
+
+class State(StrEnum):
+    WAITING = "Waiting"
+    RUNNING = "Running"
+    FINISHED = "Finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request's tokens and blocks."""
+
+    order: int
+    """Arrival number; smaller is older."""
+    tokens: list[int]
+    """Prompt, then everything sampled."""
+    max_total: int
+    """Prompt plus the most that may be sampled."""
+    prompt_len: int = 0
+    computed: int = 0
+    """Tokens whose keys and values are in the cache."""
+    blocks: list[int] = field(default_factory=list)
+    state: State = State.WAITING
+    preemptions: int = 0
+    owner: Owner = NOBODY
+    salt: bytes = b""
+    """Sequences share blocks of equal tokens only where this is equal."""
+    names: list[bytes] = field(default_factory=list)
+    """Of the full blocks, as far as they were needed."""
+    named: int = 0
+    """Blocks that the pool knows by name."""
+    cached: int = 0
+    """Prompt tokens that were in the cache when it joined first."""
+    charged: int = 0
+    """Tokens whose computing was charged to the owner already."""
+    resumed: bool = False
+    """It began on another replica, which charged and counted its prompt."""
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+
+    @property
+    def missing(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """`count` tokens of one sequence from position `start`."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Only the chunk that reaches the end of the tokens yields a new one."""
+        return self.start + self.count == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True)
+class Step:
+    chunks: tuple[Chunk, ...]
+    joined: tuple[Sequence, ...]
+    preempted: tuple[Sequence, ...]
+
+    @property
+    def token_count(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)

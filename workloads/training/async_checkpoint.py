@@ -1,0 +1,165 @@
+"""Asynchronous checkpoints: copy at a step's end, write while training continues.
+
+The training loop is blocked while the snapshot is taken (see `snapshot`), plus for the rest of the previous
+write if that is still going on. All bytes go through the snapshot's buffers. A stop during a write costs one more
+write: of the newest state if the time allows it, else the rest of the running write.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.errors import CheckpointError
+from busbar.workloads.training.snapshot import Block, Snapshot
+
+ESTIMATE_MARGIN = 1.5  # a write may take this much longer than the running one predicts
+
+
+class _Abandoned(Exception):
+    """The running write was cancelled in favour of a newer state."""
+
+
+def time_for_another(left_s: float | None, elapsed_s: float, written: int, size: int) -> bool:
+    """Whether a whole new write fits into `left_s`, by the speed of the running one. None: there is no limit."""
+    if left_s is None or written == 0:
+        return True
+    return elapsed_s * size / written * ESTIMATE_MARGIN <= left_s
+
+
+class Saver:
+    """Writes snapshots in a background thread, in which `before` and `on_durable(step, saved_at, size)` run."""
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        snapshot: Snapshot,
+        facts: Mapping[str, Any],
+        before: Callable[[], None],
+        on_durable: Callable[[int, float, int], None],
+    ) -> None:
+        self._folder, self._snapshot, self._facts = folder, snapshot, facts
+        self._before, self._on_durable = before, on_durable
+        self._writer: threading.Thread | None = None
+        self._failure: CheckpointError | None = None
+        self._blocks: _Blocks | None = None
+        self._writing_step = 0
+        self._started = 0.0
+        self.durable_step: int | None = None
+        self.stalled_seconds = 0.0  # time the training loop lost to checkpoints
+
+    def save(self, step: int, counters: Mapping[str, int]) -> None:
+        """Snapshot the state after `step` steps and start writing it; `counters` go into its manifest.
+
+        Raises what the previous write raised; this one has been started all the same.
+        """
+        if self.durable_step == step:
+            return
+        started = time.monotonic()
+        failure = self._join()
+        ready: queue.SimpleQueue[Block | None] = queue.SimpleQueue()
+        self._blocks = _Blocks(ready, self._snapshot.free)
+        self._writing_step, self._started = step, started
+        self._writer = threading.Thread(
+            target=self._write,
+            args=(step, self._blocks, {**self._facts, **counters}),
+            name="checkpoint-writer",
+            daemon=True,
+        )
+        self._writer.start()
+        try:
+            self._snapshot.take(ready)
+        except BaseException:
+            ready.put(None)  # the writer ends with an incomplete file, which is not committed
+            raise
+        self.stalled_seconds += time.monotonic() - started
+        if failure is not None:
+            raise failure
+
+    def save_last(self, step: int, counters: Mapping[str, int], left_s: float | None) -> None:
+        """Make the newest state durable within `left_s` seconds, or an older one if that takes too long.
+
+        `durable_step` tells which. Raises CheckpointError.
+        """
+        older = self._writer is not None and self._writer.is_alive() and self._writing_step != step
+        if older and self._blocks is not None:
+            elapsed = time.monotonic() - self._started
+            if time_for_another(left_s, elapsed, self._blocks.taken, self._snapshot.layout.size):
+                self._blocks.abandoned.set()
+            elif self._join() is None:
+                return
+        self._join()  # a failure of an earlier write is ignored if this one succeeds
+        self.save(step, counters)
+        self.drain()
+
+    def drain(self) -> None:
+        """Wait until the last save is durable. Raises CheckpointError if it failed."""
+        failure = self._join()
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Wait for a running write, so that a run that fails keeps the checkpoint that it had begun."""
+        self._join()
+
+    def _join(self) -> CheckpointError | None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _write(self, step: int, blocks: _Blocks, facts: Mapping[str, Any]) -> None:
+        try:
+            self._before()
+            size = self._folder.write(step, self._snapshot.layout, blocks, facts)
+        except _Abandoned:
+            return
+        except CheckpointError as problem:
+            self._failure = problem
+        except Exception as problem:
+            self._failure = CheckpointError(f"checkpoint of step {step} failed: {problem!r}")
+        else:
+            self.durable_step = step
+            self._on_durable(step, time.time(), size)
+        finally:
+            for _ in blocks:  # after a failure: give back the buffers, so that `take` ends
+                pass
+
+
+class _Blocks(Iterator[torch.Tensor]):
+    """The snapshot's blocks; each buffer is returned when the next block is requested."""
+
+    def __init__(self, ready: queue.SimpleQueue[Block | None], free: queue.SimpleQueue[torch.Tensor]) -> None:
+        self._ready, self._free = ready, free
+        self.abandoned = threading.Event()
+        self.taken = 0  # bytes that the writer is done with
+        self._block: Block | None = None
+        self._ended = False
+
+    def __next__(self) -> torch.Tensor:
+        if self._block is not None:
+            self.taken += self._block.data.numel()
+            self._free.put(self._block.buffer)
+            self._block = None
+        if self.abandoned.is_set() and not self._ended:
+            self._drop_rest()
+            raise _Abandoned
+        if not self._ended:
+            self._block = self._ready.get()
+            self._ended = self._block is None
+        if self._block is None:
+            raise StopIteration
+        self._block.copied.wait()
+        return self._block.data
+
+    def _drop_rest(self) -> None:
+        while (block := self._ready.get()) is not None:
+            self._free.put(block.buffer)
+        self._ended = True

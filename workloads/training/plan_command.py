@@ -1,0 +1,232 @@
+"""`busbar plan`: the memory that a job would need and its speed, for any machine.
+
+Neither a GPU nor torch is needed: sizes come from the model's config, activations and speed from the formulas that
+the scheduler admits by (`scheduler/fit`), and the layout from the engine's own `plan`. The engine measures the
+activations of the very model on fake tensors, so its numbers are closer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from busbar.scheduler.fit import Accelerator, BatchShape, ModelShape
+    from busbar.workloads.training.plan import Demand, MemoryLimits
+    from busbar.workloads.training.settings import EngineSpec
+
+EPILOG = """
+Examples:
+
+\b
+  busbar plan job.yaml --gpu H200 --host 128Gi
+  busbar plan job.yaml --gpu H200 --hbm 70Gi --host 64Gi
+  busbar plan examples/train-python-stdlib.yaml
+
+Exit code 0: the job's mode fits; 2: it does not, or the job cannot run as it is.
+"""
+MODES = ("resident", "optimizer-offload", "auto")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine in question: an accelerator by name (`cpu`: none), and the bytes of both memories."""
+
+    accelerator: Accelerator
+    device_bytes: int | None
+    host_bytes: int | None
+
+    def limits(self, device_memory: int | None) -> MemoryLimits:
+        """The bytes that the plan may use: without those of Python, torch and the driver."""
+        from busbar.scheduler.fit.memory import RUNTIME_BYTES
+        from busbar.workloads.training.limits import CUDA_RESERVE_BYTES, RESERVE_BYTES
+        from busbar.workloads.training.plan import MemoryLimits
+
+        on_cpu = self.accelerator.name == "cpu"
+        whole = None if self.device_bytes is None else self.device_bytes - (0 if on_cpu else RUNTIME_BYTES)
+        sizes = [size for size in (whole, device_memory) if size is not None]
+        reserve = RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES
+        host = None if self.host_bytes is None else max(0, self.host_bytes - reserve)
+        return MemoryLimits(min(sizes, default=None), host, on_cpu, whole)
+
+
+@click.command(
+    epilog=EPILOG, help="Say what the job in JOB.YAML needs and how fast it would be, without running it."
+)
+@click.argument("job", metavar="JOB.YAML", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--gpu", metavar="NAME", default="cpu", help="Accelerator, such as H200.  [default: none, a CPU]"
+)
+@click.option("--hbm", metavar="QUANTITY", help="Its memory.  [default: by its data sheet]")
+@click.option("--host", metavar="QUANTITY", help="The host's memory for this job.  [default: not limited]")
+@click.option("--pods", type=click.IntRange(min=1), default=1, show_default=True, help="Pods of the gang.")
+@click.option(
+    "--claims",
+    default="claims",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that stands for the cluster's claims, where model.uri names one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(
+    job: Path, gpu: str, hbm: str | None, host: str | None, pods: int, claims: Path, as_json: bool
+) -> None:
+    from busbar.workloads.training.errors import TrainingError
+
+    try:
+        answer = answer_for(job, gpu, hbm, host, pods, claims)
+    except TrainingError as problem:
+        click.echo(f"error: {problem}", err=True)
+        sys.exit(2)
+    click.echo(json.dumps(answer, indent=2) if as_json else as_text(answer))
+    sys.exit(0 if answer["fits"] else 2)
+
+
+def answer_for(
+    job: Path, gpu: str, hbm: str | None, host: str | None, pods: int, claims: Path
+) -> dict[str, Any]:
+    """Each mode's plan and predicted speed, as JSON. Raises TrainingError."""
+    from busbar.scheduler.fit import DATA_SHEETS, BatchShape, accelerator
+    from busbar.workloads.training.environment import read_manifest
+    from busbar.workloads.training.errors import InvalidJob, Unsupported
+    from busbar.workloads.training.job import engine_spec, parse_job
+
+    if pods > 1:
+        raise Unsupported(f"--pods {pods}: the built-in engine trains in one pod; leave --pods out")
+    found = accelerator(gpu)
+    if found is None:
+        raise InvalidJob("--gpu", f"{gpu} is not known", f"name one of {', '.join(DATA_SHEETS)}")
+    parsed = parse_job(read_manifest(job))
+    if parsed.spec.engine is None:
+        raise InvalidJob("spec.template", "an own image has no plan", "give spec.engine")
+    spec = engine_spec(parsed.spec.engine)
+    on_data_sheet = None if found.name == "cpu" else found.memory_mib * 2**20
+    machine = Machine(
+        found, _bytes("--hbm", hbm) if hbm else on_data_sheet, _bytes("--host", host) if host else None
+    )
+    batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
+    shape = _shape(spec, claims)
+    demand = demand_of(shape, batch, evaluates=spec.evaluation is not None)
+    limits = machine.limits(spec.device_memory_bytes)
+    modes = {mode: _mode(mode, shape, batch, demand, limits, machine) for mode in MODES}
+    return {
+        "parameters": shape.parameters,
+        "accelerator": found.name,
+        "deviceBytes": limits.device_bytes,
+        "hostBytes": limits.host_bytes,
+        "mode": spec.mode,
+        "fits": modes[spec.mode]["fits"],
+        "modes": modes,
+    }
+
+
+def demand_of(shape: ModelShape, batch: BatchShape, *, evaluates: bool = False) -> Demand:
+    """The engine's demand of a model of this shape: the same groups, each parameter at full size."""
+    from busbar.scheduler.fit.memory import activations
+    from busbar.workloads.training.plan import Demand, GroupSize
+
+    table = shape.vocabulary * shape.hidden
+    head = shape.hidden + (0 if shape.tied else table)
+    blocks = [GroupSize(f"block-{index}", _grain(shape.layer_parameters)) for index in range(shape.layers)]
+    groups = (GroupSize("embedding", _grain(table)), *blocks, GroupSize("head", _grain(head)))
+    evaluation = 8 * batch.micro_batch * batch.sequence_length * shape.vocabulary  # logits, and their softmax
+    return Demand(
+        groups, batch.dtype, batch.micro_batch, activations(shape, batch), evaluation if evaluates else 0
+    )
+
+
+def _grain(parameters: int) -> int:
+    return -(-parameters // 1024) * 1024
+
+
+def _mode(
+    mode: str, shape: ModelShape, batch: BatchShape, demand: Demand, limits: MemoryLimits, machine: Machine
+) -> dict[str, Any]:
+    from busbar.scheduler.fit.speed import step_seconds
+    from busbar.workloads.training.errors import InfeasiblePlan
+    from busbar.workloads.training.plan import make_plan
+
+    try:
+        made = make_plan(demand, limits, mode)
+    except InfeasiblePlan as refusal:
+        why, _, fixes = str(refusal).partition(" Nothing was allocated. What would help: ")
+        return {"fits": False, "why": why, "fixes": fixes.split("; ")}
+    seconds = step_seconds(shape, batch, made.mode, machine.accelerator, share=made.offloaded_fraction)
+    whole = -(-made.checkpoint_bytes // made.snapshot_block_bytes)
+    return {
+        "fits": True,
+        "plan": made.to_json(),
+        "secondsPerStep": seconds,
+        "tokensPerSecond": batch.tokens / seconds,
+        "checkpointBlocks": made.snapshot_blocks < whole,
+    }
+
+
+def as_text(answer: Mapping[str, Any]) -> str:
+    """The answer as lines that a person reads."""
+    rows = [
+        f"{answer['parameters'] / 1e6:,.1f} million parameters on {answer['accelerator']}, "
+        f"device {_size(answer['deviceBytes'])}, host {_size(answer['hostBytes'])}",
+        f"{'mode':<18} {'fits':<5} {'device':>11} {'host':>11} {'state on host':>14} {'s per step':>11} {'tokens/s':>10}",
+    ]
+    for name, mode in answer["modes"].items():
+        shown = f"{name}{' *' if name == answer['mode'] else ''}"
+        if not mode["fits"]:
+            rows.append(f"{shown:<18} no")
+            continue
+        made = mode["plan"]
+        rows.append(
+            f"{shown:<18} yes   {_size(made['deviceBytes']):>11} {_size(made['hostBytes']):>11} "
+            f"{made['offloadedFraction']:>14.0%} {mode['secondsPerStep']:>11.3g} {mode['tokensPerSecond']:>10,.0f}"
+        )
+    rows.append("* the job's mode. Speeds are predicted from data sheets and not measured.")
+    for name, mode in answer["modes"].items():
+        if not mode["fits"] and name == answer["mode"]:
+            rows += [f"{mode['why']} What would help:", *(f"  {fix}" for fix in mode["fixes"])]
+    chosen = answer["modes"][answer["mode"]]
+    if chosen["fits"]:
+        rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}.")
+        if chosen["checkpointBlocks"]:
+            rows.append("The host has no room for a copy of it: training waits while most of it is written.")
+    return "\n".join(rows)
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "not limited"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _bytes(option: str, text: str) -> int:
+    from busbar.kube.types.quantity import to_bytes
+    from busbar.workloads.training.errors import InvalidJob
+
+    try:
+        return to_bytes(text)
+    except ValueError as problem:
+        raise InvalidJob(option, f"{text} is no quantity", "write it as 139Gi") from problem
+
+
+def _shape(spec: EngineSpec, claims: Path) -> ModelShape:
+    from busbar.scheduler.fit import ModelShape
+    from busbar.workloads.training.errors import InvalidJob
+    from busbar.workloads.training.paths import claim_folder
+
+    where = "spec.engine.model.config"
+    try:
+        if spec.model.config is not None:
+            config = {"vocab_size": spec.tokenizer.vocab_size, **spec.model.config}
+        else:
+            where = "spec.engine.model.uri"
+            config = json.loads((claim_folder(spec.model.uri or "", claims) / "config.json").read_text())
+        return ModelShape.from_config(config)
+    except (ValueError, OSError) as problem:
+        raise InvalidJob(
+            where, f"has no size that is known: {problem}", "give a config with these fields"
+        ) from problem

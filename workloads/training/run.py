@@ -1,0 +1,530 @@
+"""One run from its spec to its result: prepare, train, evaluate, export; or stop with the state saved.
+
+Exit codes: 0 done; 143 stopped after SIGTERM with the state saved; 2 the job cannot run as it
+is (trying again changes nothing); 1 anything else.
+A request to stop is checked between steps, and between files while preparing or evaluating, when no unsaved state
+exists.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from busbar.kube.contracts.report import TrainingReport
+from busbar.kube.contracts.workload import ExitCode
+from busbar.scheduler.fit import BatchShape, ModelShape, workload_class
+from busbar.workloads.training.control import Control
+from busbar.workloads.training.errors import (
+    CheckpointError,
+    Diverged,
+    InfeasiblePlan,
+    OutOfArena,
+    ResumeRefused,
+    TrainingError,
+)
+from busbar.workloads.training.paths import (
+    Places,
+    check_places,
+    claim_checkpoints,
+    free_disk,
+    own_checkpoints,
+)
+from busbar.workloads.training.report import Reporter
+from busbar.workloads.training.settings import CheckpointPolicy, EngineSpec
+from busbar.workloads.training.status import Status
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.corpus import Corpus
+    from busbar.workloads.training.model import ModelRecipe
+    from busbar.workloads.training.plan import MemoryPlan
+    from busbar.workloads.training.preparation import Prepared
+    from busbar.workloads.training.trainer import StepResult, Trainer
+
+DONE, FAILED, INVALID = int(ExitCode.DONE), int(ExitCode.FAILED), int(ExitCode.INVALID)
+STOPPED = int(ExitCode.SAVED_AFTER_SIGTERM)
+FORMAT = 3  # of checkpoints and of the order of the data
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to do, where, and under which name."""
+
+    spec: EngineSpec
+    checkpoint: CheckpointPolicy
+    places: Places
+    name: str  # for people
+    owner: str  # the job's uid: checkpoints of another owner are not resumed
+    attempt: int
+    threads: int  # of torch and the other libraries
+    grace_s: float | None = None  # from the request to stop to the kill; None: no kill follows
+    termination_log: Path | None = None
+
+
+class Stopped(Exception):
+    """A stop was requested, and all state is durable."""
+
+
+def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
+    """Execute the run; never raises. The outcome is the exit code, the status and the termination message."""
+    try:
+        _Session(run, status, control, reporter).go()
+        code = DONE
+    except Stopped as stop:
+        reporter.note(str(stop))
+        status.update(message=str(stop))
+        code = STOPPED
+    except TrainingError as problem:
+        reporter.note(f"error: {problem}")
+        status.update(phase="Failed", message=str(problem))
+        code = FAILED if isinstance(problem, CheckpointError | OutOfArena) else INVALID
+    except Exception as problem:
+        traceback.print_exc()
+        status.update(phase="Failed", message=f"{type(problem).__name__}: {problem}")
+        code = FAILED
+    finally:
+        control.close("the run is over")
+        reporter.close()
+    if run.termination_log is not None:
+        status.write_termination_message(run.termination_log)
+    return code
+
+
+class _Session:
+    def __init__(self, run: Run, status: Status, control: Control, reporter: Reporter) -> None:
+        self.run, self.spec, self.places = run, run.spec, run.places
+        self.status, self.control, self.reporter = status, control, reporter
+        self.fingerprint: dict[str, str | None] = {}
+        self.measured: dict[str, int] = {}  # host bytes by phase
+
+    def go(self) -> None:
+        """The phases in order."""
+        self.status.update(totalSteps=self.spec.steps)
+        corpus = self._open()
+        recipe, plan = self._plan()
+        with self._measuring("preparation"):
+            prepared = self._prepare(corpus)
+        with self._measuring("start"):
+            trainer = self._build(recipe, plan, prepared)
+        try:
+            with self._measuring("step"):
+                self._train(trainer, prepared, corpus)
+            with self._measuring("evaluation"):
+                evaluation = self._evaluate(trainer, prepared, corpus)
+            with self._measuring("export"):
+                self._export(trainer, prepared, evaluation)
+        finally:
+            trainer.close()
+        self._phase("Done", f"{self.spec.steps} steps done; model in {self.places.output}")
+
+    def _phase(self, name: str, message: str) -> None:
+        self.status.update(phase=name, message=message)
+        self.reporter.phase(name, message)
+        self._stop_point()
+
+    def _stop_point(self, *, saved: int | None = None) -> None:
+        if self.control.stopping and self.status.phase != "Done":
+            where = f"the state after step {saved} is durable" if saved else "nothing was lost"
+            raise Stopped(f"stopped on request: {where}")
+
+    def _share(self, done: float) -> None:
+        self.reporter.share(min(1.0, done))
+        self._stop_point()
+
+    def _open(self) -> Corpus:
+        self._phase("Preparing", "reading the corpus")
+        from busbar.workloads.training.corpus import open_corpus
+
+        check_places(self.places)
+        adopt = self.run.checkpoint.adopt
+        moved = claim_checkpoints(self.places.checkpoints, self.run.owner, adopt=adopt)
+        if moved is not None:
+            self.reporter.note(
+                f"the checkpoints here belong to another job, or to other settings: moved to {moved}, where they "
+                "stay until you remove them"
+            )
+        return open_corpus(
+            self.spec.data.uri, self.places.data, self.spec.data.holdout_fraction, self.places.data_root
+        )
+
+    def _plan(self) -> tuple[ModelRecipe, MemoryPlan]:
+        """Make the memory plan before anything is allocated, tokenized or downloaded."""
+        self._phase("Preparing", "planning memory")
+        import torch
+
+        from busbar.workloads.training import model
+        from busbar.workloads.training.limits import (
+            CUDA_RESERVE_BYTES,
+            RESERVE_BYTES,
+            PeakMeter,
+            host_limit_bytes,
+        )
+        from busbar.workloads.training.plan import MemoryLimits, disk_shortage, make_plan
+        from busbar.workloads.training.streams import enforce_device_limit, make_repeatable
+        from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer
+
+        torch.set_num_threads(self.run.threads)
+        vocabulary, separator = self.spec.tokenizer.vocab_size or 0, 0
+        if self.places.tokenizer is not None:
+            tokenizer = load_tokenizer(self.places.tokenizer)
+            vocabulary, separator = tokenizer.get_vocab_size(), end_of_text_id(tokenizer)
+        recipe = model.open_model(self.spec, self.places.model, vocabulary, separator)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        on_cpu = self.device.type == "cpu"
+        make_repeatable(self.device)
+        limit, free = self.spec.device_memory_bytes, None
+        if not on_cpu:
+            free = int(torch.cuda.mem_get_info(self.device)[0] * 0.95)
+            limit = free if limit is None else min(limit, free)
+        demand = model.measure_demand(recipe, self.spec, self.device)
+        host = host_limit_bytes(reserve=RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES)
+        plan = make_plan(demand, MemoryLimits(limit, host, on_cpu, free), self.spec.mode)
+        shortage = disk_shortage(plan, demand, self.run.checkpoint.keep, free_disk(self.places.checkpoints))
+        if shortage is not None:
+            raise InfeasiblePlan(shortage)
+        if not on_cpu:
+            enforce_device_limit(limit, torch.cuda.get_device_properties(self.device).total_memory)
+        self.reporter.note(plan.explain())
+        self.plan, self.meter = plan, PeakMeter()
+        self.status.update(mode=plan.mode, memory=_memory(plan, self.measured))
+        return recipe, plan
+
+    @contextmanager
+    def _measuring(self, phase: str) -> Iterator[None]:
+        """Compare the host memory that `phase` uses with the plan."""
+        self.meter.reset()
+        yield
+        self.measured[phase] = max(self.meter.peak_bytes(), self.measured.get(phase, 0))
+        self.status.update(memory=_memory(self.plan, self.measured))
+
+    def _prepare(self, corpus: Corpus) -> Prepared:
+        from busbar.workloads.training.preparation import prepare
+
+        self._phase("Preparing", "training the tokenizer and packing tokens")
+        cache = self.places.checkpoints / "prepared"
+        prepared = prepare(self.spec, corpus, self.places.tokenizer, cache, self._share)
+        rows, length = prepared.packed.sequences.shape
+        self.reporter.note(
+            f"{rows} sequences of {length} tokens from {len(corpus.train)} files; {len(corpus.holdout)} held out"
+        )
+        return prepared
+
+    def _build(self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared) -> Trainer:
+        from busbar.workloads.training.trainer import Trainer
+
+        self._phase("Preparing", "building the model")
+        trainer = Trainer(self.spec, recipe, plan, self.device)
+        self.cell = {
+            "class": _workload_class(recipe.config.to_dict(), self.spec),
+            "mode": plan.mode,
+            "accelerator": self.device.type,
+        }
+        return trainer
+
+    def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> None:
+        from busbar.workloads.training.async_checkpoint import Saver
+        from busbar.workloads.training.checkpoint import CheckpointFolder
+        from busbar.workloads.training.export import weights_digest
+        from busbar.workloads.training.step_log import Journal
+
+        facts = self._facts(prepared, corpus)
+        folder = CheckpointFolder(self.places.checkpoints, self.run.checkpoint.keep)
+        journal = Journal(self.places.checkpoints / "journal.jsonl", self.run.attempt, self.spec.steps)
+        try:
+            self._resume(trainer, folder, journal, facts)
+            saver = Saver(folder, trainer.snapshot, facts, journal.sync, self.status.durable_checkpoint)
+            if trainer.done:
+                saver.durable_step = trainer.done
+            self._phase("Training", f"from step {trainer.done} of {self.spec.steps}")
+            self.control.open()
+            with closing(saver):
+                _Loop(self, trainer, saver, journal, prepared).go()
+            self.fingerprint = {
+                "losses": journal.digest(trainer.done),
+                "weights": weights_digest(trainer.model),
+            }
+            self.status.update(fingerprint=self.fingerprint)
+        finally:
+            self.control.close("training is over; its last state is already saved")
+            journal.close()
+
+    def _facts(self, prepared: Prepared, corpus: Corpus) -> dict[str, Any]:
+        """Identity of a checkpoint; only a run with the same identity resumes it."""
+        return {
+            "format": FORMAT,
+            "identity": self.spec.identity,
+            "settings": dict(self.spec.settings),
+            "numerics": self._numerics(),
+            "corpus": corpus.digest,
+            "tokenizer": prepared.tokenizer_hash,
+            "attempt": self.run.attempt,
+        }
+
+    def _numerics(self) -> dict[str, Any]:
+        """What must stay as it is for a resumed run to repeat the bits of one that was never stopped."""
+        import torch
+
+        on_cpu = self.device.type == "cpu"
+        name = torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(self.device)
+        return {
+            "threads": self.run.threads,
+            "torch": torch.__version__,
+            "device": f"{self.device.type} {name}",
+        }
+
+    def _resume(self, trainer: Trainer, folder: Any, journal: Any, facts: dict[str, Any]) -> None:
+        from busbar.workloads.training.snapshot import restore_random_states
+
+        self._phase("Preparing", "looking for a checkpoint")
+        found = folder.newest()
+        for problem in found.passed_over:
+            self.reporter.note(f"passed over a damaged checkpoint: {problem}")
+        loaded = found.checkpoint
+        step = 0
+        if loaded is not None:
+            _check_same_run(loaded.manifest, facts, self.places.checkpoints)
+            self._compare_numerics(loaded.manifest, facts)
+            if loaded.step > self.spec.steps:
+                raise ResumeRefused(
+                    f"spec.engine.steps is {self.spec.steps}, and the checkpoint in {self.places.checkpoints} is of "
+                    f"step {loaded.step}; ask for at least as many steps, or use another output folder"
+                )
+            trainer.restore(loaded)
+            own_checkpoints(self.places.checkpoints, self.run.owner)
+            restore_random_states(loaded)
+            step = loaded.step
+            self.status.durable_checkpoint(step, loaded.manifest["savedAt"], loaded.size)
+            self.status.update(restoredAttempt=loaded.manifest["attempt"])
+        lost = journal.lost_since(step)
+        if loaded is not None or lost:
+            self.status.update(resumedFromStep=step, lostSteps=lost, step=step)
+            self.reporter.note(f"resumed from step {step}; {lost} finished steps were lost and are repeated")
+
+    def _compare_numerics(self, manifest: Any, facts: dict[str, Any]) -> None:
+        before, now = manifest["numerics"], facts["numerics"]
+        changed = [
+            f"{key} was {before.get(key)} and is {now[key]}" for key in now if before.get(key) != now[key]
+        ]
+        if changed:
+            self.reporter.note(
+                f"warning: {', '.join(changed)}: from here on the numbers may differ in their last bits from those "
+                "of a run that was never stopped"
+            )
+
+    def _evaluate(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> dict[str, Any] | None:
+        wanted = self.spec.evaluation
+        if wanted is None or not corpus.holdout:
+            return None
+        from busbar.workloads.training import evaluation
+        from busbar.workloads.training.packing import document_order
+        from busbar.workloads.training.tokenizer import bytes_decoder, end_of_text_id
+
+        self._phase("Evaluating", "bits per byte on held-out files")
+        held_out = evaluation.select_documents(document_order(corpus.holdout, self.spec.seed))
+        if not held_out:
+            self.reporter.note("no bits per byte: the held-out files are empty")
+            return None
+        decode = bytes_decoder(prepared.tokenizer)
+        seen = prepared.packed.seen_runs(self.spec.steps, self.spec.batch.sequences)
+        scores = evaluation.evaluate(
+            trainer.model,
+            lambda text: prepared.tokenizer.encode(text, add_special_tokens=False).ids,
+            end_of_text_id(prepared.tokenizer),
+            self.spec.data.sequence_length,
+            self.spec.batch.micro_batch,
+            held_out,
+            evaluation.training_text(seen, decode),
+            wanted.ngram_order,
+            self.device,
+            self._share,
+        )
+        if not math.isfinite(scores.bits_per_byte):
+            self.reporter.note("no bits per byte: the model's weights are not numbers; the training diverged")
+            return None
+        document = scores.to_json()
+        self.status.update(evaluation=document)
+        self.reporter.note(
+            f"bits per byte on {scores.held_out_bytes} held-out bytes: model {scores.bits_per_byte:.3f}, "
+            f"order-{scores.ngram_order} n-gram {scores.ngram_bits_per_byte:.3f}, "
+            f"bigram {scores.bigram_bits_per_byte:.3f}"
+        )
+        return document
+
+    def _export(self, trainer: Trainer, prepared: Prepared, evaluation: dict[str, Any] | None) -> None:
+        from busbar.workloads.training.checkpoint import is_finite
+        from busbar.workloads.training.export import export
+
+        for name, parameter in trainer.model.named_parameters():
+            if not is_finite(parameter.detach()):
+                raise Diverged(
+                    f"{name} holds numbers that are not finite: no result is written, an earlier one stays. "
+                    "Lower optimizer.learningRate, or set optimizer.gradientClip"
+                )
+        self._phase("Saving", f"writing the model to {self.places.output}")
+        facts = {
+            "job": self.run.name,
+            "steps": self.spec.steps,
+            "evaluation": evaluation,
+            "fingerprint": self.fingerprint,
+            "tokenizer": prepared.tokenizer_hash,
+            "lostSteps": self.status.to_json(losses=False)["lostSteps"],
+        }
+        export(trainer.model, prepared.tokenizer, self.places.output, self.spec.data.sequence_length, facts)
+
+
+class _Loop:
+    """Steps until the last one or a stop; checkpoints as the policy and people ask."""
+
+    def __init__(
+        self, session: _Session, trainer: Trainer, saver: Any, journal: Any, prepared: Prepared
+    ) -> None:
+        self.session, self.trainer, self.saver, self.journal = session, trainer, saver, journal
+        self.packed = prepared.packed
+        self.status, self.control, self.reporter = session.status, session.control, session.reporter
+        self._last_save = time.monotonic()
+
+    def go(self) -> None:
+        total = self.session.spec.steps
+        while self.trainer.done < total:
+            if self.control.stopping:
+                self._stop()
+            self._step(total)
+        self._durable("the last step")
+
+    def _step(self, total: int) -> None:
+        result = self.trainer.step(self.packed)
+        self.journal.append(result.step, result.loss)
+        self.status.finished_step(result.step, result.loss, result.seconds, result.tokens)
+        self._publish()
+        if result.skipped:
+            self._report_skipped(result)
+        shown = self.status.to_json(losses=False)
+        self.reporter.step(result.step, total, result.loss, shown["tokensPerSecond"], shown["etaSeconds"])
+        waiting = self.control.take_requests()
+        seconds = time.monotonic() - self._last_save
+        if waiting or self.session.run.checkpoint.due(result.step, seconds):
+            self._attempt(lambda: self.saver.save(result.step, self.trainer.counters()))
+            self._last_save = time.monotonic()
+        if waiting:
+            problem = self._attempt(self.saver.drain)
+            for request in waiting:
+                request.step, request.problem = result.step, problem
+                request.answered.set()
+
+    def _report_skipped(self, result: StepResult) -> None:
+        """Report a skipped step; raises Diverged when there were too many in a row."""
+        row, limit = self.trainer.bad_in_a_row, self.session.spec.max_bad_steps
+        self.reporter.note(
+            f"warning: step {result.step} was skipped and changed nothing: its loss is {result.loss}, its gradient "
+            f"norm {result.gradient_norm} ({row} in a row; the run ends at {limit})"
+        )
+        if row >= limit:
+            raise Diverged(
+                f"the gradients of the last {row} steps were not finite. The weights are those after step "
+                f"{result.step - row}, and checkpoints up to there stay. Lower optimizer.learningRate, set "
+                "optimizer.gradientClip, or look at the data of these steps; maxBadSteps is the limit"
+            )
+
+    def _publish(self) -> None:
+        optimizer = self.trainer.optimizer
+        self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self.saver.stalled_seconds)
+        self.status.update(
+            skippedSteps=optimizer.skipped,
+            replayedSteps=self.journal.replayed,
+            replayMismatches=len(self.journal.mismatches),
+        )
+        samples = self.status.steady_samples
+        if samples >= 5 and (samples == 5 or samples % 10 == 0):
+            plan = self.trainer.plan
+            self.status.update(
+                report=TrainingReport.model_validate(
+                    {
+                        **self.session.cell,
+                        "tokensPerSecond": self.status.to_json(losses=False)["tokensPerSecond"],
+                        "samples": samples,
+                        "offloadedFraction": round(plan.offloaded_fraction, 4),
+                        "plannedDeviceBytes": plan.device_bytes,
+                        "peakDeviceBytes": self.trainer.peak_device_bytes(),
+                        "plannedHostBytes": plan.host_bytes,
+                        "peakHostBytes": self.trainer.peak_host_bytes(),
+                    }
+                )
+            )
+
+    def _attempt(self, work: Callable[[], None]) -> str | None:
+        """A checkpoint that fails during training is reported, and training continues."""
+        try:
+            work()
+        except CheckpointError as problem:
+            self.reporter.note(f"error: {problem}")
+            self.status.update(message=str(problem))
+            return str(problem)
+        return None
+
+    def _stop(self) -> None:
+        self.status.update(phase="Saving", message="asked to stop: saving")
+        self.reporter.note(f"asked to stop: saving the state after step {self.trainer.done}")
+        grace = self.session.run.grace_s
+        self._durable("a stop", None if grace is None else grace - self.control.stopping_for_s)
+        self.session._stop_point(saved=self.saver.durable_step)
+
+    def _durable(self, occasion: str, left_s: float | None = None) -> None:
+        """Save and wait, at most for the remaining time."""
+        done = self.trainer.done
+        if done:
+            self.saver.save_last(done, self.trainer.counters(), left_s)
+            self.reporter.note(f"checkpoint of step {self.saver.durable_step} is durable ({occasion})")
+            if self.saver.durable_step != done:
+                self.reporter.note(
+                    f"{done - (self.saver.durable_step or 0)} later steps will be repeated: their state could not "
+                    "have been written before the grace period ends; raise preemption.gracePeriodSeconds"
+                )
+
+
+def _check_same_run(manifest: Any, facts: dict[str, Any], folder: Path) -> None:
+    if manifest.get("format") != facts["format"]:
+        raise ResumeRefused(
+            f"the checkpoints in {folder} were written by another version of the engine; finish the run with that "
+            "version, or use another output folder"
+        )
+    before, now = manifest["settings"], facts["settings"]
+    changed = [
+        f"{path} {before.get(path)!r} (now {now.get(path)!r})"
+        for path in sorted({*before, *now})
+        if before.get(path) != now.get(path)
+    ]
+    changed += [name for name in ("corpus", "tokenizer") if manifest.get(name) != facts[name]]
+    if changed:
+        raise ResumeRefused(
+            f"the checkpoints in {folder} belong to a run with another {' and '.join(changed)}; "
+            "restore the old settings, or use another output folder, or remove these checkpoints"
+        )
+
+
+def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
+    """The scheduler's workload class of the run; an architecture that it cannot size has no class of its own."""
+    batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
+    try:
+        return workload_class(ModelShape.from_config(config), batch)
+    except ValueError:
+        return f"{config.get('model_type', 'unknown')}-unsized"
+
+
+def _memory(plan: MemoryPlan, measured: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "phases": {
+            phase: {"plannedBytes": size, "measuredBytes": measured.get(phase)}
+            for phase, size in plan.phases.items()
+        },
+        "deviceBytes": plan.device_bytes,
+        "deviceLimitBytes": plan.limits.device_bytes,
+        "hostBytes": plan.host_bytes,
+        "deviceOwners": dict(plan.device),
+        "hostOwners": dict(plan.host),
+    }
