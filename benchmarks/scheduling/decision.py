@@ -60,6 +60,7 @@ def rows() -> list[Row]:
         "react_p99_s": _bar(judged["react_cpu_s"]["p99"], 0.05),
         "reclaim_react_p99_s": _bar(judged["reclaim_react_cpu_s"]["p99"], 0.05),
         "peak_memory_gib": _bar(judged["peak_memory_gib"], 1.0),
+        "reclaims_refused": _bar(judged["reclaims_refused"], 0),
     }
     return [judged | {"bars": bars}, measure(10_000, 1)]
 
@@ -151,7 +152,7 @@ class _Measured:
 
     def _reclaim(self, snapshot: Snapshot) -> None:
         """The gang arrives: answered by a full plan, and by `react` on a cluster with a stable plan."""
-        lent, gang = _reclaim(snapshot)
+        lent, gang = reclaimed(snapshot)
         wanted = updated(lent, Delta(jobs=(gang,)))
         found, _ = self.timed("reclaim plan", lambda: plan(wanted, BEFORE_SOLVER, NOW))
         self.violations += len(check_plan(wanted, found))
@@ -262,7 +263,7 @@ def _faster(snapshot: Snapshot, random: Random) -> Delta:
     return Delta(table=replace(snapshot.table, cells=tuple(cells)))
 
 
-def _reclaim(snapshot: Snapshot) -> tuple[Snapshot, Job]:
+def reclaimed(snapshot: Snapshot) -> tuple[Snapshot, Job]:
     """The snapshot with one tenant guaranteed all of the first type, a quarter of the cluster, of which nobody else
     has a guarantee and which others have borrowed completely for longer than `min_run_s`; and the gang that reclaims
     it, that tenant's only job."""

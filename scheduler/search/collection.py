@@ -7,12 +7,12 @@ first are chosen, within what may be taken of each tenant.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
-from ..model.snapshot import JobKind
+from ..model.snapshot import JobId, JobKind
 from ..placement.pool import request
 from .holds import Hold
 from .preemption import may_be_preempted_again, spare_m
@@ -77,33 +77,43 @@ class Collection:
         every = range(len(self.nodes.nodes)) if allowed is None else sorted(allowed)
         self.open = [i for i in every if self.nodes.usable[i] and i not in taken]
         self.budgets: dict[str, int] = {}
-        self.on_node: dict[int, list[tuple[Leaver, tuple[int, ...]]]] = {}
-        for (pool, tenant), assignments in sorted(round_.held.items()):
-            if pool == candidate.pool:
-                self._count(tenant, assignments.values())
-        for leavers in self.on_node.values():
-            leavers.sort(key=lambda pair: (pair[0].leaves_at_s, pair[0].assignment.job.id))
+        if self.right is not Right.BORROWING:
+            self.budgets = {
+                tenant: spare_m(round_, tenant, candidate.accelerator, self.right)
+                for (pool, tenant), held in sorted(round_.held.items())
+                if pool == candidate.pool and held and tenant != assignment.job.tenant
+            }
+        self._leavers: dict[JobId, Leaver] = {}
+        self._on_node: dict[int, list[tuple[Leaver, tuple[int, ...]]]] = {}
 
-    def _count(self, tenant: str, assignments: Iterable[Assignment]) -> None:
-        """Add the jobs of one tenant to the nodes they are on."""
-        round_, own = self.round, self.assignment.job
-        if tenant != own.tenant and self.right is not Right.BORROWING:
-            self.budgets[tenant] = spare_m(round_, tenant, self.candidate.accelerator, self.right)
-        yields = tenant == own.tenant or self.budgets.get(tenant, 0) > 0 or bool(self.since_s)
-        for assignment in assignments:
-            ends_at_s, holds = round_.stay(assignment)
-            leaver = Leaver(assignment, ends_at_s)
-            if yields and assignment.job.preemptible and self._gives_way(assignment, leaver, holds):
-                fresh = assignment.job.run is None
-                leaver.may_stop_at_s = (
-                    round_.now
-                    if fresh
-                    else max(round_.now, assignment.started_at_s + round_.policy.min_run_s)
-                )
-            elif assignment.job.run is None and self._was_passed_by(assignment):
-                leaver.may_stop_at_s = round_.now
-            for i, amounts in holds.items():
-                self.on_node.setdefault(i, []).append((leaver, amounts))
+    def leavers(self, i: int) -> list[tuple[Leaver, tuple[int, ...]]]:
+        """Who is on a node and what it has there, in the order in which they leave."""
+        known = self._on_node.get(i)
+        if known is None:
+            known = self._on_node[i] = [
+                (self._leaver(one), self.round.stay(one)[1][i])
+                for one in self.round.on_node(self.candidate.pool, i)
+            ]
+            known.sort(key=lambda pair: (pair[0].leaves_at_s, pair[0].assignment.job.id))
+        return known
+
+    def _leaver(self, assignment: Assignment) -> Leaver:
+        """When a job leaves, or may be stopped by the claim."""
+        known = self._leavers.get(assignment.job.id)
+        if known is not None:
+            return known
+        round_, own, job = self.round, self.assignment.job, assignment.job
+        ends_at_s, holds = round_.stay(assignment)
+        leaver = self._leavers[job.id] = Leaver(assignment, ends_at_s)
+        yields = job.tenant == own.tenant or self.budgets.get(job.tenant, 0) > 0 or bool(self.since_s)
+        if yields and job.preemptible and self._gives_way(assignment, leaver, holds):
+            fresh = job.run is None
+            leaver.may_stop_at_s = (
+                round_.now if fresh else max(round_.now, assignment.started_at_s + round_.policy.min_run_s)
+            )
+        elif job.run is None and self._was_passed_by(assignment):
+            leaver.may_stop_at_s = round_.now
+        return leaver
 
     def _gives_way(self, assignment: Assignment, leaver: Leaver, on: Iterable[int]) -> bool:
         """Whether the claim may stop the job, which is on these nodes, once it has run `min_run_s`."""
@@ -164,15 +174,9 @@ class Collection:
         chosen: list[Slot] = []
         skipped: set[int] = set()
         for stops in (True, False):
-            slots = [
-                slot
-                for i in domain
-                if stops or i in skipped
-                for slot in self._slots(i, stops, self.candidate.pods - len(chosen))
-            ]
-            slots.sort(key=lambda slot: (slot.at_s, slot.node not in self.since_s, slot.node))
             counted: set[str] = set()
-            for slot in slots:
+            nodes = domain if stops else set(skipped)
+            for slot in self._in_order(nodes, stops, self.candidate.pods - len(chosen)):
                 if len(chosen) == self.candidate.pods:
                     break
                 if slot.node in skipped and stops:
@@ -190,6 +194,19 @@ class Collection:
         chosen.sort(key=lambda slot: slot.at_s)
         return chosen if len(chosen) == self.candidate.pods else None
 
+    def _in_order(self, nodes: Set[int], stops: bool, most: int) -> Iterator[Slot]:
+        """The slots of these nodes, those that are ready first; where enough are ready now, the other nodes are not
+        looked at."""
+        later: list[Slot] = []
+        for i in sorted(nodes, key=lambda i: (i not in self.since_s, i)):
+            for slot in self._slots(i, stops, most):
+                if slot.at_s <= self.round.now:
+                    yield slot
+                else:
+                    later.append(slot)
+        later.sort(key=lambda slot: (slot.at_s, slot.node not in self.since_s, slot.node))
+        yield from later
+
     @staticmethod
     def _cost(slot: Slot, counted: set[str]) -> dict[str, int]:
         """What is taken of each tenant's surplus for a slot."""
@@ -206,7 +223,9 @@ class Collection:
         """When room for the first, second, … pod is there on a node (`stops`: jobs may be stopped for it)."""
         free = list(self.nodes.free_later[i])
         found = [Slot(self.round.now, i) for _ in range(min(most, self.nodes.room_in(free, self.ask)))]
-        here = self.on_node.get(i, [])
+        if len(found) >= most:
+            return found
+        here = self.leavers(i)
         if not stops:
             here = sorted(here, key=lambda pair: pair[0].ends_at_s)
         gone: list[Leaver] = []
@@ -235,7 +254,7 @@ class Collection:
                 if leaver.may_stop_at_s <= now + 1e-6:
                     hold.victims[leaver.assignment.job.id] = leaver.assignment
         for i in set(places):
-            for leaver, _ in self.on_node.get(i, ()):
+            for leaver, _ in self.leavers(i):
                 if leaver.leaves_at_s <= hold.start_s:
                     hold.leaving[leaver.assignment.job.id] = leaver.assignment
         hold.collected = sum(ready.values())

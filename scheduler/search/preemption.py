@@ -55,6 +55,7 @@ def reclaim(round_: Round, blocked: list[Assignment]) -> bool:
         if _reclaim_one(round_, assignment, hopeless) or (
             due and _reclaim_one(round_, assignment, hopeless, due)
         ):
+            round_.claimed.add(assignment.job.id)
             changed = True
     return changed
 

@@ -130,13 +130,13 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
         if not searches:
             break
         searches -= 1
-        hold = _best(round_, assignment)
+        hold, cleared = _found(round_, assignment)
         if hold is None:
             continue
         hold.patient = own
         by_patience += own
         _add(round_, hold, set(hold.places))
-        again += _cleared(round_, hold)
+        again += cleared
         if hold.start_s <= round_.now:
             again.append(assignment)
     return again
@@ -240,10 +240,30 @@ def _give(round_: Round, hold: Hold) -> None:
     round_.put(hold.holder, hold.candidate, place.nodes, release=nodes.releasing > 0 or not nodes.fits(place))
 
 
+def _found(round_: Round, assignment: Assignment) -> tuple[Hold | None, list[Assignment]]:
+    """The best place of the job, and the jobs of this round that were cleared from it. What may be taken of a tenant
+    is less without these; so the place is looked for again until it holds without them."""
+    mark = round_.mark()
+    found: list[Assignment] = []
+    hold = _best(round_, assignment)
+    while hold is not None:
+        cleared = _cleared(round_, hold)
+        if not cleared:
+            return hold, found
+        found += cleared
+        hold = Collection(round_, assignment, hold.candidate, {}, _patient(round_, assignment)).hold()
+    round_.undo_to(mark)
+    return None, []
+
+
 def _cleared(round_: Round, hold: Hold) -> list[Assignment]:
     """Take the places of jobs that this round put on the nodes. They are tried again as the next plan would: other
-    room first, then beside the reservation."""
-    found = [a for a in hold.leaving.values() if a.job.run is None and a.placement is not None]
+    room first, then beside the reservation. A claim that has stopped others for its place keeps it."""
+    found = [
+        a
+        for a in hold.leaving.values()
+        if a.job.run is None and a.placement is not None and a.job.id not in round_.claimed
+    ]
     for assignment in found:
         round_.clear(assignment)
     return found
@@ -338,8 +358,7 @@ def take(round_: Round) -> bool:
             round_, assignment, hold.candidate, [group], by_right=True, inside=frozenset(hold.places)
         ):
             changed = True
-    round_.sync_holds()
-    return changed
+    return round_.sync_holds() or changed
 
 
 def reservations(round_: Round, made: Iterable[Action]) -> tuple[Reservation, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import TypeVar, cast
 
@@ -46,6 +46,8 @@ class Round:
         self.ranked = state.ranked
         self.disrupted: set[JobId] = set()
         """Running jobs that the plan stops, moves or resizes."""
+        self.claimed: set[JobId] = set()
+        """Waiting jobs that have stopped others by a right in this round."""
         self.gave_way: dict[JobId, JobId] = {}
         """Running jobs that were moved in this round, and for whose sake (`defragment.py`)."""
         self._first: dict[JobId, Place] = {}
@@ -60,6 +62,7 @@ class Round:
         """Room kept for reservations (`reservations.py`), by holder, in order of precedence."""
         self._typical_run_s: float | None = None
         self._stays: dict[JobId, tuple[Placement, float, tuple[float, dict[int, tuple[int, ...]]]]] = {}
+        self._on_nodes: dict[str, dict[int, dict[JobId, Assignment]]] = {}
         self._disruption_budget = self._budget(state.snapshot)
         self.cluster.begin()
 
@@ -121,6 +124,7 @@ class Round:
         placement, job = assignment.placement, assignment.job
         assert placement is not None
         key = (placement.pool, job.tenant)
+        self._follow_nodes(assignment, placement.pool, sign)
         if sign > 0:
             self.held.setdefault(key, {})[job.id] = assignment
             self._placed.setdefault(key, {})[job.id] = assignment
@@ -294,8 +298,12 @@ class Round:
 
     def recall_delayed(self) -> list[Assignment]:
         """Take away the places that wait for a release: after more jobs were stopped there may be better
-        ones."""
-        found = [assignment for assignment in self.changed if assignment.waits_for_release]
+        ones. A claim keeps its place: others would take it, and lose it to the same claim again."""
+        found = [
+            assignment
+            for assignment in self.changed
+            if assignment.waits_for_release and assignment.job.id not in self.claimed
+        ]
         for assignment in found:
             self.clear(assignment)
         return found
@@ -429,6 +437,28 @@ class Round:
             return self.now + job.remaining_work / candidate.speed
         ran_s = self.now - assignment.started_at_s
         return assignment.started_at_s + max(self.typical_run_s, 2 * ran_s)
+
+    def on_node(self, pool: str, i: int) -> Iterable[Assignment]:
+        """The jobs that have a place on a node of a pool."""
+        known = self._on_nodes.get(pool)
+        if known is None:
+            known = self._on_nodes[pool] = {}
+            for (of, _), held in self.held.items():
+                for assignment in held.values() if of == pool else ():
+                    self._follow_nodes(assignment, pool, 1)
+        found = known.get(i)
+        return () if found is None else found.values()
+
+    def _follow_nodes(self, assignment: Assignment, pool: str, sign: int) -> None:
+        """Keep `on_node`: the job has been given its place (sign=-1: is losing it)."""
+        known = self._on_nodes.get(pool)
+        if known is None:
+            return
+        for i in self.stay(assignment)[1]:
+            if sign > 0:
+                known.setdefault(i, {})[assignment.job.id] = assignment
+            else:
+                known[i].pop(assignment.job.id, None)
 
     @property
     def typical_run_s(self) -> float:

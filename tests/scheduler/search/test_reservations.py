@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from benchmarks.scheduling import generator
+from benchmarks.scheduling.decision import reclaimed
+
 from busbar.scheduler import (
     Event,
     Job,
@@ -292,3 +296,10 @@ def test_a_place_is_not_taken_from_a_reservation_that_is_kept_after_it() -> None
         "first": ("H100-0000",),
         "second": ("H100-0001",),
     }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_guarantee_of_a_quarter_of_the_cluster_is_reclaimed_beside_reservations(seed: int) -> None:
+    lent, gang = reclaimed(generator.generate(20, 40, 40, seed=seed))
+    result = made(updated(lent, Delta(jobs=(gang,))), generator.NOW)
+    assert gang.id in {action.job for action in result.actions if action.to is not None}
