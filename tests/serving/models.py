@@ -79,8 +79,8 @@ def save_deep_model(folder: Path) -> None:
     save_model(folder, num_hidden_layers=64)
 
 
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """transformers' greedy tokens after `prompt`, up to and including the end token."""
+def greedy(model: Any, prompt: list[int], count: int, **more: Any) -> list[int]:
+    """transformers' greedy tokens after `prompt`, up to and including the end token (`more`: goes to `generate`)."""
     with torch.no_grad():
         out = model.generate(
             torch.tensor([prompt]),
@@ -88,6 +88,7 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
             max_new_tokens=count,
             do_sample=False,
             pad_token_id=EOS,
+            **more,
         )
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens

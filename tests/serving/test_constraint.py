@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.serving.engines import generate, load_engine, text_of, tokens_of
-from tests.serving.models import EOS, VOCAB, make_tokenizer
+from tests.serving.models import EOS, VOCAB, greedy, make_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from busbar.workloads.serving.constraint import Constraint, make_constraint, token_sequences
@@ -154,22 +154,7 @@ def test_rounding_never_lets_another_token_through(
 # -- the engine -----------------------------------------------------------------------------------
 
 
-def reference(model: Any, prompt: list[int], count: int, **more: Any) -> list[int]:
-    """transformers' greedy tokens."""
-    with torch.no_grad():
-        out = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=EOS,
-            **more,
-        )
-    tokens: list[int] = out[0, len(prompt) :].tolist()
-    return tokens
-
-
-def greedy(loaded: Loaded, allowed: list[int] | None, words: list[str], **more: Any) -> SamplingParams:
+def params(loaded: Loaded, allowed: list[int] | None, words: list[str], **more: Any) -> SamplingParams:
     params = SamplingParams(max_tokens=40, temperature=0.0, **more)
     return loaded.core.constrained(params, allowed, words)
 
@@ -178,9 +163,9 @@ def test_greedy_tokens_under_allowed_token_ids_are_those_of_transformers(
     llama: tuple[Path, Any], loaded: Loaded
 ) -> None:
     allowed = [EOS, *range(30, 300, 9)]
-    found = generate(loaded, PROMPTS, greedy(loaded, allowed, []))
+    found = generate(loaded, PROMPTS, params(loaded, allowed, []))
     for prompt, deltas in zip(PROMPTS, found, strict=True):
-        expected = reference(llama[1], prompt, 40, prefix_allowed_tokens_fn=lambda *_: allowed)
+        expected = greedy(llama[1], prompt, 40, prefix_allowed_tokens_fn=lambda *_: allowed)
         assert tokens_of(deltas) == expected
         assert set(expected) <= set(allowed)
 
@@ -191,13 +176,13 @@ def test_greedy_tokens_under_bad_words_are_those_of_transformers(
     """The words are what the model would say: single tokens, and a pair."""
     tokenizer = loaded.core.tokenizer
     for prompt in PROMPTS:
-        free = reference(llama[1], prompt, 40)
+        free = greedy(llama[1], prompt, 40)
         texts = {tokenizer.decode(free[i : i + n]) for n in (1, 2) for i in range(2, 20, 3)}
         words = sorted(text for text in texts if text.strip() and "\ufffd" not in text)
         sequences = {each for word in words for each in token_sequences(loaded.core.vocabulary, word)}
         assert {len(each) for each in sequences} >= {1, 2}
-        (deltas,) = generate(loaded, [prompt], greedy(loaded, None, words))
-        expected = reference(llama[1], prompt, 40, bad_words_ids=[list(each) for each in sequences])
+        (deltas,) = generate(loaded, [prompt], params(loaded, None, words))
+        expected = greedy(llama[1], prompt, 40, bad_words_ids=[list(each) for each in sequences])
         assert tokens_of(deltas) == expected != free
         assert not any(word in text_of(deltas) for word in words if len(tokenizer.encode(word).ids) == 1)
 
