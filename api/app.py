@@ -1,4 +1,4 @@
-"""The two applications: REST and portal for people (:8080), look-ups and usage for the gateway (:8081).
+"""The two applications: REST and portal for people (:8080), look-ups, usage and metrics (:8081).
 
 Both use the same services. Errors become answers in one place: JSON below `/api` and on the internal port, a
 page or a redirect to the login everywhere else.
@@ -69,11 +69,12 @@ def public_app(services: Services) -> FastAPI:
 
 
 def internal_app(services: Services) -> FastAPI:
-    """What the gateway calls."""
+    """What the gateway calls, and `/metrics`."""
     app = FastAPI(
         title=f"{TITLE} internal", version="v1alpha1", docs_url=None, redoc_url=None, openapi_url=None
     )
     app.include_router(health.router())
+    app.include_router(health.numbers())
     app.include_router(internal.router())
     return _finish(app, services)
 

@@ -62,6 +62,11 @@ class Metrics:
             "Usage records the API has not taken yet",
             registry=self.totals,
         )
+        self.oldest_usage = Gauge(
+            "busbar_gateway_usage_oldest_seconds",
+            "Age of the oldest usage record that the API has not taken yet; 0: there is none",
+            registry=self.totals,
+        )
         self.spool_bytes = Gauge(
             "busbar_gateway_usage_spool_bytes", "Size of the usage spool on disk", registry=self.totals
         )

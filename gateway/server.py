@@ -185,6 +185,7 @@ class Gateway:
         metrics = self._metrics
         metrics.in_hand.set(self._public_port.in_hand)
         metrics.undelivered.set(self._recorder.undelivered)
+        metrics.oldest_usage.set(self._recorder.oldest_s)
         metrics.spool_bytes.set(self._recorder.spool_bytes)
         metrics.routes_connected.set(self._stream.connected)
         metrics.services.set(len(self._public_port.table or ()))

@@ -33,7 +33,7 @@ Record = dict[str, Any]
 
 
 class Spool:
-    """The disk side of usage counting. Not thread-safe: one caller at a time."""
+    """The disk side of usage counting. Not thread-safe, except `bytes` and `oldest`: one caller at a time."""
 
     def __init__(self, folder: Path, *, segment_bytes: int, limit_bytes: int) -> None:
         self._folder = folder
@@ -49,6 +49,7 @@ class Spool:
             self._last_in: dict[Path, int] = {}
             self._load()
             self.bytes = sum(self._sizes.values())
+            self.oldest: Record | None = next(iter(self._pending.values()), None)
         except OSError as error:
             raise SpoolError(f"usage spool {folder}: {error}; give the gateway a writable folder") from error
         self._next = max([self.acknowledged, *self._pending]) + 1
@@ -99,6 +100,7 @@ class Spool:
         self._last_in[path] = numbered[-1]["seq"]
         self._pending.update((record["seq"], record) for record in numbered)
         self._next += len(numbered)
+        self.oldest = self.oldest or numbered[0]
         return numbered
 
     def acknowledge(self, through: int) -> None:
@@ -110,6 +112,7 @@ class Spool:
         self.acknowledged = through
         for seq in [seq for seq in self._pending if seq <= through]:
             del self._pending[seq]
+        self.oldest = next(iter(self._pending.values()), None)  # they are pending in their order
         for path in [path for path, last in self._last_in.items() if last <= through]:
             if path == self._open_path:
                 self._close_segment()

@@ -98,6 +98,14 @@ class UsageRecorder:
         return len(self._spool) + len(self._ended)
 
     @property
+    def oldest_s(self) -> float:
+        """How long ago the oldest record that the API has not taken was made; 0: there is none."""
+        oldest = self._spool.oldest or next((record for _, record in self._ended), None)
+        if oldest is None:
+            return 0.0
+        return max(0.0, (self._now() - datetime.fromisoformat(oldest["finishedAt"])).total_seconds())
+
+    @property
     def spool_bytes(self) -> int:
         return self._spool.bytes
 

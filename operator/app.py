@@ -73,6 +73,7 @@ class Operator:
     ) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.metrics.started.set_to_current_time()
         limits = ClientLimits(connections=settings.connections)
         self._plain = KubeClient(login, user_agent="busbar-operator", limits=limits)
         self.lease = LeaseThread(login, settings)
@@ -261,6 +262,7 @@ class Operator:
             self.metrics.queue.set(len(self.controller.queue))
             for informer in self.caches.informers:
                 self.metrics.watch_age.labels(informer.resource.plural).set(informer.age_s)
+            self.metrics.show_pools(self.caches.pools.items.values())
             self.metrics.jobs.clear()
             for kind, cache in (("TrainingJob", self.caches.jobs), ("ModelService", self.caches.services)):
                 for obj in cache.items.values():

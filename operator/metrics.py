@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from busbar.kube.types import AcceleratorPool
 
 
 class Metrics:
@@ -91,3 +96,33 @@ class Metrics:
             "busbar_workload_polls_total", "Reads of workload ports by result", ["result"], registry=registry
         )
         self.leader = Gauge("busbar_lease_held", "1 while this process holds the lease", registry=registry)
+        self.started = Gauge(
+            "busbar_operator_start_time_seconds",
+            "Unix time at which this process started",
+            registry=registry,
+        )
+        self.accelerators = Gauge(
+            "busbar_accelerators",
+            "Accelerators of the pools' ready nodes by type: capacity (for jobs), allocated (by jobs, part of the "
+            "capacity), held_elsewhere (by pods of no job, not part of it)",
+            ["accelerator", "state"],
+            registry=registry,
+        )
+
+    def show_pools(self, pools: Iterable[AcceleratorPool]) -> None:
+        """Sets what the pools' statuses say, summed by type of accelerator.
+
+        Pools are not named: anybody who reaches the port may read it, and a pool may be some tenants' own.
+        """
+        found: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for pool in pools:
+            status = pool.status
+            if status is None or status.capacity is None:
+                continue  # nothing is known of it yet
+            held = status.held_elsewhere
+            found[pool.spec.accelerator, "capacity"] += status.capacity
+            found[pool.spec.accelerator, "allocated"] += status.allocated or 0.0
+            found[pool.spec.accelerator, "held_elsewhere"] += held.accelerators if held is not None else 0.0
+        self.accelerators.clear()
+        for labels, amount in found.items():
+            self.accelerators.labels(*labels).set(amount)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from busbar.api.database.metrics import DatabaseMetrics
 from busbar.kube.errors import SettingsError
+
+
+class Unreachable(SQLAlchemyError):
+    """PostgreSQL cannot be connected to; asyncpg raises an OSError then, SQLAlchemy none of its own."""
 
 
 class Database:
@@ -38,22 +43,24 @@ class Database:
             if not folder.is_dir():
                 raise SettingsError(f"database folder {folder} does not exist; mount a volume there")
         self.engine = make_engine(url)
+        self.metrics = DatabaseMetrics()
         self._writer = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A connection for queries."""
-        async with self.engine.connect() as connection:
-            yield connection
+        with self.metrics.timed("read"), _connecting():
+            async with self.engine.connect() as connection:
+                yield connection
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed when the block ends without an exception."""
-        if self.is_sqlite:
-            async with self._writer, self.engine.begin() as connection:
-                yield connection
-        else:
-            async with self.engine.begin() as connection:
+        with self.metrics.timed("write"), _connecting():
+            async with (
+                self._writer if self.is_sqlite else contextlib.nullcontext(),
+                self.engine.begin() as connection,
+            ):
                 yield connection
 
     def upsert(self, table: Table) -> Any:
@@ -68,6 +75,14 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+@contextlib.contextmanager
+def _connecting() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unreachable(str(error)) from error
 
 
 def make_engine(url: str) -> AsyncEngine:

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,7 @@ def test_whatever_happens_each_record_is_delivered_in_order_under_one_number(
         elif step == "restart":
             here.close()
             here = spool(folder, segment_bytes=120)
+    assert here.oldest == next(here.records(), None)
     taken += [(r["seq"], r["requestId"]) for r in here.records()]
     assert taken == [(n, f"req-{n}") for n in range(1, made + 1)]
     here.close()
@@ -257,6 +258,32 @@ async def test_usage_goes_from_the_request_to_the_api(tmp_path: Path) -> None:
     assert sorted(r["requestId"] for r in api.taken.values()) == [f"req-{n}" for n in range(4)]
     assert {r["completionTokens"] for r in api.taken.values()} == {3}
     assert here.undelivered == 0
+
+
+async def test_the_oldest_usage_ages_until_the_api_takes_it(tmp_path: Path) -> None:
+    api = Api()
+    api.away = True
+    time = [datetime(2026, 1, 1, tzinfo=UTC)]
+    here = UsageRecorder(
+        spool(tmp_path), InflightTable(tmp_path / "running", 4), api.deliver,
+        batch=2, running_limit=4, retry_max_s=0.01, now=lambda: time[0],
+    )  # fmt: skip
+    assert here.oldest_s == 0
+    use(here, 1)
+    time[0] += timedelta(minutes=2)
+    assert here.oldest_s == 120, "also before it is on disk"
+    await here._write()
+    use(here, 2)
+    time[0] += timedelta(minutes=3)
+    assert here.oldest_s == 300
+    with pytest.raises(ApiUnreachable):
+        await here._ship()
+    assert here.oldest_s == 300
+    api.away = False
+    await here._ship()
+    assert here.oldest_s == 180
+    await here.stop(PATIENCE_S)
+    assert here.oldest_s == 0
 
 
 async def test_a_request_that_got_nothing_is_not_a_record(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from busbar.api.services import Services
 PUBLIC = {
     ("GET", "/health"),
     ("GET", "/ready"),
+    ("GET", "/metrics"),
     ("GET", f"{BASE}/openapi.json"),
     ("GET", "/login"),
     ("POST", "/login"),
@@ -127,10 +128,20 @@ async def test_routes_with_a_namespace_ask_kubernetes_about_it(world: World) -> 
             assert isinstance(permissions(route)[0], InNamespace), route.path
 
 
-async def test_everything_on_the_internal_port_but_probes_is_for_the_gateway(world: World) -> None:
+async def test_everything_on_the_internal_port_but_probes_and_numbers_is_for_the_gateway(
+    world: World,
+) -> None:
     for route in routes(apps_of(world.services)[1]):
-        if route.path not in ("/health", "/ready"):
+        if route.path not in ("/health", "/ready", "/metrics"):
             assert isinstance(permissions(route)[0], GatewayOnly), route.path
+
+
+async def test_numbers_are_served_on_the_internal_port_alone(world: World) -> None:
+    answer = await world.internal.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'busbar_api_database_failures_total{operation="write"} 0.0' in answer.text
+    assert (await world.public.get("/metrics")).status_code == 404
 
 
 async def test_anonymous_callers_get_401_or_the_login_from_every_other_route(world: World) -> None:
