@@ -291,6 +291,41 @@ class Admission(Section):
     )
 
 
+class Rules(Section):
+    """The alerts of docs/runbooks.md, as a PrometheusRule."""
+
+    enabled: bool = Field(default=False, description="Install them.")
+    labels: Labels = Field(
+        default_factory=dict,
+        description="Labels by which Prometheus finds the object, e.g. release: kube-prometheus-stack.",
+    )
+    runbooks: Text = Field(
+        default="docs/runbooks.md",
+        description="Address of the runbooks, which alerts name with the section; set it to where your people read "
+        "them.",
+    )
+
+
+class Monitors(Section):
+    """What Prometheus reads: one PodMonitor for each of operator, API and gateway."""
+
+    enabled: bool = Field(default=False, description="Install them.")
+    labels: Labels = Field(default_factory=dict, description="Labels by which Prometheus finds the objects.")
+    prometheus_namespace: Name = Field(
+        default="",
+        description="Namespace of Prometheus' pods, which NetworkPolicies then let read API and gateway; empty: none.",
+    )
+
+
+class Monitoring(Section):
+    """For the Prometheus Operator, whose types (monitoring.coreos.com/v1) the cluster must have."""
+
+    rules: Rules = Field(default_factory=Rules, description="The alerts of docs/runbooks.md.")
+    pod_monitors: Monitors = Field(
+        default_factory=Monitors, description="Reading the metrics of operator, API and gateway."
+    )
+
+
 class Pools(Section):
     """AcceleratorPools for devices that no pool describes."""
 
@@ -326,3 +361,7 @@ class Values(Section):
         default_factory=Pools, description="AcceleratorPools for devices that no pool describes."
     )
     admission: Admission = Field(default_factory=Admission, description="The policies that keep the queue.")
+    monitoring: Monitoring = Field(
+        default_factory=Monitoring,
+        description="Alerts and metrics, for clusters with the Prometheus Operator.",
+    )

@@ -48,11 +48,20 @@ PLACED = (
     "api.publicUrl=https://busbar.example.com",
     "api.publicGatewayUrl=https://models.example.com",
 )
+MONITORED = (
+    "monitoring.rules.enabled=true",
+    "monitoring.rules.labels.release=prometheus",
+    "monitoring.rules.runbooks=https://wiki.example.com/runbooks",
+    "monitoring.podMonitors.enabled=true",
+    "monitoring.podMonitors.labels.release=prometheus",
+    "monitoring.podMonitors.prometheusNamespace=monitoring",
+)
 RENDERS = {
     "default": ("busbar", ()),
     "one-machine": ("busbar", ONE_MACHINE),
     "postgres-oidc": ("busbar", POSTGRES + OIDC + PLACED),
     "bare": ("busbar", BARE),
+    "monitored": ("busbar", MONITORED),
 }
 
 
@@ -267,6 +276,44 @@ def test_people_are_refused_at_internal_ports_only_by_their_callers() -> None:
             for source in ingress[1]["from"]
         ]
     assert callers == {"operator": ["api", "gateway"], "api": ["gateway"], "gateway": ["operator"]}
+
+
+def test_alerts_and_monitors_are_made_where_they_are_wanted() -> None:
+    def named(*settings: str) -> set[tuple[str, str]]:
+        return {
+            (d["kind"], d["metadata"]["name"])
+            for d in documents(render("busbar", *settings))
+            if d["apiVersion"].startswith("monitoring.coreos.com/")
+        }
+
+    assert named() == set()
+    monitors = {("PodMonitor", f"busbar-{part}") for part in ("operator", "api", "gateway")}
+    assert named(*MONITORED) == {("PrometheusRule", "busbar"), *monitors}
+    found = documents(render("busbar", *MONITORED))
+    written = yaml.safe_load((CHARTS / "busbar" / "alerts.yaml").read_text())
+    (group,) = find(found, "PrometheusRule", "busbar")["spec"]["groups"]
+    for rule, alert in zip(group["rules"], written, strict=True):
+        url = rule["annotations"].pop("runbook_url")
+        assert url == f"https://wiki.example.com/runbooks#{alert['alert'].lower()}"
+        assert rule == alert
+
+
+def test_monitors_read_ports_that_the_pods_have_and_network_policies_let_them() -> None:
+    found = documents(render("busbar", *MONITORED))
+    for name in ("operator", "api", "gateway"):
+        monitor = find(found, "PodMonitor", f"busbar-{name}")
+        pod = find(found, "Deployment", f"busbar-{name}")["spec"]["template"]
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in ports
+        open_, closed = find(found, "NetworkPolicy", f"busbar-{name}")["spec"]["ingress"]
+        from_ = [source["namespaceSelector"] for source in closed["from"] if "namespaceSelector" in source]
+        if endpoint["port"] in [port["port"] for port in open_["ports"]]:
+            assert from_ == []
+        else:
+            assert from_ == [{"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}]
 
 
 def rights(found: list[JSON], kind: str, name: str) -> dict[str, str]:
