@@ -53,14 +53,16 @@ async def authenticate(request: Request, *, again: bool = False) -> Caller:
 
     Raises:
         Unauthenticated: nobody we know.
+        TooMany: too many wrong bearers came from the client's address.
         Forbidden: a session's write without its CSRF token, or a token without the scope `rest`.
     """
     known = getattr(request.state, "caller", None)
     if isinstance(known, Caller) and not again:
         return known
-    authenticator = services_of(request).authenticator
+    services = services_of(request)
+    authenticator = services.authenticator
     if header := request.headers.get("Authorization"):
-        caller = await authenticator.by_header(header)
+        caller = await authenticator.by_header(header, services.forwarded.address(request.scope))
     elif cookie := request.cookies.get(COOKIE):
         caller = await authenticator.by_cookie(cookie, request.method, await _csrf(request))
     else:
@@ -154,7 +156,8 @@ class GatewayOnly(Permission):
         header = request.headers.get("Authorization")
         if not header:
             raise Unauthenticated("send the service account's token for the audience busbar-api")
-        caller = await services.authenticator.by_header(header)
+        address = services.forwarded.address(request.scope)
+        caller = await services.authenticator.by_header(header, address)
         if caller.source is not Source.KUBERNETES or caller.subject != services.settings.gateway_subject:
             raise Forbidden(f"{caller.subject} is not the gateway")
         return caller

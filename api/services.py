@@ -22,6 +22,7 @@ from busbar.api.access.throttle import Throttle
 from busbar.api.access.token_rules import TokenRules
 from busbar.api.access.token_service import TokenService
 from busbar.api.access.tokens import Tokens
+from busbar.api.access.wrong_bearers import WrongBearers
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database.engine import Database
 from busbar.api.kubernetes.client import KubeApi
@@ -137,6 +138,7 @@ def build(
     keys = Keys(tokens, tenancy)
     usage_ledger = UsageLedger(database, clock)
     history = History(database, store, tenancy, clock)
+    wrong = WrongBearers(Throttle(settings.logins_per_minute, "wrong tokens", clock), tokens, audit)
     return Services(
         settings=settings,
         kube=kube,
@@ -144,7 +146,7 @@ def build(
         store=store,
         tenancy=tenancy,
         authorizer=authorizer,
-        authenticator=Authenticator(reviews, tokens, sessions),
+        authenticator=Authenticator(reviews, tokens, sessions, wrong),
         tokens=tokens,
         sessions=sessions,
         audit=audit,

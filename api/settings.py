@@ -89,7 +89,8 @@ class Settings:
     token_creations_per_minute: Count = 30
     """Tokens that one person, and one address, may make in a minute."""
     logins_per_minute: Count = 30
-    """Logins of one person, and wrong logins from one address, that are taken in a minute."""
+    """Logins of one person, and wrong logins from one address, that are taken in a minute; and as many wrong bearers at
+    REST, counted apart."""
     trusted_proxies: str = ""
     """Addresses and networks, by commas, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     history_days: float = 90.0

@@ -230,7 +230,8 @@ class Api(Section):
         description="Addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
     )
     logins_per_minute: Annotated[int, Field(ge=1)] = Field(
-        default=30, description="Logins of one person, and wrong ones from one address, taken in a minute."
+        default=30,
+        description="Logins of one person, and wrong ones from one address, taken in a minute; wrong tokens at REST likewise.",
     )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="How much it logs.")
     tokens: Tokens = Field(default_factory=Tokens, description="Bounds of new tokens.")

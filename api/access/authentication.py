@@ -5,7 +5,7 @@
     Cookie: busbar_session=…        a browser; writes must also carry the session's CSRF token
 
 Headers that only claim a user name are never read. Reviews are cached: a positive answer for 60 s, a negative
-one for 5 s.
+one for 5 s. Wrong bearers in headers are counted (`wrong_bearers`); the login counts its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from busbar.api.access.identity import Caller, CallerRole, Scope, Source
 from busbar.api.access.sessions import Sessions
 from busbar.api.access.tokens import Tokens, caller_of
+from busbar.api.access.wrong_bearers import WrongBearers
 from busbar.api.errors import Forbidden, Unauthenticated, Unavailable
 from busbar.kube.contracts import auth
 from busbar.kube.contracts.keys import TOKEN_PREFIX, digest_of
@@ -24,22 +25,36 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Authenticator:
     """Identifies the caller of a request."""
 
-    def __init__(self, reviews: auth.Reviewer, tokens: Tokens, sessions: Sessions) -> None:
+    def __init__(
+        self, reviews: auth.Reviewer, tokens: Tokens, sessions: Sessions, wrong: WrongBearers
+    ) -> None:
+        self._wrong = wrong
         self._reviews = reviews
         self._tokens = tokens
         self._sessions = sessions
 
-    async def by_header(self, authorization: str) -> Caller:
+    async def by_header(self, authorization: str, address: str) -> Caller:
         """The caller of an Authorization header.
+
+        Args:
+            address: the client's, for which a wrong bearer counts.
 
         Raises:
             Unauthenticated: not a bearer, or one that nobody vouches for.
+            TooMany: too many wrong ones came from there.
         """
         scheme, _, bearer = authorization.partition(" ")
         bearer = bearer.strip()
         if scheme.lower() != "bearer" or not bearer or len(bearer) > MAX_BEARER_CHARS:
             raise Unauthenticated("send `Authorization: Bearer <token>`")
-        return await self.by_bearer(bearer)
+        self._wrong.check(bearer, address)
+        try:
+            caller = await self.by_bearer(bearer)
+        except Unauthenticated as error:
+            await self._wrong.refused(bearer, address, error)
+            raise
+        self._wrong.accepted(bearer)
+        return caller
 
     async def by_bearer(self, bearer: str) -> Caller:
         """The caller of a busbar or Kubernetes token."""

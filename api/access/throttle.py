@@ -1,4 +1,4 @@
-"""How often one address, and one person, may log in or make tokens: a token bucket for each.
+"""How often one address, and one person, may log in, make tokens or send wrong bearers: a token bucket for each.
 
 The counts are in memory, so each replica of the API counts for itself and a restart begins anew. That bounds the
 load of guesses; that no guess succeeds is the work of 256 random bits.
@@ -45,13 +45,20 @@ class Throttle:
         Raises:
             TooMany: one of the keys has none left; says in how many seconds it has.
         """
+        for bucket in self._checked(keys):
+            bucket.left -= 1
+
+    def check(self, keys: Iterable[str]) -> None:
+        """Whether `take` would succeed. Raises as it does."""
+        self._checked(keys)
+
+    def _checked(self, keys: Iterable[str]) -> list[_Bucket]:
         found = [self._bucket(key) for key in keys]
         least = min(bucket.left for bucket in found)
         if least < 1:
             wait_s = math.ceil((1 - least) * 60 / self._size)
             raise TooMany(f"too many {self._what}; try again in {wait_s} s", retry_after_s=wait_s)
-        for bucket in found:
-            bucket.left -= 1
+        return found
 
     def give_back(self, keys: Iterable[str]) -> None:
         """Undo a `take`."""

@@ -115,10 +115,17 @@ class Tokens:
 
     async def find(self, sha256: str) -> Token | None:
         """The valid token with this hash; None when it is unknown, expired or revoked."""
+        return await self._by_hash(sha256, self._alive())
+
+    async def ended(self, sha256: str) -> Token | None:
+        """The expired or revoked token with this hash; None when it is unknown or valid."""
+        return await self._by_hash(sha256, not_(self._alive()))
+
+    async def _by_hash(self, sha256: str, state: ColumnElement[bool]) -> Token | None:
         query = (
             select(tables.tokens, tables.subjects.c.groups)
             .join(tables.subjects, tables.subjects.c.name == tables.tokens.c.subject)
-            .where(tables.tokens.c.sha256 == sha256, self._alive())
+            .where(tables.tokens.c.sha256 == sha256, state)
         )
         async with self._db.read() as db:
             row = (await db.execute(query)).mappings().first()

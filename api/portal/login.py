@@ -11,7 +11,7 @@ from busbar.api.access.identity import Caller, Scope, Source
 from busbar.api.access.sessions import COOKIE
 from busbar.api.access.throttle import of_address, of_subject
 from busbar.api.dependencies import AnyCaller, Public, services_of
-from busbar.api.errors import Forbidden, TooMany, Unauthenticated
+from busbar.api.errors import ApiError, Forbidden, TooMany, Unauthenticated
 from busbar.api.portal.render import html
 from busbar.api.services import Services
 
@@ -42,12 +42,13 @@ def router() -> APIRouter:
         address = services.forwarded.address(request.scope)
         try:
             caller = await _known(services, address, token.strip())
+            if Scope.REST not in caller.scopes:
+                raise Forbidden("This token is for inference only; use one with the scope rest.")
         except (Unauthenticated, TooMany) as error:
             return _page(request, after, error.message, error.status, error.retry_after_s)
-        if Scope.REST not in caller.scopes:
-            return _page(
-                request, after, "This token is for inference only; use one with the scope rest.", 403
-            )
+        except Forbidden as error:
+            await refused(services, caller.subject, address, error, caller.source)
+            return _page(request, after, error.message, error.status)
         await services.audit.note(
             caller.subject, "login", "Session", "", caller.subject, "Done", "", caller.source
         )
@@ -77,11 +78,16 @@ async def _known(services: Services, address: str, bearer: str) -> Caller:
     try:
         caller = await services.authenticator.by_bearer(bearer)
     except Unauthenticated as error:
-        await services.audit.note("", "login", "Session", "", address, error.code, error.message, "portal")
+        await refused(services, "", address, error, "portal")
         raise
     services.login_throttle.give_back([of_address(address)])
     services.login_throttle.take([of_subject(caller.subject)])
     return caller
+
+
+async def refused(services: Services, subject: str, address: str, error: ApiError, source: str) -> None:
+    """Write a refused login to the audit trail; the subject is empty where nobody vouches for one."""
+    await services.audit.note(subject, "login", "Session", "", address, error.code, error.message, source)
 
 
 async def begin(request: Request, caller: Caller, after: str, lifetime: timedelta | None = None) -> Response:

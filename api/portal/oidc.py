@@ -14,10 +14,10 @@ from joserfc.errors import JoseError
 from starlette.middleware.sessions import SessionMiddleware
 
 from busbar.api.access.identity import Caller, CallerRole, Source, check_subject, foreign_groups
-from busbar.api.access.throttle import of_subject
+from busbar.api.access.throttle import of_address, of_subject
 from busbar.api.dependencies import Public, services_of
 from busbar.api.errors import BadRequest, Invalid, Unavailable
-from busbar.api.portal.login import begin, local
+from busbar.api.portal.login import begin, local, refused
 from busbar.api.services import Services
 from busbar.api.settings import Oidc
 
@@ -61,10 +61,20 @@ def install(app: FastAPI, services: Services) -> None:
 
     @app.get("/login/oidc/callback", include_in_schema=False)
     async def callback(request: Request, _: Anybody) -> Response:
-        with _provider_errors():
-            token = await provider.authorize_access_token(request)
-        caller = caller_of(token.get("userinfo") or {}, oidc)
         built = services_of(request)
+        address = built.forwarded.address(request.scope)
+        built.login_throttle.take([of_address(address)])
+        try:
+            with _provider_errors():
+                token = await provider.authorize_access_token(request)
+            caller = caller_of(token.get("userinfo") or {}, oidc)
+        except BadRequest as error:
+            await refused(built, "", address, error, Source.OIDC)
+            raise
+        except Unavailable:
+            built.login_throttle.give_back([of_address(address)])
+            raise
+        built.login_throttle.give_back([of_address(address)])
         built.login_throttle.take([of_subject(caller.subject)])
         await built.audit.note(
             caller.subject, "login", "Session", "", caller.subject, "Done", "", caller.source

@@ -444,5 +444,6 @@ _STATUS = {
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a route, for OpenAPI."""
-    return {status: {"model": ErrorBody, "description": _STATUS[status]} for status in sorted(statuses)}
+    """The error answers of a route, for OpenAPI. Where a bearer may be wrong, too many may be."""
+    wanted = {*statuses, 429} if 401 in statuses else {*statuses}
+    return {status: {"model": ErrorBody, "description": _STATUS[status]} for status in sorted(wanted)}

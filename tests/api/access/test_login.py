@@ -79,6 +79,8 @@ async def test_an_inference_token_opens_no_session_and_no_rest(world: World) -> 
     answer = await world.public.post("/login", data={"token": token})
     assert answer.status_code == 403
     assert "set-cookie" not in answer.headers
+    (row,) = await world.services.audit.page()
+    assert (row.subject, row.action, row.name, row.outcome) == ("alice", "login", "127.0.0.1", "Forbidden")
     rest = await client(world.public, {"Authorization": f"Bearer {token}"}).get(f"{BASE}/me")
     assert rest.json()["error"]["code"] == "Forbidden"
 

@@ -162,6 +162,23 @@ async def test_a_forged_state_is_a_bad_request_and_opens_nothing(
     answer = await browser.get(back)
     assert answer.status_code == 400
     assert "busbar_session" not in answer.headers.get("set-cookie", "")
+    (row,) = await world.services.audit.page()
+    assert (row.subject, row.action, row.name) == ("", "login", "127.0.0.1")
+    assert (row.outcome, row.source) == ("BadRequest", "oidc")
+
+
+async def test_forged_states_are_refused_after_so_many_and_a_right_one_costs_nothing(
+    world: World, provider: Provider
+) -> None:
+    _, back = await begin(world, provider)
+    forged = back.split("&state=")[0] + "&state=forged"
+    found = [(await world.public.get(forged)).status_code for _ in range(31)]
+    assert (found[:30], found[30]) == ([400] * 30, 429)
+    world.clock.forward(minutes=1)
+    for _ in range(2):
+        browser, back = await begin(world, provider)
+        assert (await browser.get(back)).status_code == 303
+    assert [(await world.public.get(forged)).status_code for _ in range(31)][29:] == [400, 429]
 
 
 async def test_an_answer_for_another_nonce_is_refused(world: World, provider: Provider) -> None:

@@ -118,6 +118,17 @@ async def test_lists_are_filtered_by_state(database: Database) -> None:
     clock.forward(hours=1)
     _, live = await tokens.create("alice", created_by="alice", lifetime=timedelta(hours=1))
     assert [t.id for t in await tokens.page(state=TokenState.LIVE)] == [live.id]
+    async with database.read() as db:
+        hashes: dict[str, str] = {
+            row.id: row.sha256 for row in await db.execute(text("SELECT id, sha256 FROM tokens"))
+        }
+    found = {token.id: await tokens.ended(hashes[token.id]) for token in (old, ended, live)}
+    assert [(i, token and token.id) for i, token in found.items()] == [
+        (old.id, old.id),
+        (ended.id, ended.id),
+        (live.id, None),
+    ]
+    assert await tokens.ended("0" * 64) is None
     assert {t.id for t in await tokens.page(state=TokenState.ENDED)} == {old.id, ended.id}
 
 
