@@ -229,15 +229,19 @@ class ApiServer:
     _http: httpx2.Client | None = field(default=None, repr=False)
 
     @classmethod
-    def start(cls) -> Self:
-        """Start both and wait until the API server is ready. Raises AssertionError with the logs' ends."""
+    def start(cls, *flags: str) -> Self:
+        """Start both and wait until the API server is ready. Raises AssertionError with the logs' ends.
+
+        Args:
+            flags: further ones of kube-apiserver.
+        """
         directory = Path(tempfile.mkdtemp(prefix="busbar-apiserver-"))
         port, etcd_port, peer_port = free_port(), free_port(), free_port()
         server = cls(directory, port, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         try:
             _write_credentials(directory, server.admin_token, server.scheduler_token)
             server._spawn(_etcd_command(directory, etcd_port, peer_port), "etcd.log")
-            server._spawn(_apiserver_command(directory, port, etcd_port), "kube-apiserver.log")
+            server._spawn([*_apiserver_command(directory, port, etcd_port), *flags], "kube-apiserver.log")
             server._wait_ready()
         except BaseException:
             server.stop()
