@@ -27,7 +27,8 @@ from busbar.operator.profiles.table import rates_of
 from busbar.operator.queue.controller import Controller, utc_now
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.serving.demand import DemandReader
-from busbar.operator.serving.reconcile import ServiceView, model_uri
+from busbar.operator.serving.names import holders as name_holders
+from busbar.operator.serving.reconcile import ServiceView, model_uri, wanted_indexes
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.settings import Settings
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
@@ -142,9 +143,10 @@ class Handlers:
         if refused and time.monotonic() < self._refused_until.get(key, 0.0):
             # The plan decides to start it once a second; a quota or a policy need not be tried that often.
             decisions = tuple(d for d in decisions if not isinstance(d, Admit))
+        own = self._caches.owned_pods(KIND_SERVICE, service)
         view = ServiceView(
             service=service,
-            pods=self._caches.owned_pods(KIND_SERVICE, service),
+            pods=own,
             now=utc_now(),
             settings=self._settings,
             rendering=self._rendering,
@@ -156,6 +158,7 @@ class Handlers:
             scaling=self._scaling.get(service.metadata.uid),
             refused=refused,
             has_tenant=self._has_tenant(key),
+            holders=name_holders(service, wanted_indexes(service, own), own, self._caches.pods.items),
         )
         update = reconcile_service(view, decisions)
         if update.scaling is not None:

@@ -102,6 +102,10 @@ def gang_service(job: TrainingJob) -> Body:
     }
 
 
+def service_pod_name(service: str, index: int) -> str:
+    return f"{service}-{index}"
+
+
 def training_pod_name(job: str, attempt: int, rank: int) -> str:
     return f"{job}-{attempt}-{rank}"
 
@@ -176,7 +180,7 @@ def service_pod(
     rendering: Rendering,
 ) -> Body:
     """One gated, pinned replica of a ModelService."""
-    name = f"{service.metadata.name}-{index}"
+    name = service_pod_name(service.metadata.name, index)
     spec = service.spec
     volumes = _Volumes()
     model_id = spec.model_id or service.metadata.name

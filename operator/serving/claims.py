@@ -9,6 +9,7 @@ from datetime import datetime
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.operator.pods.claims import Claim, per_pod
+from busbar.operator.pods.manifests import service_pod_name
 from busbar.operator.serving.reconcile import model_uri, place_of, wanted_indexes
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Job, JobId, JobKind, Run
@@ -52,7 +53,7 @@ def replica(service: ModelService, index: int, tenant: str, now: datetime) -> Jo
     spec, meta = service.spec, service.metadata
     return Job(
         id=replica_id(service, index),
-        name=f"{meta.name}-{index}",
+        name=service_pod_name(meta.name, index),
         namespace=meta.namespace or "",
         tenant=tenant,
         kind=JobKind.SERVING,

@@ -28,6 +28,7 @@ from busbar.operator.decisions import Admit, Decision, Release, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.profiles.serving_speeds import measured
 from busbar.operator.profiles.table import rates_of
+from busbar.operator.serving.names import taken
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import ANNOTATION_DRAINING, Pod
@@ -64,10 +65,18 @@ class ServiceView:
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     has_tenant: bool = True  # whether a Tenant has the namespace
+    holders: Mapping[int, Pod] = field(
+        default_factory=dict
+    )  # pods of others with the names of missing replicas
 
     @property
     def status(self) -> ModelServiceStatus:
         return self.service.status or ModelServiceStatus()
+
+    @property
+    def hindered(self) -> str:
+        """Why a replica that is wanted cannot be made; empty while nothing is known against it."""
+        return taken(self.service, self.holders) or self.refused
 
     @property
     def off(self) -> tuple[Reason, str] | None:
@@ -183,7 +192,7 @@ def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> list[Action]:
     """Creates the pods that the plan admitted."""
     if view.off is not None or not view.model.uri:
         return []
-    wanted = set(wanted_indexes(view.service, view.pods)) - {p.rank for p in view.pods}
+    wanted = set(wanted_indexes(view.service, view.pods)) - {p.rank for p in view.pods} - view.holders.keys()
     actions: list[Action] = []
     for decision in decisions:
         if not isinstance(decision, Admit) or decision.index not in wanted:
@@ -375,8 +384,8 @@ def _phase(
         if len(serving) > desired:
             text = f"{len(serving)} replicas take requests; {len(serving) - desired} of them will leave."
         waits = _wait(decisions)
-        if len(serving) < desired and view.refused:
-            text = f"{text} Others cannot be made, and are tried again: {view.refused}"
+        if len(serving) < desired and view.hindered:
+            text = f"{text} Others cannot be made, and are tried again: {view.hindered}"
         elif len(serving) < desired and waits is not None:
             text = f"{text} {waits.message}"
         elif len(serving) < desired and old.reason == Reason.SERVING and old.message is not None:
@@ -399,8 +408,8 @@ def _phase(
             Reason.STARTING,
             problem or f"{len(starting)} of {desired} replicas are starting.",
         )
-    if view.refused:
-        text = f"Its pods cannot be made, and are tried again: {view.refused}"
+    if view.hindered:
+        text = f"Its pods cannot be made, and are tried again: {view.hindered}"
         return ServicePhase.QUEUED, Reason.PODS_REFUSED, text
     if waits is not None:
         return ServicePhase.QUEUED, waits.reason, waits.message

@@ -12,8 +12,11 @@ from tests.operator.builders import NOW, RENDERING, SETTINGS, admit, job, replic
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.informer import Key
 from busbar.kube.types import ModelService
 from busbar.operator.decisions import Release, Wait
+from busbar.operator.pods.manifests import KIND_TRAINING
+from busbar.operator.serving.names import holders
 from busbar.operator.serving.reconcile import ModelPlace, ServiceView, model_uri, reconcile, wanted_indexes
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Apply, Create, Delete, LiftGate, Patch, PostToPod
@@ -58,6 +61,44 @@ def test_a_refused_replica_is_told_where_a_person_reads_it() -> None:
         assert "exceeded quota: team" in (update.status.message or "")
     assert update.status is not None
     assert update.status.phase == "Ready"
+
+
+@pytest.mark.parametrize(
+    ("fields", "owner"),
+    [
+        ({"kind": "", "job": "", "owner": ""}, "nobody"),
+        ({"kind": "", "job": "", "owner": "ReplicaSet web-5d4c"}, "ReplicaSet web-5d4c"),
+        ({}, "an earlier service named web"),
+        ({"kind": KIND_TRAINING, "job": "train"}, "train"),
+    ],
+    ids=["bare", "owned", "earlier", "a job's"],
+)
+def test_a_replica_whose_name_is_taken_is_not_made_and_its_service_says_by_whom(
+    fields: dict[str, str], owner: str
+) -> None:
+    text = f"are tried again: pod web-1 exists already and belongs to {owner}."
+    squatter = replace(replica(1), key=Key("team", "web-1"), **{"owner_uid": "uid-other", **fields})  # type: ignore[arg-type]
+    of = wanting(2)
+    held = holders(of, [0, 1], (replica(0),), {squatter.key: squatter})
+    assert held == {1: squatter}
+    update = reconcile(view(of, replica(0), holders=held), (admit(index=1),))
+    assert update.actions == ()
+    assert update.status is not None
+    assert (update.status.phase, text in (update.status.message or "")) == ("Ready", True)
+    alone = reconcile(view(of, holders={1: squatter}, refused="exceeded quota: team"))
+    assert alone.status is not None
+    assert (alone.status.phase, alone.status.reason) == ("Queued", "PodsRefused")
+    assert text in (alone.status.message or "")
+
+
+def test_own_pods_and_pods_elsewhere_take_no_replicas_name() -> None:
+    of = wanting(2)
+    mine = {replica(0).key: replica(0)}
+    elsewhere = replace(replica(1), key=Key("other", "web-1"), owner_uid="uid-other")
+    assert holders(of, [0, 1], (), mine) == {}, "made a moment ago, and not in the list of own pods yet"
+    assert holders(of, [0, 1], (replica(0),), {**mine, elsewhere.key: elsewhere}) == {}
+    freed = reconcile(view(of, replica(0)), (admit(index=1),))
+    assert any(isinstance(action, Create) for action in freed.actions)
 
 
 def test_a_replica_that_its_node_cannot_take_is_removed_and_planned_again() -> None:
