@@ -7,7 +7,7 @@ from tests.cluster.harness import Cluster, engine_job
 from tests.cluster.kubelet import Script, said
 
 from busbar.kube.client import Object
-from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS
+from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS
 
 
 def script(pod: Object) -> Script:
@@ -48,4 +48,36 @@ async def test_a_service_says_why_its_replica_is_refused_and_serves_when_it_is_t
         told = await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("reason") == "PodsRefused")
         assert told["phase"] == "Queued"
         cluster.proxy.forgive()
+        await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("phase") == "Ready")
+
+
+async def test_a_service_whose_replicas_name_is_taken_names_the_pod_and_serves_when_it_is_gone(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=script) as cluster:
+        await cluster.client.create(
+            PODS,
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "web-0"},
+                # The gate keeps the simulated kubelet away from it.
+                "spec": {
+                    "containers": [{"name": "c", "image": "i"}],
+                    "schedulingGates": [{"name": "example.com/never"}],
+                },
+            },
+            cluster.namespace,
+        )
+        await cluster.start()
+        await cluster.create(
+            {
+                "kind": "ModelService",
+                "metadata": {"name": "web"},
+                "spec": {"model": {"uri": "pvc://claim/model"}, "replicas": 1},
+            }
+        )
+        told = await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("reason") == "PodsRefused")
+        assert "pod web-0 exists already and belongs to nobody" in told["message"]
+        await cluster.client.delete(PODS, "web-0", cluster.namespace, grace_s=0)
         await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("phase") == "Ready")
