@@ -34,12 +34,12 @@ from busbar.scheduler import (
     Snapshot,
     applied,
     check_plan,
+    highs,
     plan,
     react,
     updated,
 )
 from busbar.scheduler.model.snapshot import Delta
-from busbar.scheduler.search import highs
 from busbar.scheduler.simulate.metrics import percentile
 
 RUNS = 20

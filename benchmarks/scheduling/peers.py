@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from busbar.scheduler.search.highs import Program, solve
+from busbar.scheduler.highs import Program, solve
 from busbar.scheduler.simulate.rounds import Active, FractionPolicy, Fractions
 from busbar.scheduler.simulate.trace import TraceCluster
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from .. import highs
 from ..candidates.candidates import Candidate
 from ..fairness.quota import limit
 from ..model.snapshot import Placement, Quota
-from . import highs
 from .migration import pays
 from .preemption import own_charge
 from .round import Round

@@ -113,7 +113,7 @@ async def test_a_broken_solver_is_said_and_the_plan_is_made(
     def broken(*args: object, **more: object) -> None:
         raise SolverError("out of order")
 
-    monkeypatch.setattr("busbar.scheduler.search.highs.solve", broken)
+    monkeypatch.setattr("busbar.scheduler.highs.solve", broken)
     jobs = [_job(f"x{i}", 5) for i in range(2)]
     made = await _rounds()._decide(_cluster(*jobs), NOW, full=True)
     assert len(made.actions) == 1

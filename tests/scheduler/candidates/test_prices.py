@@ -8,9 +8,9 @@ import pytest
 
 from busbar.scheduler.candidates.candidates import Candidate, Options, SharedCandidates
 from busbar.scheduler.candidates.prices import solve
+from busbar.scheduler.highs import Program
+from busbar.scheduler.highs import solve as solve_program
 from busbar.scheduler.model.snapshot import Job, JobId, Resources
-from busbar.scheduler.search.highs import Program
-from busbar.scheduler.search.highs import solve as solve_program
 
 KINDS = ("a", "b", "c", "d")
 

@@ -46,7 +46,7 @@ def test_without_the_solver_the_plan_is_still_made(monkeypatch: pytest.MonkeyPat
     def broken(*args: object, **more: object) -> None:
         raise SolverError("out of order")
 
-    monkeypatch.setattr("busbar.scheduler.search.highs.solve", broken)
+    monkeypatch.setattr("busbar.scheduler.highs.solve", broken)
     snapshot = generate(40, 80, 80, 2)
     result, _ = plan(snapshot, POLICY, 10_000_000.0)
     assert result.solver_error == "out of order"

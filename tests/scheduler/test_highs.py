@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from busbar.scheduler import SolverError
-from busbar.scheduler.search.highs import Program, solve
+from busbar.scheduler.highs import Program, solve
 
 
 def test_a_linear_program_and_its_prices() -> None:

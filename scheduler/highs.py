@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SolverError
+from .errors import SolverError
 
 
 @dataclass
