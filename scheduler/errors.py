@@ -5,6 +5,7 @@ SchedulerError            code
  ├─ SnapshotError         InvalidSnapshot  a snapshot that contradicts itself
  ├─ StaleActionError      StaleAction      an action whose assumption no longer holds
  ├─ TraceError            InvalidTrace     a trace or cluster file that cannot be read
+ ├─ ServingModelError     InvalidServing   a step model, SLO, pool or demand of a service that cannot be
  └─ SolverError           SolverFailed     the optimizer is missing or failed
 """
 
@@ -39,6 +40,12 @@ class TraceError(SchedulerError, ValueError):
     """A trace or cluster description that cannot be read."""
 
     code = "InvalidTrace"
+
+
+class ServingModelError(SchedulerError, ValueError):
+    """A step model, an SLO, a pool or a demand that cannot be; the message says which number and why."""
+
+    code = "InvalidServing"
 
 
 class SolverError(SchedulerError):

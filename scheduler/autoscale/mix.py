@@ -1,0 +1,447 @@
+"""The cheapest replicas, over GPU types, that carry the load of every bucket.
+
+A column is one way to run a replica: a pool (type), a shape, a mode or a power cap. `rates[b]` is what one replica
+sustains of bucket b alone within the SLO (`step_model.max_rate`), so a request of bucket b takes 1 / rates[b] seconds
+of a replica. With n_j replicas of column j and the share x_bj of bucket b that goes there:
+
+    minimise   Σ_j cost_j·n_j  +  start cost of new replicas  +  keep cost of dropped ones
+    such that  Σ_j x_bj = 1                            each bucket is carried
+               Σ_b load_b / rates_j[b] · x_bj <= n_j   no replica is overloaded
+               accelerators per pool <= stock, over all <= quota; watts per domain; cost per hour <= budget
+               replicas >= the minimum, in all and per failure domain
+
+Only n is integer: a share is how the gateway splits a bucket, and needs no slices. This is the program of Mélange
+(arXiv:2404.14527) with continuous shares and the rows it leaves out. Where the load exceeds what the rows allow, a
+second program carries as much as possible and `Mix.carried` says how much.
+
+The best single type and the caller's last mix are incumbents: a limit that strikes early never leaves less, and the
+mix is never dearer than the best single type, in the same objective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from .. import highs
+from ..errors import ServingModelError
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One way to run a replica."""
+
+    key: str
+    pool: str
+    cost_per_h: float
+    rates: tuple[float, ...]
+    """Requests per second by bucket; 0: it cannot serve that bucket within the SLO."""
+    accelerators: int = 1
+    watts: float = 0.0
+    power_domain: str = ""
+    failure_domain: str = ""
+    start_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.cost_per_h) and self.cost_per_h >= 0):
+            raise ServingModelError(f"{self.key}: the price is {self.cost_per_h:g} per hour; it must be >= 0")
+        if any(not math.isfinite(rate) or rate < 0 for rate in self.rates):
+            raise ServingModelError(f"{self.key}: a rate is negative or not a number")
+        if self.accelerators < 1:
+            raise ServingModelError(f"{self.key}: a replica needs at least one accelerator")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the replicas must stay within. Missing entries do not limit."""
+
+    stock: Mapping[str, int] = field(default_factory=dict)
+    """Accelerators per pool."""
+    quota: int | None = None
+    """Accelerators over all pools."""
+    watts: Mapping[str, float] = field(default_factory=dict)
+    """Per power domain."""
+    budget_per_h: float | None = None
+    min_replicas: int = 0
+    min_per_domain: Mapping[str, int] = field(default_factory=dict)
+    """Replicas per failure domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Where the solver stops. Nodes count work, so they give the same answer on every machine."""
+
+    nodes: int | None = 500
+    seconds: float | None = 0.4
+    """None where the same input must give the same bytes (the simulator)."""
+    gap: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """What a change costs, as money per hour, so that small gains change nothing."""
+
+    now: Mapping[str, int] = field(default_factory=dict)
+    """Replicas by column, starting ones included."""
+    start_weight: float = 0.0
+    """Part of a replica's hourly cost that each new one is charged."""
+    drop_weight: float = 0.0
+    """Part of a replica's hourly cost that each dropped one is charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Replicas by column, and where each bucket goes."""
+
+    replicas: Mapping[str, int]
+    weights: tuple[Mapping[str, float], ...]
+    """Per bucket: column -> share of its requests. Empty for a bucket without load or that nothing serves."""
+    cost_per_h: float
+    objective: float
+    carried: float = 1.0
+    """Part of the load, in replica-seconds on its best column, that is carried."""
+    impossible: tuple[int, ...] = ()
+    """Buckets with load that no column can serve within the SLO; they are not carried."""
+    optimal: bool = True
+    """False: a limit struck; this is the best that was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    columns: tuple[Column, ...]
+    load: tuple[float, ...]
+    limits: Limits
+    switching: Switching
+    least: Mapping[str, int]
+    most: Mapping[str, int]
+
+    @property
+    def served(self) -> list[int]:
+        """Buckets with load that some column can serve."""
+        return [
+            b for b, rate in enumerate(self.load) if rate > 0 and any(c.rates[b] > 0 for c in self.columns)
+        ]
+
+    def upper(self, column: Column) -> int:
+        """The most replicas of a column that can be of use."""
+        work = sum(rate / column.rates[b] for b, rate in enumerate(self.load) if column.rates[b] > 0)
+        floor = max(self.limits.min_replicas, self.limits.min_per_domain.get(column.failure_domain, 0))
+        bound = max(math.ceil(work), floor, self.least.get(column.key, 0))
+        stock = self.limits.stock.get(column.pool)
+        if stock is not None:
+            bound = min(bound, stock // column.accelerators)
+        return max(min(bound, self.most.get(column.key, bound)), 0)
+
+    def objective(self, replicas: Mapping[str, int]) -> float:
+        total = 0.0
+        for column in self.columns:
+            count, now = replicas.get(column.key, 0), self.switching.now.get(column.key, 0)
+            total += column.cost_per_h * count
+            total += column.cost_per_h * self.switching.start_weight * max(count - now, 0)
+            total += column.cost_per_h * self.switching.drop_weight * max(now - count, 0)
+        return total
+
+
+def cheapest(
+    columns: Sequence[Column],
+    load: Sequence[float],
+    limits: Limits | None = None,
+    switching: Switching | None = None,
+    effort: Effort | None = None,
+    incumbent: Mapping[str, int] | None = None,
+    least: Mapping[str, int] | None = None,
+    most: Mapping[str, int] | None = None,
+) -> Mix:
+    """The cheapest mix for `load` (requests per second by bucket).
+
+    Args:
+        incumbent: replicas of the last good mix, kept if a limit strikes before anything better is found.
+        least, most: bounds on single columns, to add to what runs or to take from it.
+
+    Raises:
+        ServingModelError: bad numbers, or minimum replicas that the other limits forbid.
+        SolverError: the solver is missing or failed.
+    """
+    problem = _Problem(
+        tuple(columns), tuple(load), limits or Limits(), switching or Switching(), least or {}, most or {}
+    )
+    _check(problem)
+    effort = effort or Effort()
+    known = [single for single in [_best_single(problem), dict(incumbent or {})] if single]
+    found = _solve(problem, effort, known)
+    if found is None:
+        found = _solve(problem, effort, [], all_carried=False)
+    if found is None:
+        raise ServingModelError(
+            "no mix keeps the minimum replicas within stock, quota, power and budget; lower"
+            " the minimum or raise the limit"
+        )
+    return found
+
+
+def spread(columns: Sequence[Column], load: Sequence[float], replicas: Mapping[str, int]) -> Mix:
+    """Routing weights over the replicas that there are: what keeps the fullest column least full.
+
+    `carried` is 1 if no column is overloaded, else the part that each takes without overload."""
+    problem = _Problem(tuple(columns), tuple(load), Limits(), Switching(), {}, {})
+    _check(problem)
+    live = [c for c in columns if replicas.get(c.key, 0) > 0]
+    program = highs.Program()
+    fullest = program.variable(1.0, 0.0, math.inf)
+    shares, terms = _share_rows(program, problem, [0.0] * len(load), live)
+    for column in live:
+        program.row([*terms[column.key], (fullest, -float(replicas[column.key]))], high=0.0)
+    solution = highs.solve(program, gap=_TOLERANCE)
+    level = solution.x[fullest] if solution is not None else 0.0
+    cost = sum(c.cost_per_h * replicas.get(c.key, 0) for c in columns)
+    weights = _weights(shares, solution.x if solution is not None else [], len(load))
+    nowhere = tuple(b for b, rate in enumerate(load) if rate > 0 and not any(c.rates[b] > 0 for c in live))
+    carried = min(1.0, 1 / level) if level > 0 else 1.0
+    return Mix(dict(replicas), weights, cost, cost, carried, nowhere)
+
+
+def best_single_type(
+    columns: Sequence[Column], load: Sequence[float], limits: Limits | None = None
+) -> dict[str, int] | None:
+    """The cheapest single column that carries all of the load alone and within the limits; None if none does."""
+    problem = _Problem(tuple(columns), tuple(load), limits or Limits(), Switching(), {}, {})
+    _check(problem)
+    return _best_single(problem)
+
+
+def _check(problem: _Problem) -> None:
+    if not problem.columns:
+        raise ServingModelError("there is no pool to choose from")
+    keys = [c.key for c in problem.columns]
+    if len(set(keys)) != len(keys):
+        raise ServingModelError(f"a column is named twice: {', '.join(sorted(keys))}")
+    for column in problem.columns:
+        if len(column.rates) != len(problem.load):
+            raise ServingModelError(
+                f"{column.key} has rates for {len(column.rates)} buckets, the load has {len(problem.load)}"
+            )
+    if any(not math.isfinite(rate) or rate < 0 for rate in problem.load):
+        raise ServingModelError("the load of a bucket is negative or not a number")
+
+
+def _best_single(problem: _Problem) -> dict[str, int] | None:
+    found: list[tuple[float, str, dict[str, int]]] = []
+    for column in problem.columns:
+        if any(column.rates[b] <= 0 for b in problem.served):
+            continue
+        work = sum(problem.load[b] / column.rates[b] for b in problem.served)
+        count = max(
+            math.ceil(work - _TOLERANCE), problem.limits.min_replicas, problem.least.get(column.key, 0)
+        )
+        replicas = {c.key: problem.least.get(c.key, 0) for c in problem.columns} | {column.key: count}
+        if allowed(problem.columns, replicas, problem.limits) and all(
+            replicas[key] <= most for key, most in problem.most.items() if key in replicas
+        ):
+            found.append((problem.objective(replicas), column.key, replicas))
+    return min(found)[2] if found else None
+
+
+def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> bool:
+    """Whether these replicas keep all limits, whatever they carry."""
+    count = {c.key: replicas.get(c.key, 0) for c in columns}
+    return all(
+        low - _TOLERANCE <= sum(weight * count[c.key] for c, weight in row) <= high + _TOLERANCE
+        for row, low, high in _limit_rows(columns, limits)
+    )
+
+
+def _limit_rows(
+    columns: Sequence[Column], limits: Limits
+) -> list[tuple[list[tuple[Column, float]], float, float]]:
+    """Each limit as (terms, low, high) over replica counts."""
+    rows: list[tuple[list[tuple[Column, float]], float, float]] = []
+    for pool, stock in sorted(limits.stock.items()):
+        rows.append(
+            ([(c, float(c.accelerators)) for c in columns if c.pool == pool], -math.inf, float(stock))
+        )
+    if limits.quota is not None:
+        rows.append(([(c, float(c.accelerators)) for c in columns], -math.inf, float(limits.quota)))
+    for domain, watts in sorted(limits.watts.items()):
+        rows.append(([(c, c.watts) for c in columns if c.power_domain == domain], -math.inf, watts))
+    if limits.budget_per_h is not None:
+        rows.append(([(c, c.cost_per_h) for c in columns], -math.inf, limits.budget_per_h))
+    if limits.min_replicas > 0:
+        rows.append(([(c, 1.0) for c in columns], float(limits.min_replicas), math.inf))
+    for domain, least in sorted(limits.min_per_domain.items()):
+        rows.append(([(c, 1.0) for c in columns if c.failure_domain == domain], float(least), math.inf))
+    return rows
+
+
+_Shares = list[tuple[int, str, int]]
+"""(bucket, column, variable)."""
+
+
+def _share_rows(
+    program: highs.Program, problem: _Problem, unserved_cost: Sequence[float], live: Sequence[Column]
+) -> tuple[_Shares, dict[str, list[tuple[int, float]]]]:
+    """Variables of the shares, the row that carries each bucket, and the work terms by column."""
+    shares: _Shares = []
+    terms: dict[str, list[tuple[int, float]]] = {c.key: [] for c in live}
+    for bucket in problem.served:
+        row: list[tuple[int, float]] = []
+        for column in live:
+            if column.rates[bucket] > 0:
+                variable = program.variable(0.0, 0.0, 1.0)
+                shares.append((bucket, column.key, variable))
+                row.append((variable, 1.0))
+                terms[column.key].append((variable, problem.load[bucket] / column.rates[bucket]))
+        if unserved_cost[bucket] > 0:
+            row.append((program.variable(unserved_cost[bucket], 0.0, 1.0), 1.0))
+        if row:
+            program.row(row, low=1.0, high=1.0)
+    return shares, terms
+
+
+def _solve(
+    problem: _Problem, effort: Effort, known: Sequence[Mapping[str, int]], all_carried: bool = True
+) -> Mix | None:
+    program = highs.Program()
+    counts: dict[str, int] = {}
+    extra: list[tuple[Column, int, int | None, int | None]] = []
+    for column in problem.columns:
+        least, now = problem.least.get(column.key, 0), problem.switching.now.get(column.key, 0)
+        upper = max(problem.upper(column), least)
+        counts[column.key] = program.variable(column.cost_per_h, least, upper, integer=True)
+        started = dropped = None
+        if problem.switching.start_weight > 0:
+            started = program.variable(column.cost_per_h * problem.switching.start_weight, 0.0, math.inf)
+            program.row([(started, 1.0), (counts[column.key], -1.0)], low=-now)
+        if problem.switching.drop_weight > 0:
+            dropped = program.variable(column.cost_per_h * problem.switching.drop_weight, 0.0, math.inf)
+            program.row([(dropped, 1.0), (counts[column.key], 1.0)], low=now)
+        extra.append((column, now, started, dropped))
+    penalty = [0.0 if all_carried else _penalty(problem, b) for b in range(len(problem.load))]
+    shares, terms = _share_rows(program, problem, penalty, problem.columns)
+    for column in problem.columns:
+        program.row([*terms[column.key], (counts[column.key], -1.0)], high=0.0)
+    for row, low, high in _limit_rows(problem.columns, problem.limits):
+        program.row([(counts[c.key], weight) for c, weight in row], low=low, high=high)
+    if all_carried and effort.seconds is not None:
+        known = [*known, *_rounded(problem, program, counts)]
+    start = _start(problem, program, counts, extra, shares, known) if all_carried else None
+    solution = highs.solve(program, effort.seconds, effort.nodes, effort.gap, start=start)
+    if solution is None and start is None:
+        return None
+    x = solution.x if solution is not None else start
+    assert x is not None
+    best = _read(problem, counts, shares, x, solution is not None and solution.optimal)
+    if (
+        start is not None
+        and (kept := _read(problem, counts, shares, start, False)).objective < best.objective
+    ):
+        best = replace(kept, optimal=best.optimal)
+    return best
+
+
+def _rounded(problem: _Problem, program: highs.Program, counts: Mapping[str, int]) -> list[Mapping[str, int]]:
+    """The relaxation's replicas rounded up, less what is not needed: a good mix before the search begins, for
+    where the clock may end it early."""
+    relaxed = replace(program, integer=[False] * len(program.integer))
+    solution = highs.solve(relaxed)
+    if solution is None:
+        return []
+    replicas = {key: math.ceil(solution.x[variable] - _TOLERANCE) for key, variable in counts.items()}
+    if not allowed(problem.columns, replicas, problem.limits):
+        return []
+    for column in sorted(problem.columns, key=lambda c: (-c.cost_per_h, c.key)):
+        fewer = dict(replicas) | {column.key: replicas[column.key] - 1}
+        low = program.lower[counts[column.key]]
+        if fewer[column.key] < low or problem.objective(fewer) >= problem.objective(replicas):
+            continue
+        routed = spread(problem.columns, problem.load, fewer)
+        if (
+            routed.carried >= 1
+            and not set(routed.impossible) & set(problem.served)
+            and allowed(problem.columns, fewer, problem.limits)
+        ):
+            replicas = fewer
+    return [replicas]
+
+
+def _penalty(problem: _Problem, bucket: int) -> float:
+    """Leaving a bucket out costs far more than carrying it on the dearest column that can."""
+    costs = [
+        c.cost_per_h * problem.load[bucket] / c.rates[bucket] for c in problem.columns if c.rates[bucket] > 0
+    ]
+    dearest = max((c.cost_per_h * (1 + problem.switching.start_weight) for c in problem.columns), default=1.0)
+    return 10 * (max(costs, default=0.0) + dearest) if bucket in problem.served else 0.0
+
+
+def _start(
+    problem: _Problem,
+    program: highs.Program,
+    counts: Mapping[str, int],
+    extra: Sequence[tuple[Column, int, int | None, int | None]],
+    shares: _Shares,
+    known: Sequence[Mapping[str, int]],
+) -> list[float] | None:
+    """A full assignment of the cheapest known mix that carries the load and keeps the limits; None if none does."""
+    for replicas in sorted(known, key=problem.objective):
+        if any(
+            not program.lower[v] <= replicas.get(key, 0) <= program.upper[v] for key, v in counts.items()
+        ) or not allowed(problem.columns, replicas, problem.limits):
+            continue
+        routed = spread(problem.columns, problem.load, replicas)
+        if routed.carried < 1 or set(routed.impossible) & set(problem.served):
+            continue
+        x = [0.0] * len(program.cost)
+        for key, variable in counts.items():
+            x[variable] = float(replicas.get(key, 0))
+        for bucket, key, variable in shares:
+            x[variable] = routed.weights[bucket].get(key, 0.0)
+        for column, now, started, dropped in extra:
+            count = replicas.get(column.key, 0)
+            if started is not None:
+                x[started] = float(max(count - now, 0))
+            if dropped is not None:
+                x[dropped] = float(max(now - count, 0))
+        return x
+    return None
+
+
+def _read(
+    problem: _Problem, counts: Mapping[str, int], shares: _Shares, x: Sequence[float], optimal: bool
+) -> Mix:
+    replicas = {key: round(x[variable]) for key, variable in counts.items()}
+    weights = _weights(shares, x, len(problem.load))
+    impossible = tuple(b for b, rate in enumerate(problem.load) if rate > 0 and b not in set(problem.served))
+    cost = sum(c.cost_per_h * replicas[c.key] for c in problem.columns)
+    return Mix(
+        replicas,
+        weights,
+        cost,
+        problem.objective(replicas),
+        _carried(problem, shares, x),
+        impossible,
+        optimal,
+    )
+
+
+def _carried(problem: _Problem, shares: _Shares, x: Sequence[float]) -> float:
+    by_bucket = dict.fromkeys(problem.served, 0.0)
+    for bucket, _, variable in shares:
+        by_bucket[bucket] += x[variable]
+    work = {b: problem.load[b] / max(c.rates[b] for c in problem.columns) for b in problem.served}
+    total = sum(work.values())
+    carried = sum(work[b] * min(1.0, by_bucket[b]) for b in problem.served)
+    return 1.0 if total <= 0 or carried >= total * (1 - _TOLERANCE) else carried / total
+
+
+def _weights(shares: _Shares, x: Sequence[float], buckets: int) -> tuple[Mapping[str, float], ...]:
+    weights: list[dict[str, float]] = [{} for _ in range(buckets)]
+    for bucket, key, variable in shares:
+        if x and x[variable] > _TOLERANCE:
+            weights[bucket][key] = x[variable]
+    totals = [sum(row.values()) for row in weights]
+    return tuple(
+        {key: share / total for key, share in row.items()} if total > 0 else {}
+        for row, total in zip(weights, totals, strict=True)
+    )

@@ -1,0 +1,244 @@
+"""How long one engine step takes, and the rate of requests that one replica sustains within an SLO.
+
+A step runs B sequences with Σctx tokens of context between them, and C prompt tokens whose own sequence is
+ctx tokens long so far:
+
+    t = a + b·B + c·Σctx + d·C + e·C·ctx
+
+`StepModel.prior` derives the five coefficients from an accelerator's data sheet and a model's size: `a` reads the
+weights, `c` reads the KV cache, `b` and `d` are two floating-point operations per weight and token, `e` is attention.
+`fitted` takes them from measured steps. Both give the same type, so a measurement replaces a prior without a change
+anywhere else.
+
+`max_rate` follows from the steady state. Requests of n prompt and m output tokens arrive at rate r; each costs
+p = d·n + e·n²/2 seconds of prompt processing and k = b + c·(n + m/2) seconds in each of its m steps. With B = r·m·T
+sequences in a step of T seconds:
+
+    T = a / (1 - r·(p + k·m))
+
+The batch is near a Poisson variable, so the percentile of an SLO is met at B + z·√B sequences. The prompt waits like
+a customer of an M/D/1 queue whose server has the part of each step that decoding leaves: the engine sizes prompt
+chunks so that a step stays below the TPOT target, so a prompt that comes costs others no TPOT, but waits itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from ..errors import ServingModelError
+from ..fit.accelerators import Accelerator
+from ..fit.model import ModelShape
+
+MEMORY_REACHED = 0.8
+"""Part of the data sheet's memory bandwidth that a decode step reaches."""
+STEP_OVERHEAD_S = 0.002
+"""Scheduling, sampling and launches in each step."""
+MEMORY_USED = 0.9
+"""Part of the device memory that an engine takes."""
+RUNTIME_GIB = 1.0
+"""Driver context, libraries and activations of one step."""
+WEIGHT_BYTES = 2
+CHUNK_STEP_FRACTION = 0.95
+"""Prompt chunks are sized so that a step takes this part of the TPOT target."""
+MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 32, 2048
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What `percentile` per cent of the requests must see."""
+
+    ttft_s: float = 2.0
+    """Time to the first token."""
+    tpot_s: float = 0.1
+    """Mean time per output token after the first."""
+    percentile: float = 99.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("TTFT", self.ttft_s), ("TPOT", self.tpot_s)):
+            if not (math.isfinite(value) and value > 0):
+                raise ServingModelError(f"the SLO's {name} is {value:g} s; it must be above zero")
+        if not 50 <= self.percentile < 100:
+            raise ServingModelError(f"the SLO's percentile is {self.percentile:g}; it must be in [50, 100)")
+
+    @property
+    def z(self) -> float:
+        """Standard deviations above the mean at the percentile."""
+        return NormalDist().inv_cdf(self.percentile / 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A class of requests of similar size, by its means."""
+
+    prompt_tokens: float
+    output_tokens: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("prompt", self.prompt_tokens), ("output", self.output_tokens)):
+            if not (math.isfinite(value) and value >= 1):
+                raise ServingModelError(f"a bucket has {value:g} {name} tokens; it needs at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """One (model, accelerator, mode): seconds of a step, and the tokens of context that fit."""
+
+    name: str
+    a_s: float
+    b_s: float
+    c_s: float
+    d_s: float
+    e_s: float
+    kv_tokens: float
+    watts: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("a_s", "b_s", "c_s", "d_s", "e_s"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ServingModelError(
+                    f"the step model of {self.name} has {name[0]} = {value:g}: no work takes negative time;"
+                    " measure more and more varied steps"
+                )
+        if self.a_s + self.b_s <= 0 or self.d_s <= 0:
+            raise ServingModelError(f"the step model of {self.name} has steps that take no time")
+        if self.kv_tokens < 1:
+            raise ServingModelError(f"{self.name} has no room for the KV cache of one token")
+
+    @classmethod
+    def prior(cls, name: str, model: ModelShape, device: Accelerator, accelerators: int = 1) -> StepModel:
+        """The roofline of a data sheet; `accelerators` of them share the work (tensor parallel) without loss.
+
+        Raises:
+            ServingModelError: the weights leave no room for the KV cache of one token.
+        """
+        bandwidth = device.memory_gb_per_s * 1e9 * MEMORY_REACHED * accelerators
+        flops = device.tflops * 1e12 * device.utilisation * accelerators
+        kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * WEIGHT_BYTES
+        weights = model.parameters * WEIGHT_BYTES
+        used = (device.memory_mib * MEMORY_USED / 1024 - RUNTIME_GIB) * 2**30 * accelerators
+        if used - weights < kv_bytes:
+            raise ServingModelError(
+                f"{name}: the weights need {weights / 2**30:.1f} GiB of the {max(used, 0) / 2**30:.1f} GiB that"
+                f" {accelerators} x {device.name} can use, which leaves no room for the KV cache of one token"
+            )
+        return cls(
+            name,
+            a_s=STEP_OVERHEAD_S + weights / bandwidth,
+            b_s=2 * model.parameters / flops,
+            c_s=kv_bytes / bandwidth,
+            d_s=2 * model.parameters / flops,
+            e_s=4 * model.layers * model.heads * model.head_dim / flops,
+            kv_tokens=math.floor((used - weights) / kv_bytes),
+            watts=device.watts * accelerators,
+        )
+
+    def decode_s(self, batch: float, context_tokens: float) -> float:
+        """Seconds of a step without prompt tokens."""
+        return self.a_s + self.b_s * batch + self.c_s * context_tokens
+
+    def prompt_s(self, tokens: float) -> float:
+        """Seconds that a prompt adds to the steps in which it is processed."""
+        return self.d_s * tokens + self.e_s * tokens * tokens / 2
+
+    def chunk_tokens(self, batch: float, context_tokens: float, done: float, step_s: float) -> int:
+        """Prompt tokens of the next step, so that it takes about `step_s`; never less than `MIN_CHUNK_TOKENS`."""
+        left = step_s - self.decode_s(batch, context_tokens)
+        return int(min(max(left / (self.d_s + self.e_s * done), MIN_CHUNK_TOKENS), MAX_CHUNK_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measured step."""
+
+    batch: float
+    context_tokens: float
+    chunk_tokens: float
+    chunk_context: float
+    seconds: float
+
+
+def fitted(name: str, steps: Sequence[Step], kv_tokens: float, watts: float = 0.0) -> tuple[StepModel, float]:
+    """Least squares over relative errors; the model and the mean relative error of its steps.
+
+    Raises:
+        ServingModelError: fewer than five steps, a step that took no time, or a coefficient below zero.
+    """
+    import numpy as np
+
+    if len(steps) < 5:
+        raise ServingModelError(f"{name}: {len(steps)} measured steps; five coefficients need at least five")
+    if any(not (math.isfinite(s.seconds) and s.seconds > 0) for s in steps):
+        raise ServingModelError(f"{name}: a measured step took no time")
+    rows = np.array(
+        [(1.0, s.batch, s.context_tokens, s.chunk_tokens, s.chunk_tokens * s.chunk_context) for s in steps]
+    )
+    seconds = np.array([s.seconds for s in steps])
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-12)
+    found = np.linalg.lstsq(rows / scale / seconds[:, None], np.ones(len(steps)), rcond=None)[0] / scale
+    # Round-off around zero is no negative coefficient: it must matter in some step to be refused.
+    noise = 1e-6 * float(seconds.min()) / scale
+    a, b, c, d, e = (0.0 if abs(v) <= n else float(v) for v, n in zip(found, noise, strict=True))
+    model = StepModel(name, a, b, c, d, e, kv_tokens, watts)
+    error = float(np.mean(np.abs(rows @ np.array((a, b, c, d, e)) / seconds - 1)))
+    return model, error
+
+
+def max_rate(model: StepModel, bucket: Bucket, slo: Slo) -> float:
+    """Requests per second of this bucket alone that one replica serves within the SLO; 0 if it cannot."""
+    if bucket.prompt_tokens + bucket.output_tokens > model.kv_tokens or not _meets(model, bucket, slo, 1e-6):
+        return 0.0
+    low, high = 1e-6, 1 / (model.prompt_s(bucket.prompt_tokens) + _decode_work_s(model, bucket))
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _meets(model, bucket, slo, middle) else (low, middle)
+    return low
+
+
+def in_flight(model: StepModel, bucket: Bucket, rate: float) -> float:
+    """Mean requests in flight at a sustainable rate (Little's law)."""
+    busy = rate * (model.prompt_s(bucket.prompt_tokens) + _decode_work_s(model, bucket))
+    step_s = model.a_s / max(1 - busy, 1e-9)
+    return rate * (model.prompt_s(bucket.prompt_tokens) + bucket.output_tokens * step_s)
+
+
+def _decode_work_s(model: StepModel, bucket: Bucket) -> float:
+    return bucket.output_tokens * (model.b_s + model.c_s * (bucket.prompt_tokens + bucket.output_tokens / 2))
+
+
+def _meets(model: StepModel, bucket: Bucket, slo: Slo, rate: float) -> bool:
+    prompt_s = model.prompt_s(bucket.prompt_tokens)
+    busy = rate * (prompt_s + _decode_work_s(model, bucket))
+    if busy >= 1:
+        return False
+    step_s = model.a_s / (1 - busy)
+    context = bucket.prompt_tokens + bucket.output_tokens / 2
+    mean = rate * bucket.output_tokens * step_s
+    batch = mean + slo.z * math.sqrt(mean)
+    if batch * context > model.kv_tokens:
+        return False
+    decode_s = model.decode_s(batch, batch * context)
+    target = max(CHUNK_STEP_FRACTION * slo.tpot_s, decode_s + MIN_CHUNK_TOKENS * model.d_s)
+    if decode_s > slo.tpot_s or target > slo.tpot_s:
+        return False
+    return _ttft_s(prompt_s, decode_s, target, slo, rate) <= slo.ttft_s
+
+
+def _ttft_s(prompt_s: float, decode_s: float, step_s: float, slo: Slo, rate: float) -> float:
+    """At the percentile: the running step, the queue of prompts, and the prompt itself.
+
+    An M/D/1 queue has the wait's tail exp(-2(1-ρ)t/s)·ρ nearly everywhere (heavy traffic)."""
+    share = (step_s - decode_s) / step_s
+    if share <= 0:
+        return math.inf
+    service_s = prompt_s / share
+    used = rate * service_s
+    if used >= 1:
+        return math.inf
+    late = (100 - slo.percentile) / 100
+    wait_s = max(0.0, math.log(used / late)) * service_s / (2 * (1 - used)) if used > 0 else 0.0
+    return wait_s + service_s + step_s

@@ -1,0 +1,162 @@
+"""One replica of a model server, step by step: continuous batching with chunked prompts.
+
+A step decodes one token of each running sequence and processes a chunk of the first waiting prompts, sized so that
+the step keeps within the TPOT target. Its duration is the step model's. A request waits until its whole context fits
+the KV cache beside the others'. Steps without prompts are taken in one jump up to the next end of a sequence, so the
+cost of a simulation grows with requests, not with steps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..autoscale.step_model import CHUNK_STEP_FRACTION, Slo, StepModel
+
+
+@dataclass(slots=True)
+class Request:
+    """One request and what became of it."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    bucket: int = 0
+    first_token_s: float = math.inf
+    end_s: float = math.inf
+    done_tokens: int = 0
+    work_s: float = 0.0
+
+    def within(self, slo: Slo) -> bool:
+        """Both targets are met."""
+        if self.first_token_s - self.arrival_s > slo.ttft_s:
+            return False
+        steps = self.output_tokens - 1
+        return steps <= 0 or (self.end_s - self.first_token_s) / steps <= slo.tpot_s
+
+
+@dataclass(slots=True)
+class Replica:
+    """State of one engine; `now_s` is the end of its last step."""
+
+    model: StepModel
+    step_target_s: float
+    now_s: float = 0.0
+    steps: int = 0
+    batch: int = 0
+    context: float = 0.0
+    reserved: float = 0.0
+    work_s: float = 0.0
+    """Seconds of work of everything in flight: what the gateway compares."""
+    waiting: deque[Request] = field(default_factory=deque)
+    prefill: deque[Request] = field(default_factory=deque)
+    running: list[tuple[int, int, Request]] = field(default_factory=list)
+    taken: int = 0
+
+    @classmethod
+    def of(cls, model: StepModel, slo: Slo, now_s: float) -> Replica:
+        return cls(model, CHUNK_STEP_FRACTION * slo.tpot_s, now_s)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.waiting) + len(self.prefill) + self.batch
+
+    def oldest_wait_s(self, now_s: float) -> float:
+        """Age of the oldest request without a first token."""
+        first = self.prefill[0] if self.prefill else self.waiting[0] if self.waiting else None
+        return now_s - first.arrival_s if first is not None else 0.0
+
+    def take(self, request: Request, now_s: float) -> None:
+        """Accept a request that arrives at `now_s`."""
+        self.advance(now_s)
+        if not self.in_flight:
+            self.now_s = max(self.now_s, now_s)
+        model = self.model
+        context = request.prompt_tokens + request.output_tokens / 2
+        request.work_s = model.prompt_s(request.prompt_tokens) + request.output_tokens * (
+            model.b_s + model.c_s * context
+        )
+        self.work_s += request.work_s
+        self.waiting.append(request)
+        self._admit()
+
+    def advance(self, until_s: float) -> None:
+        """Run steps until the clock is at or past `until_s`, or nothing is left to do."""
+        while self.now_s < until_s and (self.batch or self.prefill):
+            if self.prefill:
+                self._mixed_step()
+            else:
+                self._decode_steps(until_s)
+
+    def _admit(self) -> None:
+        while self.waiting:
+            request = self.waiting[0]
+            need = request.prompt_tokens + request.output_tokens
+            if self.reserved + need > self.model.kv_tokens and self.reserved > 0:
+                return
+            self.reserved += need
+            self.prefill.append(self.waiting.popleft())
+
+    def _mixed_step(self) -> None:
+        model, head = self.model, self.prefill[0]
+        seconds = model.decode_s(self.batch, self.context)
+        chunk = model.chunk_tokens(self.batch, self.context, head.done_tokens, self.step_target_s)
+        begun: list[Request] = []
+        while self.prefill and chunk > 0:
+            head = self.prefill[0]
+            tokens = min(chunk, head.prompt_tokens - head.done_tokens)
+            seconds += tokens * (model.d_s + model.e_s * (head.done_tokens + tokens / 2))
+            head.done_tokens += tokens
+            chunk -= tokens
+            if head.done_tokens >= head.prompt_tokens:
+                begun.append(self.prefill.popleft())
+        self.now_s += seconds
+        self._stepped(1)
+        for request in begun:
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        request.first_token_s = self.now_s
+        if request.output_tokens <= 1:
+            self._end(request)
+            self._admit()
+            return
+        self.batch += 1
+        self.context += request.prompt_tokens + 1
+        self.taken += 1
+        heapq.heappush(self.running, (self.steps + request.output_tokens - 1, self.taken, request))
+
+    def _decode_steps(self, until_s: float) -> None:
+        model = self.model
+        first_s = model.decode_s(self.batch, self.context)
+        growth = model.c_s * self.batch
+        left = until_s - self.now_s
+        # k·first + growth·k·(k-1)/2 >= left, by the root of the quadratic
+        if growth > 0:
+            half = first_s - growth / 2
+            count = (math.sqrt(half * half + 2 * growth * left) - half) / growth
+        else:
+            count = left / first_s
+        steps = max(1, min(math.ceil(count), self.running[0][0] - self.steps))
+        self.now_s += steps * first_s + growth * steps * (steps - 1) / 2
+        self._stepped(steps)
+
+    def _stepped(self, steps: int) -> None:
+        self.steps += steps
+        self.context += steps * self.batch
+        ended = False
+        while self.running and self.running[0][0] <= self.steps:
+            _, _, request = heapq.heappop(self.running)
+            self.batch -= 1
+            self.context -= request.prompt_tokens + request.output_tokens
+            self._end(request)
+            ended = True
+        if ended:
+            self._admit()
+
+    def _end(self, request: Request) -> None:
+        request.end_s = self.now_s
+        self.reserved -= request.prompt_tokens + request.output_tokens
+        self.work_s -= request.work_s

@@ -1,0 +1,140 @@
+"""The step model: its prior, its fit, and the rate that follows from it, beside an engine simulated step by step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from busbar.scheduler.autoscale.step_model import Bucket, Slo, Step, StepModel, fitted, in_flight, max_rate
+from busbar.scheduler.errors import ServingModelError
+from busbar.scheduler.fit import ModelShape, accelerator
+from busbar.scheduler.simulate.serving_replica import Replica, Request
+
+LLAMA_8B = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, tied=False)
+SLO = Slo()
+
+
+def prior(name: str, count: int = 1) -> StepModel:
+    device = accelerator(name)
+    assert device is not None
+    return StepModel.prior(name, LLAMA_8B, device, count)
+
+
+def attainment(model: StepModel, bucket: Bucket, rate: float, requests: int = 3000) -> float:
+    rng, now = random.Random(1), 0.0
+    replica, sent = Replica.of(model, SLO, 0.0), []
+    for _ in range(requests):
+        now += rng.expovariate(rate)
+        sent.append(Request(now, int(bucket.prompt_tokens), int(bucket.output_tokens)))
+        replica.take(sent[-1], now)
+    replica.advance(1e12)
+    counted = sent[requests // 10 :]
+    return sum(item.within(SLO) for item in counted) / len(counted)
+
+
+@pytest.mark.parametrize(
+    ("name", "bucket"),
+    [
+        ("A10G", Bucket(300, 200)),
+        ("A100", Bucket(300, 1000)),
+        ("A100", Bucket(1155, 211)),
+        ("H100", Bucket(300, 200)),
+        ("H100", Bucket(4000, 200)),
+    ],
+)
+def test_the_rate_is_within_twenty_per_cent_of_a_simulated_engine(name: str, bucket: Bucket) -> None:
+    model = prior(name)
+    rate = max_rate(model, bucket, SLO)
+    assert attainment(model, bucket, 0.8 * rate) >= 0.99
+    assert attainment(model, bucket, 1.2 * rate) < 0.99
+
+
+def test_rates_fall_with_length_and_rise_with_the_type() -> None:
+    lengths = [max_rate(prior("A100"), Bucket(n, 200), SLO) for n in (100, 400, 1600, 3200)]
+    assert lengths == sorted(lengths, reverse=True)
+    types = [max_rate(prior(name), Bucket(300, 200), SLO) for name in ("L4", "A10G", "A100", "H100")]
+    assert types == sorted(types)
+    assert max_rate(prior("A100"), Bucket(400, 200), replace(SLO, tpot_s=0.05)) < lengths[1]
+
+
+def test_a_slo_that_the_weights_alone_break_has_rate_zero() -> None:
+    """An L4 reads 16 GB of weights in 67 ms."""
+    assert max_rate(prior("L4"), Bucket(300, 200), Slo(tpot_s=0.06)) == 0
+    assert max_rate(prior("L4"), Bucket(300, 200), Slo(tpot_s=0.1)) > 0
+
+
+def test_a_request_that_never_fits_the_cache_has_rate_zero() -> None:
+    model = prior("A10G")
+    assert max_rate(model, Bucket(model.kv_tokens, 1), Slo(ttft_s=1e4)) == 0
+
+
+def test_a_model_whose_cache_does_not_fit_once_is_refused() -> None:
+    with pytest.raises(ServingModelError, match="no room for the KV cache"):
+        prior("T4")
+    assert prior("T4", 2).kv_tokens > 1000
+
+
+def test_measured_steps_give_their_coefficients_back() -> None:
+    true, rng = prior("A100"), random.Random(2)
+    steps = []
+    for _ in range(60):
+        batch, chunk, done = rng.randint(1, 64), rng.choice([0, 128, 512]), rng.randint(0, 4000)
+        context = batch * rng.randint(50, 3000)
+        seconds = true.decode_s(batch, context) + chunk * (true.d_s + true.e_s * done)
+        steps.append(Step(batch, context, chunk, done, seconds))
+    model, error = fitted("A100", steps, true.kv_tokens)
+    assert error < 1e-6
+    for name in ("a_s", "b_s", "c_s", "d_s", "e_s"):
+        assert getattr(model, name) == pytest.approx(getattr(true, name), rel=1e-3)
+
+
+def test_a_fit_with_a_negative_coefficient_is_refused() -> None:
+    falling = [Step(b, 100 * b + b * b, 64 * (b % 3), b * 7, 0.1 - 0.001 * b) for b in range(1, 20)]
+    with pytest.raises(ServingModelError, match="negative time"):
+        fitted("odd", falling, 1000)
+    with pytest.raises(ServingModelError, match="at least five"):
+        fitted("few", falling[:4], 1000)
+
+
+@pytest.mark.parametrize("values", [(0.0, -1.0), (-0.1, 2.0), (0.0, 0.0), (2.0, float("nan"))])
+def test_bad_targets_are_refused(values: tuple[float, float]) -> None:
+    with pytest.raises(ServingModelError, match="must be above zero"):
+        Slo(*values)
+    with pytest.raises(ServingModelError, match="percentile"):
+        Slo(percentile=100)
+    with pytest.raises(ServingModelError, match="at least one"):
+        Bucket(0, 10)
+
+
+def test_in_flight_follows_littles_law() -> None:
+    model, bucket = prior("H100"), Bucket(300, 200)
+    rate = max_rate(model, bucket, SLO)
+    assert in_flight(model, bucket, rate / 2) < in_flight(model, bucket, rate) / 2
+
+
+def test_a_prompt_waits_until_its_context_fits() -> None:
+    model = replace(prior("A100"), kv_tokens=1000)
+    replica = Replica.of(model, SLO, 0.0)
+    first, second = Request(0.0, 600, 100), Request(0.0, 600, 100)
+    replica.take(first, 0.0)
+    replica.take(second, 0.0)
+    replica.advance(1e9)
+    assert second.first_token_s > first.end_s
+    assert replica.in_flight == 0
+    assert replica.work_s == pytest.approx(0.0)
+
+
+def test_a_replica_gives_the_same_times_however_often_it_is_advanced() -> None:
+    ends = []
+    for pause in (0.05, 1000.0):
+        replica, sent = Replica.of(prior("A10G"), SLO, 0.0), [Request(0.0, 300, 120), Request(0.0, 80, 60)]
+        for request in sent:
+            replica.take(request, 0.0)
+        now = 0.0
+        while replica.in_flight:
+            now += pause
+            replica.advance(now)
+        ends.append([r.end_s for r in sent])
+    assert ends[0] == pytest.approx(ends[1])
