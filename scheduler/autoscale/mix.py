@@ -22,91 +22,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from .. import highs
 from ..errors import ServingModelError
+from .columns import TOLERANCE, Column, Effort, Limits, Mix, Switching, allowed, limit_rows
 
-_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One way to run a replica."""
-
-    key: str
-    pool: str
-    cost_per_h: float
-    rates: tuple[float, ...]
-    """Requests per second by bucket; 0: it cannot serve that bucket within the SLO."""
-    accelerators: int = 1
-    watts: float = 0.0
-    power_domain: str = ""
-    failure_domain: str = ""
-    start_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.cost_per_h) and self.cost_per_h >= 0):
-            raise ServingModelError(f"{self.key}: the price is {self.cost_per_h:g} per hour; it must be >= 0")
-        if any(not math.isfinite(rate) or rate < 0 for rate in self.rates):
-            raise ServingModelError(f"{self.key}: a rate is negative or not a number")
-        if self.accelerators < 1:
-            raise ServingModelError(f"{self.key}: a replica needs at least one accelerator")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the replicas must stay within. Missing entries do not limit."""
-
-    stock: Mapping[str, int] = field(default_factory=dict)
-    """Accelerators per pool."""
-    quota: int | None = None
-    """Accelerators over all pools."""
-    watts: Mapping[str, float] = field(default_factory=dict)
-    """Per power domain."""
-    budget_per_h: float | None = None
-    min_replicas: int = 0
-    min_per_domain: Mapping[str, int] = field(default_factory=dict)
-    """Replicas per failure domain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """Where the solver stops. Nodes count work, so they give the same answer on every machine."""
-
-    nodes: int | None = 500
-    seconds: float | None = 0.4
-    """None where the same input must give the same bytes (the simulator)."""
-    gap: float = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Switching:
-    """What a change costs, as money per hour, so that small gains change nothing."""
-
-    now: Mapping[str, int] = field(default_factory=dict)
-    """Replicas by column, starting ones included."""
-    start_weight: float = 0.0
-    """Part of a replica's hourly cost that each new one is charged."""
-    drop_weight: float = 0.0
-    """Part of a replica's hourly cost that each dropped one is charged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Replicas by column, and where each bucket goes."""
-
-    replicas: Mapping[str, int]
-    weights: tuple[Mapping[str, float], ...]
-    """Per bucket: column -> share of its requests. Empty for a bucket without load or that nothing serves."""
-    cost_per_h: float
-    objective: float
-    carried: float = 1.0
-    """Part of the load, in replica-seconds on its best column, that is carried."""
-    impossible: tuple[int, ...] = ()
-    """Buckets with load that no column can serve within the SLO; they are not carried."""
-    optimal: bool = True
-    """False: a limit struck; this is the best that was found."""
+__all__ = [
+    "Column",
+    "Effort",
+    "Limits",
+    "Mix",
+    "Switching",
+    "allowed",
+    "best_single_type",
+    "cheapest",
+    "spread",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +126,13 @@ def spread(columns: Sequence[Column], load: Sequence[float], replicas: Mapping[s
     shares, terms = _share_rows(program, problem, [0.0] * len(load), live)
     for column in live:
         program.row([*terms[column.key], (fullest, -float(replicas[column.key]))], high=0.0)
-    solution = highs.solve(program, gap=_TOLERANCE)
+    solution = highs.solve(program, gap=TOLERANCE)
     level = solution.x[fullest] if solution is not None else 0.0
     cost = sum(c.cost_per_h * replicas.get(c.key, 0) for c in columns)
     weights = _weights(shares, solution.x if solution is not None else [], len(load))
     nowhere = tuple(b for b, rate in enumerate(load) if rate > 0 and not any(c.rates[b] > 0 for c in live))
     carried = min(1.0, 1 / level) if level > 0 else 1.0
-    return Mix(dict(replicas), weights, cost, cost, carried, nowhere)
+    return Mix(dict(replicas), weights, cost, cost, carried, nowhere, fullest=level)
 
 
 def best_single_type(
@@ -234,7 +166,7 @@ def _best_single(problem: _Problem) -> dict[str, int] | None:
             continue
         work = sum(problem.load[b] / column.rates[b] for b in problem.served)
         count = max(
-            math.ceil(work - _TOLERANCE), problem.limits.min_replicas, problem.least.get(column.key, 0)
+            math.ceil(work - TOLERANCE), problem.limits.min_replicas, problem.least.get(column.key, 0)
         )
         replicas = {c.key: problem.least.get(c.key, 0) for c in problem.columns} | {column.key: count}
         if allowed(problem.columns, replicas, problem.limits) and all(
@@ -242,37 +174,6 @@ def _best_single(problem: _Problem) -> dict[str, int] | None:
         ):
             found.append((problem.objective(replicas), column.key, replicas))
     return min(found)[2] if found else None
-
-
-def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> bool:
-    """Whether these replicas keep all limits, whatever they carry."""
-    count = {c.key: replicas.get(c.key, 0) for c in columns}
-    return all(
-        low - _TOLERANCE <= sum(weight * count[c.key] for c, weight in row) <= high + _TOLERANCE
-        for row, low, high in _limit_rows(columns, limits)
-    )
-
-
-def _limit_rows(
-    columns: Sequence[Column], limits: Limits
-) -> list[tuple[list[tuple[Column, float]], float, float]]:
-    """Each limit as (terms, low, high) over replica counts."""
-    rows: list[tuple[list[tuple[Column, float]], float, float]] = []
-    for pool, stock in sorted(limits.stock.items()):
-        rows.append(
-            ([(c, float(c.accelerators)) for c in columns if c.pool == pool], -math.inf, float(stock))
-        )
-    if limits.quota is not None:
-        rows.append(([(c, float(c.accelerators)) for c in columns], -math.inf, float(limits.quota)))
-    for domain, watts in sorted(limits.watts.items()):
-        rows.append(([(c, c.watts) for c in columns if c.power_domain == domain], -math.inf, watts))
-    if limits.budget_per_h is not None:
-        rows.append(([(c, c.cost_per_h) for c in columns], -math.inf, limits.budget_per_h))
-    if limits.min_replicas > 0:
-        rows.append(([(c, 1.0) for c in columns], float(limits.min_replicas), math.inf))
-    for domain, least in sorted(limits.min_per_domain.items()):
-        rows.append(([(c, 1.0) for c in columns if c.failure_domain == domain], float(least), math.inf))
-    return rows
 
 
 _Shares = list[tuple[int, str, int]]
@@ -322,10 +223,10 @@ def _solve(
     shares, terms = _share_rows(program, problem, penalty, problem.columns)
     for column in problem.columns:
         program.row([*terms[column.key], (counts[column.key], -1.0)], high=0.0)
-    for row, low, high in _limit_rows(problem.columns, problem.limits):
+    for row, low, high in limit_rows(problem.columns, problem.limits):
         program.row([(counts[c.key], weight) for c, weight in row], low=low, high=high)
     if all_carried and effort.seconds is not None:
-        known = [*known, *_rounded(problem, program, counts)]
+        known = [*known, *_dived(problem, program, counts)]
     start = _start(problem, program, counts, extra, shares, known) if all_carried else None
     solution = highs.solve(program, effort.seconds, effort.nodes, effort.gap, start=start)
     if solution is None and start is None:
@@ -341,29 +242,27 @@ def _solve(
     return best
 
 
-def _rounded(problem: _Problem, program: highs.Program, counts: Mapping[str, int]) -> list[Mapping[str, int]]:
-    """The relaxation's replicas rounded up, less what is not needed: a good mix before the search begins, for
-    where the clock may end it early."""
-    relaxed = replace(program, integer=[False] * len(program.integer))
+def _dived(problem: _Problem, program: highs.Program, counts: Mapping[str, int]) -> list[Mapping[str, int]]:
+    """A good mix before the search begins, for where the clock may end it early: the relaxation, with one number of
+    replicas after the other fixed, always the one that is nearest to an integer."""
+    lower, upper = list(program.lower), list(program.upper)
+    relaxed = replace(program, integer=[False] * len(program.integer), lower=lower, upper=upper)
     solution = highs.solve(relaxed)
-    if solution is None:
-        return []
-    replicas = {key: math.ceil(solution.x[variable] - _TOLERANCE) for key, variable in counts.items()}
-    if not allowed(problem.columns, replicas, problem.limits):
-        return []
-    for column in sorted(problem.columns, key=lambda c: (-c.cost_per_h, c.key)):
-        fewer = dict(replicas) | {column.key: replicas[column.key] - 1}
-        low = program.lower[counts[column.key]]
-        if fewer[column.key] < low or problem.objective(fewer) >= problem.objective(replicas):
+    free = dict(counts)
+    while solution is not None and free:
+        x = solution.x
+        key = min(free, key=lambda k: (abs(x[free[k]] - round(x[free[k]])), k))
+        variable = free.pop(key)
+        value, bounds = x[variable], (lower[variable], upper[variable])
+        if abs(value - round(value)) <= TOLERANCE:
+            lower[variable] = upper[variable] = float(round(value))
             continue
-        routed = spread(problem.columns, problem.load, fewer)
-        if (
-            routed.carried >= 1
-            and not set(routed.impossible) & set(problem.served)
-            and allowed(problem.columns, fewer, problem.limits)
-        ):
-            replicas = fewer
-    return [replicas]
+        solution = None
+        for fixed in (round(value), math.ceil(value)):
+            if solution is None and bounds[0] <= fixed <= bounds[1]:
+                lower[variable] = upper[variable] = float(fixed)
+                solution = highs.solve(relaxed)
+    return [] if solution is None else [{k: round(solution.x[v]) for k, v in counts.items()}]
 
 
 def _penalty(problem: _Problem, bucket: int) -> float:
@@ -421,7 +320,7 @@ def _read(
         problem.objective(replicas),
         _carried(problem, shares, x),
         impossible,
-        optimal,
+        optimal=optimal,
     )
 
 
@@ -432,13 +331,13 @@ def _carried(problem: _Problem, shares: _Shares, x: Sequence[float]) -> float:
     work = {b: problem.load[b] / max(c.rates[b] for c in problem.columns) for b in problem.served}
     total = sum(work.values())
     carried = sum(work[b] * min(1.0, by_bucket[b]) for b in problem.served)
-    return 1.0 if total <= 0 or carried >= total * (1 - _TOLERANCE) else carried / total
+    return 1.0 if total <= 0 or carried >= total * (1 - TOLERANCE) else carried / total
 
 
 def _weights(shares: _Shares, x: Sequence[float], buckets: int) -> tuple[Mapping[str, float], ...]:
     weights: list[dict[str, float]] = [{} for _ in range(buckets)]
     for bucket, key, variable in shares:
-        if x and x[variable] > _TOLERANCE:
+        if x and x[variable] > TOLERANCE:
             weights[bucket][key] = x[variable]
     totals = [sum(row.values()) for row in weights]
     return tuple(

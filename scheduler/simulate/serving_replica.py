@@ -50,10 +50,14 @@ class Replica:
     reserved: float = 0.0
     work_s: float = 0.0
     """Seconds of work of everything in flight: what the gateway compares."""
+    prompt_s: float = 0.0
+    """Seconds of work of the prompts that have no first token yet."""
     waiting: deque[Request] = field(default_factory=deque)
     prefill: deque[Request] = field(default_factory=deque)
     running: list[tuple[int, int, Request]] = field(default_factory=list)
     taken: int = 0
+    ended: list[Request] = field(default_factory=list)
+    """Finished since the caller last emptied it."""
 
     @classmethod
     def of(cls, model: StepModel, slo: Slo, now_s: float) -> Replica:
@@ -63,10 +67,18 @@ class Replica:
     def in_flight(self) -> int:
         return len(self.waiting) + len(self.prefill) + self.batch
 
-    def oldest_wait_s(self, now_s: float) -> float:
-        """Age of the oldest request without a first token."""
-        first = self.prefill[0] if self.prefill else self.waiting[0] if self.waiting else None
-        return now_s - first.arrival_s if first is not None else 0.0
+    def overdue(self, before_s: float) -> int:
+        """Requests that arrived at or before then and are not begun."""
+        count = 0
+        for request in self.prefill:
+            if request.arrival_s > before_s:
+                return count
+            count += request.done_tokens == 0
+        for request in self.waiting:
+            if request.arrival_s > before_s:
+                break
+            count += 1
+        return count
 
     def take(self, request: Request, now_s: float) -> None:
         """Accept a request that arrives at `now_s`."""
@@ -75,9 +87,9 @@ class Replica:
             self.now_s = max(self.now_s, now_s)
         model = self.model
         context = request.prompt_tokens + request.output_tokens / 2
-        request.work_s = model.prompt_s(request.prompt_tokens) + request.output_tokens * (
-            model.b_s + model.c_s * context
-        )
+        prompt_s = model.prompt_s(request.prompt_tokens)
+        self.prompt_s += prompt_s
+        request.work_s = prompt_s + request.output_tokens * (model.b_s + model.c_s * context)
         self.work_s += request.work_s
         self.waiting.append(request)
         self._admit()
@@ -119,6 +131,7 @@ class Replica:
 
     def _begin(self, request: Request) -> None:
         request.first_token_s = self.now_s
+        self.prompt_s -= self.model.prompt_s(request.prompt_tokens)
         if request.output_tokens <= 1:
             self._end(request)
             self._admit()
@@ -160,3 +173,4 @@ class Replica:
         request.end_s = self.now_s
         self.reserved -= request.prompt_tokens + request.output_tokens
         self.work_s -= request.work_s
+        self.ended.append(request)

@@ -1,0 +1,123 @@
+"""What the mix decides over: columns, limits, the cost of changes, and the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import ServingModelError
+
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One way to run a replica."""
+
+    key: str
+    pool: str
+    cost_per_h: float
+    rates: tuple[float, ...]
+    """Requests per second by bucket; 0: it cannot serve that bucket within the SLO."""
+    accelerators: int = 1
+    watts: float = 0.0
+    power_domain: str = ""
+    failure_domain: str = ""
+    start_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.cost_per_h) and self.cost_per_h >= 0):
+            raise ServingModelError(f"{self.key}: the price is {self.cost_per_h:g} per hour; it must be >= 0")
+        if any(not math.isfinite(rate) or rate < 0 for rate in self.rates):
+            raise ServingModelError(f"{self.key}: a rate is negative or not a number")
+        if self.accelerators < 1:
+            raise ServingModelError(f"{self.key}: a replica needs at least one accelerator")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the replicas must stay within. Missing entries do not limit."""
+
+    stock: Mapping[str, int] = field(default_factory=dict)
+    """Accelerators per pool."""
+    quota: int | None = None
+    """Accelerators over all pools."""
+    watts: Mapping[str, float] = field(default_factory=dict)
+    """Per power domain."""
+    budget_per_h: float | None = None
+    min_replicas: int = 0
+    min_per_domain: Mapping[str, int] = field(default_factory=dict)
+    """Replicas per failure domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Where the solver stops. Nodes count work, so they give the same answer on every machine."""
+
+    nodes: int | None = 500
+    seconds: float | None = 0.25
+    """None where the same input must give the same bytes (the simulator)."""
+    gap: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """What a change costs, as money per hour, so that small gains change nothing."""
+
+    now: Mapping[str, int] = field(default_factory=dict)
+    """Replicas by column, starting ones included."""
+    start_weight: float = 0.0
+    """Part of a replica's hourly cost that each new one is charged."""
+    drop_weight: float = 0.0
+    """Part of a replica's hourly cost that each dropped one is charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Replicas by column, and where each bucket goes."""
+
+    replicas: Mapping[str, int]
+    weights: tuple[Mapping[str, float], ...]
+    """Per bucket: column -> share of its requests. Empty for a bucket without load or that nothing serves."""
+    cost_per_h: float
+    objective: float
+    carried: float = 1.0
+    """Part of the load, in replica-seconds on its best column, that is carried."""
+    impossible: tuple[int, ...] = ()
+    """Buckets with load that no column can serve within the SLO; they are not carried."""
+    fullest: float = 0.0
+    """Only from `spread`: the load of the fullest column over what its replicas sustain."""
+    optimal: bool = True
+    """False: a limit struck; this is the best that was found."""
+
+
+def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> bool:
+    """Whether these replicas keep all limits, whatever they carry."""
+    count = {c.key: replicas.get(c.key, 0) for c in columns}
+    return all(
+        low - TOLERANCE <= sum(weight * count[c.key] for c, weight in row) <= high + TOLERANCE
+        for row, low, high in limit_rows(columns, limits)
+    )
+
+
+def limit_rows(
+    columns: Sequence[Column], limits: Limits
+) -> list[tuple[list[tuple[Column, float]], float, float]]:
+    """Each limit as (terms, low, high) over replica counts."""
+    rows: list[tuple[list[tuple[Column, float]], float, float]] = []
+    for pool, stock in sorted(limits.stock.items()):
+        rows.append(
+            ([(c, float(c.accelerators)) for c in columns if c.pool == pool], -math.inf, float(stock))
+        )
+    if limits.quota is not None:
+        rows.append(([(c, float(c.accelerators)) for c in columns], -math.inf, float(limits.quota)))
+    for domain, watts in sorted(limits.watts.items()):
+        rows.append(([(c, c.watts) for c in columns if c.power_domain == domain], -math.inf, watts))
+    if limits.budget_per_h is not None:
+        rows.append(([(c, c.cost_per_h) for c in columns], -math.inf, limits.budget_per_h))
+    if limits.min_replicas > 0:
+        rows.append(([(c, 1.0) for c in columns], float(limits.min_replicas), math.inf))
+    for domain, least in sorted(limits.min_per_domain.items()):
+        rows.append(([(c, 1.0) for c in columns if c.failure_domain == domain], float(least), math.inf))
+    return rows

@@ -1,0 +1,322 @@
+"""The replicas of one service over GPU types, decided over and over: forecast, panic, cheapest addition, careful removal.
+
+    decision = fleet.decide(observation)         every second; None: nothing changes
+
+In this order:
+
+- panic: the last ten seconds exceed what is live (starting replicas included), or more requests than the SLO lets be
+  late have waited half the TTFT target while nothing starts. Acts at once, on those seconds, without averages.
+- forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready. What is missing is
+  added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
+  the old ones leave when those are ready.
+- idle: what the load of the last `down_after_s` did not need leaves, one type at a time, and only if the replicas
+  that are ready carry the load without it.
+
+Load is requests per second by bucket; the forecast is of the sum, and buckets keep their shares of the last minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..errors import ServingModelError
+from .demand_forecast import BIN_S, DemandForecast, ForecastSettings
+from .mix import Column, Effort, Limits, Mix, Switching, allowed, cheapest, spread
+from .step_model import Slo
+
+CARRIED_GAIN = 0.01
+"""Where the limits leave no room beside what runs, replicas are exchanged for this much more of the load."""
+RATE_S = 10
+"""Seconds over which an observation's rates are counted."""
+
+
+class Cause(Enum):
+    """Why the replicas change."""
+
+    FORECAST = "forecast"
+    PANIC = "panic"
+    IDLE = "idle"
+    SWITCH = "switch"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """Constants of the decisions."""
+
+    start_s: float = 60.0
+    """From a decision to a ready replica."""
+    period_s: float = 30.0
+    down_after_s: float = 300.0
+    """A lower number must have been enough for this long."""
+    resolve_gain: float = 0.08
+    """A whole new mix must be cheaper by more than this part."""
+    switch_horizon_s: float = 3600.0
+    """The time over which a started replica must earn its start."""
+    quantile: float = 0.9
+    shares_s: float = 300.0
+    """Time constant of the buckets' shares."""
+    panic_tolerance: float = 1.1
+    """Ten seconds may exceed what is live by this factor: arrivals vary."""
+    overdue_s: int = 3
+    """Seconds in a row with more overdue requests than the SLO tolerates: one long prompt passes."""
+    removal_s: float = 60.0
+    """Between two removals."""
+    panic_step: float = 1.05
+    """A queue without overload asks for this much more than what is live."""
+    effort: Effort = field(default_factory=lambda: Effort(nodes=500, seconds=None))
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.start_s) and self.start_s >= 0):
+            raise ServingModelError(f"the start time is {self.start_s:g} s; it must be zero or more")
+        if self.down_after_s < self.start_s:
+            raise ServingModelError(
+                f"the window before replicas leave ({self.down_after_s:g} s) is shorter than a start"
+                f" ({self.start_s:g} s): they would leave and be missed before they are back; make it longer"
+            )
+
+    @property
+    def forecast(self) -> ForecastSettings:
+        return ForecastSettings(horizon_s=self.start_s + self.period_s, quantile=self.quantile)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is known at one second."""
+
+    now_s: float
+    rates: tuple[float, ...]
+    """Requests per second by bucket over the last ten seconds."""
+    overdue: int
+    """Requests that no replica has begun and that wait at least half the TTFT target."""
+    ready: Mapping[str, int]
+    starting: Mapping[str, int]
+    in_flight: int = 0
+
+    @property
+    def live(self) -> dict[str, int]:
+        keys = {*self.ready, *self.starting}
+        return {key: self.ready.get(key, 0) + self.starting.get(key, 0) for key in sorted(keys)}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Replicas wanted from now on, by column."""
+
+    target: Mapping[str, int]
+    cause: Cause
+    load_rps: float
+    """The load that they are for."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """One service's state between decisions."""
+
+    columns: Sequence[Column]
+    limits: Limits
+    slo: Slo
+    settings: FleetSettings
+    forecast: DemandForecast = field(init=False)
+    _shares: list[float] = field(default_factory=list)
+    _next_bin_s: float = 0.0
+    _next_plan_s: float = 0.0
+    _needed: deque[tuple[float, float]] = field(default_factory=deque)
+    _last_switch_s: float = -math.inf
+    _last_wait_s: float = -math.inf
+    _last_removal_s: float = -math.inf
+    _futile_until_s: float = -math.inf
+    _overdue_s: int = 0
+
+    def __post_init__(self) -> None:
+        self.forecast = DemandForecast(self.settings.forecast)
+
+    def begin(self, rates: Sequence[float], now_s: float = 0.0) -> dict[str, int]:
+        """Replicas for a known first load."""
+        self._shares = _normalised(rates)
+        self._next_bin_s = now_s + BIN_S
+        self._next_plan_s = now_s + self.settings.period_s
+        return dict(self._cheapest(rates).replicas)
+
+    def decide(self, seen: Observation) -> Decision | None:
+        """What to change now, or None."""
+        if seen.now_s >= self._next_bin_s:
+            self._learn(seen)
+        if not self._shares:
+            self._shares = _normalised(seen.rates)
+        decision = self._panic(seen) if seen.now_s >= self._futile_until_s else None
+        if decision is not None and not _changes(decision.target, seen.live):
+            # The limits leave nothing to add: not asked again every second.
+            self._futile_until_s = seen.now_s + self.settings.period_s
+        if decision is None and seen.now_s >= self._next_plan_s:
+            self._next_plan_s = seen.now_s + self.settings.period_s
+            decision = self._planned(seen)
+        return decision if decision is not None and _changes(decision.target, seen.live) else None
+
+    def _learn(self, seen: Observation) -> None:
+        self._next_bin_s += BIN_S
+        total = sum(seen.rates)
+        self.forecast.observe(seen.now_s, total)
+        weight = 1 - math.exp(-BIN_S / self.settings.shares_s)
+        if not self._shares:
+            self._shares = _normalised(seen.rates)
+        elif total > 0:
+            self._shares = [
+                old + weight * (rate / total - old)
+                for old, rate in zip(self._shares, seen.rates, strict=True)
+            ]
+
+    def _panic(self, seen: Observation) -> Decision | None:
+        live, load = seen.live, self._load(sum(seen.rates))
+        tolerated = (1 - self.slo.percentile / 100) * RATE_S * sum(seen.rates)
+        self._overdue_s = self._overdue_s + 1 if seen.overdue > tolerated else 0
+        waits = self._overdue_s >= self.settings.overdue_s and not any(seen.starting.values())
+        if not any(load) or not (waits or self._may_exceed(load, live)):
+            return None
+        now = spread(self.columns, load, live)
+        if now.fullest <= self.settings.panic_tolerance and not waits and not self._misses(load, live):
+            return None
+        self._note(seen.now_s, sum(seen.rates))
+        factor = 1.0
+        if waits:
+            self._last_wait_s = seen.now_s
+            factor = max(1.0, self.settings.panic_step / now.fullest) if now.fullest > 0 else 1.0
+        return self._add([rate * factor for rate in load], live, seen.now_s, Cause.PANIC)
+
+    def _may_exceed(self, load: Sequence[float], live: Mapping[str, int]) -> bool:
+        """A bound without the solver: every bucket on a column that is best for it, given what is live."""
+        room = {c.key: float(live.get(c.key, 0)) for c in self.columns}
+        for bucket, rate in enumerate(load):
+            left = rate
+            for column in self._order(bucket):
+                if left <= 0:
+                    break
+                taken = min(left, room[column.key] * column.rates[bucket])
+                room[column.key] -= taken / column.rates[bucket]
+                left -= taken
+            if left > 1e-9 and any(c.rates[bucket] > 0 for c in self.columns):
+                return True
+        return False
+
+    def _order(self, bucket: int) -> list[Column]:
+        """Columns that serve the bucket, the one with the least use for other buckets first."""
+        return sorted((c for c in self.columns if c.rates[bucket] > 0), key=lambda c: (max(c.rates), c.key))
+
+    def _planned(self, seen: Observation) -> Decision | None:
+        if not self._shares:
+            return None
+        ahead = self.forecast.forecast(seen.now_s)
+        load = self._load(ahead.upper)
+        self._note(seen.now_s, ahead.upper)
+        live = seen.live
+        level = spread(self.columns, load, live)
+        if level.fullest > 1 or self._misses(load, live):
+            return self._add(load, live, seen.now_s)
+        return self._remove(load, seen)
+
+    def _add(
+        self, load: Sequence[float], live: Mapping[str, int], now_s: float, cause: Cause = Cause.FORECAST
+    ) -> Decision:
+        """Cheapest first; the whole anew where the addition is too dear."""
+        added = self._cheapest(load, least=live)
+        whole = self._cheapest(load, live=live)
+        if (
+            added.cost_per_h > (1 + self.settings.resolve_gain) * whole.cost_per_h
+            and whole.carried >= added.carried
+        ):
+            both = self._beside(whole, live)
+            if both is not None:
+                self._last_switch_s = now_s
+                return Decision(both, cause, sum(load))
+        if whole.carried > added.carried + CARRIED_GAIN:
+            return Decision(self._instead(whole, live), Cause.SWITCH, sum(load))
+        return Decision(added.replicas, cause, sum(load))
+
+    def _remove(self, load: Sequence[float], seen: Observation) -> Decision | None:
+        if seen.now_s - self._last_wait_s < self.settings.down_after_s:
+            return None
+        if seen.now_s - self._last_removal_s < self.settings.removal_s:
+            return None
+        live = seen.live
+        peak = self._load(max(total for _, total in self._needed))
+        kept = self._cheapest(peak, most=live)
+        if kept.carried < 1:
+            return None
+        whole = self._cheapest(peak, live=live)
+        rested = seen.now_s - self._last_switch_s >= self.settings.start_s + self.settings.down_after_s
+        if rested and kept.cost_per_h > (1 + self.settings.resolve_gain) * whole.cost_per_h:
+            both = self._beside(whole, live)
+            if both is not None and _changes(both, live):
+                self._last_switch_s = seen.now_s
+                return Decision(both, Cause.SWITCH, sum(load))
+        surplus = {
+            c.key: (live.get(c.key, 0) - kept.replicas[c.key]) * c.cost_per_h
+            for c in self.columns
+            if live.get(c.key, 0) > kept.replicas[c.key]
+        }
+        for key in sorted(surplus, key=lambda key: (-surplus[key], key)):
+            target = dict(live) | {key: kept.replicas[key]}
+            ready = {k: min(count, target.get(k, 0)) for k, count in seen.ready.items()}
+            if spread(self.columns, load, ready).fullest <= 1 and not self._misses(load, ready):
+                self._last_removal_s = seen.now_s
+                return Decision(target, Cause.IDLE, sum(load))
+        return None
+
+    def _beside(self, whole: Mix, live: Mapping[str, int]) -> dict[str, int] | None:
+        """The new mix beside the old replicas, if the limits leave room for both."""
+        both = {c.key: max(whole.replicas[c.key], live.get(c.key, 0)) for c in self.columns}
+        return both if allowed(self.columns, both, self.limits) else None
+
+    def _instead(self, whole: Mix, live: Mapping[str, int]) -> dict[str, int]:
+        """The new mix with as many old replicas beside it as the limits allow; the least useful go first."""
+        both = {c.key: max(whole.replicas[c.key], live.get(c.key, 0)) for c in self.columns}
+        for column in sorted(self.columns, key=lambda c: (max(c.rates), c.key)):
+            while both[column.key] > whole.replicas[column.key] and not allowed(
+                self.columns, both, self.limits
+            ):
+                both[column.key] -= 1
+        return both
+
+    def _misses(self, load: Sequence[float], replicas: Mapping[str, int]) -> bool:
+        """Some bucket that a column could serve has no replica of such a column."""
+        return any(
+            rate > 0
+            and any(c.rates[b] > 0 for c in self.columns)
+            and not any(c.rates[b] > 0 and replicas.get(c.key, 0) > 0 for c in self.columns)
+            for b, rate in enumerate(load)
+        )
+
+    def _cheapest(
+        self,
+        load: Sequence[float],
+        live: Mapping[str, int] | None = None,
+        least: Mapping[str, int] | None = None,
+        most: Mapping[str, int] | None = None,
+    ) -> Mix:
+        switching = None
+        if live is not None:
+            start = (self.settings.start_s + self.settings.down_after_s) / self.settings.switch_horizon_s
+            switching = Switching(live, start_weight=start)
+        return cheapest(
+            self.columns, load, self.limits, switching, self.settings.effort, live, least=least, most=most
+        )
+
+    def _load(self, total: float) -> list[float]:
+        return [total * share for share in self._shares]
+
+    def _note(self, now_s: float, total: float) -> None:
+        self._needed.append((now_s, total))
+        while self._needed[0][0] < now_s - self.settings.down_after_s:
+            self._needed.popleft()
+
+
+def _normalised(rates: Sequence[float]) -> list[float]:
+    total = sum(rates)
+    return [rate / total for rate in rates] if total > 0 else []
+
+
+def _changes(target: Mapping[str, int], live: Mapping[str, int]) -> bool:
+    return any(target.get(key, 0) != live.get(key, 0) for key in {*target, *live})

@@ -1,0 +1,138 @@
+"""Decisions over time: forecast, panic, removal, switches, and what holds for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from busbar.scheduler.autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
+from busbar.scheduler.autoscale.mix import Column, Limits
+from busbar.scheduler.autoscale.step_model import Slo
+from busbar.scheduler.errors import ServingModelError
+
+SMALL = Column("small", "small", 1.0, (1.0,))
+BIG = Column("big", "big", 6.0, (10.0,))
+
+
+def seen(
+    now: float, rate: float, ready: dict[str, int], starting: dict[str, int] | None = None, overdue: int = 0
+) -> Observation:
+    return Observation(now, (rate,), overdue, ready, starting or {})
+
+
+def fleet(*columns: Column, **limits: object) -> Fleet:
+    return Fleet(columns or (SMALL, BIG), Limits(**limits), Slo(), FleetSettings())  # type: ignore[arg-type]
+
+
+def driven(
+    item: Fleet, rates: list[float], live: dict[str, int], start: int = 0
+) -> list[tuple[int, Decision]]:
+    """Feed rates second by second; replicas are there at once."""
+    found = []
+    for second, rate in enumerate(rates, start + 1):
+        decision = item.decide(seen(float(second), rate, dict(live)))
+        if decision is not None:
+            found.append((second, decision))
+            live.clear()
+            live.update(decision.target)
+    return found
+
+
+def test_a_steady_load_decides_nothing_after_the_margin_is_known() -> None:
+    item = fleet()
+    live = item.begin((3.0,))
+    driven(item, [3.0] * 900, live)
+    assert driven(item, [3.0] * 1800, live, 900) == []
+    assert live == {"small": 3, "big": 0}
+
+
+def test_panic_acts_within_a_second_on_ten_seconds_of_load() -> None:
+    item = fleet()
+    decision = item.decide(seen(1.0, 8.0, {"small": 2, "big": 0}))
+    assert decision is not None
+    assert decision.cause is Cause.PANIC
+    assert decision.target["small"] + 10 * decision.target["big"] >= 8
+
+
+def test_starting_replicas_count_against_panic() -> None:
+    assert fleet().decide(seen(1.0, 8.0, {"small": 2}, {"big": 1})) is None
+
+
+def test_a_queue_without_overload_adds_once_it_lasts_and_nothing_starts() -> None:
+    item = fleet()
+    item.begin((3.0,))
+    live = {"small": 4, "big": 0}
+    decisions = [item.decide(seen(float(t), 3.0, live, overdue=5)) for t in range(1, 5)]
+    assert [d is not None for d in decisions[:3]] == [False, False, True]
+    assert decisions[2] is not None
+    assert decisions[2].target["small"] == 5
+    waiting = fleet()
+    waiting.begin((3.0,))
+    assert all(waiting.decide(seen(float(t), 3.0, live, {"big": 1}, 5)) is None for t in range(1, 5))
+
+
+def test_what_the_window_did_not_need_leaves_one_type_at_a_time() -> None:
+    item = fleet()
+    item.begin((12.0,))
+    live = {"small": 2, "big": 1}
+    driven(item, [12.0] * 1200, live)
+    assert live == {"small": 2, "big": 1}
+    before = dict(live)
+    idle = driven(item, [0.5] * 900, live, 1200)
+    assert idle[0][0] >= 1500
+    for _, decision in idle:
+        assert decision.cause in (Cause.IDLE, Cause.SWITCH)
+        assert sum(decision.target[key] != before[key] for key in before) == 1
+        before = dict(decision.target)
+    assert live == {"small": 1, "big": 0}
+
+
+def test_nothing_leaves_before_its_successor_is_ready() -> None:
+    item = fleet()
+    item.begin((3.0,))
+    ready = {"small": 0, "big": 1}
+    for second in range(1, 1500):
+        decision = item.decide(Observation(float(second), (3.0,), 0, ready, {"small": 3}))
+        assert decision is None or decision.target["big"] == 1
+
+
+def test_a_growing_load_moves_to_the_type_that_is_cheaper_for_it() -> None:
+    """Ten small ones cost 10, one big one 6: the whole is chosen anew, and the small ones leave afterwards."""
+    item = fleet()
+    live = item.begin((3.0,))
+    driven(item, [3.0 + t / 100 for t in range(600)] + [9.0] * 1200, live)
+    assert live == {"small": 0, "big": 1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"stock": {"small": 3, "big": 1}}, {"small": 3, "big": 1}),
+        ({"quota": 2}, {"small": 2, "big": 2}),
+        ({"budget_per_h": 7.0}, {"small": 7, "big": 1}),
+    ],
+)
+def test_limits_hold_in_every_decision(limits: dict[str, object], most: dict[str, int]) -> None:
+    item = fleet(**limits)
+    live = item.begin((2.0,))
+    found = driven(item, [2.0] * 100 + [40.0] * 400 + [5.0] * 800, live)
+    assert found
+    for _, decision in found:
+        assert all(decision.target[key] <= most[key] for key in most)
+        if "quota" in limits:
+            assert sum(decision.target.values()) <= 2
+        if "budget_per_h" in limits:
+            assert decision.target["small"] + 6 * decision.target["big"] <= 7
+
+
+def test_the_first_request_wakes_an_empty_fleet() -> None:
+    decision = fleet().decide(seen(1.0, 0.1, {}))
+    assert decision is not None
+    assert decision.target == {"small": 1, "big": 0}
+
+
+def test_a_window_shorter_than_a_start_is_refused() -> None:
+    assert FleetSettings(start_s=300, down_after_s=300).start_s == 300
+    with pytest.raises(ServingModelError, match="shorter than a start"):
+        FleetSettings(start_s=301, down_after_s=300)
+    with pytest.raises(ServingModelError, match="start time"):
+        FleetSettings(start_s=-1)
