@@ -73,7 +73,11 @@ def _load(name: str, target: str) -> click.Command:
 
 
 def _advice(name: str) -> str:
-    extra = {"plan": "scheduler", "train": "workloads", "serve": "workloads", "simulate": "scheduler"}.get(
-        name
-    )
+    extra = {
+        "plan": "scheduler",
+        "plan-capacity": "scheduler",
+        "train": "workloads",
+        "serve": "workloads",
+        "simulate": "scheduler",
+    }.get(name)
     return f" Install it with: pip install 'busbar[{extra}]'" if extra else ""

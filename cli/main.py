@@ -44,6 +44,7 @@ OTHERS = {
     "train": "Train on this machine, without Kubernetes.",
     "serve": "Serve a model on this machine, without Kubernetes.",
     "simulate": "Replay a trace through the scheduler.",
+    "plan-capacity": "Plan which GPUs a service needs for a load.",
 }
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())

@@ -1,0 +1,232 @@
+"""`busbar plan-capacity`: which GPUs would serve this load within this SLO, and at what cost?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import SchedulerError
+
+if TYPE_CHECKING:
+    from ..fit.model import ModelShape
+    from .serving_plan import Plan, Question
+    from .serving_trace import ServingTrace
+
+_EPILOG = """\b
+Examples:
+  busbar plan-capacity --trace AzureLLMInferenceTrace_conv.csv --scale 12 \\
+      --pools L4=8@0.70,A10G=8@1.01,A100=24@3.67,H100=8@7.516 --slo ttft=2,tpot=0.1
+  busbar plan-capacity --trace servegen/m-small --day 2 --peak 60 --pools A100=8@3.67,H100=8@7.516 --start 180
+  busbar plan-capacity --trace requests.csv --model config.json --pools L40S=16@1.90 --budget 20 -o json
+"""
+
+
+@click.command("plan-capacity", epilog=_EPILOG)
+@click.option(
+    "--trace",
+    "source",
+    required=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Requests as CSV (arrival_s, prompt_tokens, output_tokens; or Azure's columns), or a ServeGen folder.",
+)
+@click.option(
+    "--pools", required=True, help="GPUs and prices: TYPE=COUNT@PRICE_PER_HOUR, …; types have data sheets."
+)
+@click.option(
+    "--slo",
+    default="ttft=2,tpot=0.1,percentile=99",
+    show_default=True,
+    help="Seconds to the first token, seconds per token, and the per cent of requests that must see both.",
+)
+@click.option(
+    "--model",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The model's config.json. Default: the dimensions of Llama-3-8B.",
+)
+@click.option(
+    "--start", default=60.0, show_default=True, help="Seconds from a decision to a replica that serves."
+)
+@click.option(
+    "--sleeping",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Replicas with weights in host memory; their GPUs are lent to others until they wake.",
+)
+@click.option("--wake", default=5.0, show_default=True, help="Seconds until a sleeping replica serves.")
+@click.option("--budget", type=click.FloatRange(min=0, min_open=True), help="Most money per hour.")
+@click.option("--watts", type=click.FloatRange(min=0, min_open=True), help="Most watts of all replicas.")
+@click.option("--quota", type=click.IntRange(min=1), help="Most GPUs over all pools.")
+@click.option(
+    "--min-replicas", type=click.IntRange(min=0), default=1, show_default=True, help="Never fewer replicas."
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="CSV: so many times the trace's requests.",
+)
+@click.option("--day", type=click.IntRange(min=1), help="ServeGen: which day; the first is 1.")
+@click.option(
+    "--peak", type=click.FloatRange(min=0, min_open=True), help="ServeGen: requests/s of the busiest window."
+)
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Only the first so many hours.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Of generated arrivals; the same seed, the same result."
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def plan_capacity(
+    source: Path,
+    pools: str,
+    slo: str,
+    model: Path | None,
+    start: float,
+    sleeping: int,
+    wake: float,
+    budget: float | None,
+    watts: float | None,
+    quota: int | None,
+    min_replicas: int,
+    scale: float,
+    day: int | None,
+    peak: float | None,
+    hours: float | None,
+    seed: int,
+    output: str,
+) -> None:
+    """Plan which GPUs a model service needs for a load and an SLO.
+
+    Replays the load request by request on three fleets (the cheapest mix of GPU types by forecast, a
+    Kubernetes HPA and a static fleet of the best single type) and prints each beside the bound: what a fleet
+    that knows the future and starts at once would cost. Speeds come from data sheets and the model's
+    dimensions, not from measurements.
+    """
+    from .serving_plan import Question, answer
+    from .serving_pools import parse_pools, parse_slo
+
+    try:
+        question = Question(
+            pools=parse_pools(pools),
+            slo=parse_slo(slo),
+            shape=_shape(model),
+            start_s=start,
+            sleeping=sleeping,
+            wake_s=wake,
+            budget_per_h=budget,
+            watts=watts,
+            quota=quota,
+            min_replicas=min_replicas,
+        )
+        trace = _read(source, scale, day, peak, seed)
+        trace = trace.until(3600 * hours) if hours is not None else trace
+        with _progress() as progress:
+            plan = answer(trace, question, progress)
+    except (SchedulerError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if output == "json":
+        click.echo(json.dumps(plan.to_json(), indent=1))
+    else:
+        _print(plan, question)
+
+
+def _read(source: Path, scale: float, day: int | None, peak: float | None, seed: int) -> ServingTrace:
+    from .serving_trace import requests_csv, servegen
+
+    if source.is_dir():
+        if scale != 1:
+            raise ValueError("--scale is for CSV files; a ServeGen folder is scaled with --peak")
+        if day is None or peak is None:
+            raise ValueError("--trace is a ServeGen folder: name --day and --peak, too")
+        return servegen(source, day, peak, seed)
+    if day is not None or peak is not None:
+        raise ValueError("--day and --peak are for a ServeGen folder; a CSV file is scaled with --scale")
+    return requests_csv(source, scale, seed)
+
+
+def _shape(path: Path | None) -> ModelShape:
+    from ..fit.model import ModelShape
+    from .serving_pools import LLAMA_8B
+
+    if path is None:
+        return LLAMA_8B
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"--model: {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"--model: {path} is not the config of a model")
+    return ModelShape.from_config(config)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float, float], None]]:
+    """A bar per step on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+
+        def show(name: str, done: float, total: float) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        yield show
+
+
+def _print(plan: Plan, question: Question) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(box=None)
+    columns = (
+        "fleet",
+        "attainment",
+        "cost/h",
+        "x bound",
+        "TTFT p99 s",
+        "peak W",
+        "decisions/h",
+        "most replicas",
+    )
+    for number, name in enumerate(columns):
+        table.add_column(
+            name, justify="left" if number in (0, len(columns) - 1) else "right", no_wrap=number == 0
+        )
+    for result in plan.results:
+        row = result.to_json()
+        table.add_row(
+            result.policy,
+            f"{100 * result.attainment:.2f} %",
+            f"{result.cost_per_h:.2f}",
+            f"{result.cost_per_h / plan.bounds.mix_per_h:.2f}",
+            f"{row['ttft_p99_s']} s",
+            _counts(dict(result.peak)),
+        )
+    table.add_row(
+        "bound: mix", "", f"{plan.bounds.mix_per_h:.2f}", "1.00", "", _counts(dict(plan.bounds.peak))
+    )
+    table.add_row(
+        f"bound: {plan.bounds.single.key} only",
+        "",
+        f"{plan.bounds.single_per_h:.2f}",
+        f"{plan.bounds.single_per_h / plan.bounds.mix_per_h:.2f}",
+        "",
+        "",
+    )
+    console.print(table)
+    for sentence in plan.sentences(question):
+        console.print(sentence)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {key}" for key, count in sorted(counts.items()) if count)

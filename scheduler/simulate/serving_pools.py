@@ -1,0 +1,124 @@
+"""The pools of a capacity plan: `H100=8@7.516`, and the columns and limits that follow."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..autoscale.mix import Column
+from ..autoscale.step_model import Slo, StepModel, max_rate
+from ..errors import ServingModelError
+from ..fit.accelerators import DATA_SHEETS, accelerator
+from ..fit.model import ModelShape
+from .serving_trace import Buckets
+
+LLAMA_8B = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128_256, tied=False)
+"""Llama-3-8B's dimensions."""
+LEAST_RATE = 1e-3
+"""Below this a replica is of no use to a bucket."""
+_POOL = re.compile(r"(?P<type>[^=@]+)=(?P<stock>\d+)@(?P<price>\d+(\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Accelerators of one type at one price."""
+
+    type: str
+    stock: int
+    price_per_h: float
+
+
+def parse_pools(text: str) -> tuple[Pool, ...]:
+    """`L4=8@0.70,H100=8@7.516`: type, how many, price per hour of one.
+
+    Raises:
+        ServingModelError: not of that form, an unknown type, or a type named twice.
+    """
+    pools: list[Pool] = []
+    for item in text.split(","):
+        match = _POOL.fullmatch(item.strip())
+        if match is None:
+            raise ServingModelError(f"--pools: {item.strip()!r} is not TYPE=COUNT@PRICE_PER_HOUR")
+        if accelerator(match["type"]) is None or match["type"] == "cpu":
+            known = ", ".join(name for name in DATA_SHEETS if name != "cpu")
+            raise ServingModelError(
+                f"--pools: there is no data sheet of {match['type']!r}; known are {known}"
+            )
+        if any(pool.type == match["type"] for pool in pools):
+            raise ServingModelError(f"--pools: {match['type']} is named twice")
+        pools.append(Pool(match["type"], int(match["stock"]), float(match["price"])))
+    return tuple(pools)
+
+
+def parse_slo(text: str) -> Slo:
+    """`ttft=2,tpot=0.1,percentile=99`: seconds; what is missing keeps its default.
+
+    Raises:
+        ServingModelError: another key, or a value that is no SLO.
+    """
+    values = {"ttft": Slo().ttft_s, "tpot": Slo().tpot_s, "percentile": Slo().percentile}
+    for item in text.split(","):
+        key, _, value = item.strip().partition("=")
+        if key not in values:
+            raise ServingModelError(
+                f"--slo: {item.strip()!r} is not ttft=, tpot= or percentile= with a number"
+            )
+        try:
+            values[key] = float(value)
+        except ValueError as error:
+            raise ServingModelError(f"--slo: {value!r} is not a number") from error
+    return Slo(values["ttft"], values["tpot"], values["percentile"])
+
+
+def step_models(pools: Sequence[Pool], shape: ModelShape) -> tuple[dict[str, StepModel], dict[str, str]]:
+    """Step models by type, and why the other types cannot hold the model."""
+    models: dict[str, StepModel] = {}
+    refused: dict[str, str] = {}
+    for pool in pools:
+        device = accelerator(pool.type)
+        assert device is not None
+        try:
+            models[pool.type] = StepModel.prior(pool.type, shape, device)
+        except ServingModelError as error:
+            refused[pool.type] = str(error)
+    if not models:
+        raise ServingModelError("no pool can hold the model: " + "; ".join(refused.values()))
+    return models, refused
+
+
+def columns_of(
+    pools: Sequence[Pool], models: Mapping[str, StepModel], buckets: Buckets, slo: Slo, start_s: float
+) -> tuple[Column, ...]:
+    """One column per pool that can hold the model.
+
+    Raises:
+        ServingModelError: no type meets the SLO for any bucket; names the type that comes nearest.
+    """
+    columns = tuple(
+        Column(
+            pool.type,
+            pool.type,
+            pool.price_per_h,
+            tuple(_useful(max_rate(models[pool.type], bucket, slo)) for bucket in buckets.means),
+            watts=models[pool.type].watts,
+            start_s=start_s,
+        )
+        for pool in pools
+        if pool.type in models
+    )
+    if not any(rate > 0 for column in columns for rate in column.rates):
+        nearest = min(models.values(), key=lambda model: model.decode_s(1, buckets.means[0].prompt_tokens))
+        bucket = buckets.means[0]
+        alone_s = nearest.decode_s(1, bucket.prompt_tokens)
+        raise ServingModelError(
+            f"no pool meets the SLO at any load. Nearest is {nearest.name}: alone with the shortest prompts"
+            f" ({bucket.prompt_tokens:.0f} tokens) it takes {nearest.prompt_s(bucket.prompt_tokens) + alone_s:.3f} s to"
+            f" the first token and {alone_s:.4f} s per token"
+        )
+    return columns
+
+
+def _useful(rate: float) -> float:
+    return rate if math.isfinite(rate) and rate >= LEAST_RATE else 0.0

@@ -1,0 +1,224 @@
+"""The serving simulator, its readers, its peers, and `busbar plan-capacity`."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from busbar.scheduler.autoscale.mix import Limits
+from busbar.scheduler.autoscale.step_model import Slo
+from busbar.scheduler.errors import ServingModelError, TraceError
+from busbar.scheduler.simulate.serving_command import plan_capacity
+from busbar.scheduler.simulate.serving_engine import ServingSettings, run
+from busbar.scheduler.simulate.serving_plan import Plan, Question, answer
+from busbar.scheduler.simulate.serving_policies import Static, best_single, bounds, static_replicas
+from busbar.scheduler.simulate.serving_pools import LLAMA_8B, columns_of, parse_pools, parse_slo, step_models
+from busbar.scheduler.simulate.serving_trace import (
+    Buckets,
+    ServingTrace,
+    rates_by_minute,
+    requests_csv,
+    servegen,
+    steps,
+)
+
+POOLS = parse_pools("A10G=8@1.01,H100=4@7.516")
+LENGTHS = [(80, 60), (300, 120), (900, 150)]
+LOAD = steps([2, 8, 3], 200, LENGTHS)
+
+
+def plan(trace: ServingTrace = LOAD, **rest: object) -> Plan:
+    return answer(trace, Question(POOLS, Slo(), LLAMA_8B, warm_up_s=60, **rest))  # type: ignore[arg-type]
+
+
+def test_every_request_is_counted_once_and_the_bound_is_the_cheapest() -> None:
+    found = plan()
+    after = sum(at >= 60 for at in LOAD.arrivals_s)
+    assert [r.policy for r in found.results] == ["busbar", "hpa", "static"]
+    assert all(r.requests == after for r in found.results)
+    assert found.bounds.mix_per_h <= found.bounds.single_per_h
+    static = found.results[2]
+    assert static.attainment > 0.99
+    assert static.cost_per_h == pytest.approx(found.static_replicas * found.bounds.single.cost_per_h)
+
+
+def test_the_same_seed_gives_the_same_numbers() -> None:
+    assert json.dumps(plan().to_json()) == json.dumps(plan().to_json())
+    assert list(steps([2], 100, LENGTHS, 1).arrivals_s) != list(steps([2], 100, LENGTHS, 2).arrivals_s)
+
+
+def test_a_fleet_that_is_too_small_is_late() -> None:
+    buckets = Buckets.of(LOAD)
+    models, _ = step_models(POOLS, LLAMA_8B)
+    columns = columns_of(POOLS, models, buckets, Slo(), 60)
+    result = run(LOAD, buckets, columns, models, Slo(), Static(columns[0], 1), ServingSettings(warm_up_s=60))
+    assert result.attainment < 0.5
+    none = run(LOAD, buckets, columns, models, Slo(), Static(columns[0], 0), ServingSettings(warm_up_s=60))
+    assert (none.attainment, none.cost) == (0, 0)
+
+
+def test_sleeping_replicas_meet_a_step_that_starting_ones_miss() -> None:
+    trace = steps([1, 1, 90], 60, LENGTHS)
+    cold = plan(trace, policies=("busbar",), start_s=90.0).results[0]
+    warm = plan(trace, policies=("busbar",), start_s=90.0, sleeping=10).results[0]
+    assert warm.attainment > cold.attainment
+
+
+def test_limits_are_kept_and_said() -> None:
+    found = plan(budget_per_h=2.1, policies=("busbar",))
+    assert found.results[0].to_json()["cost_per_h"] <= 2.1  # type: ignore[operator]
+    assert found.bounds.carried < 1
+    question = Question(POOLS, Slo(), LLAMA_8B, budget_per_h=2.1)
+    assert any("the worst minute carries" in sentence for sentence in found.sentences(question))
+
+
+def test_what_the_stock_lacks_is_said() -> None:
+    pools = parse_pools("A10G=8@1.01,H100=0@0.01")
+    question = Question(pools, Slo(), LLAMA_8B, policies=(), warm_up_s=60)
+    assert any("more H100 than the pools have" in s for s in answer(LOAD, question).sentences(question))
+
+
+def test_static_is_the_busiest_minute_and_eight_per_cent() -> None:
+    models, _ = step_models(POOLS, LLAMA_8B)
+    buckets = Buckets.of(LOAD)
+    column = columns_of(POOLS, models, buckets, Slo(), 60)[1]
+    rate = column.rates[0]
+    minutes = [[0.0] * len(buckets.means) for _ in range(2)]
+    minutes[1][0] = 2.9 * rate
+    assert static_replicas(column, minutes) == 4
+    assert best_single([column], minutes) is column
+    assert bounds([column], minutes, Limits(min_replicas=1), 0).mix_per_h == pytest.approx(2 * 7.516)
+
+
+def test_buckets_are_prompt_ranges_with_their_means() -> None:
+    buckets = Buckets.of(LOAD)
+    assert [buckets.index(prompt) for prompt, _ in LENGTHS] == [0, 1, 2]
+    assert buckets.means[1].prompt_tokens == 300
+    minutes = rates_by_minute(LOAD, buckets)
+    assert sum(map(sum, minutes)) * 60 == pytest.approx(len(LOAD))
+
+
+def azure(path: Path, rows: int = 400) -> Path:
+    rng, at = random.Random(0), 0.0
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    for _ in range(rows):
+        at += rng.expovariate(1.0)
+        lines.append(
+            f"2023-11-16 18:{int(at // 60):02d}:{at % 60:09.6f}0,{rng.randint(50, 900)},{rng.randint(10, 200)}"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_azures_columns_are_read_and_scaled(tmp_path: Path) -> None:
+    path = azure(tmp_path / "conv.csv")
+    once, more = requests_csv(path), requests_csv(path, 2.5)
+    assert len(once) == 400
+    assert len(more) == pytest.approx(1000, abs=60)
+    assert list(more.arrivals_s) == sorted(more.arrivals_s)
+    assert once.until(60).arrivals_s[-1] <= 60
+
+
+def servegen_folder(folder: Path) -> Path:
+    folder.mkdir()
+    windows = [(at, 5.0 if at % 86_400 < 43_200 else 10.0) for at in range(0, 2 * 86_400, 600)]
+    (folder / "chunk-1-trace.csv").write_text("".join(f"{at},{rate},1.5,Gamma,1,1\n" for at, rate in windows))
+    (folder / "chunk-2-trace.csv").write_text("".join(f"{at},{rate},nan,,,\n" for at, rate in windows))
+    row = {"input_tokens": "{100: 0.5, 700: 0.5}", "output_tokens": "{20: 1.0}"}
+    (folder / "chunk-1-dataset.json").write_text(json.dumps({"0": row}))
+    return folder
+
+
+def test_servegen_days_have_their_peak_and_remember_the_days_before(tmp_path: Path) -> None:
+    folder = servegen_folder(tmp_path / "m")
+    trace = servegen(folder, 2, 0.4)
+    rates = [sum(start <= at < start + 43_200 for at in trace.arrivals_s) / 43_200 for start in (0, 43_200)]
+    assert rates == pytest.approx([0.2, 0.4], rel=0.1)
+    assert set(trace.prompts) == {100, 700}
+    assert len(trace.earlier) == 144
+    assert trace.earlier[-1][0] == -600
+    assert trace.earlier[-1][1] == pytest.approx(0.4)
+    with pytest.raises(TraceError, match="days 1 to 2"):
+        servegen(folder, 3, 0.4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "arrival_s,prompt_tokens,output_tokens\n",
+        "arrival_s,prompt_tokens\n1,2\n",
+        "arrival_s,prompt_tokens,output_tokens\nnan,1,1\n",
+        "arrival_s,prompt_tokens,output_tokens\n1,-1,1\n",
+    ],
+)
+def test_bad_traces_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError):
+        requests_csv(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A100", "not TYPE="),
+        ("A100=2", "not TYPE="),
+        ("X9=1@2", "no data sheet"),
+        ("A100=1@1,A100=2@1", "named twice"),
+    ],
+)
+def test_bad_pools_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ServingModelError, match=words):
+        parse_pools(text)
+
+
+def test_slos_are_read_and_refused() -> None:
+    assert parse_slo("tpot=0.05") == Slo(tpot_s=0.05)
+    for text in ("latency=1", "ttft=fast", "ttft=0"):
+        with pytest.raises(ServingModelError):
+            parse_slo(text)
+
+
+def test_a_slo_that_no_type_meets_names_the_nearest() -> None:
+    with pytest.raises(ServingModelError, match="Nearest is H100"):
+        answer(LOAD, Question(POOLS, Slo(tpot_s=0.001), LLAMA_8B))
+
+
+def test_the_command_prints_fleets_bounds_and_json(tmp_path: Path) -> None:
+    path = azure(tmp_path / "conv.csv")
+    arguments = ["--trace", str(path), "--pools", "A10G=8@1.01,T4=2@0.3,H100=4@7.516", "--hours", "0.15"]
+    found = CliRunner().invoke(plan_capacity, arguments)
+    assert found.exit_code == 0, found.output
+    for words in ("busbar", "hpa", "static", "bound: mix", "T4 is left out", "busiest minute"):
+        assert words in found.output
+    numbers = json.loads(CliRunner().invoke(plan_capacity, [*arguments, "-o", "json"]).stdout)
+    assert [row["policy"] for row in numbers["fleets"]] == ["busbar", "hpa", "static"]
+    assert all(row["cost_over_bound"] >= 0.9 for row in numbers["fleets"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--pools", "A100"], "not TYPE=COUNT@PRICE"),
+        (["--slo", "ttft=0"], "above zero"),
+        (["--day", "2"], "for a ServeGen folder"),
+        (["--start", "-5"], "zero or more"),
+        (["--sleeping", "2", "--wake", "100"], "longer to wake"),
+        (["--pools", "T4=8@0.3"], "no pool can hold the model"),
+    ],
+)
+def test_bad_values_are_refused_with_a_sentence(tmp_path: Path, extra: list[str], words: str) -> None:
+    path = azure(tmp_path / "conv.csv", 50)
+    found = CliRunner().invoke(plan_capacity, ["--trace", str(path), "--pools", "H100=2@7", *extra])
+    assert found.exit_code == 1
+    assert words in found.output
+
+
+def test_a_servegen_folder_needs_a_day_and_a_peak(tmp_path: Path) -> None:
+    folder = servegen_folder(tmp_path / "m")
+    found = CliRunner().invoke(plan_capacity, ["--trace", str(folder), "--pools", "H100=2@7"])
+    assert "name --day and --peak" in found.output
