@@ -40,6 +40,9 @@ __all__ = [
     "spread",
 ]
 
+_LOCAL_TESTS = 40
+"""Linear programs (3 ms each for a hundred buckets by six types) that improve a first mix."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
@@ -262,7 +265,47 @@ def _dived(problem: _Problem, program: highs.Program, counts: Mapping[str, int])
             if solution is None and bounds[0] <= fixed <= bounds[1]:
                 lower[variable] = upper[variable] = float(fixed)
                 solution = highs.solve(relaxed)
-    return [] if solution is None else [{k: round(solution.x[v]) for k, v in counts.items()}]
+    if solution is None:
+        return []
+    return [_improved(problem, program, counts, {k: round(solution.x[v]) for k, v in counts.items()})]
+
+
+def _improved(
+    problem: _Problem, program: highs.Program, counts: Mapping[str, int], replicas: dict[str, int]
+) -> dict[str, int]:
+    """One replica less, or one of another column in its place, as long as that is cheaper and carries the load;
+    small savings first, which are the likelier ones."""
+    keys, tests = sorted(counts), 0
+    steps = [(drop, add) for drop in keys for add in [None, *keys] if add != drop]
+    failed: set[tuple[int, ...]] = set()
+    while tests < _LOCAL_TESTS:
+        now = problem.objective(replicas)
+        cheaper: list[tuple[float, dict[str, int]]] = []
+        for drop, add in steps:
+            step = dict(replicas) | {drop: replicas[drop] - 1}
+            if add is not None:
+                step[add] = replicas[add] + 1
+            within = all(program.lower[v] <= step[k] <= program.upper[v] for k, v in counts.items())
+            saved = now - problem.objective(step)
+            if within and saved > TOLERANCE and tuple(step[k] for k in keys) not in failed:
+                cheaper.append((saved, step))
+        if not cheaper:
+            break
+        step = min(cheaper, key=lambda item: (item[0], tuple(item[1][k] for k in keys)))[1]
+        tests += 1
+        if _carries(problem, step):
+            replicas = step
+        else:
+            failed.add(tuple(step[k] for k in keys))
+    return replicas
+
+
+def _carries(problem: _Problem, replicas: Mapping[str, int]) -> bool:
+    """Whether these replicas carry the load within the limits."""
+    if not allowed(problem.columns, replicas, problem.limits):
+        return False
+    routed = spread(problem.columns, problem.load, replicas)
+    return routed.carried >= 1 and not set(routed.impossible) & set(problem.served)
 
 
 def _penalty(problem: _Problem, bucket: int) -> float:
