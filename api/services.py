@@ -35,6 +35,7 @@ from busbar.api.objects.operator_client import Operator
 from busbar.api.objects.overview import Overviews
 from busbar.api.objects.pods import Pods
 from busbar.api.objects.preview import Previews
+from busbar.api.records.backup import Backup
 from busbar.api.records.history import History
 from busbar.api.records.usage import Usage
 from busbar.api.records.usage_ledger import UsageLedger
@@ -62,6 +63,7 @@ class Services:
     usage_ledger: UsageLedger
     history: History
     usage: Usage
+    backup: Backup
     objects: Objects
     pods: Pods
     previews: Previews
@@ -153,6 +155,7 @@ def build(
         usage_ledger=usage_ledger,
         history=history,
         usage=Usage(usage_ledger, history.compute, authorizer, tenancy),
+        backup=Backup(database, history, audit, clock),
         objects=objects,
         pods=Pods(kube, objects, authorizer),
         previews=Previews(objects, operator, authorizer),

@@ -59,6 +59,10 @@ class Compute:
         """Drop a deleted job from memory."""
         self._noted.pop(uid, None)
 
+    def forget_all(self) -> None:
+        """After the table was replaced."""
+        self._noted.clear()
+
     async def totals(
         self, by: str, *, since: datetime, until: datetime, tenants: Collection[str] | None
     ) -> list[ComputeTotals]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -102,6 +102,20 @@ class History:
                 for uid in lost:
                     await tx.execute(update(jobs).where(jobs.c.uid == uid).values(deleted_at=self._now()))
         await self._flush()
+
+    @contextlib.asynccontextmanager
+    async def replaced(self) -> AsyncIterator[None]:
+        """Write nothing while the block replaces the tables; afterwards every object that exists is written anew, and
+        the rows of others are marked as deleted."""
+        async with self._flushing:
+            yield
+            self._last_sample.clear()
+            self._counts.clear()
+            self.compute.forget_all()
+            alive: tuple[Kept, ...] = (*self._store.all(TrainingJob), *self._store.all(ModelService))
+            self._changed |= {obj.metadata.uid: obj for obj in alive}
+            with contextlib.suppress(SQLAlchemyError, OSError):  # what is pending is tried again by `run`
+                await self._reconcile()
 
     async def flush(self) -> None:
         """Write what changed since the last flush, in one transaction."""

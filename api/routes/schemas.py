@@ -383,6 +383,23 @@ class Revoked(Answer):
     revoked: int = Field(description="Tokens that were live.")
 
 
+class DatabaseState(Answer):
+    """Whether a backup can be restored into this database."""
+
+    revision: str = Field(description="Schema revision; a backup must have the same.")
+    version: str = Field(description="Version of this Busbar.")
+    unused: bool = Field(description="Whether a restore would be accepted from this caller.")
+    found: list[str] = Field(description="What stands in the way.")
+
+
+class DatabaseRestored(Answer):
+    """What a restore wrote."""
+
+    rows: int
+    made_at: datetime = Field(description="When the backup was made.")
+    made_by: str = Field(description="The version that made it.")
+
+
 class TokenCreated(Answer):
     """The token's text, this once."""
 
