@@ -14,7 +14,7 @@ Synchronous, one connection pool, no retries of its own. Every failure is an exc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BASE = "/api/v1alpha1"
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+LONG = httpx2.Timeout(600.0, connect=5.0)
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 W = TypeVar("W", bound=WireModel)
 
@@ -220,6 +221,38 @@ class Client:
         the token of this client stays. Returns how many were live."""
         asked = {"everyone": True} if subject is None else {"subject": subject}
         return int(self._json("POST", "/tokens/revoke", asked)["revoked"])
+
+    # -- the database, for admins ------------------------------------------------------------------------
+
+    def database(self) -> Iterator[bytes]:
+        """All tables as lines of JSON, in pieces; the last line has the digest of the others."""
+        try:
+            with self._http.stream("GET", "/database", timeout=LONG) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _error(self.server, response)
+                yield from response.iter_bytes()
+        except httpx2.TransportError as error:
+            raise _unreachable(self.server, error) from error
+
+    def database_state(self) -> results.DatabaseState:
+        """Whether a backup of the database can be restored."""
+        return _parse(results.DatabaseState, self._json("GET", "/database/state"))
+
+    def restore_database(self, uids: Mapping[str, str], pieces: Iterable[bytes]) -> results.DatabaseRestored:
+        """Restore what `database` gave into an unused database; `uids`: from old uids of objects to new ones."""
+
+        def body() -> Iterator[bytes]:
+            yield json.dumps({"uids": dict(uids)}).encode() + b"\n"
+            yield from pieces
+
+        try:
+            response = self._http.put("/database", content=body(), timeout=LONG)
+        except httpx2.TransportError as error:
+            raise _unreachable(self.server, error) from error
+        if not response.is_success:
+            raise _error(self.server, response)
+        return _parse(results.DatabaseRestored, response.json())
 
     # -- transport --------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from busbar.cli.lazy import LazyGroup
 
 OWN = {
     "apply": ("busbar.cli.commands.apply:apply", "Create or change jobs and services from files."),
+    "backup": ("busbar.cli.commands.backup:backup", "For admins: write objects and database to a file."),
     "cancel": ("busbar.cli.commands.cancel:cancel", "Suspend: save the state, release all resources."),
     "completion": ("busbar.cli.commands.completion:completion", "Print the shell's completion script."),
     "delete": ("busbar.cli.commands.delete:delete", "Delete jobs and services; outputs stay."),
@@ -31,6 +32,10 @@ OWN = {
     "login": ("busbar.cli.commands.login:login", "Store a server and a token."),
     "logs": ("busbar.cli.commands.logs:logs", "Print a job's or service's log."),
     "preview": ("busbar.cli.commands.preview:preview", "Show where a job would run, when, at what cost."),
+    "restore": (
+        "busbar.cli.commands.backup:restore",
+        "For admins: restore a backup into a new installation.",
+    ),
     "resume": ("busbar.cli.commands.cancel:resume", "Undo a cancel; continue from the last checkpoint."),
     "scale": ("busbar.cli.commands.scale:scale", "Set a service's replicas."),
     "token": ("busbar.cli.commands.token:token", "Create, list and revoke API tokens."),

@@ -226,6 +226,23 @@ class Usage(WireModel):
     compute: list[ComputeUsage] = Field(default_factory=list)
 
 
+class DatabaseState(WireModel):
+    """Whether a backup can be restored into the server's database."""
+
+    revision: str
+    version: str = ""
+    unused: bool
+    found: list[str] = Field(default_factory=list)
+
+
+class DatabaseRestored(WireModel):
+    """What a restore wrote."""
+
+    rows: int
+    made_at: datetime
+    made_by: str = ""
+
+
 class Node(WireModel):
     """One node and what jobs have allocated on it."""
 
