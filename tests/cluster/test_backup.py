@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api.conftest import SECRET, apps_of, sqlite_template
+from tests.api.conftest import SECRET, SERVICE, apps_of, sqlite_template
 from tests.api.memory_kube import MemoryKube
 from tests.api.scripted_operator import ScriptedOperator
 from tests.cli.conftest import Done, run_busbar
@@ -41,7 +41,14 @@ from busbar.cli.restoring import Restoring
 from busbar.kube.client import Object
 from busbar.kube.contracts.usage import UsageRecord
 from busbar.kube.login import Login
-from busbar.kube.resources import ACCELERATOR_POOLS, SECRETS, TENANTS, TRAINING_JOBS
+from busbar.kube.resources import (
+    ACCELERATOR_POOLS,
+    MODEL_SERVICES,
+    PERFORMANCE_PROFILES,
+    SECRETS,
+    TENANTS,
+    TRAINING_JOBS,
+)
 
 __all__ = ["sqlite_template"]
 JOBS = ("ended", "runs", "held")
@@ -99,13 +106,18 @@ class Drill:
     async def jobs(self) -> dict[str, Object]:
         return {name: await self.cluster.get(TRAINING_JOBS, name) for name in JOBS}
 
+    async def profiles(self) -> set[str]:
+        items, _ = await self.cluster.client.list(PERFORMANCE_PROFILES)
+        return {item["metadata"]["name"] for item in items}
+
     async def work(self, services: Services) -> None:
-        """Three jobs: one has ended, one runs, one was suspended by its owner; made through REST, so with an owner."""
+        """Three jobs and a service, made through REST, so with an owner: one job has ended, one runs, one is suspended."""
         client = Client(os.environ["BUSBAR_SERVER"], os.environ["BUSBAR_TOKEN"])
         for manifest in (engine_job("ended"), gang_job("runs", 1), gang_job("held", 1, suspend=True)):
             document = {"apiVersion": TRAINING_JOBS.api_version, **manifest}
             document["metadata"] = {**document["metadata"], "labels": {"team": "search"}}
             await asyncio.to_thread(client.create, document, self.cluster.namespace)
+        await asyncio.to_thread(client.create, SERVICE, self.cluster.namespace)
         client.close()
         for name, phase in (("ended", "Succeeded"), ("runs", "Running"), ("held", "Suspended")):
             await self.cluster.until(TRAINING_JOBS, name, is_in(phase))
@@ -122,6 +134,9 @@ class Drill:
         await self.cluster.client.patch(TENANTS, tenant, {"spec": {"onDelete": "stop"}})
         for name in JOBS:
             await self.cluster.client.delete(TRAINING_JOBS, name, self.cluster.namespace)
+        await self.cluster.client.delete(MODEL_SERVICES, "chat", self.cluster.namespace)
+        for profile in await self.profiles():
+            await self.cluster.client.delete(PERFORMANCE_PROFILES, profile)
         await self.cluster.client.delete(TENANTS, tenant)
         await self.cluster.client.delete(ACCELERATOR_POOLS, self.cluster.namespace)
         for name in await self.cluster.pods():
@@ -168,7 +183,8 @@ async def test_objects_usage_and_tokens_are_back_and_an_ended_job_does_not_run_a
             await here.work(services)
             text, _ = await services.tokens.create("alice", created_by="test")
             await cluster.kill()  # from now on nothing changes
-            jobs = await here.jobs()
+            jobs, profiles = await here.jobs(), await here.profiles()
+            service = await cluster.get(MODEL_SERVICES, "chat")
             tenant = await cluster.get(TENANTS, f"tenant-{cluster.namespace}")
             key = await cluster.client.get(SECRETS, "busbar-workload-key", SYSTEM)
             async with asyncio.timeout(30):
@@ -195,6 +211,8 @@ async def test_objects_usage_and_tokens_are_back_and_an_ended_job_does_not_run_a
             assert restored["ended"]["status"] == jobs["ended"]["status"]
             assert "admission" not in restored["runs"]["status"]
             assert restored["runs"]["status"]["usage"] == jobs["runs"]["status"]["usage"]
+            assert people_made(await cluster.get(MODEL_SERVICES, "chat")) == people_made(service)
+            assert await here.profiles() == profiles
             again = await cluster.get(TENANTS, f"tenant-{cluster.namespace}")
             assert again["spec"] == tenant["spec"]
             assert again["status"]["usage"] == tenant["status"]["usage"]
@@ -206,7 +224,7 @@ async def test_objects_usage_and_tokens_are_back_and_an_ended_job_does_not_run_a
             await cluster.start()
             await cluster.until(TRAINING_JOBS, "runs", is_in("Running"))
             await cluster.until(TRAINING_JOBS, "held", is_in("Suspended"))
-            assert sorted(await cluster.pods()) == ["runs-2-0"]
+            assert [pod for pod in await cluster.pods() if not pod.startswith("chat-")] == ["runs-2-0"]
             assert (await cluster.get(TRAINING_JOBS, "ended"))["status"]["phase"] == "Succeeded"
             done = await here.busbar("restore", str(here.file))
             assert done.code == 1
