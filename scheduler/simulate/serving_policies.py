@@ -180,7 +180,7 @@ def rated_in_flight(
     """Requests in flight of one replica that serves the trace's mean mix at `HPA_TARGET` of its full rate.
 
     (70 % of what is in flight at the full rate is far more than what is in flight at 70 % of the rate, and an HPA with
-    that target stays overloaded: 77 % attainment at a higher cost on the Azure hour.)"""
+    that target stays overloaded: 78 % attainment at a higher cost on the Azure hour.)"""
     totals = [sum(load[b] for load in minutes) for b in range(len(buckets))]
     work = {b: total / column.rates[b] for b, total in enumerate(totals) if total > 0 and column.rates[b] > 0}
     all_work = sum(work.values())
