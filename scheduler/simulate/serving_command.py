@@ -188,16 +188,7 @@ def _print(plan: Plan, question: Question) -> None:
 
     console = Console()
     table = Table(box=None)
-    columns = (
-        "fleet",
-        "attainment",
-        "cost/h",
-        "x bound",
-        "TTFT p99 s",
-        "peak W",
-        "decisions/h",
-        "most replicas",
-    )
+    columns = ("fleet", "attained", "cost/h", "x bound", "TTFT p99", "most replicas")
     for number, name in enumerate(columns):
         table.add_column(
             name, justify="left" if number in (0, len(columns) - 1) else "right", no_wrap=number == 0
@@ -225,7 +216,7 @@ def _print(plan: Plan, question: Question) -> None:
     )
     console.print(table)
     for sentence in plan.sentences(question):
-        console.print(sentence)
+        console.print(sentence, soft_wrap=True)
 
 
 def _counts(counts: dict[str, int]) -> str:

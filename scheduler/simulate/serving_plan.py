@@ -109,9 +109,12 @@ class Plan:
                 " its load: the SLO cannot hold then, whatever decides. Raise a limit or lower the load."
             )
         single = self.bounds.single.key
-        if self.static_replicas > stock[single]:
-            found.append(f"The HPA and the static fleet assume up to {self.static_replicas} and more {single}; the"
-                         f" pool has {stock[single]}.")  # fmt: skip
+        most = max([self.static_replicas, *(r.peak[single] for r in self.results if r.policy != "busbar")])
+        if most > stock[single]:
+            found.append(
+                f"The HPA and the static fleet are compared as if there were {most} {single}; the pool has"
+                f" {stock[single]}."
+            )
         return found
 
 

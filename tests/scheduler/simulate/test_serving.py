@@ -195,6 +195,9 @@ def test_the_command_prints_fleets_bounds_and_json(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     for words in ("busbar", "hpa", "static", "bound: mix", "T4 is left out", "busiest minute"):
         assert words in found.output
+    header, first = [line for line in found.stdout.splitlines() if line.strip()][:2]
+    assert header.split()[-2:] == ["most", "replicas"]
+    assert first.rstrip().endswith(("A10G", "H100"))
     numbers = json.loads(CliRunner().invoke(plan_capacity, [*arguments, "-o", "json"]).stdout)
     assert [row["policy"] for row in numbers["fleets"]] == ["busbar", "hpa", "static"]
     assert all(row["cost_over_bound"] >= 0.9 for row in numbers["fleets"])
