@@ -24,7 +24,6 @@ class Column:
     watts: float = 0.0
     power_domain: str = ""
     failure_domain: str = ""
-    start_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.cost_per_h) and self.cost_per_h >= 0):

@@ -126,7 +126,7 @@ def answer(trace: ServingTrace, question: Question, progress: Progress | None = 
     """
     buckets = Buckets.of(trace)
     models, refused = step_models(question.pools, question.shape)
-    columns = columns_of(question.pools, models, buckets, question.slo, question.start_s)
+    columns = columns_of(question.pools, models, buckets, question.slo)
     minutes = rates_by_minute(trace, buckets)
 
     def show(name: str) -> Callable[[float, float], None]:

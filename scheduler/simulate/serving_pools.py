@@ -89,7 +89,7 @@ def step_models(pools: Sequence[Pool], shape: ModelShape) -> tuple[dict[str, Ste
 
 
 def columns_of(
-    pools: Sequence[Pool], models: Mapping[str, StepModel], buckets: Buckets, slo: Slo, start_s: float
+    pools: Sequence[Pool], models: Mapping[str, StepModel], buckets: Buckets, slo: Slo
 ) -> tuple[Column, ...]:
     """One column per pool that can hold the model.
 
@@ -103,7 +103,6 @@ def columns_of(
             pool.price_per_h,
             tuple(_useful(max_rate(models[pool.type], bucket, slo)) for bucket in buckets.means),
             watts=models[pool.type].watts,
-            start_s=start_s,
         )
         for pool in pools
         if pool.type in models

@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 def test_a_fleet_that_is_too_small_is_late() -> None:
     buckets = Buckets.of(LOAD)
     models, _ = step_models(POOLS, LLAMA_8B)
-    columns = columns_of(POOLS, models, buckets, Slo(), 60)
+    columns = columns_of(POOLS, models, buckets, Slo())
     result = run(LOAD, buckets, columns, models, Slo(), Static(columns[0], 1), ServingSettings(warm_up_s=60))
     assert result.attainment < 0.5
     none = run(LOAD, buckets, columns, models, Slo(), Static(columns[0], 0), ServingSettings(warm_up_s=60))
@@ -85,7 +85,7 @@ def test_what_the_stock_lacks_is_said() -> None:
 def test_static_is_the_busiest_minute_and_eight_per_cent() -> None:
     models, _ = step_models(POOLS, LLAMA_8B)
     buckets = Buckets.of(LOAD)
-    column = columns_of(POOLS, models, buckets, Slo(), 60)[1]
+    column = columns_of(POOLS, models, buckets, Slo())[1]
     rate = column.rates[0]
     minutes = [[0.0] * len(buckets.means) for _ in range(2)]
     minutes[1][0] = 2.9 * rate
