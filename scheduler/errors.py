@@ -6,7 +6,9 @@ SchedulerError            code
  ├─ StaleActionError      StaleAction      an action whose assumption no longer holds
  ├─ TraceError            InvalidTrace     a trace or cluster file that cannot be read
  ├─ ServingModelError     InvalidServing   a step model, SLO, pool or demand of a service that cannot be
- └─ SolverError           SolverFailed     the optimizer is missing or failed
+ ├─ SolverError           SolverFailed     the optimizer is missing or failed
+ └─ PowerError            InvalidPower     a node, curve or setting of the power controller that cannot be used
+     └─ DomainError       InvalidPowerDomain  power domains that are no tree, or a budget that is none
 """
 
 from __future__ import annotations
@@ -52,3 +54,19 @@ class SolverError(SchedulerError):
     """The optimizer could not be loaded or did not answer."""
 
     code = "SolverFailed"
+
+
+class PowerError(SchedulerError, ValueError):
+    """A node, curve or setting of the power controller that cannot be used."""
+
+    code = "InvalidPower"
+
+
+class DomainError(PowerError):
+    """Power domains that are no tree, or a budget that is none. `reason` is stable and CamelCase."""
+
+    code = "InvalidPowerDomain"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

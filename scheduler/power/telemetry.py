@@ -1,0 +1,147 @@
+"""What the controller knows of a node: what it can draw, what it does now, and how work slows down under a cap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..errors import PowerError
+
+
+class Phase(StrEnum):
+    """What the boards of a node spend their time on."""
+
+    IDLE = "Idle"
+    PREFILL = "Prefill"
+    DECODE = "Decode"
+    TRAINING = "Training"
+
+
+@dataclass(frozen=True, slots=True)
+class NodePower:
+    """What a node can draw, and what its work is worth."""
+
+    name: str
+    host_w: float
+    """The most that everything but the boards draws."""
+    boards: int
+    board_min_w: float
+    """The lowest limit that the boards accept."""
+    board_max_w: float
+    """What a board draws at most if nobody limits it."""
+    board_factor: float = 1.0
+    """Watts at the feed for each watt of a board: fans, regulators and supplies."""
+    weight: float = 1.0
+    """What a second lost here costs beside a second lost elsewhere: priority, slack of the SLO."""
+    controllable: bool = True
+    """False: the boards refuse limits, so the node counts with all it can draw."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.host_w, self.board_min_w, self.board_max_w, self.board_factor, self.weight)
+        if not all(math.isfinite(number) and number >= 0 for number in numbers) or self.boards < 0:
+            raise PowerError(f"node {self.name!r}: watts, factor and weight must be finite and not negative")
+        if self.board_min_w > self.board_max_w:
+            raise PowerError(
+                f"node {self.name!r}: the lowest limit of a board, {self.board_min_w:g} W, is above its highest, "
+                f"{self.board_max_w:g} W"
+            )
+
+    @property
+    def slope(self) -> float:
+        """Watts of the node for one watt of limit on each of its boards."""
+        return self.boards * self.board_factor
+
+    @property
+    def floor_w(self) -> float:
+        """What the node draws at most with its boards at their lowest limit; it holds this without any lease."""
+        return self.host_w + self.slope * self.board_min_w
+
+    @property
+    def nameplate_w(self) -> float:
+        """What the node draws at most."""
+        return self.host_w + self.slope * self.board_max_w
+
+    def board_limit_w(self, lease_w: float) -> float:
+        """The limit per board that keeps the whole node within its lease."""
+        if not self.slope:
+            return self.board_min_w
+        return min(max((lease_w - self.host_w) / self.slope, self.board_min_w), self.board_max_w)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLoad:
+    """Part of a node's time."""
+
+    phase: Phase
+    share: float
+    """Of the last seconds, 0 to 1."""
+    board_w: float
+    """What a board draws in this phase without a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTelemetry:
+    """What a node last said of itself."""
+
+    node: str
+    at_s: float
+    """The controller's clock when it asked for this."""
+    epoch: int
+    """Start of the node's agent and driver; a later start has a larger number."""
+    clock_s: float
+    """The node's monotonic clock when it answered."""
+    sequence: int
+    """The newest lease of this epoch whose limits are in force by read-back; 0: none. No older one is accepted."""
+    limit_w: float
+    """What the limits that the node read back let it draw."""
+    drawn_w: float
+    """Mean of the last second."""
+    spread_w: float = 0.0
+    """Standard deviation of the 1 s means of the last minute."""
+    phases: tuple[PhaseLoad, ...] = ()
+
+
+def plausible(node: NodePower, told: NodeTelemetry) -> bool:
+    """Whether the numbers can be those of this node at all. Others are treated like silence."""
+    numbers = (told.at_s, told.clock_s, told.limit_w, told.drawn_w, told.spread_w)
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+        return False
+    if told.drawn_w > 1.5 * node.nameplate_w:
+        return False
+    return all(
+        math.isfinite(load.share)
+        and 0 <= load.share <= 1
+        and math.isfinite(load.board_w)
+        and load.board_w >= 0
+        for load in told.phases
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CapCurve:
+    """How much slower a phase runs when it gets only a fraction of the watts that it wants."""
+
+    points: tuple[tuple[float, float], ...]
+    """(fraction of the watts wanted, slowdown), the fraction rising; outside, the nearest point holds."""
+
+    def __post_init__(self) -> None:
+        fractions = [fraction for fraction, _ in self.points]
+        if not self.points or fractions != sorted(set(fractions)):
+            raise PowerError("a cap curve needs points with rising fractions")
+        if not all(
+            math.isfinite(fraction) and fraction > 0 and math.isfinite(slowdown) and slowdown >= 1
+            for fraction, slowdown in self.points
+        ):
+            raise PowerError("a cap curve's fractions must be above 0 and its slowdowns at least 1")
+
+    def softened(self, part: float) -> CapCurve:
+        """A curve of which only this part of the excess counts: for phases that wait for memory."""
+        return CapCurve(tuple((fraction, 1 + part * (slowdown - 1)) for fraction, slowdown in self.points))
+
+
+UNKNOWN_CURVE = CapCurve(tuple((f / 100, 100 / f) for f in (10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100)))
+"""A phase of which nothing is known: half the watts, half the speed."""
+
+Curves = Mapping[Phase, CapCurve]

@@ -1,0 +1,72 @@
+"""The allocation beside a brute-force search, and the hull beside its definition."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+from tests.scheduler.power.row import CURVES, SERVING, node
+
+from busbar.scheduler.errors import PowerError
+from busbar.scheduler.power import CapCurve
+from busbar.scheduler.power.allocate import Demand, Segments, allocate, fill, segments
+
+
+def test_savings_fall_along_every_curve() -> None:
+    demands = [
+        Demand(node("a"), SERVING, spread_w, burst) for spread_w in (0, 300) for burst in (False, True)
+    ]
+    saved = segments(demands, CURVES).saved
+    assert (np.diff(saved, axis=1) <= 1e-12).all()
+    assert (saved >= 0).all()
+
+
+def test_a_mean_lease_saves_nothing_above_the_mean_and_a_hard_one_does() -> None:
+    serving = node(
+        "a"
+    )  # draws 1000 + 10 * (0.3 * 400 + 0.7 * 220) = 3,740 W in the mean, 5,000 W in a prefill
+    found = segments([Demand(serving, SERVING, 0.0, False), Demand(serving, SERVING, 0.0, True)], CURVES)
+    above = serving.floor_w + np.cumsum(found.watts[0]) - found.watts[0] > 3740
+    assert (found.saved[0][above] > 0).all()
+    assert found.saved[1][above].max() < 1e-9
+
+
+def test_the_allocation_of_a_tree_is_as_good_as_the_best_of_all() -> None:
+    random = Random(3)
+    for _ in range(20):
+        saved = np.sort(np.array([[random.random() for _ in range(2)] for _ in range(4)]), axis=1)[:, ::-1]
+        found = Segments(np.full((4, 2), 10.0), saved)
+        rooms = ((0, 1), 10.0 * random.randint(0, 4)), ((2, 3), 10.0 * random.randint(0, 4))
+        site = 10.0 * random.randint(0, 8)
+        given = allocate(
+            found,
+            [
+                *((np.array(rows, dtype=np.intp), room) for rows, room in rooms),
+                (np.arange(4, dtype=np.intp), site),
+            ],
+        )
+        assert given.sum() <= site + 1e-9
+        best = 0.0
+        for steps in product(range(3), repeat=4):
+            fits = all(sum(10 * steps[row] for row in rows) <= room for rows, room in rooms)
+            if fits and 10 * sum(steps) <= site:
+                best = max(best, sum(10 * saved[row, :count].sum() for row, count in enumerate(steps)))
+        ours = sum(np.clip(given[row] - 10 * k, 0, 10) * saved[row, k] for row in range(4) for k in range(2))
+        assert ours >= best - 1e-9
+
+
+def test_equal_segments_are_cut_in_proportion() -> None:
+    given = fill(np.array([[2.0, 1.0], [2.0, 1.0]]), np.array([[10.0, 30.0], [10.0, 10.0]]), 30.0)
+    assert given.tolist() == [[10.0, 7.5], [10.0, 2.5]]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [(), ((1.0, 1.0), (0.5, 1.2)), ((0.0, 2.0), (1.0, 1.0)), ((0.5, 0.9), (1.0, 1.0))],
+)
+def test_a_curve_that_cannot_be_is_refused(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(PowerError):
+        CapCurve(points)
+    CapCurve(((0.5, 1.2), (1.0, 1.0)))
