@@ -48,7 +48,7 @@ OTHERS = {
     "plan": "Show what a training job needs, and how fast it would be.",
     "train": "Train on this machine, without Kubernetes.",
     "serve": "Serve a model on this machine, without Kubernetes.",
-    "simulate": "Replay a trace through the scheduler.",
+    "simulate": "Replay a trace through the scheduler, or a row of servers on one feed.",
     "plan-capacity": "Plan which GPUs a service needs for a load.",
 }
 

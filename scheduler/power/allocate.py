@@ -25,6 +25,8 @@ LEVELS = 16
 """Points of a node's curve."""
 SPREAD = np.array([NormalDist().inv_cdf(q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)])
 """Where the forecast error of a node's draw is sampled, in standard deviations; each stands for a fifth of the time."""
+LEAST_DECODE = 0.1
+"""Of the time for decode, taken to remain however slow the prompts are: the loss stays finite."""
 TIE = 1e-9
 """Savings closer than this, relatively, count as equal."""
 
@@ -70,16 +72,16 @@ def segments(demands: Sequence[Demand], curves: Curves) -> Segments:
 
 
 def _under_limits(demands: Sequence[Demand], limits: Floats, curves: Curves) -> tuple[Floats, Floats]:
-    """Work lost per second, and the mean watts of a board, under each limit of a board."""
-    loss, drawn = np.zeros_like(limits), np.zeros_like(limits)
+    """Work lost per second, and the mean watts of a board, under each limit of a board.
+
+    Prompts go before decode, so the time that they lose is taken from decode, in which requests spend most of their
+    lives. A server that decodes for a part d of its time and loses e to prompts makes its requests slower by
+    slowdown(decode) · d / (d - e).
+    """
+    lost, drawn = np.zeros_like(limits), np.zeros_like(limits)
+    decode, decode_slow = np.zeros(len(demands)), np.ones_like(limits)
     for phase in Phase:
-        share, wanted = np.zeros(len(demands)), np.ones(len(demands))
-        for row, demand in enumerate(demands):
-            for load in demand.phases:
-                if load.phase is phase and load.share > 0:
-                    total = share[row] + load.share
-                    wanted[row] = (wanted[row] * share[row] + load.board_w * load.share) / total
-                    share[row] = total
+        share, wanted = _shares(demands, phase)
         if not share.any():
             continue
         drawn += share[:, None] * np.minimum(limits, wanted[:, None])
@@ -87,8 +89,27 @@ def _under_limits(demands: Sequence[Demand], limits: Floats, curves: Curves) -> 
             continue
         curve = np.array(curves.get(phase, UNKNOWN_CURVE).points)
         fraction = np.minimum(limits / np.maximum(wanted, 1e-9)[:, None], 1.0)
-        loss += share[:, None] * (np.interp(fraction, curve[:, 0], curve[:, 1]) - 1)
-    return loss, drawn
+        slow = np.interp(fraction, curve[:, 0], curve[:, 1])
+        if phase is Phase.DECODE:
+            decode, decode_slow = share, slow
+        else:
+            lost += share[:, None] * (slow - 1)
+    serves = decode[:, None] > 0
+    whole = np.where(serves, decode[:, None], 1.0)
+    slower = decode_slow * whole / np.maximum(whole - lost, LEAST_DECODE * whole) - 1
+    return np.where(serves, slower, lost), drawn
+
+
+def _shares(demands: Sequence[Demand], phase: Phase) -> tuple[Floats, Floats]:
+    """Of every node, the share of time in a phase and the watts that a board wants in it."""
+    share, wanted = np.zeros(len(demands)), np.ones(len(demands))
+    for row, demand in enumerate(demands):
+        for load in demand.phases:
+            if load.phase is phase and load.share > 0:
+                total = share[row] + load.share
+                wanted[row] = (wanted[row] * share[row] + load.board_w * load.share) / total
+                share[row] = total
+    return share, wanted
 
 
 def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: float) -> Floats:

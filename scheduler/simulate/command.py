@@ -24,10 +24,28 @@ Examples:
   busbar simulate openb_pod_list_default.csv --format openb --cluster g2=20x8,t4=30x2 --limit 500
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --policy makespan --output out/ --plots
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --node-mtbf 720 --repair 4 --checkpoint 30
+  busbar simulate --power --servers 40..60 --budget-servers 40
 """
 
 
-@click.command(epilog=_EPILOG)
+class _Simulate(click.Command):
+    """With `--power` another command with options of its own takes the line."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if "--power" not in args:
+            return super().make_context(info_name, args, parent, **extra)
+        from .power_command import power
+
+        others = [word for word in args if word != "--power"]
+        return power.make_context(f"{info_name} --power", others, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
+@click.command(cls=_Simulate, epilog=_EPILOG)
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--cluster", required=True, help="Accelerators by type: TYPE=NODES or TYPE=NODESxPER_NODE, …")
 @click.option(
@@ -74,6 +92,12 @@ Examples:
     "--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for result.json and plots."
 )
 @click.option("--plots", is_flag=True, help="Also draw completion times, utilisation and queue.")
+@click.option(
+    "--power",
+    is_flag=True,
+    expose_value=False,
+    help="Simulate servers on one electrical feed instead; see: busbar simulate --power --help",
+)
 def simulate(
     trace: Path,
     cluster: str,

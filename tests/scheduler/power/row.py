@@ -19,6 +19,7 @@ from busbar.scheduler.power.decision import Decision
 CURVE = CapCurve(((0.25, 3.0), (0.5, 1.4), (0.75, 1.1), (1.0, 1.0)))
 CURVES = {Phase.PREFILL: CURVE, Phase.DECODE: CURVE.softened(0.5), Phase.TRAINING: CURVE}
 BUSY = (PhaseLoad(Phase.TRAINING, 1.0, 400.0),)
+IDLE = (PhaseLoad(Phase.IDLE, 1.0, 60.0),)
 SERVING = (PhaseLoad(Phase.PREFILL, 0.3, 400.0), PhaseLoad(Phase.DECODE, 0.7, 220.0))
 
 

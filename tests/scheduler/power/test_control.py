@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-from tests.scheduler.power.row import BUSY, CURVES, SERVING, delivered, fresh, node, told
+from tests.scheduler.power.row import BUSY, CURVES, IDLE, delivered, fresh, node, told
 
 from busbar.scheduler.errors import PowerError
 from busbar.scheduler.power import (
@@ -117,7 +117,7 @@ def test_equal_work_gets_equal_watts_and_a_higher_weight_more() -> None:
 def test_watts_move_to_the_steeper_loss_only_after_the_lowering_is_read_back() -> None:
     row = _two(8000)
     row.rounds(4)
-    row.phases["a"] = SERVING
+    row.phases["a"] = IDLE
     change = row.round()
     assert change.leases[0].watts < 4000  # a is lowered at once
     assert _by_name(change)["b"].reason is LeaseReason.WAITING

@@ -1,0 +1,151 @@
+"""The row of servers: its physics, its loads, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from busbar.scheduler.power import PowerPolicy
+from busbar.scheduler.simulate.command import simulate
+from busbar.scheduler.simulate.power_load import PEAK_RATE_PER_S, Requests, load_maker, synthetic
+from busbar.scheduler.simulate.power_row import STEP_S, Row, ServerModel, layout
+from busbar.scheduler.simulate.power_run import DELAYS, LeaseLaw, Unlimited, figures, run
+
+MODEL = ServerModel()
+
+
+def _requests(*rows: tuple[float, float, float]) -> Requests:
+    at_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
+    return Requests(at_s, prompt, output, np.ones(len(rows), dtype=bool))
+
+
+def _finished(limit_w: float, *rows: tuple[float, float, float]) -> tuple[Row, float]:
+    row = Row(layout(4, 0.0), _requests(*rows), MODEL, 60, 0)
+    joules = sum(float(row.step(np.full(4, limit_w), np.ones(4))[0]) * STEP_S for _ in range(600))
+    return row, joules
+
+
+def test_one_request_takes_its_prompt_and_its_tokens() -> None:
+    row, _ = _finished(400.0, (0.0, 700.0, 100.0))
+    assert row.first_s[0] == pytest.approx(0.1, abs=0.01)
+    assert row.done_s[0] - row.first_s[0] == pytest.approx(100 * (0.045 + 0.00037), rel=0.03)
+
+
+def test_a_limit_slows_prompts_by_the_curve_and_saves_energy() -> None:
+    free, free_j = _finished(400.0, (0.0, 14_000.0, 10.0))
+    capped, capped_j = _finished(0.51 * 400.0, (0.0, 14_000.0, 10.0))
+    assert capped.first_s[0] / free.first_s[0] == pytest.approx(1.38, rel=0.01)
+    assert capped_j < free_j
+
+
+def test_a_training_server_draws_its_published_maximum_and_a_job_runs_at_its_slowest_server() -> None:
+    row = Row(layout(10, 1.0), synthetic(0, 1, 0), MODEL, 60, 0)
+    limits = np.full(10, 400.0)
+    assert row.step(limits, np.ones(10)).tolist() == [6305.0] * 10
+    limits[0] = 0.51 * 400.0
+    row.work_s[:] = 0
+    row.step(limits, np.ones(10))
+    assert row.work_s.tolist() == pytest.approx([STEP_S / 1.38, STEP_S])
+
+
+def test_servers_are_laid_out_by_class() -> None:
+    places = layout(56, 0.5)
+    assert (places.high, places.low, places.training) == (14, 14, 28)
+    assert [job.stop - job.start for job in places.jobs()] == [25, 3]
+
+
+@pytest.mark.parametrize(
+    ("policy", "delay"), [("Lease", "outofband"), ("Lease", "inband"), ("Static", "inband")]
+)
+@pytest.mark.parametrize("mix", [0.0, 0.5])
+def test_hard_leases_are_never_above_the_feed(policy: str, delay: str, mix: float) -> None:
+    places, seconds, budget_w = layout(12, mix), 150, 8 * 6500.0
+    requests = synthetic(places.serving, seconds, 1)
+    twin = run(places, MODEL, requests, Unlimited(places, MODEL), seconds, 1)
+    law = LeaseLaw(places, MODEL, budget_w, PowerPolicy(policy), DELAYS[delay])
+    found = figures(run(places, MODEL, requests, law, seconds, 1), twin, requests, budget_w, seconds)
+    assert twin.feed_w.max() > budget_w
+    assert found.over_s == 0
+
+
+def test_with_a_bucket_ten_seconds_are_never_above_the_feed() -> None:
+    places, seconds, budget_w = layout(12, 0.25), 180, 8 * 6500.0
+    requests = synthetic(places.serving, seconds, 2)
+    law = LeaseLaw(places, MODEL, budget_w, PowerPolicy.LEASE_WITH_BURST, DELAYS["inband"])
+    feed_w = run(places, MODEL, requests, law, seconds, 2).feed_w
+    assert feed_w.reshape(-1, 10).mean(axis=1).max() <= budget_w
+
+
+ROW = ["--power", "--servers", "8", "--budget-servers", "6", "--minutes", "1"]
+
+
+def test_the_command_gives_the_same_bytes_for_the_same_seed_and_others_for_another() -> None:
+    def out(*more: str) -> str:
+        result = CliRunner().invoke(simulate, [*ROW, "--output", "json", *more])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    first = out()
+    assert first == out()
+    assert json.loads(first)["rows"][0]["servers"] == 8
+    assert json.loads(first)["rows"] != json.loads(out("--seed", "1"))["rows"]
+
+
+def test_the_command_prints_a_table_with_what_the_columns_mean() -> None:
+    result = CliRunner().invoke(simulate, [*ROW, "--policy", "Observe", "--policy", "Static"])
+    assert result.exit_code == 0
+    assert "Observe" in result.stdout
+    assert "seconds above the budget" in result.stdout
+
+
+REFUSED = (
+    (("--servers", "some"), "is not a number"),
+    (("--servers", "2"), "4 to 500 servers"),
+    (("--servers", "60..40"), "4 to 500 servers"),
+    (("--budget-servers", "0"), "0 is not in the range"),
+    (("--mix", "1.5"), "1.5 is not in the range"),
+    (("--load", "noise"), "is not azure, servegen:DAY or synthetic"),
+    (("--load", "azure"), "needs --data"),
+    (("--delay", "slow"), "'slow' is not one of"),
+    (("--policy", "fairness"), "'fairness' is not one of"),
+    (("--policy", "LeaseWithBurst", "--delay", "outofband"), "needs --delay inband"),
+    (("--minutes", "0"), "0 is not in the range"),
+    (("--seed", "-1"), "-1 is not in the range"),
+    (("--cluster", "v100=1"), "No such option"),
+)
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED)
+def test_bad_values_are_refused_with_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    result = CliRunner().invoke(simulate, [*ROW, *arguments])
+    assert result.exit_code != 0
+    assert sentence in result.output
+
+
+def test_a_folder_without_the_files_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(simulate, [*ROW, "--load", "azure", "--data", str(tmp_path)])
+    assert "AzureLLMInferenceTrace_conv.csv" in result.output.replace("\n", "")
+
+
+def test_published_rates_keep_their_peak_and_their_bursts(tmp_path: Path) -> None:
+    (tmp_path / "azure_llm_2023").mkdir()
+    (tmp_path / "servegen/m-small").mkdir(parents=True)
+    begin = "2023-11-16 18:"
+    lines = [f"{begin}{15 + i // 60:02}:{i % 60:02}.6805900,{100 + i % 50},{20 + i % 7}" for i in range(900)]
+    (tmp_path / "azure_llm_2023/AzureLLMInferenceTrace_conv.csv").write_text(
+        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n"
+    )
+    rates = [f"{600 * k},{10 + 90 * (k == 70)},1.0,Gamma,0.5,0.1" for k in range(144)]
+    (tmp_path / "servegen/m-small/chunk-1-trace.csv").write_text("\n".join(rates) + "\n")
+    replayed = load_maker("azure", tmp_path)(20, 600.0, 1)
+    assert len(replayed.at_s) == pytest.approx(PEAK_RATE_PER_S * 20 * 600, rel=0.05)
+    day = load_maker("servegen:1", tmp_path)(20, 3600.0, 1)
+    counts = np.histogram(day.at_s, bins=6, range=(0, 3600))[0]
+    assert counts.max() == pytest.approx(PEAK_RATE_PER_S * 20 * 600, rel=0.1)
+    assert counts.min() < 0.2 * counts.max()
+    with pytest.raises(ValueError, match="no complete day 2"):
+        load_maker("servegen:2", tmp_path)
