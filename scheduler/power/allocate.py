@@ -80,8 +80,7 @@ def _under_limits(demands: Sequence[Demand], limits: Floats, curves: Curves) -> 
     """
     lost, drawn = np.zeros_like(limits), np.zeros_like(limits)
     decode, decode_slow = np.zeros(len(demands)), np.ones_like(limits)
-    for phase in Phase:
-        share, wanted = _shares(demands, phase)
+    for phase, (share, wanted) in _shares(demands).items():
         if not share.any():
             continue
         drawn += share[:, None] * np.minimum(limits, wanted[:, None])
@@ -100,16 +99,18 @@ def _under_limits(demands: Sequence[Demand], limits: Floats, curves: Curves) -> 
     return np.where(serves, slower, lost), drawn
 
 
-def _shares(demands: Sequence[Demand], phase: Phase) -> tuple[Floats, Floats]:
-    """Of every node, the share of time in a phase and the watts that a board wants in it."""
-    share, wanted = np.zeros(len(demands)), np.ones(len(demands))
+def _shares(demands: Sequence[Demand]) -> dict[Phase, tuple[Floats, Floats]]:
+    """Of every node, the share of time in each phase and the watts that a board wants in it."""
+    count = len(demands)
+    found = {phase: (np.zeros(count), np.ones(count)) for phase in Phase}
     for row, demand in enumerate(demands):
         for load in demand.phases:
-            if load.phase is phase and load.share > 0:
+            if load.share > 0:
+                share, wanted = found[load.phase]
                 total = share[row] + load.share
                 wanted[row] = (wanted[row] * share[row] + load.board_w * load.share) / total
                 share[row] = total
-    return share, wanted
+    return found
 
 
 def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: float) -> Floats:
