@@ -36,7 +36,9 @@ def _servers(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...
         found = tuple(range(int(first), int(last) + 1, 4)) if dots else tuple(int(n) for n in text.split(","))
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is not a number, a list (52,56) or a range (40..60)") from error
-    if not found or min(found) < 4 or max(found) > MAX_SERVERS:
+    if not found:
+        raise click.BadParameter(f"{text!r} is an empty range; write the smaller number first (40..60)")
+    if min(found) < 4 or max(found) > MAX_SERVERS:
         raise click.BadParameter(f"{text!r}: a row has 4 to {MAX_SERVERS} servers")
     return found
 

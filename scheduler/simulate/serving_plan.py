@@ -122,11 +122,16 @@ def answer(trace: ServingTrace, question: Question, progress: Progress | None = 
     """Simulate the fleets on the load.
 
     Raises:
-        ServingModelError: bad numbers, or no pool holds the model or meets the SLO.
+        ServingModelError: bad numbers, a load that ends with the warm-up, or no pool holds the model or meets the SLO.
     """
     buckets = Buckets.of(trace)
     models, refused = step_models(question.pools, question.shape)
     columns = columns_of(question.pools, models, buckets, question.slo)
+    if trace.duration_s < question.warm_up_s + 60:
+        raise ServingModelError(
+            f"{trace.name}: the load lasts {trace.duration_s:.0f} s; it must last at least"
+            f" {question.warm_up_s + 60:.0f} s, because the first {question.warm_up_s:.0f} s are not counted"
+        )
     minutes = rates_by_minute(trace, buckets)
 
     def show(name: str) -> Callable[[float, float], None]:

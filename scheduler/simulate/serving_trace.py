@@ -113,7 +113,7 @@ def requests_csv(path: Path, scale: float = 1.0, seed: int = 0) -> ServingTrace:
                     )
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(
-                    f"{path}:{number + 2}: not a request ({error!r}); the columns are arrival_s, prompt_tokens,"
+                    f"{path}:{number + 2}: this line is no request ({_fault(error)}); the columns are arrival_s, prompt_tokens,"
                     " output_tokens, or Azure's TIMESTAMP, ContextTokens, GeneratedTokens"
                 ) from error
             if not math.isfinite(rows[-1][0]) or min(rows[-1][1:]) < 0:
@@ -124,6 +124,10 @@ def requests_csv(path: Path, scale: float = 1.0, seed: int = 0) -> ServingTrace:
     moved = [(at - first, prompt, output) for at, prompt, output in rows]
     duration_s = max(row[0] for row in moved) + 1
     return _trace(path.stem, _scaled(moved, scale, duration_s, random.Random(seed)), duration_s)
+
+
+def _fault(error: Exception) -> str:
+    return f"column {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _scaled(

@@ -147,18 +147,19 @@ def test_servegen_days_have_their_peak_and_remember_the_days_before(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "arrival_s,prompt_tokens,output_tokens\n",
-        "arrival_s,prompt_tokens\n1,2\n",
-        "arrival_s,prompt_tokens,output_tokens\nnan,1,1\n",
-        "arrival_s,prompt_tokens,output_tokens\n1,-1,1\n",
+        ("arrival_s,prompt_tokens,output_tokens\n", "no request in it"),
+        ("arrival_s,prompt_tokens\n1,2\n", "column 'output_tokens' is missing"),
+        ("arrival_s,prompt_tokens,output_tokens\nsoon,1,1\n", "t.csv:2: this line is no request .could not"),
+        ("arrival_s,prompt_tokens,output_tokens\nnan,1,1\n", "t.csv:2"),
+        ("arrival_s,prompt_tokens,output_tokens\n1,-1,1\n", "t.csv:2"),
     ],
 )
-def test_bad_traces_are_refused(tmp_path: Path, text: str) -> None:
+def test_bad_traces_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceError, match=words):
         requests_csv(path)
 
 
@@ -212,6 +213,7 @@ def test_the_command_prints_fleets_bounds_and_json(tmp_path: Path) -> None:
         (["--start", "-5"], "zero or more"),
         (["--sleeping", "2", "--wake", "100"], "longer to wake"),
         (["--pools", "T4=8@0.3"], "no pool can hold the model"),
+        (["--hours", "0.09"], "must last at least 360 s"),
     ],
 )
 def test_bad_values_are_refused_with_a_sentence(tmp_path: Path, extra: list[str], words: str) -> None:
