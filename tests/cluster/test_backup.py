@@ -12,6 +12,7 @@ import shutil
 import stat
 import zipfile
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tests.cluster.rights import SYSTEM
 from busbar.api import services as wiring
 from busbar.api.access.identity import CallerRole
 from busbar.api.kubernetes.client import Kubernetes
-from busbar.api.records.compute import ComputeTotals
+from busbar.api.records.compute import AMOUNTS, ComputeTotals
 from busbar.api.records.usage_ledger import By
 from busbar.api.services import Services
 from busbar.api.settings import Settings
@@ -152,10 +153,25 @@ async def drill(platform: ApiServer, template: Path, folder: Path) -> AsyncItera
 
 
 async def usage(services: Services) -> tuple[list[ComputeTotals], Any]:
+    """Usage by tenant. A database adds up in the order of its rows, so sums differ in their last digits."""
     await services.history.flush()
     until = datetime.now(UTC) + timedelta(hours=1)
     compute = await services.history.compute.totals("tenant", since=START, until=until, tenants=None)
-    return compute, await services.usage_ledger.usage(By.TENANT, since=START, until=until, tenants=None)
+    rounded = [
+        replace(total, **{name: round(getattr(total, name), 9) for name in AMOUNTS}) for total in compute
+    ]
+    return rounded, await services.usage_ledger.usage(By.TENANT, since=START, until=until, tenants=None)
+
+
+async def usage_of(services: Services, objects: list[Object]) -> tuple[list[ComputeTotals], Any]:
+    """Usage by tenant, once the history has heard of all that these objects' statuses say."""
+    told = [obj["status"].get("usage", {}).get("acceleratorSeconds", 0.0) for obj in objects]
+    async with asyncio.timeout(30):
+        while True:
+            used = await usage(services)
+            if used[0] and used[0][0].accelerator_seconds == pytest.approx(sum(told)):
+                return used
+            await asyncio.sleep(0.1)
 
 
 async def until_history_says(services: Services, wanted: Any) -> None:
@@ -187,10 +203,7 @@ async def test_objects_usage_and_tokens_are_back_and_an_ended_job_does_not_run_a
             service = await cluster.get(MODEL_SERVICES, "chat")
             tenant = await cluster.get(TENANTS, f"tenant-{cluster.namespace}")
             key = await cluster.client.get(SECRETS, "busbar-workload-key", SYSTEM)
-            async with asyncio.timeout(30):
-                while not any(t.accelerator_seconds for t in (await usage(services))[0]):  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
-            used = await usage(services)
+            used = await usage_of(services, [*jobs.values(), service])
             done = await here.busbar("backup", str(here.file), "--passphrase-file", str(phrase))
             assert (done.code, done.out) == (0, f"{here.file} written\n"), done.err
             assert "3 trainingjobs" in done.err
