@@ -21,6 +21,7 @@ does steps 2 and 3 (by rights, not by value) for the jobs that the event touches
     - jobs that the last plan started or promised a place to and that still wait;
     - jobs that are stopped for one of these.
 
+It keeps the reservations and uses them; new ones are for the next full plan to make (search/reservations.py).
 All other waiting jobs keep their record, with the id of the plan that made it. The answer depends on the
 snapshot, the plan and the event alone: the memo holds the state of the last snapshot (search/state.py), which
 follows the difference instead of being built again.
@@ -159,10 +160,8 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         changed = take(round_)
         changed = reclaim(round_, _without_place(left)) or changed
         changed = round_.sync_holds() or changed
-        again = reserve(round_, _without_place(left))
-        if not changed and not again:
+        if not changed:
             break
-        touched |= {assignment.job.id: assignment for assignment in again}
         stopped = [
             assignment
             for assignment in round_.changed

@@ -30,7 +30,8 @@ A reservation keeps its nodes from plan to plan (`Plan.reservations`, `Snapshot.
 ready may be exchanged for one that is, and all nodes for others only if that halves the time that is left; so the
 start moves back only if a job runs longer than expected. A reservation takes no node of another one, but a job
 may be given what it leaves of a node. Earlier ones go first; inside a tenant, higher priorities. A place that a job
-of any size has and cannot use before others have left is carried into the next plan in the same way.
+of any size has and cannot use before others have left is carried into the next plan in the same way. Answers to
+events (`planner.react`) keep reservations on the nodes that they have, and leave new ones to the next full plan.
 
 Not covered: a job that only its tenant's quota holds back (there is room, but no right to it); a share that needs
 whole nodes where the other tenants' surplus lies on no whole node (it waits until jobs end, or for its patience);
@@ -51,7 +52,7 @@ from .collection import Collection
 from .holds import Hold
 from .preemption import may_be_preempted_again, preempt, spare_m
 from .round import Round
-from .state import Assignment
+from .state import Assignment, least_m
 from .victims import Victim, VictimGroup
 
 OPTIONS = 4
@@ -66,7 +67,7 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
     reservation changes over to it.
 
     Args:
-        thorough: also look for places that are ready much sooner.
+        thorough: also look for nodes that are ready sooner; else only where a node is lost.
     """
     unready: list[tuple[Assignment, Candidate, dict[int, float]]] = []
     for reservation in known:
@@ -110,10 +111,9 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
     if not waiting or not policy.reservations:
         return []
     again: list[Assignment] = []
-    lowest = _lowest_priorities(round_, {a.job.tenant for a in waiting})
-    smallest = min(_size_m(a) for a in round_.assignments.values())
-    claims = [a for a in waiting if _outranks_one(round_, a, lowest) or _below_share(round_, a)]
-    patient = [a for a in waiting if _size_m(a) > smallest and _patient(round_, a)]
+    smallest = min(round_.state.sizes)
+    claims = [a for a in waiting if _outranks_one(round_, a) or _below_share(round_, a)]
+    patient = [a for a in waiting if least_m(a.job) > smallest and _patient(round_, a)]
     patient.sort(
         key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), _waits_since_s(a.job), a.job.id)
     )
@@ -151,24 +151,9 @@ def _large(assignment: Assignment) -> bool:
     )
 
 
-def _size_m(assignment: Assignment) -> int:
-    """The least that the job asks for."""
-    return assignment.job.min_pods * assignment.job.per_pod.accelerators_m
-
-
-def _lowest_priorities(round_: Round, tenants: set[str]) -> dict[str, int]:
-    """The lowest priority of each tenant's jobs."""
-    lowest: dict[str, int] = {}
-    for assignment in round_.assignments.values():
-        tenant = assignment.job.tenant
-        if tenant in tenants:
-            priority = round_.priority(assignment.job)
-            lowest[tenant] = min(priority, lowest.get(tenant, priority))
-    return lowest
-
-
-def _outranks_one(round_: Round, assignment: Assignment, lowest: dict[str, int]) -> bool:
-    return round_.priority(assignment.job) > lowest[assignment.job.tenant]
+def _outranks_one(round_: Round, assignment: Assignment) -> bool:
+    """Whether a job of its tenant has a lower priority."""
+    return round_.priority(assignment.job) > min(round_.state.priorities[assignment.job.tenant])
 
 
 def _below_share(round_: Round, assignment: Assignment) -> bool:
@@ -314,8 +299,12 @@ def _kept(
         others: nodes that are collected for others; it may keep those that it had beside them.
     """
     collection = Collection(round_, assignment, candidate, since_s, _patient(round_, assignment), others)
+    if not thorough:
+        same = collection.hold(among=since_s.keys())
+        if same is not None:
+            return same
     same = collection.hold(among=collection.ready() | since_s.keys())
-    if same is not None and (not thorough or same.start_s <= round_.now):
+    if same is not None and same.start_s <= round_.now:
         return same
     other = collection.hold()
     if same is None or (other is not None and other.start_s - round_.now < (same.start_s - round_.now) / 2):

@@ -62,7 +62,6 @@ class Round:
         """Room kept for reservations (`reservations.py`), by holder, in order of precedence."""
         self._typical_run_s: float | None = None
         self._stays: dict[JobId, tuple[Placement, float, tuple[float, dict[int, tuple[int, ...]]]]] = {}
-        self._on_nodes: dict[str, dict[int, dict[JobId, Assignment]]] = {}
         self._disruption_budget = self._budget(state.snapshot)
         self.cluster.begin()
 
@@ -124,7 +123,7 @@ class Round:
         placement, job = assignment.placement, assignment.job
         assert placement is not None
         key = (placement.pool, job.tenant)
-        self._follow_nodes(assignment, placement.pool, sign)
+        self.state.follow_place(assignment, placement, sign)
         if sign > 0:
             self.held.setdefault(key, {})[job.id] = assignment
             self._placed.setdefault(key, {})[job.id] = assignment
@@ -440,40 +439,14 @@ class Round:
 
     def on_node(self, pool: str, i: int) -> Iterable[Assignment]:
         """The jobs that have a place on a node of a pool."""
-        known = self._on_nodes.get(pool)
-        if known is None:
-            known = self._on_nodes[pool] = {}
-            for (of, _), held in self.held.items():
-                for assignment in held.values() if of == pool else ():
-                    self._follow_nodes(assignment, pool, 1)
-        found = known.get(i)
-        return () if found is None else found.values()
-
-    def _follow_nodes(self, assignment: Assignment, pool: str, sign: int) -> None:
-        """Keep `on_node`: the job has been given its place (sign=-1: is losing it)."""
-        known = self._on_nodes.get(pool)
-        if known is None:
-            return
-        for i in self.stay(assignment)[1]:
-            if sign > 0:
-                known.setdefault(i, {})[assignment.job.id] = assignment
-            else:
-                known[i].pop(assignment.job.id, None)
+        return self.state.on_node(pool, self.cluster.pools[pool].nodes[i].name)
 
     @property
     def typical_run_s(self) -> float:
         """How long a job of unknown length is expected to run: as long as the training jobs that run now have run
         on average, at least `Policy.expected_run_s`."""
         if self._typical_run_s is None:
-            ran = []
-            for job in self.snapshot.jobs:
-                run = job.run
-                if run is not None and job.kind is JobKind.TRAINING:
-                    place = run.placement
-                    units = max(self.holdings.units_of(place.accelerator, place.accelerators_m), 1e-6)
-                    ran.append(max(self.now - run.started_at_s, job.attained_s / units))
-            mean_s = math.fsum(ran) / len(ran) if ran else 0.0
-            self._typical_run_s = max(self.policy.expected_run_s, mean_s)
+            self._typical_run_s = max(self.policy.expected_run_s, self.state.mean_run_s(self.now))
         return self._typical_run_s
 
     def recently_stopped(self, job: Job) -> bool:

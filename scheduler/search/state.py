@@ -13,6 +13,7 @@ moment, that of the last full plan (`valued_at_s`), together with the prices of 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -22,7 +23,7 @@ from ..candidates.prices import Market, solve
 from ..fairness.quota import Holdings
 from ..model.diff import differing
 from ..model.plans import Objective, Policy, RecordIndex
-from ..model.snapshot import Job, JobId, Node, Placement, Snapshot
+from ..model.snapshot import Job, JobId, JobKind, Node, Placement, Snapshot
 from ..model.table import TableView
 from ..model.validate import validate
 from ..placement.cluster import Cluster
@@ -126,6 +127,13 @@ class PlanningState:
         """Time of each job's last move, resize or preemption."""
         self.values: dict[JobId, float] = {}
         """Value of each job that has a candidate, where it is."""
+        self.sizes: Counter[int] = Counter()
+        """How many jobs ask for so many thousandths of accelerators at least."""
+        self.priorities: dict[str, Counter[int]] = {}
+        """How many jobs of each tenant have a priority."""
+        self._on_nodes: dict[tuple[str, str], dict[JobId, Assignment]] = {}
+        self._ran: dict[JobId, tuple[float, float]] = {}
+        """Of each training job that runs: since when, and its run time by the accelerator-seconds that it has had."""
         self._best_profits: dict[JobId, float] = {}
         self._unranked: dict[JobId, Assignment] = {}
         self._shapes: dict[Shape, int] = {}
@@ -187,6 +195,25 @@ class PlanningState:
         for assignment in list(self._unranked.values()):
             self.ranked(assignment)
 
+    def on_node(self, pool: str, node: str) -> Iterable[Assignment]:
+        """The jobs that have a place on a node."""
+        found = self._on_nodes.get((pool, node))
+        return () if found is None else found.values()
+
+    def follow_place(self, assignment: Assignment, place: Placement, sign: int = 1) -> None:
+        """Keep `on_node`: the job has been given this place (sign=-1: is losing it)."""
+        for node in place.nodes:
+            jobs = self._on_nodes.setdefault((place.pool, node), {})
+            if sign > 0:
+                jobs[assignment.job.id] = assignment
+            else:
+                jobs.pop(assignment.job.id, None)
+
+    def mean_run_s(self, now: float) -> float:
+        """How long the training jobs that run now have run on average; 0 if there are none."""
+        ran = [max(now - since, by_work) for since, by_work in self._ran.values()]
+        return math.fsum(ran) / len(ran) if ran else 0.0
+
     def bound(self) -> float:
         """An upper bound on the value of any plan, at these prices."""
         self.rank()
@@ -214,9 +241,15 @@ class PlanningState:
             self._unranked[job.id] = assignment
         else:
             self._best_profits[job.id] = assignment.best_profit
+        self.sizes[least_m(job)] += 1
+        self.priorities.setdefault(job.tenant, Counter())[job.priority] += 1
         if job.last_move_at_s is not None:
             self.moved[job.id] = job.last_move_at_s
         run = job.run
+        if run is not None and job.kind is JobKind.TRAINING:
+            place = run.placement
+            units = max(self.holdings.units_of(place.accelerator, place.accelerators_m), 1e-6)
+            self._ran[job.id] = run.started_at_s, job.attained_s / units
         if run is None:
             self.waiting[job.id] = assignment
         elif run.releasing:
@@ -233,12 +266,17 @@ class PlanningState:
             if assignment.candidate is not None:
                 self.values[job.id] = assignment.candidate.value
             self.held.setdefault((run.placement.pool, job.tenant), {})[job.id] = assignment
+            self.follow_place(assignment, run.placement)
 
     def _drop(self, assignment: Assignment) -> None:
         job = assignment.job
         del self.assignments[job.id]
         self._demand.count(job, -1)
-        for kept in (self.moved, self.values, self._best_profits, self._unranked):
+        for counter, key in ((self.sizes, least_m(job)), (self.priorities[job.tenant], job.priority)):
+            counter[key] -= 1
+            if not counter[key]:
+                del counter[key]
+        for kept in (self.moved, self.values, self._ran, self._best_profits, self._unranked):
             kept.pop(job.id, None)
         run = job.run
         if run is None:
@@ -253,6 +291,7 @@ class PlanningState:
                 job.tenant, job.user, run.placement.accelerator, -run.placement.accelerators_m
             )
             del self.held[run.placement.pool, job.tenant][job.id]
+            self.follow_place(assignment, run.placement, sign=-1)
 
     # -- following a snapshot ----------------------------------------------------------------------------------------
 
@@ -361,6 +400,11 @@ class PlanningState:
                 # A place of a size between the candidates may have another speed although they have none.
                 if differ[key] or job.min_pods < job.max_pods:
                     changed[job.id] = job
+
+
+def least_m(job: Job) -> int:
+    """The least that a job asks for, in thousandths of accelerators."""
+    return job.min_pods * job.per_pod.accelerators_m
 
 
 def _asked(job: Job) -> tuple[object, object]:

@@ -106,6 +106,17 @@ def test_what_starts_beside_a_reservation_is_gone_in_time_or_can_be_stopped() ->
     assert memo is not None
 
 
+def test_an_answer_to_an_event_keeps_reservations_and_the_next_plan_makes_new_ones() -> None:
+    runs = [held("r0", 0, 9, preemptible=False), held("r1", 1, 1, preemptible=False)]
+    before = fast(cluster(*runs, known("first", size=8, priority=500), known("small"), H100=2))
+    last, memo = plan(before, POLICY, NOW)
+    assert reserved(last) == {"first": (("H100-0001",), HOUR, 0)}
+    after = updated(before, Delta(jobs=(known("second", size=8, priority=500),)))
+    answer, _ = react(after, last, Event.between(before, after, NOW + 1), memo)
+    assert [r.placement for r in answer.reservations] == [r.placement for r in last.reservations]
+    assert set(reserved(made(after, NOW + 10))) == {"first", "second"}
+
+
 def test_a_job_in_reserved_room_is_stopped_when_the_rest_is_collected() -> None:
     before = fast(cluster(held("r", 0, 1, preemptible=False), known("gang", **GANG), H100=2))
     last, _ = plan(before, POLICY, NOW)
