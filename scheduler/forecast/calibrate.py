@@ -36,8 +36,8 @@ Floats = NDArray[np.float64]
 LEVELS = (0.5, 0.9)
 SHORTEST_S = 60.0
 """Shorter waits count as this long."""
-HALF_LIFE_S = 2 * 86400.0
-"""Forecasts older than this count half."""
+HALF_LIFE_S = 86400.0
+"""Forecasts older than this count half: a queue's load changes from day to day."""
 STRANGER = 0.3
 """Weight of a forecast for another tenant's job."""
 WIDTH = 0.7
