@@ -71,7 +71,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     round_ = Round(state, now)
     keep(round_, snapshot.reservations)
     blocked = _settled(round_)
-    gained, solver_error = 0.0, ""
+    gained, solver_error = 0.0, state.candidates.solver_error
     if policy.solver and worth_trying(state.value(), state.market.bound):
         try:
             gained = optimise(round_)
@@ -186,7 +186,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         value=value,
         bound=max(state.bound(), value),
         solver_gain=0.0,
-        solver_error="",
+        solver_error=state.candidates.solver_error,
     )
     round_.rewind()
     return result, Memo(state, record_index)

@@ -9,14 +9,16 @@ Jobs with the same request share what does not depend on their age: where they m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from ..errors import SolverError
 from ..model.plans import Objective, Policy
-from ..model.snapshot import Job, Placement, Pool, Resources, Snapshot
+from ..model.snapshot import Job, JobKind, Placement, Pool, Resources, Snapshot
 from ..model.table import Estimate, TableView
-from .value import remaining_s, weight
+from . import makespan
+from .value import makespan_value, weight
 
 NEARLY_FREE = 0.01
 """Objective cost: a pool without a price counts as this part of the dearest, so that free pools still differ
@@ -138,9 +140,38 @@ class CandidateBuilder:
         """Sizes that are no candidates, per unit of weight: by request, pool, mode and pods."""
         self._by_tenant = self._differs_by_tenant()
         self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
-        self._longest_s = 0.0
-        if policy.objective is Objective.MAKESPAN:
-            self._longest_s = self._longest(snapshot.jobs)
+        self._makespan = makespan.Solution({}, 0.0)
+        self.solver_error = ""
+        """Why jobs are not valued by the makespan, although the policy asks for it."""
+
+    def spread(self, jobs: Iterable[Job], capacity_m: Mapping[str, int]) -> None:
+        """With the objective makespan, value jobs by the program of `makespan.py` from now on. Where that fails
+        (`solver_error`), all jobs have their usual values."""
+        if self._policy.objective is not Objective.MAKESPAN:
+            return
+        known = (j for j in jobs if j.remaining_work is not None and j.kind is JobKind.TRAINING)
+        capacity = {kind: amount / 1000 for kind, amount in capacity_m.items() if amount > 0}
+        try:
+            self._makespan = makespan.solve(map(self._asked, known), capacity)
+        except SolverError as error:
+            self.solver_error = str(error)
+
+    def _asked(self, job: Job) -> makespan.Asked:
+        found = self.shared(job).candidates
+        place = None if job.run is None else job.run.placement
+        present = [
+            i
+            for i, c in enumerate(found)
+            if place is not None and (c.pool, c.mode, c.pods) == (place.pool, place.mode, place.pods)
+        ]
+        return makespan.Asked(
+            job.id,
+            job.remaining_work or 0.0,
+            [c.accelerator for c in found],
+            [c.accelerators_m / 1000 for c in found],
+            [c.speed for c in found],
+            present[0] if present else None,
+        )
 
     def _differs_by_tenant(self) -> bool:
         return self._table.differs_by_tenant or any(pool.tenants is not None for pool in self._pools)
@@ -156,9 +187,20 @@ class CandidateBuilder:
     def of(self, job: Job) -> Options:
         """All candidates of the job."""
         shared = self.shared(job)
-        scale = weight(job, shared.best_speed, self._policy, self._at_s, self._longest_s)
-        candidates = tuple(_scaled(c, scale) for c in shared.candidates)
+        scale = weight(job, shared.best_speed, self._policy, self._at_s)
+        part = self._makespan.parts.get(job.id)
+        if part is None:
+            candidates = tuple(_scaled(c, scale) for c in shared.candidates)
+        else:
+            candidates = tuple(
+                self._for_makespan(c, scale, part, share)
+                for c, share in zip(shared.candidates, part.shares, strict=True)
+            )
         return Options(job, candidates, scale, shared.best_speed, shared)
+
+    def _for_makespan(self, c: Candidate, scale: float, part: makespan.Part, share: float) -> Candidate:
+        value = makespan_value(c.value, scale, c.accelerators_m / 1000, share, part, self._makespan.load)
+        return replace(c, value=value)
 
     def instance(self, option: Options, placement: Placement) -> Candidate | None:
         """The candidate that a placement is an instance of, of any size; None if the job could not be started
@@ -180,7 +222,12 @@ class CandidateBuilder:
         if key not in self._sized:
             self._sized[key] = self._size(job, option, pool, mode, pods)
         found = self._sized[key]
-        return None if found is None else _scaled(found, option.weight)
+        if found is None:
+            return None
+        part = self._makespan.parts.get(job.id)
+        if part is not None:
+            return self._for_makespan(found, option.weight, part, 0.0)
+        return _scaled(found, option.weight)
 
     def _size(self, job: Job, option: Options, pool: str, mode: str, pods: int) -> Candidate | None:
         if mode not in job.modes:
@@ -231,15 +278,6 @@ class CandidateBuilder:
         if self._policy.objective is Objective.COST and price > 0:
             return relative / max(price * accelerators_m / 1000, 1e-9)
         return relative
-
-    def _longest(self, jobs: Iterable[Job]) -> float:
-        """Seconds that the longest job still needs at its best speed (makespan objective)."""
-        longest = 0.0
-        for job in jobs:
-            best = self.shared(job).best_speed
-            if job.remaining_work is not None and best > 0:
-                longest = max(longest, remaining_s(job, best))
-        return longest
 
 
 def _scaled(c: Candidate, weight: float) -> Candidate:

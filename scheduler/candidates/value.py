@@ -14,13 +14,19 @@ from __future__ import annotations
 
 from ..model.plans import Objective, Policy
 from ..model.snapshot import Job, JobKind
+from .makespan import Part
 
 SHORTEST_H = 0.1
 """Remaining or attained time below this makes no further difference."""
 SERVING_WEIGHT = 20.0
 """Value of a serving replica: people wait for it, as for a job with minutes left."""
-URGENT_SLACK = 0.15
-"""Makespan: a job whose slack is below this part of the longest job's time must not wait."""
+PREFERRED = 0.05
+"""Makespan: by this part a candidate is worth more where the program puts all of the job's time."""
+LONG = 0.1
+"""Makespan: what an accelerator-hour of a job is worth more if it takes all of the time that is left, where one costs 1
+on average. Long jobs first: what is left at the end is short and fills the gaps."""
+CRITICAL = 0.85
+"""Makespan: a job that needs this part of the time that is left must not wait."""
 URGENT_WEIGHT = 1000.0
 
 
@@ -32,7 +38,7 @@ def remaining_s(job: Job, best_speed: float) -> float:
     return job.attained_s / size
 
 
-def weight(job: Job, best_speed: float, policy: Policy, now: float, longest_s: float = 0.0) -> float:
+def weight(job: Job, best_speed: float, policy: Policy, now: float) -> float:
     """Value per hour of the job at its best speed."""
     if job.kind is JobKind.SERVING:
         return SERVING_WEIGHT
@@ -40,10 +46,25 @@ def weight(job: Job, best_speed: float, policy: Policy, now: float, longest_s: f
     exponent = policy.attained_exponent if job.remaining_work is None else policy.remaining_exponent
     age_s = max(0.0, now - job.submitted_at_s)
     value = float(left_h**-exponent) * (1 + age_s / policy.aging_s)
-    if policy.objective is Objective.MAKESPAN and job.remaining_work is not None:
-        slack = longest_s - remaining_s(job, best_speed)
-        if slack <= URGENT_SLACK * longest_s:
-            value += URGENT_WEIGHT * left_h
     if policy.objective is Objective.FINISH_TIME_FAIRNESS:
         value *= (age_s / 3600 + left_h) / left_h
     return value
+
+
+def makespan_value(
+    relative: float, scale: float, accelerators: float, share: float, part: Part, load: float
+) -> float:
+    """Value per hour of a candidate with the objective makespan, for a job of known length.
+
+    As far as the load decides when all is done, jobs go where the program puts them, long ones first; as far as the longest
+    jobs decide it, the others go by their usual weight.
+
+    Args:
+        relative: speed over the job's best.
+        scale: the job's usual weight.
+        share: the part of the job's time that the program puts here.
+        load: the part of the makespan that the load decides.
+    """
+    by_load = part.value * relative * (1 + PREFERRED * share) + (LONG + LONG * part.time) * accelerators
+    value = load * by_load + (1 - load) * scale * relative
+    return value + (URGENT_WEIGHT * part.time * relative if part.time >= CRITICAL else 0.0)

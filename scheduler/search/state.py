@@ -115,6 +115,7 @@ class PlanningState:
         self.table = TableView(snapshot.table)
         self.candidates = CandidateBuilder(snapshot, self.table, policy, valued_at_s)
         self.cluster = Cluster(snapshot)
+        self.candidates.spread(snapshot.jobs, self.cluster.capacity_m())
         self.holdings = Holdings(snapshot, self.table, self.cluster.capacity_m(), policy, valued_at_s)
         self.assignments: dict[JobId, Assignment] = {}
         self.held: dict[tuple[str, str], dict[JobId, Assignment]] = {}

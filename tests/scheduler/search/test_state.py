@@ -72,7 +72,9 @@ def test_the_state_is_rebuilt_where_a_change_may_affect_all_jobs() -> None:
     dearer = replace(before, pools=(replace(before.pools[0], price_per_hour=2.0),))
     assert not PlanningState(before, POLICY, NOW).follow(dearer)
     makespan = PlanningState(before, Policy(objective=Objective.MAKESPAN), NOW)
-    assert not makespan.follow(cluster(job("a"), job("b"), H100=1)), "one more job may be the longest"
+    assert not makespan.follow(cluster(job("a"), job("b"), H100=1)), (
+        "one more job changes the makespan program"
+    )
 
 
 @pytest.mark.parametrize(

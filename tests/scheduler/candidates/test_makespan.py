@@ -1,0 +1,79 @@
+"""The program of the objective makespan, against cases worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from busbar.scheduler import Objective, Policy, highs, plan
+from busbar.scheduler.candidates.makespan import Asked, Solution, solve
+from busbar.scheduler.errors import SolverError
+from busbar.scheduler.model.snapshot import JobId
+from busbar.scheduler.simulate.engine import Settings, simulate
+from busbar.scheduler.simulate.trace import Trace, TraceCluster, TraceJob
+
+from ..build import NOW, cluster, job
+
+HOUR = 3600.0
+
+
+def asked(name: str, hours: float, present: int | None = None, size: float = 1.0, **speed: float) -> Asked:
+    """A job that takes so many hours at speed 1."""
+    return Asked(JobId(name), hours * HOUR, list(speed), [size] * len(speed), list(speed.values()), present)
+
+
+def spent(solution: Solution, kind: int) -> Mapping[str, float]:
+    return {str(name): round(part.shares[kind], 6) for name, part in solution.parts.items()}
+
+
+def test_jobs_go_where_they_lose_least() -> None:
+    """Ten jobs lose nine tenths of their speed on B, ten lose half: two thirds of those go to B, and all ends at 13.33 h."""
+    slow = [asked(f"slow{i}", 10, A=10.0, B=1.0) for i in range(10)]
+    both = [asked(f"both{i}", 10, A=10.0, B=5.0) for i in range(10)]
+    found = solve([*slow, *both], {"A": 1.0, "B": 1.0})
+    on_b = spent(found, 1)
+    assert sum(on_b[f"slow{i}"] for i in range(10)) == 0
+    assert found.load == pytest.approx(1.0)
+    assert {round(part.time * 40 / 3, 6) for part in found.parts.values()} == {1.0}
+    # An hour on A is worth 4/3 of the average, one on B 2/3; a job's best speed is on A.
+    assert {round(part.value, 6) for part in found.parts.values()} == {round(4 / 3, 6)}
+    assert 6 <= sum(share > 0.5 for share in on_b.values()) <= 8
+
+
+def test_the_longest_job_alone_decides_where_there_is_room_for_all() -> None:
+    found = solve([asked("long", 9, gpu=1.0), asked("short", 2, gpu=1.0)], {"gpu": 2.0})
+    assert found.load == pytest.approx(0.0)
+    assert found.parts[JobId("long")].time == pytest.approx(1.0)
+    assert found.parts[JobId("short")].time == pytest.approx(2 / 9)
+
+
+@pytest.mark.parametrize("present", [0, 1])
+def test_of_equally_good_solutions_a_running_job_stays(present: int) -> None:
+    jobs = [asked("runs", 1, present, A=1.0, B=1.0), asked("waits", 1, None, A=1.0, B=1.0)]
+    assert spent(solve(jobs, {"A": 1.0, "B": 1.0}), present)["runs"] == 1.0
+
+
+def test_what_cannot_run_anywhere_is_left_out() -> None:
+    assert solve([], {"A": 1.0}).parts == {}
+    assert solve([asked("x", 1, A=0.0)], {"A": 1.0}).parts == {}
+    assert solve([asked("x", 1, C=1.0)], {"A": 1.0}).parts == {}, "no accelerator of its type: no solution"
+
+
+def test_equal_jobs_run_one_after_the_other() -> None:
+    trace = Trace("equal", tuple(TraceJob(f"j{i}", 0.0, HOUR, {"gpu": 1.0}, "c") for i in range(20)))
+    policy = Policy(objective=Objective.MAKESPAN, solver=False)
+    found = simulate(trace, TraceCluster({"gpu": 2}), policy, Settings(steps_known=True))
+    assert found.makespan_s <= 10.2 * HOUR
+    assert sum(done.restarts for done in found.jobs) <= 2
+
+
+def test_without_a_solution_jobs_have_their_usual_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise SolverError("no solver here")
+
+    monkeypatch.setattr(highs, "solve", fails)
+    snapshot = cluster(job("x", workload_class="c", remaining=100.0), H100=1)
+    made, _ = plan(snapshot, Policy(objective=Objective.MAKESPAN, solver=False), NOW)
+    assert [action.job for action in made.actions] == [JobId("uid-x")]
+    assert made.solver_error == "no solver here"
