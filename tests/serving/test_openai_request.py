@@ -25,7 +25,7 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("top_p", [0, -0.5, 1.01, "x"], [0.01, 1, 1.0]),
     ("top_k", [-2, 1.5, "x"], [-1, 0, 5]),
     ("seed", ["x", 1.5, 2**63], [0, -5, 2**63 - 1]),
-    ("stop", ["", [""], 3, ["a"] * 17, [1]], ["a", ["a", "b"], [], None]),
+    ("stop", ["", [""], 3, ["a"] * 17, [1], "a" * 1025], ["a", ["a", "b"], [], None, "a" * 1024]),
     ("stop_token_ids", [3, ["a"], [-1]], [[], [1, 2]]),
     ("ignore_eos", [1, "true"], [True, False]),
     ("skip_special_tokens", [1], [False]),

@@ -15,6 +15,8 @@ from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.sampling import SamplingParams
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of one stop string: the time in which a text is searched for its beginnings grows with its square."""
 MAX_PROMPTS = 64
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
@@ -279,9 +281,12 @@ def _stops(value: object) -> tuple[str, ...]:
     if (
         not isinstance(stops, list)
         or len(stops) > MAX_STOPS
-        or not all(isinstance(s, str) and s for s in stops)
+        or not all(isinstance(s, str) and 1 <= len(s) <= MAX_STOP_CHARACTERS for s in stops)
     ):
-        raise BadRequest(f"stop must be a text or up to {MAX_STOPS} texts, none empty", param="stop")
+        raise BadRequest(
+            f"stop must be a text or up to {MAX_STOPS} texts, each of 1 to {MAX_STOP_CHARACTERS} characters",
+            param="stop",
+        )
     return tuple(stops)
 
 
