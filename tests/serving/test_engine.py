@@ -86,18 +86,20 @@ async def test_a_failing_step_ends_every_stream_with_an_error(
             engine.open("b", [1], greedy_params(1))
 
 
+@pytest.mark.parametrize("where", ["step", "submit"])
 async def test_a_step_that_never_ends_fails_the_health_checks_until_it_ends(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
+    """Also if a command between two steps hangs."""
     now, entered, release = [100.0], threading.Event(), threading.Event()
-    step = loaded.core.step
+    inner = getattr(loaded.core, where)
 
-    def hang() -> list[Delta]:
+    def hang(*arguments: Any) -> Any:
         entered.set()
         release.wait(60)
-        return step()
+        return inner(*arguments)
 
-    monkeypatch.setattr(loaded.core, "step", hang)
+    monkeypatch.setattr(loaded.core, where, hang)
     changed = asyncio.Event()
     engine = Engine(lambda: loaded, asyncio.get_running_loop(), changed.set, clock=lambda: now[0])
     settings = ServerSettings(EngineSettings(Path("m")), "tiny", stall_s=30.0)

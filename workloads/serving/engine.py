@@ -73,7 +73,7 @@ class Engine:
         self._streams: dict[str, Stream] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._step_began: float | None = None
+        self._turn_began: float | None = None
         self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
 
     def start(self) -> None:
@@ -100,8 +100,8 @@ class Engine:
 
     @property
     def step_seconds(self) -> float:
-        """How long the step that runs now has been running; 0 between steps."""
-        began = self._step_began
+        """How long the thread has been busy with its present step, and the commands before it; 0 where it sleeps."""
+        began = self._turn_began
         return 0.0 if began is None else max(0.0, self._clock() - began)
 
     def open(
@@ -165,8 +165,10 @@ class Engine:
     def _serve(self, loaded: Loaded) -> None:
         core = loaded.core
         while not self._stopping.is_set():
-            if core.idle:
-                self._inbox.get()()
+            command = self._inbox.get() if core.idle else None
+            self._turn_began = self._clock()
+            if command is not None:
+                command()
             while True:
                 try:
                     command = self._inbox.get_nowait()
@@ -174,11 +176,10 @@ class Engine:
                     break
                 command()
             if not core.idle:
-                self._step_began = self._clock()
                 deltas = core.step()
-                self._step_began = None
                 if deltas:
                     self._to_loop(partial(self._dispatch, deltas))
+            self._turn_began = None
         self._fail_streams(core.abandon(), "the server is shutting down", leaving=True)
 
     def _become(self, state: EngineState) -> None:
