@@ -96,6 +96,72 @@ def test_shared_blocks_hold_what_each_sequence_would_have_computed(
     assert all(s.state is State.FINISHED for s in todo)
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    budget=st.integers(1, 200),
+    ends=st.lists(
+        st.tuples(
+            st.integers(0, 1), st.lists(st.integers(3, 9), min_size=1, max_size=9), st.sampled_from("xyz")
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    delays=st.lists(st.integers(0, 6), min_size=12, max_size=12),
+)
+def test_equal_beginnings_are_computed_once_whoever_asks_and_whenever(
+    budget: int, ends: list[tuple[int, list[int], str]], delays: list[int]
+) -> None:
+    """With room for all: apart from parts of blocks, each block of equal tokens is computed once."""
+    beginnings = ([1] * 62, [2] * 45)
+    scheduler = make(blocks=300, budget=budget, running=12)
+    memory = Memory(scheduler)
+    todo = [sequence(i, beginnings[b] + end, 2, key=key) for i, (b, end, key) in enumerate(ends)]
+    prompts = [list(s.tokens) for s in todo]
+    starts = sorted(zip(delays, range(len(todo)), strict=False))
+    computed, tick = 0, 0
+    while starts or not scheduler.idle:
+        while starts and starts[0][0] <= tick:
+            scheduler.add(todo[starts.pop(0)[1]])
+        step = memory.step(0)
+        computed += step.token_count - sum(c.start >= c.sequence.prompt_len for c in step.chunks)
+        tick += 1
+    blocks = {tuple(p[: (i + 1) * SIZE]) for p in prompts for i in range(len(p) // SIZE)}
+    tails = sum(len(p) % SIZE for p in prompts)
+    whole = {tuple(p) for p in prompts if len(p) % SIZE == 0}
+    again = sum(tuple(p) in whole for p in prompts) * SIZE  # the block of the last token is never taken over
+    assert computed <= SIZE * len(blocks) + tails + again + (SIZE - 1) * len(prompts)
+    assert scheduler.cache_queries == sum(map(len, prompts))
+    assert scheduler.cache_hits == sum(s.cached for s in todo)
+
+
+def test_equal_prompts_that_come_together_wait_a_step_for_one_of_them() -> None:
+    scheduler = make(budget=100)
+    memory = Memory(scheduler)
+    for order in range(4):
+        scheduler.add(sequence(order, list(range(9)), 1))
+    scheduler.add(sequence(4, [70] * 5, 1))
+    assert [(c.sequence.order, c.count) for c in memory.step(5).chunks] == [(0, 9), (4, 5)]
+    assert [(c.sequence.order, c.start, c.count) for c in memory.step(5).chunks] == [
+        (1, 8, 1),
+        (2, 8, 1),
+        (3, 8, 1),
+    ]
+
+
+def test_two_keys_that_take_turns_at_one_prompt_share_the_work() -> None:
+    scheduler = make(budget=8)
+    memory = Memory(scheduler)
+    both = [sequence(order, [*range(60), order], 1, key=f"k{order}") for order in range(2)]
+    for each in both:
+        scheduler.add(each)
+    computed = 0
+    while not scheduler.idle:
+        computed += memory.step(5).token_count
+    assert computed == 60 + 2
+    assert sum(each.cached for each in both) == 60
+    assert min(each.cached for each in both) > 0
+
+
 def test_a_prompt_that_begins_alike_computes_only_its_own_end() -> None:
     scheduler = make()
     memory = Memory(scheduler)

@@ -172,3 +172,68 @@ def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
     assert pool.free == 2
     with pytest.raises(RuntimeError, match="cannot be shared"):
         pool.share(block)
+
+
+class Holders:
+    """What a pool must do, kept in the plainest way: who holds which block, and what each block was named."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.held: list[list[int]] = []
+        self.names: dict[int, bytes] = {}
+        self.freed: list[int] = []
+        """Named blocks without holders, the longest free first."""
+
+    @property
+    def used(self) -> set[int]:
+        return {block for blocks in self.held for block in blocks}
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    total=st.integers(1, 6),
+    acts=st.lists(
+        st.tuples(st.sampled_from(["take", "share", "back", "name"]), st.integers(0, 7)), max_size=60
+    ),
+)
+def test_no_block_is_lost_or_used_twice_and_the_longest_free_content_goes_first(
+    total: int, acts: list[tuple[str, int]]
+) -> None:
+    pool, model = BlockPool(total), Holders(total)
+    for act, number in acts:
+        if act == "take" and pool.free:
+            count = 1 + number % pool.free
+            taken = pool.take(count)
+            assert len(set(taken)) == count
+            assert SCRATCH_BLOCK not in taken
+            assert model.used.isdisjoint(taken)
+            lost = [block for block in taken if block in model.freed]
+            assert lost == model.freed[: len(lost)]  # the others had no content
+            model.freed = model.freed[len(lost) :]
+            for block in lost:
+                del model.names[block]
+            model.held.append(taken)
+        elif act == "share" and (known := sorted(model.names)):
+            block = known[number % len(known)]
+            assert pool.find([model.names[block]]) == [block]
+            pool.share(block)
+            model.freed = [b for b in model.freed if b != block]
+            model.held.append([block])
+        elif act == "back" and model.held:
+            blocks = model.held.pop(number % len(model.held))
+            pool.give_back(blocks)
+            gone = [b for b in reversed(blocks) if b not in model.used and b in model.names]
+            model.freed += gone
+        elif act == "name" and model.used:
+            block = sorted(model.used)[number % len(model.used)]
+            name = bytes((number,))
+            pool.name(block, name)
+            if block not in model.names and name not in model.names.values():
+                model.names[block] = name
+        assert pool.used == len(model.used)
+        assert all(pool.holders(b) == sum(b in blocks for blocks in model.held) for b in range(1, total + 1))
+        for name in {bytes((n,)) for n in range(8)}:
+            assert pool.find([name]) == [b for b, n in model.names.items() if n == name]
+    for blocks in model.held:
+        pool.give_back(blocks)
+    assert pool.free == total

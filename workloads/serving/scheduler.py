@@ -9,7 +9,9 @@ There is no prefill phase (Dynamic SplitFuse, DeepSpeed-FastGen, arXiv 2401.0867
        before waiting where it is equal, then first come first served
 
 A sequence that joins finds the full blocks of its beginning that are in the cache (`prefix.py`); its last
-token is always computed. It reserves the blocks of its whole prompt, so only decoding asks for more. When
+token is always computed. While it catches up it looks again before each chunk, and a step does not compute
+the same block twice: of those with equal beginnings one computes, the others wait a step and share its
+blocks. A sequence reserves the blocks of its whole prompt, so only decoding asks for more. When
 the pool is dry, of all running sequences but the oldest the newest of the owner with the largest counter is
 preempted: its blocks go back, its tokens stay, and it waits to be recomputed. A sequence that could not fit
 alone is refused by `add`; so the oldest always finishes.
@@ -25,6 +27,9 @@ from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters
 from busbar.workloads.serving.prefix import extend_names
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
+
+MOST_PASSED = 32
+"""Waiting sequences that a step passes over at most, because what they begin with is computed in it."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +99,27 @@ class Scheduler:
         counts: dict[Sequence, int] = {}
         preempted: list[Sequence] = []
         joined: list[Sequence] = []
+        coming: set[bytes] = set()
         decoding = [s for s in self.running if s.missing == 1]
         catching_up = sorted((s for s in self.running if s.missing > 1), key=self._turn)
         for sequence in decoding + catching_up:
             if sequence.missing > 1 and not preempted:  # those who are owed more go before it
                 before = self.counters.of(sequence.owner)
-                budget -= self._join(counts, budget, joined, before)
+                budget -= self._join(counts, budget, joined, coming, before)
             if sequence.state is not State.RUNNING or budget < 1:
                 continue  # preempted a moment ago for an older one, or the step is full
+            if sequence.missing > 1:
+                self._adopt(sequence)
+                if self._is_coming(sequence, sequence.computed, coming):
+                    continue
             count = min(sequence.missing, budget)
             budget += self._make_room(sequence, sequence.computed + count, counts, preempted)
             if sequence.state is State.RUNNING:
                 counts[sequence] = count
+                coming.update(self._full_blocks(sequence, count))
                 budget -= count
         if not preempted:
-            self._join(counts, budget, joined)
+            self._join(counts, budget, joined, coming)
         joined = [s for s in joined if s.state is State.RUNNING]
         chunks = tuple(Chunk(s, s.computed, n) for s, n in counts.items())
         return Step(chunks, tuple(joined), tuple(preempted))
@@ -176,13 +187,39 @@ class Scheduler:
                 self.pool.name(sequence.blocks[index], sequence.names[index])
             sequence.named = full
 
-    def _found(self, sequence: Sequence) -> list[int]:
-        """Blocks of the sequence's beginning that are in the cache; its last token is not among them."""
+    def _lookup(self, sequence: Sequence, first: int = 0) -> list[bytes]:
+        """Names of the blocks from `first` on that may come from the cache: not the one of the last token."""
         if not self.limits.prefix_cache:
             return []
         size = self.limits.block_tokens
         extend_names(sequence.names, sequence.tokens, size, sequence.salt)
-        return self.pool.find(sequence.names[: (len(sequence.tokens) - 1) // size])
+        return sequence.names[first : (len(sequence.tokens) - 1) // size]
+
+    def _adopt(self, sequence: Sequence) -> None:
+        """Takes the blocks that others have computed since it joined, for its own that are not full."""
+        first = sequence.computed // self.limits.block_tokens
+        found = self.pool.find(self._lookup(sequence, first))
+        if not found:
+            return
+        for block in found:
+            self.pool.share(block)
+        end = first + len(found)
+        own, sequence.blocks[first:end] = sequence.blocks[first:end], found
+        self.pool.give_back(own)
+        before, sequence.computed, sequence.named = sequence.computed, end * self.limits.block_tokens, end
+        self._count_cached(sequence, before)
+
+    def _full_blocks(self, sequence: Sequence, count: int) -> list[bytes]:
+        """Names of the full blocks to which the next `count` tokens of a prompt belong."""
+        if count == 1 or not self.limits.prefix_cache:
+            return []
+        size = self.limits.block_tokens
+        return sequence.names[sequence.computed // size : -(-(sequence.computed + count) // size)]
+
+    def _is_coming(self, sequence: Sequence, computed: int, coming: set[bytes]) -> bool:
+        """Whether this step computes the sequence's next block already."""
+        first = computed // self.limits.block_tokens
+        return bool(coming) and not coming.isdisjoint(self._lookup(sequence, first)[:1])
 
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
@@ -199,15 +236,20 @@ class Scheduler:
         counts: dict[Sequence, int],
         budget: int,
         joined: list[Sequence],
+        coming: set[bytes],
         before: tuple[float, float] | None = None,
     ) -> int:
         """Lets waiting sequences in, only those with a counter under `before`; the budget they take."""
         taken = 0
-        while self.waiting and budget > taken and len(self.running) < self.limits.max_running:
-            head = min(self.waiting, key=self._turn)
-            if before is not None and not self.counters.of(head.owner) < before:
+        passed: set[Sequence] = set()
+        while budget > taken and len(self.running) < self.limits.max_running and len(passed) < MOST_PASSED:
+            head = min((s for s in self.waiting if s not in passed), key=self._turn, default=None)
+            if head is None or (before is not None and not self.counters.of(head.owner) < before):
                 break
-            found = self._found(head)
+            found = self.pool.find(self._lookup(head))
+            if self._is_coming(head, len(found) * self.limits.block_tokens, coming):
+                passed.add(head)
+                continue
             need = self._blocks_for(len(head.tokens)) - len(found)
             if need + self.pool.idle(found) > self.pool.free - self._watermark():
                 break
@@ -217,6 +259,7 @@ class Scheduler:
             self._start(head, found + self.pool.take(need), len(found))
             joined.append(head)
             counts[head] = min(head.missing, budget - taken)
+            coming.update(self._full_blocks(head, counts[head]))
             taken += counts[head]
         return taken
 
@@ -226,13 +269,18 @@ class Scheduler:
         head.computed = found * self.limits.block_tokens
         self.running.append(head)
         if not head.preemptions and not head.resumed:
-            head.cached = min(head.computed, head.prompt_len)
             self.cache_queries += head.prompt_len
-            self.cache_hits += head.cached
-        if head.computed > head.charged:
-            cached = min(head.computed, head.prompt_len) - head.charged
-            self.counters.charge(head.owner, CACHED * max(0, cached))
-            head.charged += max(0, cached)
+        self._count_cached(head, 0)
+
+    def _count_cached(self, sequence: Sequence, before: int) -> None:
+        """Counts and charges the tokens that came from the cache behind the first `before`."""
+        reached = min(sequence.computed, sequence.prompt_len)
+        if not sequence.preemptions and not sequence.resumed:
+            sequence.cached += max(0, reached - before)
+            self.cache_hits += max(0, reached - before)
+        if reached > sequence.charged:
+            self.counters.charge(sequence.owner, CACHED * (reached - sequence.charged))
+            sequence.charged = reached
 
     def _watermark(self) -> int:
         if not self.running:

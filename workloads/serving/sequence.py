@@ -38,7 +38,7 @@ class Sequence:
     named: int = 0
     """Blocks that the pool knows by name."""
     cached: int = 0
-    """Prompt tokens that were in the cache when it joined first."""
+    """Prompt tokens that came from the cache, before the first preemption."""
     charged: int = 0
     """Tokens whose computing was charged to the owner already."""
     resumed: bool = False
