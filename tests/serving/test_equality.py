@@ -93,11 +93,22 @@ def test_prompts_longer_than_a_tile_and_a_step_equal_transformers(llama: tuple[P
         (4, 2, LAYOUTS),
         (4, 4, [((2,), 0, 1)]),
         (8, 1, [((1, 2, 3), 9, 1), ((4, 5), 6, 1)]),
-        (4, 2, [((1, 2), 5, 1), ((1, 3), 7, 1)]),  # a shared block: gathered
+        (4, 2, [((1, 2), 5, 1), ((1, 3), 7, 1)]),
+        (8, 2, [((1, 2, 3 + i), 9 + i % 3, 1) for i in range(5)] + [((1, 9), 6, 1), ((10, 11), 5, 1)]),
+        (4, 2, [((1, 40, 3), 9, 1), ((1, 40, 4), 10, 1), ((1, 5), 4, 1)]),
         (4, 2, [((1,), 2, 1), ((40,), 3, 1)]),  # far apart: gathered
         (4, 2, [((9, 2, 7), 8, 5)]),
     ],
-    ids=["mixed", "alone", "one kv head", "shared", "far apart", "prompt with a past"],
+    ids=[
+        "mixed",
+        "alone",
+        "one kv head",
+        "shared",
+        "shared by 2, 5 and 6",
+        "shared, far apart",
+        "far apart",
+        "prompt with a past",
+    ],
 )
 def test_attention_in_place_is_that_of_float64(
     heads: int, kv_heads: int, layouts: list[tuple[tuple[int, ...], int, int]]

@@ -4,8 +4,11 @@ Decoding sequences are computed block by block. In the pool the same head of con
 distances, so a range of blocks is one strided operand of a batched product, and nothing is copied: each
 block's scores against the query of the sequence that owns it, then its share of the output. The shares of a
 sequence are added up by one product with an owner matrix. Blocks in the range that no sequence of the step owns are
-computed too, with weight zero; if they are the majority, or if two sequences share a block, the blocks are gathered
-first.
+computed too, with weight zero; if they are the majority, the blocks are gathered first.
+
+A block that several sequences share (`prefix.py`) is read once, for the queries of all of them. Blocks are grouped by
+the number of their owners, rounded up to a power of two: in a group all blocks have equally many places for queries,
+and places without an owner count as nothing.
 
 Prompt chunks attend with torch's scaled_dot_product_attention: a chunk that begins its sequence to itself, a
 later one to its gathered context.
@@ -14,6 +17,7 @@ later one to its gathered context.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -28,22 +32,31 @@ MOST_IN_VAIN = 2.0
 
 
 @dataclass(frozen=True)
-class DecodePart:
-    """Rows 0..rows of a step: one query each."""
+class BlockGroup:
+    """Blocks with up to `owners` owners each. Pair p is the query in place p % owners of block p // owners."""
 
-    rows: int
+    owners: int
     first: int | None
     """First block of the range; None: gather `blocks`."""
     blocks: torch.Tensor
     """[n] ids of the blocks, those in the range or those to gather."""
     owner: torch.Tensor
-    """[n] int64 row that owns each block (0 where nobody does)."""
+    """[n * owners] int64 row of each pair (0 where there is none)."""
     mask: torch.Tensor
-    """[n, 1, slots] float32: 0 where the owner sees the slot."""
-    table: torch.Tensor
-    """[rows * widest] int64 places of each row's blocks among the n, repeated to the widest row's number."""
+    """[n * owners, 1, slots] float32: 0 where the owner sees the slot."""
     belongs: torch.Tensor
-    """[rows, n] float32: 1 where the row owns the block."""
+    """[rows, n * owners] float32: 1 where the pair is the row's."""
+
+
+@dataclass(frozen=True)
+class DecodePart:
+    """Rows 0..rows of a step: one query each."""
+
+    rows: int
+    groups: tuple[BlockGroup, ...]
+    table: torch.Tensor
+    """[rows * widest] int64 places of each row's pairs among those of all groups, repeated to the widest row's
+    number."""
 
 
 @dataclass(frozen=True)
@@ -94,57 +107,105 @@ def plan_blocks(decoding: list[Chunk], prompts: list[Chunk], cache: KvCache) -> 
 def _decode_part(chunks: list[Chunk], cache: KvCache) -> DecodePart:
     size = cache.shape.block_tokens
     ids: list[int] = []
-    owner: list[int] = []
     visible: list[int] = []
-    for row, chunk in enumerate(chunks):
+    widths: list[int] = []
+    for chunk in chunks:
         length = chunk.start + 1
         own = chunk.sequence.blocks[: -(-length // size)]
         ids += own
-        owner += [row] * len(own)
+        widths.append(len(own))
         visible += [size] * (len(own) - 1) + [length - size * (len(own) - 1)]
-    lowest, highest = min(ids), max(ids) + 1
-    ranged = len(set(ids)) == len(ids) and highest - lowest <= MOST_IN_VAIN * len(ids)
-    places = [i - lowest for i in ids] if ranged else list(range(len(ids)))
-    count = highest - lowest if ranged else len(ids)
-    at = torch.tensor(places)
-    of = torch.tensor(owner)
-    all_owner = torch.zeros(count, dtype=torch.int64).index_copy_(0, at, of)
-    seen = torch.zeros(count, dtype=torch.int64).index_copy_(0, at, torch.tensor(visible))
-    mask = torch.zeros((count, 1, size)).masked_fill_(torch.arange(size) >= seen[:, None, None], NOTHING)
-    belongs = torch.zeros((len(chunks), count))
-    belongs[of, at] = 1.0
-    rows: list[list[int]] = [[] for _ in chunks]
-    for place, row in zip(places, owner, strict=True):
-        rows[row].append(place)
-    widest = max(map(len, rows))
-    table = [place for own in rows for place in own + own[:1] * (widest - len(own))]
-    blocks = torch.arange(lowest, highest) if ranged else torch.tensor(ids)
-    return DecodePart(
-        len(chunks), lowest if ranged else None, blocks, all_owner, mask, torch.tensor(table), belongs
-    )
+    block, seen = torch.tensor(ids), torch.tensor(visible)
+    row = torch.arange(len(chunks)).repeat_interleave(torch.tensor(widths))
+    _, inverse, owners = torch.unique(block, return_inverse=True, return_counts=True)
+    order = inverse.argsort(stable=True)
+    slot = torch.empty_like(block)  # of each pair among those of its block
+    slot[order] = torch.arange(len(ids)) - (owners.cumsum(0) - owners)[inverse[order]]
+    kind = torch.ceil(torch.log2(owners.double())).long()[inverse]
+    place = torch.empty_like(block)  # of each pair among those of all groups
+    groups: list[BlockGroup] = []
+    before = 0
+    for exponent in torch.unique(kind).tolist():
+        mine = (kind == exponent).nonzero()[:, 0]
+        group, inside = _group(block[mine], row[mine], seen[mine], slot[mine], len(chunks), size)
+        place[mine] = before + inside
+        before += len(group.owner)
+        groups.append(group)
+    widest = max(widths)
+    places = iter(place.tolist())
+    rows = [list(islice(places, count)) for count in widths]
+    table = [at for own in rows for at in own + own[:1] * (widest - len(own))]
+    return DecodePart(len(chunks), tuple(groups), torch.tensor(table))
+
+
+def _group(
+    block: torch.Tensor, row: torch.Tensor, seen: torch.Tensor, slot: torch.Tensor, rows: int, size: int
+) -> tuple[BlockGroup, torch.Tensor]:
+    """The group of these pairs (block, row that owns it, slots that the row sees, place among the block's owners), and
+    the place of each pair in the group."""
+    distinct, inverse = torch.unique(block, return_inverse=True)
+    first, last = int(distinct[0]), int(distinct[-1])
+    ranged = last + 1 - first <= MOST_IN_VAIN * len(distinct)
+    blocks = torch.arange(first, last + 1) if ranged else distinct
+    owners = int(slot.max()) + 1
+    at = (block - first if ranged else inverse) * owners + slot
+    pairs = len(blocks) * owners
+    owner = torch.zeros(pairs, dtype=torch.int64).index_copy_(0, at, row)
+    ends = torch.zeros(pairs, dtype=torch.int64).index_copy_(0, at, seen)
+    mask = torch.zeros((pairs, 1, size)).masked_fill_(torch.arange(size) >= ends[:, None, None], NOTHING)
+    belongs = torch.zeros((rows, pairs))
+    belongs[row, at] = 1.0
+    return BlockGroup(owners, first if ranged else None, blocks, owner, mask, belongs), at
 
 
 def _decode(part: DecodePart, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
     rows, heads, width = q.shape
-    count, kv_heads = len(part.blocks), cache.shape.kv_heads
-    group = heads // kv_heads
-    if part.first is not None:
-        both = cache.pool[part.first : part.first + count, layer]
-    else:
-        both = cache.pool[:, layer].index_select(0, part.blocks)
-    queries = q.view(rows, kv_heads, group, width).index_select(0, part.owner)
-    scores = torch.empty((kv_heads, count, group, cache.shape.block_tokens), dtype=q.dtype)
+    kv_heads = cache.shape.kv_heads
+    by_head = q.view(rows, kv_heads, heads // kv_heads, width)
+    operands = [_operand(group, layer, cache) for group in part.groups]
+    scores = [_scores(g, both, by_head) for g, both in zip(part.groups, operands, strict=True)]
+    peaks = torch.cat([each.amax(-1) for each in scores], 1)
+    of_row = peaks.index_select(1, part.table).view(kv_heads, rows, -1, peaks.shape[2]).amax(2)
+    sums = torch.zeros_like(of_row)
+    out = torch.zeros((kv_heads, rows, peaks.shape[2] * width), dtype=q.dtype)
+    for group, both, each in zip(part.groups, operands, scores, strict=True):
+        each.sub_(of_row.index_select(1, group.owner).unsqueeze(-1)).exp_()
+        sums += torch.matmul(group.belongs, each.sum(-1))  # [kv heads, rows, queries]
+        out += torch.matmul(group.belongs, _mixed(group, both, each))
+    shares = out.view(kv_heads, rows, -1, width) / sums.unsqueeze(-1)
+    return shares.transpose(0, 1).reshape(rows, heads, width)
+
+
+def _operand(group: BlockGroup, layer: int, cache: KvCache) -> torch.Tensor:
+    """[n, 2, kv heads, slots, dim] keys and values: a view where the blocks are a range."""
+    if group.first is not None:
+        return cache.pool[group.first : group.first + len(group.blocks), layer]
+    return cache.pool[:, layer].index_select(0, group.blocks)
+
+
+def _scores(group: BlockGroup, both: torch.Tensor, by_head: torch.Tensor) -> torch.Tensor:
+    """[kv heads, pairs, queries, slots] of queries [rows, kv heads, queries, dim]."""
+    _, kv_heads, count, width = by_head.shape
+    queries = by_head.index_select(0, group.owner)
+    scores = torch.empty((kv_heads, len(group.owner), count, both.shape[3]), dtype=by_head.dtype)
     for head in range(kv_heads):
-        torch.baddbmm(part.mask, queries[:, head], both[:, 0, head].transpose(1, 2), out=scores[head])
-    peaks = scores.amax(-1)
-    of_row = peaks.index_select(1, part.table).view(kv_heads, rows, -1, group).amax(2)
-    scores.sub_(of_row.index_select(1, part.owner).unsqueeze(-1)).exp_()
-    sums = torch.matmul(part.belongs, scores.sum(-1))  # [kv heads, rows, group]
-    mixed = torch.empty((kv_heads, count, group, width), dtype=q.dtype)
+        keys = both[:, 0, head].transpose(1, 2)
+        if group.owners == 1:
+            torch.baddbmm(group.mask, queries[:, head], keys, out=scores[head])
+        else:
+            asked = queries[:, head].reshape(len(group.blocks), -1, width)
+            torch.bmm(asked, keys, out=scores[head].view(len(group.blocks), -1, both.shape[3]))
+    return scores if group.owners == 1 else scores.add_(group.mask)
+
+
+def _mixed(group: BlockGroup, both: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """[kv heads, pairs, queries * dim]: the values of each pair's block, weighted."""
+    kv_heads, pairs, count, slots = weights.shape
+    blocks, width = len(group.blocks), both.shape[4]
+    mixed = torch.empty((kv_heads, blocks, group.owners * count, width), dtype=weights.dtype)
     for head in range(kv_heads):
-        torch.bmm(scores[head], both[:, 1, head], out=mixed[head])
-    out = torch.matmul(part.belongs, mixed.view(kv_heads, count, -1)).view(kv_heads, rows, group, width)
-    return (out / sums.unsqueeze(-1)).transpose(0, 1).reshape(rows, heads, width)
+        torch.bmm(weights[head].view(blocks, -1, slots), both[:, 1, head], out=mixed[head])
+    return mixed.view(kv_heads, pairs, count * width)
 
 
 def _prompt_part(chunk: Chunk, row: int, cache: KvCache) -> PromptPart:

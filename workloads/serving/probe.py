@@ -26,8 +26,9 @@ from busbar.workloads.serving.sequence import Chunk, Sequence
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 UNIT = 4
-LAYOUTS = (((1, 2), 5, 1), ((4,), 3, 1), ((6, 3), 4, 3), ((5,), 0, 2))
-"""Two decoding sequences and two chunks of prompts: blocks, first query in quarters of a block, queries."""
+LAYOUTS = (((1, 2), 5, 1), ((4,), 3, 1), ((1, 7), 6, 1), ((6, 3), 4, 3), ((5,), 0, 2))
+"""Three decoding sequences, two of which share a block, and two chunks of prompts: blocks, first query in quarters of
+a block, queries."""
 
 
 @dataclass(frozen=True)
