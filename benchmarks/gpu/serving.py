@@ -82,8 +82,11 @@ def make_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype, 
     return model.eval()
 
 
-def make_engine(model: Any, kv_bytes: int, max_running: int, block_tokens: int = 64) -> EngineCore:
-    """Our engine on the same weights (copied and fused)."""
+def make_engine(
+    model: Any, kv_bytes: int, max_running: int, block_tokens: int = 64, prefix_cache: bool = False
+) -> EngineCore:
+    """Our engine on the same weights (copied and fused). Runs are repeated with the same prompts, so beside a peer
+    without a prefix cache ours is off."""
     arch = parse_architecture(model.config.to_dict())
     device = model.device
     weights = fuse_weights(model.state_dict(), arch, device, model.dtype)
@@ -95,6 +98,7 @@ def make_engine(model: Any, kv_bytes: int, max_running: int, block_tokens: int =
         max_running=max_running,
         block_tokens=block_tokens,
         max_batched_tokens=2048 if device.type == "cuda" else 512,
+        prefix_cache=prefix_cache,
     )
     kv_dtype = torch.float32 if device.type == "cpu" else model.dtype
     core, _, _ = assemble(settings, arch, weights, kv_dtype, tokenizer, "random", time.monotonic)
