@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.budget import MARGIN, TRUSTED_STEPS, step_budget
-from busbar.workloads.serving.fairness import Counters, Owner
+from busbar.workloads.serving.fairness import Counters, Owner, Places
 from busbar.workloads.serving.prefix import extend_names, salt_of
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Sequence, State, Step
@@ -266,6 +266,56 @@ def test_ten_keys_of_one_tenant_get_one_tenants_share_and_share_it_evenly() -> N
     assert max(values) - min(values) < 200
 
 
+def test_places_are_free_for_a_key_that_comes_while_another_fills_the_batch() -> None:
+    scheduler = make(blocks=400, budget=64, running=32, cache=False)
+    first = sequence(0, [1] * 4, 1, key="light")
+    scheduler.add(first)
+    for order in range(1, 80):
+        scheduler.add(sequence(order, [1] * 4, 100, key="heavy"))
+    memory = Memory(scheduler)
+    for _ in range(10):
+        memory.step(5)
+    assert first.state is State.FINISHED
+    assert len(scheduler.running) == 32 - scheduler.places.kept == 28
+    again = sequence(80, [1] * 4, 1, key="light")
+    scheduler.add(again)
+    assert memory.step(5).joined[0] is again
+
+
+@pytest.mark.parametrize("keys", [["only"], ["one", "other"]])
+def test_keys_that_were_served_alike_take_all_places(keys: list[str]) -> None:
+    scheduler = make(blocks=400, budget=64, running=32, cache=False)
+    for order in range(60):
+        scheduler.add(sequence(order, [1] * 4, 100, key=keys[order % len(keys)]))
+    memory = Memory(scheduler)
+    for _ in range(10):
+        memory.step(5)
+    assert len(scheduler.running) == 32
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    total=st.integers(1, 64),
+    asked=st.lists(
+        st.tuples(st.sampled_from([Owner("a", "x"), Owner("a", "y"), Owner("b", "z")]), st.integers(0, 9)),
+        min_size=1,
+        max_size=80,
+    ),
+)
+def test_no_more_places_are_given_than_there_are_and_an_empty_batch_takes_anybody(
+    total: int, asked: list[tuple[Owner, int]]
+) -> None:
+    counters = Counters()
+    places, running = Places(total, counters), 0
+    for owner, work in asked:
+        counters.join(owner)
+        places.join(owner)
+        counters.charge(owner, work)
+        assert places.may_take(owner, 0)
+        running += places.may_take(owner, running)
+    assert min(len(asked), total - places.kept) <= running <= total
+
+
 def test_a_weight_of_three_gets_three_times_as_much() -> None:
     scheduler = make(blocks=200, budget=32, running=8, cache=False)
     done = work_done(scheduler, {Owner("a", weight=3.0): 16, Owner("b"): 16}, 1500)
@@ -280,7 +330,8 @@ def test_an_idle_tenant_gains_no_credit() -> None:
     counters.join(busy)
     counters.charge(busy, 1000.0)
     counters.join(idle)
-    assert counters.of(idle)[0] == 1000.0
+    assert counters.of(idle)[0] == pytest.approx(1000.0)
+    assert counters.of(idle) < counters.of(busy)
 
 
 def test_a_short_prompt_of_another_tenant_does_not_wait_for_a_long_one() -> None:

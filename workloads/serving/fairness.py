@@ -6,11 +6,17 @@ is served next. Work is counted in tokens: a prompt token that was computed 1, o
 cache 0.1, a sampled token 2, over the tenant's weight. A tenant that becomes active again starts at the least counter
 of the active ones, so idle time gives no credit. Tokens that are computed again after a preemption are charged to
 nobody.
+
+The order alone does not help a request that comes while all places of the batch are taken: it waits until one of the
+running requests ends. So an eighth of the places is not given to those who were served most (`Places`).
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf, nextafter
 
 PROMPT, CACHED, OUTPUT = 1.0, 0.1, 2.0
 REMEMBERED = 4096
@@ -39,9 +45,10 @@ class _Level:
     """Requests that wait or run, where there are any."""
 
     def join(self, name: str) -> None:
+        """Who comes back goes directly before the least of the others, not behind all that it has waiting."""
         if name not in self.active:
             least = min((self.value[other] for other in self.active), default=0.0)
-            self.value[name] = max(self.value.pop(name, 0.0), least)
+            self.value[name] = max(self.value.pop(name, 0.0), nextafter(least, -inf))
             self._forget()
         self.active[name] = self.active.get(name, 0) + 1
 
@@ -82,3 +89,41 @@ class Counters:
     def of(self, owner: Owner) -> tuple[float, float]:
         """(tenant's, key's) counters: the smaller is served first."""
         return self._tenants.value[owner.tenant], self._keys[owner.tenant].value[owner.key]
+
+    def is_ahead(self, owner: Owner, others: Collection[Owner]) -> bool:
+        """Whether the owner has been served more than the middle between the least and the most served of `others`:
+        compared by tenant, and by key where all are of one tenant."""
+        tenants = {each.tenant for each in others} | {owner.tenant}
+        level, name, names = self._tenants, owner.tenant, tenants
+        if len(tenants) == 1:
+            level, name, names = self._keys[owner.tenant], owner.key, {each.key for each in others}
+        values = [level.value.get(each, 0.0) for each in names]
+        return bool(values) and level.value[name] > (min(values) + max(values)) / 2
+
+
+class Places:
+    """The places of the batch, and who may take the last ones."""
+
+    def __init__(self, total: int, counters: Counters) -> None:
+        self.total = total
+        self.kept = total // 8
+        """Places that owners do not take who were served more than the middle of the recent ones."""
+        self._counters = counters
+        self._last: deque[Owner] = deque()
+        self._recent: Counter[Owner] = Counter()
+        """The owners of the last requests, so that nothing is kept where only one owner asks."""
+
+    def join(self, owner: Owner) -> None:
+        """A request of the owner begins to wait."""
+        self._last.append(owner)
+        self._recent[owner] += 1
+        if len(self._last) > 4 * self.total:
+            first = self._last.popleft()
+            self._recent[first] -= 1
+            if not self._recent[first]:
+                del self._recent[first]
+
+    def may_take(self, owner: Owner, taken: int) -> bool:
+        """Whether a waiting request of the owner may run beside `taken` others."""
+        free = self.total - taken
+        return free > self.kept or (free > 0 and not self._counters.is_ahead(owner, self._recent.keys()))

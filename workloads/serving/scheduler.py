@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from busbar.workloads.serving.blocks import BlockPool
-from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters
+from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters, Places
 from busbar.workloads.serving.prefix import extend_names
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
 
@@ -57,6 +57,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemption_count = 0
         self.counters = Counters()
+        self.places = Places(limits.max_running, self.counters)
         self.cache_queries = 0
         """Prompt tokens of all that joined first."""
         self.cache_hits = 0
@@ -80,6 +81,7 @@ class Scheduler:
                 f"{self.capacity_tokens} tokens even alone"
             )
         self.counters.join(sequence.owner)
+        self.places.join(sequence.owner)
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -245,6 +247,8 @@ class Scheduler:
         while budget > taken and len(self.running) < self.limits.max_running and len(passed) < MOST_PASSED:
             head = min((s for s in self.waiting if s not in passed), key=self._turn, default=None)
             if head is None or (before is not None and not self.counters.of(head.owner) < before):
+                break
+            if not self.places.may_take(head.owner, len(self.running)):
                 break
             found = self.pool.find(self._lookup(head))
             if self._is_coming(head, len(found) * self.limits.block_tokens, coming):
