@@ -2,11 +2,11 @@
 
     python benchmarks/serving_prefix.py [--repeats 3] [--out benchmarks/results/serving_prefix.json]
 
-The row of the full size has 32 beginnings of 2,048 tokens and 1,024 requests with 128 tokens of their own; without
-the cache that is half an hour of a CPU thread for each repeat. Here 8 beginnings and 256 requests, so that each
-beginning is asked as often (32 times), of a random Llama of the demo's size (4 layers, width 256). Both sides run
-interleaved, each repeat with new engines, so that every repeat starts with an empty cache. Times are CPU seconds of the
-process. `benchmarks/serving_fairness.py` has the row in full size, with simulated step times.
+The row of the full size has 32 beginnings of 2,048 tokens and 1,024 requests with 128 tokens of their own. Here it is
+scaled down to a quarter, so that the six runs of each row take minutes: 8 beginnings and 256 requests, each beginning
+asked as often (32 times), of a random Llama of the demo's size (4 layers, width 256). Both sides run interleaved, each
+repeat with new engines, so that every repeat starts with an empty cache. Times are CPU seconds of the process.
+`benchmarks/serving_fairness.py` has the row in full size, with simulated step times.
 
   shuffled     all requests at once, in random order
   in a row     the requests of one beginning behind each other, in steps of 8,192 tokens instead of 512

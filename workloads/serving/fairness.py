@@ -3,8 +3,8 @@ Python.
 
 Each tenant has a counter of the work done for it, and below it each of its keys has one. The smallest counter
 is served next. Work is counted in tokens: a prompt token that was computed 1, one that came from the prefix
-cache 0.1, a sampled token 2, over the tenant's weight. A tenant that becomes active again starts at the least counter
-of the active ones, so idle time gives no credit. Tokens that are computed again after a preemption are charged to
+cache 0.1, a sampled token 2, over the tenant's weight. A tenant that becomes active again starts directly below the
+least counter of the active ones, so idle time gives no credit. Tokens that are computed again after a preemption are charged to
 nobody.
 
 The order alone does not help a request that comes while all places of the batch are taken: it waits until one of the
@@ -45,7 +45,8 @@ class _Level:
     """Requests that wait or run, where there are any."""
 
     def join(self, name: str) -> None:
-        """Who comes back goes directly before the least of the others, not behind all that it has waiting."""
+        """A request begins to wait. An owner that comes back goes directly before the least served of the others; with
+        an equal counter it would go behind all that this one has waiting."""
         if name not in self.active:
             least = min((self.value[other] for other in self.active), default=0.0)
             self.value[name] = max(self.value.pop(name, 0.0), nextafter(least, -inf))
@@ -107,7 +108,7 @@ class Places:
     def __init__(self, total: int, counters: Counters) -> None:
         self.total = total
         self.kept = total // 8
-        """Places that owners do not take who were served more than the middle of the recent ones."""
+        """Places that are not for owners who were served more than the middle of the recent ones."""
         self._counters = counters
         self._last: deque[Owner] = deque()
         self._recent: Counter[Owner] = Counter()

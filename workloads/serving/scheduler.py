@@ -29,7 +29,7 @@ from busbar.workloads.serving.prefix import extend_names
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
 
 MOST_PASSED = 32
-"""Waiting sequences that a step passes over at most, because what they begin with is computed in it."""
+"""Waiting sequences that are passed over at most, because the step computes already what they begin with."""
 
 
 @dataclass(frozen=True)
