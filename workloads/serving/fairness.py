@@ -4,8 +4,8 @@ Python.
 Each tenant has a counter of the work done for it, and below it each of its keys has one. The smallest counter
 is served next. Work is counted in tokens: a prompt token that was computed 1, one that came from the prefix
 cache 0.1, a sampled token 2, over the tenant's weight. A tenant that becomes active again starts directly below the
-least counter of the active ones, so idle time gives no credit. Tokens that are computed again after a preemption are charged to
-nobody.
+least counter of the active ones, so idle time gives no credit. Tokens that are computed again after a preemption
+are charged to nobody.
 
 The order alone does not help a request that comes while all places of the batch are taken: it waits until one of the
 running requests ends. So an eighth of the places is not given to those who were served most (`Places`).
