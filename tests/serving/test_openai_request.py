@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from busbar.workloads.serving.errors import BadRequest
-from busbar.workloads.serving.openai_request import ONLY_AT, parse_chat, parse_completion
+from busbar.workloads.serving.openai_request import ONLY_AT, SAMPLING_FIELDS, parse_chat, parse_completion
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -191,10 +191,26 @@ def test_a_refused_constraint_is_told_in_one_sentence(field: str, value: object,
         assert (str(caught.value), caught.value.param) == (message, field)
 
 
-def test_a_long_wrong_value_does_not_fill_the_message() -> None:
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: LONG} for name in sorted(SAMPLING_FIELDS - {"bad_words"})),
+        *({name: LONG} for name in ONLY_AT),
+        *({name: LONG} for name in ("bad_words", "n", "stream", LONG)),
+        {"temperature": 10**4000},
+        {"logit_bias": {LONG: 1}},
+        {"logit_bias": {"1": LONG}},
+    ],
+    ids=lambda wrong: next(iter(wrong))[:24],
+)
+def test_a_long_wrong_value_does_not_fill_the_message(wrong: dict[str, object]) -> None:
     with pytest.raises(BadRequest) as caught:
-        parse_completion({"model": "m", "prompt": "a", "bad_words": "x" * 10_000})
-    assert len(str(caught.value)) < 200
+        parse_completion({"model": "m", "prompt": "a", **wrong})
+    assert len(str(caught.value)) < 300
+    assert len(caught.value.param or "") <= 80
 
 
 def test_max_completion_tokens_wins_over_the_old_name() -> None:

@@ -25,6 +25,9 @@ from __future__ import annotations
 
 from busbar.kube.contracts.workload import ExitCode
 
+LONGEST_SHOWN = 80
+"""Characters of a wrong value that an error message shows."""
+
 
 class ServingError(Exception):
     """Base of everything this package raises on purpose."""
@@ -114,3 +117,9 @@ class EngineFailed(RequestError):
 
 class EngineLeaving(EngineFailed):
     """The process shuts down; the request may go on elsewhere."""
+
+
+def shown(value: object) -> str:
+    """A value for an error message, which a wrong one must not fill."""
+    text = ascii(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.errors import LONGEST_SHOWN, BadRequest, shown
 from busbar.workloads.serving.sampling import SamplingParams
 
 MAX_STOPS = 16
@@ -182,10 +182,14 @@ def _fields(body: object, known: frozenset[str] | set[str]) -> dict[str, Any]:
         if name in known or name in WITHOUT_EFFECT or value is None:
             continue
         if name not in ONLY_AT:
-            raise BadRequest(f"unknown field {name!r}; see the engine's README for what it reads", param=name)
+            raise BadRequest(
+                f"unknown field {shown(name)}; see the engine's README for what it reads",
+                param=name[:LONGEST_SHOWN],
+            )
         if not any(value == fine and type(value) is type(fine) for fine in ONLY_AT[name]):
             raise BadRequest(
-                f"{name}={value!r} is not supported by this engine (only {ONLY_AT[name][0]!r})", param=name
+                f"{name}={shown(value)} is not supported by this engine (only {ONLY_AT[name][0]!r})",
+                param=name,
             )
     return {name: value for name, value in body.items() if value is not None}
 
@@ -303,7 +307,8 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
         known = re.fullmatch(r"0|[1-9][0-9]{0,9}", str(token), re.ASCII)
         if not known or isinstance(bias, bool) or not isinstance(bias, int | float):
             raise BadRequest(
-                f"logit_bias: {token!r}: {bias!r} is not a token id and a number", param="logit_bias"
+                f"logit_bias: {shown(token)}: {shown(bias)} is not a token id and a number",
+                param="logit_bias",
             )
         pairs.append((int(token), float(max(-100, min(100, bias)))))  # cut first: 10**400 is no float
     return tuple(pairs)
@@ -314,11 +319,11 @@ def _allowed_tokens(value: object) -> frozenset[int] | None:
         return None
     name = "allowed_token_ids"
     if not isinstance(value, list) or not value:
-        raise BadRequest(f"{name} must be a list of at least one token id, not {_shown(value)}", param=name)
+        raise BadRequest(f"{name} must be a list of at least one token id, not {shown(value)}", param=name)
     for place, token in enumerate(value):
         if not _is_integer(token) or token < 0:
             raise BadRequest(
-                f"{name}[{place}] is {_shown(token)}; a token id is a whole number from 0", param=name
+                f"{name}[{place}] is {shown(token)}; a token id is a whole number from 0", param=name
             )
     return frozenset(value)
 
@@ -327,7 +332,7 @@ def _bad_words(value: object) -> tuple[str, ...]:
     name = "bad_words"
     if not isinstance(value, list):
         raise BadRequest(
-            f"{name} must be a list of up to {MAX_BAD_WORDS} texts, not {_shown(value)}", param=name
+            f"{name} must be a list of up to {MAX_BAD_WORDS} texts, not {shown(value)}", param=name
         )
     if len(value) > MAX_BAD_WORDS:
         raise BadRequest(f"{name} has {len(value)} texts; at most {MAX_BAD_WORDS} are served", param=name)
@@ -338,7 +343,7 @@ def _bad_words(value: object) -> tuple[str, ...]:
             or not _is_unicode(word)
         ):
             raise BadRequest(
-                f"{name}[{place}] is {_shown(word)}; a bad word is a text of 1 to "
+                f"{name}[{place}] is {shown(word)}; a bad word is a text of 1 to "
                 f"{MAX_BAD_WORD_CHARACTERS} characters of valid Unicode",
                 param=name,
             )
@@ -348,12 +353,6 @@ def _bad_words(value: object) -> tuple[str, ...]:
 def _is_unicode(text: str) -> bool:
     """Whether a text has no half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _shown(value: object) -> str:
-    """A value for an error message, which a wrong one must not fill."""
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _token_list(value: object, name: str) -> list[int]:
@@ -369,7 +368,7 @@ def _is_integer(value: object) -> bool:
 def _boolean(fields: Mapping[str, Any], name: str, default: bool) -> bool:
     value = fields.get(name, default)
     if not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false, not {value!r}", param=name)
+        raise BadRequest(f"{name} must be true or false, not {shown(value)}", param=name)
     return value
 
 
@@ -378,7 +377,9 @@ def _integer(fields: Mapping[str, Any], name: str, least: int, most: int) -> int
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadRequest(f"{name} must be a whole number from {least} to {most}, not {value!r}", param=name)
+        raise BadRequest(
+            f"{name} must be a whole number from {least} to {most}, not {shown(value)}", param=name
+        )
     return value
 
 
@@ -387,10 +388,10 @@ def _number(
 ) -> float:
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRequest(f"{name} must be a number, not {value!r}", param=name)
+        raise BadRequest(f"{name} must be a number, not {shown(value)}", param=name)
     if not least <= value <= most or (above and value == least):
         raise BadRequest(
-            f"{name} must be {'above' if above else 'at least'} {least:g} and at most {most:g}, not {value}",
+            f"{name} must be {'above' if above else 'at least'} {least:g} and at most {most:g}, not {shown(value)}",
             param=name,
         )
     return float(value)

@@ -38,6 +38,7 @@ from busbar.kube.contracts.streams import (
 from busbar.kube.contracts.workload import KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER, ServingStatus
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
+    LONGEST_SHOWN,
     BadRequest,
     EngineFailed,
     MethodNotAllowed,
@@ -46,6 +47,7 @@ from busbar.workloads.serving.errors import (
     RequestError,
     TooLarge,
     Unauthorized,
+    shown,
 )
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.generation import (
@@ -275,7 +277,7 @@ class Server:
         except ValueError:
             share = 0.0
         if not 0 < share < inf:
-            raise BadRequest(f"{WEIGHT_HEADER} must be a number above 0, not {weight!r}")
+            raise BadRequest(f"{WEIGHT_HEADER} must be a number above 0, not {shown(weight)}")
         return Owner(headers.get(TENANT_HEADER, ""), headers.get(KEY_HEADER, ""), share)
 
     def _terms(self, request: web.Request) -> StreamTerms | None:
@@ -325,7 +327,7 @@ class Server:
     def _check_model(self, name: str) -> None:
         if name != self.settings.model_id and name not in self.settings.aliases:
             raise NotFound(
-                f"the model {name!r} is not served here; this replica serves {self.settings.model_id!r}",
+                f"the model {shown(name)} is not served here; this replica serves {self.settings.model_id!r}",
                 param="model",
             )
 
@@ -398,7 +400,9 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"the body has an object with {twice!r} twice; name it once", param=twice)
+        raise BadRequest(
+            f"the body has an object with {shown(twice)} twice; name it once", param=twice[:LONGEST_SHOWN]
+        )
     return found
 
 
