@@ -181,7 +181,7 @@ class Collection:
                     break
                 if slot.node in skipped and stops:
                     continue
-                cost = self._cost(slot, counted)
+                cost = self._cost(slot, counted) if stops else {}
                 if any(amount > left[tenant] for tenant, amount in cost.items()):
                     skipped.add(slot.node)
                     continue

@@ -157,6 +157,15 @@ def test_a_share_is_collected_on_whole_nodes() -> None:
     assert sum(action.to is None for action in later.actions) == 16
 
 
+def test_where_a_surplus_is_too_small_the_rest_is_collected_as_jobs_end() -> None:
+    """b is entitled to 24 of 32; a holds 24 on four nodes, 16 more than its share. Two nodes of six each can be taken,
+    the third is there when its job ends."""
+    runs = [held(f"a{i}", i, 1 + i, size=6) for i in range(4)]
+    waits = known("gang", size=8, pods=3, tenant="b")
+    snapshot = fast(cluster(*runs, waits, tenants=(tenant("a"), tenant("b", weight=3.0)), H100=4))
+    assert reserved(made(snapshot))["gang"][1:] == (3 * HOUR, 2)
+
+
 def test_a_place_is_kept_and_a_node_only_exchanged_for_one_that_is_there() -> None:
     fixed = [held(f"r{i}", i, 2 + i / 100, preemptible=False) for i in range(4)]
     before = fast(cluster(*fixed, known("gang", **GANG), H100=4))
