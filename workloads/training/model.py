@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import torch
 
 from busbar.workloads.training.activations import peak_activation_bytes
+from busbar.workloads.training.checkpoint import is_finite
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import Demand
+from busbar.workloads.training.saved_model import FIELD, check_files, listed
 from busbar.workloads.training.settings import EngineSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,16 +39,52 @@ class ModelRecipe:
         return model
 
     def build(self) -> torch.nn.Module:
-        """The model to train: saved weights, or new ones drawn from the seed."""
+        """The model to train: saved weights, or new ones drawn from the seed. Raises InvalidJob."""
+        torch.manual_seed(self.seed)
+        return self.empty() if self.folder is None else self._load(self.folder)
+
+    def _load(self, folder: Path) -> torch.nn.Module:
+        """The saved weights: all that the model needs, in its shapes, and no others."""
         from transformers import AutoModelForCausalLM
 
-        torch.manual_seed(self.seed)
-        if self.folder is None:
-            return self.empty()
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=self.dtype, local_files_only=True, use_safetensors=True
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model: torch.nn.Module
+        model, info = load(
+            folder,
+            dtype=self.dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            output_loading_info=True,
         )
+        _check_weights(folder, model, info)
         return model
+
+
+def _check_weights(folder: Path, model: torch.nn.Module, info: Mapping[str, Any]) -> None:
+    """Refuse weights of which transformers says (`info`) that they are not the model's, or that are not finite."""
+    lacking = sorted(info["missing_keys"])
+    other = sorted(name for name, *_ in info["mismatched_keys"])
+    surplus = sorted(info["unexpected_keys"])
+    for names, what in (
+        (lacking, "lacks {}"),
+        (other, "holds {} in another shape"),
+        (surplus, "holds {}, for which this model has no place"),
+    ):
+        if names:
+            raise InvalidJob(
+                FIELD,
+                f"{folder} {what.format(listed(names))}: its weights are not those of the "
+                f"{type(model).__name__} that its config.json describes",
+                "take weights and config.json from the same save_pretrained",
+            )
+    bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter.detach())]
+    if bad:
+        raise InvalidJob(
+            FIELD,
+            f"{folder} holds numbers that are not finite in {listed(bad)}",
+            "take an earlier result",
+        )
 
 
 def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_text: int) -> ModelRecipe:
@@ -71,6 +110,14 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
             f"is {spec.data.sequence_length}, the model's max_position_embeddings is {longest}",
             "shorten it, or raise the model's limit",
         )
+    if getattr(config, "quantization_config", None) is not None:
+        raise InvalidJob(
+            where,
+            "has a quantization_config, and quantized weights are not trained",
+            "name the model as it was before",
+        )
+    if folder is not None:
+        check_files(folder)
     if config.vocab_size < vocab_size:
         raise InvalidJob(
             where, f"vocab_size {config.vocab_size} is less than the tokenizer's {vocab_size}", "raise it"
