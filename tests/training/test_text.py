@@ -7,6 +7,7 @@ import os
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +45,53 @@ def test_binary_and_hidden_files_are_left_out(text_folder: Path) -> None:
     (text_folder / "image.bin").write_bytes(b"\x00\x01")
     names = {doc.name for doc in open_corpus("pvc://text", text_folder, 0.0).train}
     assert names == set(TEXTS)
+
+
+def test_what_gives_no_text_is_named_and_counted_by_reason(text_folder: Path) -> None:
+    assert open_corpus("pvc://text", text_folder, 0.0).notes == ()
+    for number in range(5):
+        (text_folder / f"image-{number}.bin").write_bytes(b"\x00\x01")
+    (text_folder / "nothing.txt").touch()
+    (text_folder / "gone.txt").symlink_to("nowhere")
+    (text_folder / "circle.txt").symlink_to("circle.txt")
+    (text_folder / ".git").mkdir()
+    (text_folder / ".git/objects.bin").write_bytes(b"\x00")
+    (text_folder / "more").symlink_to(".git", target_is_directory=True)
+    os.mkfifo(text_folder / "pipe")
+    corpus = open_corpus("pvc://text", text_folder, 0.0)
+    assert {document.name for document in corpus.train} == {*TEXTS, "nothing.txt"}
+    field = "in spec.engine.data.uri gave no text"
+    assert set(corpus.notes) == {
+        f"5 {field}, binary: image-0.bin, image-1.bin, image-2.bin and 2 more",
+        f"3 {field}, not readable: circle.txt, gone.txt, pipe",
+        f"1 {field}, links to folders: more",
+        f"1 {field}, empty: nothing.txt",
+    }
+
+
+def test_files_that_cannot_be_opened_are_named(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the kernel's refusal: tests may run as root, whom it lets read everything."""
+    name = os.fsdecode(b"\xff.txt")
+    (text_folder / name).write_text("text")
+    opening = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opening(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    (note,) = open_corpus("pvc://text", text_folder, 0.0).notes
+    assert note == "1 in spec.engine.data.uri gave no text, not readable: \\udcff.txt"
+
+
+def test_a_folder_of_nothing_but_other_files_is_refused_with_their_names(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1\0\0")
+    (tmp_path / "b.txt").touch()
+    with pytest.raises(InvalidJob, match=r"holds no text .*binary: a\.parquet.* empty: b\.txt"):
+        open_corpus("pvc://text", tmp_path, 0.0)
+    (tmp_path / "b.txt").write_text("b")
+    assert len(open_corpus("pvc://text", tmp_path, 0.0).train) == 1
 
 
 def test_the_standard_library_is_a_corpus_of_python_files_without_tests() -> None:
@@ -210,15 +258,35 @@ def test_each_line_of_a_jsonl_file_is_a_document(tmp_path: Path) -> None:
     assert stream.tolist() == [0, 9, 0, 10]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "documents"),
+    [
+        ("a.JSONL", '{"text": "x"}\n{"text": "y"}\n', ["x", "y"]),
+        ("a.json", '{"text": "x"}\n{"text": "y"}\n', ["x", "y"]),
+        ("a.json", '\ufeff{"text": "x"}\n{"text": "y"}\n', ["x", "y"]),
+        ("a.json", '{"text": "x"}\n', ['{"text": "x"}\n']),
+        ("a.json", '{\n"text": "x"\n}\n', ['{\n"text": "x"\n}\n']),
+        ("a.txt", '{"text": "x"}\n{"text": "y"}\n', ['{"text": "x"}\n{"text": "y"}\n']),
+    ],
+)
+def test_lines_of_objects_are_documents_also_in_a_json_file(
+    name: str, content: str, documents: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    (document,) = open_corpus("pvc://text", tmp_path, 0.0).train
+    assert whole(document) == documents
+
+
 BAD_LINES = [
     ('{"messages": []}', "has no field `text` of type string, but messages", '{"text": ""}'),
     ('{"text": 3}', "has no field `text`", '{"text": "3"}'),
     ('["text"]', "has no field `text` of type string, but list", '{"text": "t"}'),
     ('{"text": "torn', "is not JSON", '{"text": "whole"}'),
+    ("[" * 100_000, "is not JSON", '{"text": "[[["}'),
 ]
 
 
-@pytest.mark.parametrize(("bad", "said", "good"), BAD_LINES, ids=[row[0] for row in BAD_LINES])
+@pytest.mark.parametrize(("bad", "said", "good"), BAD_LINES, ids=[row[0][:20] for row in BAD_LINES])
 def test_a_line_that_is_no_document_is_named(bad: str, said: str, good: str, tmp_path: Path) -> None:
     (document,) = (Document("a.jsonl", tmp_path / "a.jsonl"),)
     document.path.write_text('{"text": "x"}\n' + bad + "\n")

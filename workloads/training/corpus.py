@@ -20,11 +20,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.text_files import (
+    EMPTY,
+    FIELD,
+    RECORD_BYTES,
+    RECORD_SUFFIXES,
+    Found,
+    find,
+    holds_records,
+)
 
 PIECE_BYTES = 256 * 1024
-RECORD_BYTES = 16 * 2**20  # of one line of a JSONL file
-RECORD_SUFFIXES = {".jsonl", ".ndjson"}
-_FIELD = "spec.engine.data.uri"
 _FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -39,7 +45,7 @@ class Document:
 
     def pieces(self) -> Iterator[tuple[bool, str]]:
         """The text in order, in pieces of about PIECE_BYTES; True where a new document begins."""
-        if self.path.suffix in RECORD_SUFFIXES:
+        if holds_records(self.path):
             for record in self._records():
                 yield from _cut(record)
             return
@@ -52,7 +58,7 @@ class Document:
 
     def texts(self, limit: int) -> Iterator[bytes]:
         """Each document as UTF-8; one of more than `limit` bytes is cut to a few more than that."""
-        if self.path.suffix in RECORD_SUFFIXES:
+        if holds_records(self.path):
             for record in self._records():
                 yield record.encode()[: limit + 1]
             return
@@ -97,7 +103,7 @@ class Document:
     def _record(self, line: bytes, number: int) -> str:
         try:
             record = json.loads(line)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:  # the latter: nested a thousand times
             raise self._bad(number, f"is not JSON: {problem}", "correct it") from problem
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
@@ -109,7 +115,7 @@ class Document:
 
     def _bad(self, number: int, what: str, remedy: str) -> InvalidJob:
         where = "" if self.start == 0 else f" after byte {self.start}"
-        return InvalidJob(_FIELD, f"{self.name}, line {number}{where}, {what}", remedy)
+        return InvalidJob(FIELD, f"{self.name}, line {number}{where}, {what}", remedy)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ class Corpus:
     train: tuple[Document, ...]  # sorted by name
     holdout: tuple[Document, ...]
     digest: str  # of names and contents
+    notes: tuple[str, ...] = ()  # sentences on what is not in it
 
 
 def open_corpus(uri: str, place: Path | None, holdout_fraction: float, root: Path | None = None) -> Corpus:
@@ -127,13 +134,21 @@ def open_corpus(uri: str, place: Path | None, holdout_fraction: float, root: Pat
         root: the folder that links must not leave; None: `place` itself.
     """
     if uri == "builtin://python-stdlib":
-        documents = _python_stdlib(Path(sysconfig.get_path("stdlib")))
+        found = Found(_python_stdlib(Path(sysconfig.get_path("stdlib"))))
+    elif place is None or not place.exists():
+        raise InvalidJob(FIELD, f"{uri} is not here", f"put the text into {place}")
     else:
-        documents = _claim(uri, place, root)
-    if not documents:
+        found = find(place, root)
+        for name, path in found.files:
+            if path.stat().st_size == 0:
+                found.leave_out(name, EMPTY)
+    notes = tuple(found.notes())
+    if len(found.files) == len(found.left_out.get(EMPTY, ())):
+        more = "".join(f" ({note})" for note in notes)
         raise InvalidJob(
-            _FIELD, f"{uri} holds no text files", "name text or JSONL; Parquet and archives are not read"
+            FIELD, f"{uri} holds no text{more}", "name text or JSONL; Parquet and archives are not read"
         )
+    documents = [Document(name, path) for name, path in found.files]
     digest = _digest(documents)
     if len(documents) == 1:
         kept, held = _split(documents[0], holdout_fraction)
@@ -144,41 +159,13 @@ def open_corpus(uri: str, place: Path | None, holdout_fraction: float, root: Pat
         raise InvalidJob(
             "spec.engine.data.holdoutFraction", "leaves no file to train on", "lower it, or add files"
         )
-    return Corpus(tuple(kept), tuple(held), digest)
+    return Corpus(tuple(kept), tuple(held), digest, notes)
 
 
-def _python_stdlib(root: Path) -> list[Document]:
+def _python_stdlib(root: Path) -> list[tuple[str, Path]]:
     found = [(path.relative_to(root), path) for path in root.rglob("*.py") if path.is_file()]
     kept = [(name, path) for name, path in found if not _FOREIGN & set(name.parts)]
-    return [Document(name.as_posix(), path) for name, path in sorted(kept)]
-
-
-def _claim(uri: str, place: Path | None, root: Path | None) -> list[Document]:
-    if place is None or not place.exists():
-        raise InvalidJob(_FIELD, f"{uri} is not here", f"put the text into {place}")
-    if place.is_file():
-        _check_inside(place, root or place.parent)
-        return [Document(place.name, place)] if _is_text(place) else []
-    documents = []
-    for path in sorted(place.rglob("*")):
-        name = path.relative_to(place)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            _check_inside(path, root or place)
-            if _is_text(path):
-                documents.append(Document(name.as_posix(), path))
-    return documents
-
-
-def _check_inside(path: Path, root: Path) -> None:
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise InvalidJob(
-            _FIELD, f"{path} is a link that leads out of {root}", "copy the file there, or remove the link"
-        )
-
-
-def _is_text(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b"\0" not in file.read(8192)
+    return [(name.as_posix(), path) for name, path in sorted(kept)]
 
 
 def _is_held_out(name: str, fraction: float) -> bool:
@@ -216,6 +203,8 @@ def _digest(documents: list[Document]) -> str:
     digest = hashlib.sha256()
     for document in documents:
         digest.update(os.fsencode(document.name) + b"\0")  # a file's name need not be Unicode
+        if holds_records(document.path) and document.path.suffix not in RECORD_SUFFIXES:
+            digest.update(b"records\0")  # which other versions read as text
         with document.path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -14,6 +14,8 @@ Each carries a stable `code` and a sentence that says what is wrong, where, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TrainingError(Exception):
     """Base of all errors that the engine raises on purpose."""
@@ -28,7 +30,7 @@ class InvalidJob(TrainingError):
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         self.field, self.problem, self.remedy = field, problem, remedy
-        super().__init__(f"{field}: {problem}; {remedy}")
+        super().__init__(printable(f"{field}: {problem}; {remedy}"))
 
 
 class InfeasiblePlan(TrainingError):
@@ -65,3 +67,14 @@ class Unsupported(TrainingError):
     """A valid request that this engine does not support."""
 
     code = "unsupported"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first few of `names`, and how many more there are, for a sentence."""
+    shown = printable(", ".join(names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def printable(text: str) -> str:
+    """`text` with the bytes of file names that are not Unicode written out, so that every log takes it."""
+    return text.encode("utf-8", "backslashreplace").decode()

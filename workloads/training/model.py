@@ -11,11 +11,11 @@ import torch
 
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.checkpoint import is_finite
-from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import Demand
-from busbar.workloads.training.saved_model import FIELD, check_files, listed
+from busbar.workloads.training.saved_model import FIELD, check_files
 from busbar.workloads.training.settings import EngineSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

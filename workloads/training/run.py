@@ -149,9 +149,12 @@ class _Session:
                 f"the checkpoints here belong to another job, or to other settings: moved to {moved}, where they "
                 "stay until you remove them"
             )
-        return open_corpus(
+        corpus = open_corpus(
             self.spec.data.uri, self.places.data, self.spec.data.holdout_fraction, self.places.data_root
         )
+        for note in corpus.notes:
+            self.reporter.note(f"warning: {note}")
+        return corpus
 
     def _plan(self) -> tuple[ModelRecipe, MemoryPlan]:
         """Make the memory plan before anything is allocated, tokenized or downloaded."""
@@ -319,7 +322,10 @@ class _Session:
 
     def _evaluate(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> dict[str, Any] | None:
         wanted = self.spec.evaluation
-        if wanted is None or not corpus.holdout:
+        if wanted is None:
+            return None
+        if not corpus.holdout:
+            self.reporter.note("no bits per byte: no file is held out; raise data.holdoutFraction")
             return None
         from busbar.workloads.training import evaluation
         from busbar.workloads.training.packing import document_order

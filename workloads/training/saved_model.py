@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.errors import InvalidJob, listed
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FIELD = "spec.engine.model.uri"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAVE_AGAIN = "save the model again with save_pretrained, and copy the whole folder"
-_SHOWN = 3  # names in a sentence
 
 
 def check_files(folder: Path) -> None:
@@ -36,12 +35,6 @@ def check_files(folder: Path) -> None:
         lost = sorted(tensors - _tensors(folder / shard))
         if lost:
             raise InvalidJob(FIELD, f"{folder / shard} lacks {listed(lost)}", _SAVE_AGAIN)
-
-
-def listed(names: list[str]) -> str:
-    """The first few of `names`, and how many there are."""
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def _instead(folder: Path) -> str:

@@ -1,0 +1,103 @@
+"""Which files of a claim are text, and what was left out and why.
+
+Nothing is left out silently: `Found.left_out` has it by reason, for the log of the run, and for the refusal where no
+text remains. Hidden files and folders (`.git`, `.cache`) are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from busbar.workloads.training.errors import InvalidJob, listed
+
+FIELD = "spec.engine.data.uri"
+RECORD_BYTES = 16 * 2**20  # of one line of a JSONL file
+RECORD_SUFFIXES = {".jsonl", ".ndjson"}
+BINARY, UNREADABLE, LINKED = "binary", "not readable", "links to folders"
+EMPTY = "empty"
+
+
+@dataclass
+class Found:
+    """Files of text by their name in the claim, in order; and the names of the others by reason."""
+
+    files: list[tuple[str, Path]] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    def leave_out(self, name: str, reason: str) -> None:
+        self.left_out.setdefault(reason, []).append(name)
+
+    def notes(self) -> list[str]:
+        """A sentence per reason."""
+        return [
+            f"{len(names)} in {FIELD} gave no text, {reason}: {listed(names)}"
+            for reason, names in self.left_out.items()
+        ]
+
+
+def find(place: Path, root: Path | None) -> Found:
+    """The files of `place`, a file or a folder. Raises InvalidJob for a link that leads out of `root`."""
+    found = Found()
+    if not place.is_dir():
+        _look_at(found, place.name, place, root or place.parent)
+        return found
+    for path in sorted(_walk(place, found)):
+        name = path.relative_to(place)
+        if not any(part.startswith(".") for part in name.parts):
+            _look_at(found, name.as_posix(), path, root or place)
+    return found
+
+
+def _walk(place: Path, found: Found) -> Iterator[Path]:
+    """Files, and links to folders, which are not followed."""
+
+    def unreadable(problem: OSError) -> None:
+        found.leave_out(Path(problem.filename).relative_to(place).as_posix(), UNREADABLE)
+
+    for folder, folders, files in os.walk(place, onerror=unreadable):
+        here = Path(folder)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (here / name for name in files)
+        yield from (here / name for name in folders if (here / name).is_symlink())
+
+
+def _look_at(found: Found, name: str, path: Path, root: Path) -> None:
+    try:
+        if not path.resolve(strict=True).is_relative_to(root.resolve()):
+            raise InvalidJob(
+                FIELD, f"{path} is a link that leads out of {root}", "copy the file there, or remove the link"
+            )
+        if path.is_dir():
+            found.leave_out(name, LINKED)
+        elif not path.is_file():  # opening a pipe would wait for its writer
+            found.leave_out(name, UNREADABLE)
+        elif not _is_text(path):
+            found.leave_out(name, BINARY)
+        else:
+            found.files.append((name, path))
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+        found.leave_out(name, UNREADABLE)
+
+
+def _is_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\0" not in file.read(8192)
+
+
+def holds_records(path: Path) -> bool:
+    """Whether each line is a JSON object: by the file's suffix, and of a `.json` by its first two lines."""
+    suffix = path.suffix.lower()
+    return suffix in RECORD_SUFFIXES or (suffix == ".json" and _begins_with_records(path))
+
+
+def _begins_with_records(path: Path) -> bool:
+    with path.open("rb") as file:
+        lines = [file.readline(RECORD_BYTES) for _ in range(2)]
+    try:
+        return all(isinstance(json.loads(line), dict) for line in lines)
+    except (ValueError, RecursionError):
+        return False
