@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from busbar.workloads.training.plan import Demand
 from busbar.workloads.training.saved_model import FIELD, check_files
 from busbar.workloads.training.settings import EngineSpec
 
+_PROBE_TOKENS = 8
+_BRIEF = 300  # characters
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -101,8 +105,11 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
             given.setdefault("bos_token_id", end_of_text)
             given.setdefault("eos_token_id", end_of_text)
             config = AutoConfig.for_model(given.pop("model_type"), **given)
+            _check_fields(config, given, where)
+    except InvalidJob:
+        raise
     except Exception as problem:
-        raise InvalidJob(where, f"is refused by transformers: {problem}", "correct it") from problem
+        raise InvalidJob(where, f"is refused by transformers: {_brief(problem)}", "correct it") from problem
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and spec.data.sequence_length > longest:
         raise InvalidJob(
@@ -118,11 +125,65 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         )
     if folder is not None:
         check_files(folder)
-    if config.vocab_size < vocab_size:
-        raise InvalidJob(
-            where, f"vocab_size {config.vocab_size} is less than the tokenizer's {vocab_size}", "raise it"
-        )
+    size = getattr(config, "vocab_size", None)
+    if size is None or getattr(config, "num_hidden_layers", 1) == 0:
+        lacking = "layers" if size is not None else "vocabulary of its own"
+        raise InvalidJob(where, f"describes a {config.model_type} model without {lacking}", "correct it")
+    if size < vocab_size:
+        raise InvalidJob(where, f"vocab_size {size} is less than the tokenizer's {vocab_size}", "raise it")
     return ModelRecipe(config, folder, DTYPES[spec.dtype], spec.seed)
+
+
+def _check_fields(config: Any, given: Mapping[str, Any], where: str) -> None:
+    """Refuse fields that the architecture does not have: transformers would keep them, and nothing would read them."""
+    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
+    unread = [
+        name
+        for name in given
+        if name not in known and name in vars(config) and not hasattr(type(config), name)
+    ]
+    if unread:
+        near = difflib.get_close_matches(unread[0], known, n=2, cutoff=0.5)
+        raise InvalidJob(
+            f"{where}.{unread[0]}",
+            f"is not a field of {type(config).__name__}"
+            + (f", which has {' and '.join(near)}" if near else ""),
+            "correct it, or take it out",
+        )
+
+
+def _brief(problem: Exception) -> str:
+    """What an exception of a library says, of which some list every model they know."""
+    text = str(problem) if isinstance(problem, ValueError) else f"{type(problem).__name__}: {problem}"
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]} ..."
+
+
+def check_causal(model: torch.nn.Module, vocabulary: int) -> None:
+    """Refuse a model in which a position sees later ones: it would read the tokens that it has to predict.
+
+    The gradient of the first position's logits with respect to later embeddings is exactly zero in a causal model.
+    An architecture that takes no such short sequence is not checked.
+    """
+    kept: list[torch.Tensor] = []  # the embeddings
+    table: Any = model.get_input_embeddings()  # type: ignore[operator]
+    hook = table.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    was_training = model.training
+    try:
+        tokens = torch.arange(_PROBE_TOKENS, device=table.weight.device)[None] % vocabulary
+        logits = model.eval()(input_ids=tokens, use_cache=False).logits
+        (gradient,) = torch.autograd.grad(logits[0, 0].float().square().sum(), kept[0])
+    except (RuntimeError, ValueError, IndexError):
+        return
+    finally:
+        hook.remove()
+        model.train(was_training)
+    if bool((gradient[0, 1:].abs() > 0).any()):
+        raise InvalidJob(
+            "spec.engine.model",
+            f"{type(model).__name__} is not causal as it is configured: a position sees the tokens after it, "
+            "which it has to predict",
+            "set is_decoder: true in its config if it has that field, or choose a causal model",
+        )
 
 
 def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) -> Demand:
@@ -135,9 +196,11 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) 
             device,
             None if spec.evaluation is None else token_losses,
         )
-    except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
+    except Exception as problem:  # the model's own code, which may fail in any way
         raise InvalidJob(
-            "spec.engine.model", f"this architecture cannot be trained here: {problem}", "choose another"
+            "spec.engine.model",
+            f"this architecture cannot be trained here: {_brief(problem)}",
+            "correct its config, or choose another",
         ) from problem
     groups = tuple(group.size for group in make_groups(model))
     return Demand(groups, spec.dtype, spec.batch.micro_batch, activations, evaluation)

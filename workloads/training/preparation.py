@@ -101,7 +101,7 @@ def _read_cache(cache: Path, key: str) -> tuple[Any, Tokens] | None:
         if facts != _facts(cache, key):
             return None
         return load_tokenizer(cache), _open_stream(cache)
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError, InvalidJob):
         return None
 
 

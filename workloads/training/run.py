@@ -170,13 +170,13 @@ class _Session:
         )
         from busbar.workloads.training.plan import MemoryLimits, disk_shortage, make_plan
         from busbar.workloads.training.streams import enforce_device_limit, make_repeatable
-        from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer
+        from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
         torch.set_num_threads(self.run.threads)
         vocabulary, separator = self.spec.tokenizer.vocab_size or 0, 0
         if self.places.tokenizer is not None:
             tokenizer = load_tokenizer(self.places.tokenizer)
-            vocabulary, separator = tokenizer.get_vocab_size(), end_of_text_id(tokenizer)
+            vocabulary, separator = table_size(tokenizer), end_of_text_id(tokenizer)
         recipe = model.open_model(self.spec, self.places.model, vocabulary, separator)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         on_cpu = self.device.type == "cpu"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from busbar.workloads.training.errors import InvalidJob
+
 END_OF_TEXT = "<|endoftext|>"
 TRAIN_BYTES = 6 * 2**20  # enough text for a few thousand merges; more only costs time
 _LONG_WORD = re.compile(r"\S{256}")
@@ -34,9 +36,23 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
+    """The saved tokenizer of `folder`. Raises InvalidJob."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as problem:  # the library raises no narrower type
+        raise InvalidJob(
+            "spec.engine.tokenizer.uri",
+            f"{path} is not a tokenizer: {problem}",
+            "save it again with save_pretrained",
+        ) from problem
+
+
+def table_size(tokenizer: Any) -> int:
+    """Rows that an embedding table needs: the largest token id and one; ids may have gaps."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def end_of_text_id(tokenizer: Any) -> int:

@@ -17,7 +17,7 @@ from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.checkpoint import Loaded
 from busbar.workloads.training.groups import bind, make_groups, rebind_gradients
-from busbar.workloads.training.model import ModelRecipe
+from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryPlan
@@ -62,6 +62,7 @@ class Trainer:
         groups = make_groups(self.model)
         self.groups = bind(groups, self.device_arena, recipe.dtype)
         _move_buffers(self.model, device)
+        check_causal(self.model, recipe.config.vocab_size)
         self.streams = open_streams(device)
         self.optimizer = OffloadedAdamW(
             self.groups, spec.optimizer, plan, self.device_arena, self.host_arena, self.streams, fused=fused
