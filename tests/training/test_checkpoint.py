@@ -25,7 +25,7 @@ from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import open_model
 from busbar.workloads.training.optimizer import join
-from busbar.workloads.training.paths import claim_checkpoints, own_checkpoints
+from busbar.workloads.training.paths import Claimed, claim_checkpoints, own_checkpoints, own_folder
 from busbar.workloads.training.snapshot import Block, Snapshot
 from busbar.workloads.training.step_log import Journal
 from busbar.workloads.training.streams import CallerStream
@@ -297,20 +297,48 @@ def test_the_digest_of_losses_needs_every_step(tmp_path: Path) -> None:
 
 def test_another_jobs_checkpoints_are_moved_aside_and_not_resumed(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
-    assert claim_checkpoints(checkpoints, "uid-1") is None
+    assert claim_checkpoints(checkpoints, "uid-1") == Claimed()
     folder_with(checkpoints, [10])
-    assert claim_checkpoints(checkpoints, "uid-1") is None
-    assert claim_checkpoints(checkpoints, "uid-2") == tmp_path / "checkpoints.previous"
+    assert claim_checkpoints(checkpoints, "uid-1") == Claimed()
+    assert claim_checkpoints(checkpoints, "uid-2") == Claimed(tmp_path / "checkpoints.previous")
     assert CheckpointFolder(checkpoints, 2).newest().checkpoint is None
     assert CheckpointFolder(tmp_path / "checkpoints.previous", 2).steps() == [10]
     folder_with(checkpoints, [20])
-    assert claim_checkpoints(checkpoints, "uid-3") == tmp_path / "checkpoints.previous-2"
+    assert claim_checkpoints(checkpoints, "uid-3") == Claimed(tmp_path / "checkpoints.previous-2")
     folder_with(checkpoints, [30])
-    assert claim_checkpoints(checkpoints, "uid-4", adopt=True) is None
-    kept = {folder.name: CheckpointFolder(folder, 2).steps() for folder in tmp_path.iterdir()}
-    assert kept == {"checkpoints": [30], "checkpoints.previous": [10], "checkpoints.previous-2": [20]}
+    assert claim_checkpoints(checkpoints, "uid-4", adopt=True) == Claimed()
+    assert steps_by_folder(tmp_path) == {
+        "checkpoints": [30],
+        "checkpoints.previous": [10],
+        "checkpoints.previous-2": [20],
+    }
     own_checkpoints(checkpoints, "uid-4")
-    assert claim_checkpoints(checkpoints, "uid-4") is None
+    assert claim_checkpoints(checkpoints, "uid-4") == Claimed()
+
+
+def test_a_run_whose_checkpoints_were_moved_aside_gets_them_back(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    for run, step in (("a", 10), ("b", 20), ("c", 30)):
+        claim_checkpoints(checkpoints, run)
+        folder_with(checkpoints, [step])
+    assert own_folder(checkpoints, "b") == tmp_path / "checkpoints.previous-2"
+    claimed = claim_checkpoints(checkpoints, "a")
+    assert claimed == Claimed(tmp_path / "checkpoints.previous-3", tmp_path / "checkpoints.previous")
+    assert steps_by_folder(tmp_path) == {
+        "checkpoints": [10],
+        "checkpoints.previous-2": [20],
+        "checkpoints.previous-3": [30],
+    }
+    claim_checkpoints(checkpoints, "c")
+    assert steps_by_folder(tmp_path) == {
+        "checkpoints": [30],
+        "checkpoints.previous": [10],
+        "checkpoints.previous-2": [20],
+    }
+
+
+def steps_by_folder(place: Path) -> dict[str, list[int]]:
+    return {folder.name: CheckpointFolder(folder, 2).steps() for folder in place.iterdir()}
 
 
 @pytest.mark.parametrize("buffers", [2, 3, 1000])

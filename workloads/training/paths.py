@@ -6,6 +6,7 @@ Alone, claims are subfolders of one folder (`./claims`), so the same manifest wo
 
 from __future__ import annotations
 
+import glob
 import itertools
 import json
 import os
@@ -94,21 +95,39 @@ def check_places(places: Places) -> None:
             raise InvalidJob(field, f"{folder} is not writable", "check the claim's permissions (fsGroup)")
 
 
-def claim_checkpoints(checkpoints: Path, run: str, *, adopt: bool = False) -> Path | None:
-    """Make `checkpoints` the folder of `run`, and return where another run's were moved.
+@dataclass(frozen=True)
+class Claimed:
+    """What was moved so that the folder of checkpoints is this run's."""
+
+    moved: Path | None = None  # where another run's checkpoints are now
+    brought_back: Path | None = None  # where this run's were
+
+
+def claim_checkpoints(checkpoints: Path, run: str, *, adopt: bool = False) -> Claimed:
+    """Make `checkpoints` the folder of `run`, with its own checkpoints if they had been moved aside.
 
     A job that is deleted and made again under the same name keeps its output but must not resume from it, unless
     it is told to `adopt` what is there. Nothing is ever deleted: the name is `<name>.previous`, `.previous-2`, ...
     """
     owner = checkpoints / "run.json"
-    moved = None
+    claimed = Claimed()
     if owner.exists() and _run_of(owner) != run and not adopt:
-        moved = _free_name(checkpoints)
-        checkpoints.rename(moved)
+        claimed = Claimed(_free_name(checkpoints), own_folder(checkpoints, run))
+        assert claimed.moved is not None
+        checkpoints.rename(claimed.moved)
+        if claimed.brought_back is not None:
+            claimed.brought_back.rename(checkpoints)
     checkpoints.mkdir(parents=True, exist_ok=True)
     if not owner.exists():
         own_checkpoints(checkpoints, run)
-    return moved
+    return claimed
+
+
+def own_folder(checkpoints: Path, run: str) -> Path | None:
+    """Where the checkpoints of `run` are: in `checkpoints`, or moved aside for another run's."""
+    beside = checkpoints.parent.glob(f"{glob.escape(checkpoints.name)}.previous*")
+    folders = [checkpoints, *sorted(beside)]
+    return next((folder for folder in folders if _run_of(folder / "run.json") == run), None)
 
 
 def own_checkpoints(checkpoints: Path, run: str) -> None:
@@ -135,9 +154,9 @@ def free_disk(checkpoints: Path) -> int:
 
 def newest_facts(checkpoints: Path, run: str | None) -> Mapping[str, Any]:
     """What the manifest of the newest checkpoint of `run` (None: of any) says; nothing where there is none."""
-    if run is not None and _run_of(checkpoints / "run.json") != run:
-        return {}
-    for manifest in sorted(checkpoints.glob("step-*/manifest.json"), reverse=True):
+    folder = checkpoints if run is None else own_folder(checkpoints, run)
+    manifests = [] if folder is None else sorted(folder.glob("step-*/manifest.json"), reverse=True)
+    for manifest in manifests:
         try:
             return dict(json.loads(manifest.read_text())["body"])
         except (OSError, ValueError, KeyError, TypeError):

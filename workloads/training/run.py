@@ -143,11 +143,15 @@ class _Session:
 
         check_places(self.places)
         adopt = self.run.checkpoint.adopt
-        moved = claim_checkpoints(self.places.checkpoints, self.run.owner, adopt=adopt)
-        if moved is not None:
+        claimed = claim_checkpoints(self.places.checkpoints, self.run.owner, adopt=adopt)
+        if claimed.moved is not None:
             self.reporter.note(
-                f"the checkpoints here belong to another job, or to other settings: moved to {moved}, where they "
-                "stay until you remove them"
+                f"the checkpoints here belong to another job, or to other settings: moved to {claimed.moved}, where "
+                "they stay until you remove them"
+            )
+        if claimed.brought_back is not None:
+            self.reporter.note(
+                f"this run goes on from its own checkpoints, which were in {claimed.brought_back}"
             )
         corpus = open_corpus(
             self.spec.data.uri, self.places.data, self.spec.data.holdout_fraction, self.places.data_root
