@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import queue
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -173,6 +175,46 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_done(
         write_state(folder, 20, tensors(20), FACTS)
     monkeypatch.undo()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "kept"),
+    [(0.0, [30, 20, 10]), (0.5, [30, 20]), (1.5, [30]), (2.0, [30]), (2.5, [30, 20, 10])],
+)
+def test_a_full_disk_costs_the_oldest_checkpoints_if_that_makes_room_and_never_the_last(
+    missing: float, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`missing` is what is not free, in checkpoints; more than two cannot be freed, so that the write fails."""
+    folder_with(tmp_path, [10, 20, 30], keep=3)
+    size = sum(file.stat().st_size for file in (tmp_path / "step-00000010").iterdir())
+    needed = Layout.of([(name, tensor.dtype, tensor.numel()) for name, tensor in tensors(40).items()]).size
+    free = int(needed + module.MANIFEST_BYTES - missing * size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(module, "_write_files", refuse_to_write)
+    said: list[str] = []
+    folder = CheckpointFolder(tmp_path, 4, said.append)
+    with pytest.raises(CheckpointError, match="No space left"):
+        write_state(folder, 40, tensors(40), FACTS)
+    assert folder.steps() == kept
+    assert len(said) == 3 - len(kept)
+    monkeypatch.undo()
+    write_state(folder, 40, tensors(40), FACTS)
+    assert folder.steps() == [40, *kept]
+
+
+def refuse_to_write(*arguments: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_a_damaged_checkpoint_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_with(tmp_path, [10, 20], keep=3)
+    DAMAGE["a flipped bit in a tensor"](tmp_path / "step-00000020")
+    assert folder.newest().checkpoint is not None
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=module.MANIFEST_BYTES))
+    write_state(folder, 30, tensors(30), FACTS)
+    assert folder.steps() == [30, 10]
 
 
 def test_a_damaged_newer_checkpoint_never_pushes_out_good_ones(tmp_path: Path) -> None:

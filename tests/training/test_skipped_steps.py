@@ -162,6 +162,26 @@ def test_a_checkpoint_that_is_not_finite_is_not_written(bad: float, tmp_path: Pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def test_a_run_whose_state_is_not_finite_fails_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trying again would repeat it, so the exit code is not that of a disk that was full."""
+    step = Trainer.step
+
+    def break_a_weight(trainer: Trainer, data: Any) -> Any:
+        result = step(trainer, data)
+        if trainer.done == 12:
+            next(trainer.model.parameters()).data.view(-1)[0] = math.nan
+        return result
+
+    claims = with_text(tmp_path)
+    monkeypatch.setattr(Trainer, "step", break_a_weight)
+    code, status = start(claims)
+    assert (code, status.to_json()["phase"]) == (2, "Failed")
+    assert "checkpoint of step 12 is not written" in status.to_json()["message"]
+    assert CheckpointFolder(claims / "out/model/checkpoints", 2).steps() == [8, 4]
+
+
 def test_a_result_that_is_not_finite_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Trainer.step
 

@@ -20,7 +20,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ from typing import Any
 import torch
 
 from busbar.workloads.training.durable import fsync
-from busbar.workloads.training.errors import CheckpointError
+from busbar.workloads.training.errors import CheckpointError, NotFinite
 
 PREFIX = "step-"
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 READ_BYTES = 4 * 2**20
+MANIFEST_BYTES = 2**20  # about 80 a tensor; and the header of the state file
 _TYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -143,10 +144,13 @@ class Found:
 
 
 class CheckpointFolder:
-    """One folder of checkpoints, of which the newest `keep` valid ones are kept."""
+    """One folder of checkpoints, of which the newest `keep` valid ones are kept.
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self.path, self.keep = path, keep
+    Fewer stay, but one always, where the disk has no room for the next one otherwise; `note` is told.
+    """
+
+    def __init__(self, path: Path, keep: int, note: Callable[[str], object] = lambda text: None) -> None:
+        self.path, self.keep, self._note = path, keep, note
         self._damaged: set[int] = set()  # passed over; they never count among the `keep`
 
     def write(
@@ -156,11 +160,12 @@ class CheckpointFolder:
 
         `blocks` are the bytes of the data section in order, as uint8 tensors.
         """
-        target = self.path / f"{PREFIX}{step:08d}"
+        target = self._folder(step)
         temporary = self.path / f".tmp-{target.name}-{os.getpid()}"
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
+            self._make_room(layout.size)
             size = _write_files(temporary, step, layout, blocks, facts)
             _replace(temporary, target)
         except OSError as problem:
@@ -188,20 +193,41 @@ class CheckpointFolder:
             shutil.rmtree(leftover, ignore_errors=True)
         problems: list[str] = []
         for step in self.steps():
-            folder = self.path / f"{PREFIX}{step:08d}"
             try:
-                return Found(read(folder), tuple(problems))
+                return Found(read(self._folder(step)), tuple(problems))
             except CheckpointError as problem:
                 problems.append(str(problem))
                 self._damaged.add(step)
         return Found(None, tuple(problems))
+
+    def _make_room(self, size: int) -> None:
+        """Remove damaged and then the oldest good checkpoints, if that makes room for `size` bytes."""
+        good = [step for step in self.steps() if step not in self._damaged]
+        missing = size + MANIFEST_BYTES - shutil.disk_usage(self.path).free
+        gone: list[int] = []
+        for step in [*sorted(self._damaged), *reversed(good[1:])]:
+            if missing <= 0:
+                break
+            gone.append(step)
+            missing -= sum(file.stat().st_size for file in self._folder(step).glob("*"))
+        if missing > 0:  # none of them would help
+            return
+        for step in gone:
+            shutil.rmtree(self._folder(step), ignore_errors=True)
+            self._damaged.discard(step)
+            self._note(
+                f"warning: the disk is full: removed the checkpoint of step {step} to make room for the next"
+            )
+
+    def _folder(self, step: int) -> Path:
+        return self.path / f"{PREFIX}{step:08d}"
 
     def _remove_old(self, written: int) -> None:
         """Keep the newest `keep` good ones; a damaged one may be newer than the one just `written`."""
         self._damaged.discard(written)
         good = [step for step in self.steps() if step not in self._damaged]
         for step in [*good[self.keep :], *self._damaged]:
-            shutil.rmtree(self.path / f"{PREFIX}{step:08d}", ignore_errors=True)
+            shutil.rmtree(self._folder(step), ignore_errors=True)
         self._damaged.clear()
 
 
@@ -282,7 +308,7 @@ def _write_files(
         for block in blocks:
             for entry, part in _parts(layout, position, block):
                 if not is_finite(part.view(entry.dtype)):
-                    raise CheckpointError(
+                    raise NotFinite(
                         f"checkpoint of step {step} is not written: {entry.name} holds numbers that are not "
                         "finite; the checkpoints before it stay"
                     )

@@ -7,6 +7,7 @@
     ├── CheckpointError           checkpoint      free space, or choose another folder
     ├── ResumeRefused             resume-refused  use another output folder, or the old settings
     ├── Diverged                  diverged        lower the learning rate, or look at the data
+    │   └── NotFinite             diverged        the same: a checkpoint was not written (a CheckpointError, too)
     └── Unsupported               unsupported     use an own image, or another setting
 
 Each carries a stable `code` and a sentence that says what is wrong, where, and what to do.
@@ -59,6 +60,12 @@ class ResumeRefused(TrainingError):
 
 class Diverged(TrainingError):
     """Gradients or weights are not finite. Earlier checkpoints are finite and are kept."""
+
+    code = "diverged"
+
+
+class NotFinite(Diverged, CheckpointError):
+    """A checkpoint was not written because its numbers are not finite. The ones before it stay."""
 
     code = "diverged"
 

@@ -83,7 +83,8 @@ def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
     except TrainingError as problem:
         reporter.note(f"error: {problem}")
         status.update(phase="Failed", message=str(problem))
-        code = FAILED if isinstance(problem, CheckpointError | OutOfArena) else INVALID
+        again = isinstance(problem, CheckpointError | OutOfArena) and not isinstance(problem, Diverged)
+        code = FAILED if again else INVALID
     except Exception as problem:
         traceback.print_exc()
         status.update(phase="Failed", message=f"{type(problem).__name__}: {problem}")
@@ -241,7 +242,7 @@ class _Session:
         from busbar.workloads.training.step_log import Journal
 
         facts = self._facts(prepared, corpus)
-        folder = CheckpointFolder(self.places.checkpoints, self.run.checkpoint.keep)
+        folder = CheckpointFolder(self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note)
         journal = Journal(self.places.checkpoints / "journal.jsonl", self.run.attempt, self.spec.steps)
         try:
             self._resume(trainer, folder, journal, facts)
