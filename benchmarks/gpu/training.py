@@ -48,10 +48,11 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention, sil
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.groups import FlatGroup, bind, make_groups, rebind_gradients
 from busbar.workloads.training.limits import host_limit_bytes
 from busbar.workloads.training.optimizer import OffloadedAdamW
-from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out, make_plan
+from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
 from busbar.workloads.training.settings import AdamW
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.streams import Streams, make_repeatable, open_streams

@@ -11,10 +11,11 @@ from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
 
 from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
-from busbar.workloads.training.plan import MemoryLimits, MemoryPlan, lay_out, make_plan
+from busbar.workloads.training.plan import MemoryLimits, MemoryPlan, lay_out
 from busbar.workloads.training.trainer import Trainer
 
 STEPS = 6

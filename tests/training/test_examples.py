@@ -14,11 +14,12 @@ import torch
 import yaml
 from tests.free_port import free_port
 
+from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.environment import read_manifest, run_from_manifest
 from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.job import parse_job
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import MemoryLimits, make_plan
+from busbar.workloads.training.plan import MemoryLimits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "pytorch_two_pods.py"

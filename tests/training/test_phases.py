@@ -31,6 +31,7 @@ MODEL = {**LLAMA, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_lay
 
 
 def _train(document: dict[str, Any], claims: Path) -> None:
+    from busbar.workloads.training import choice
     from busbar.workloads.training import plan as plan_module
     from busbar.workloads.training import run as run_module
     from busbar.workloads.training.control import Control
@@ -40,7 +41,7 @@ def _train(document: dict[str, Any], claims: Path) -> None:
 
     threading.stack_size(256 * 1024)
     base: list[int] = []
-    make, measuring = plan_module.make_plan, run_module._Session._measuring
+    make, measuring = choice.make_plan, run_module._Session._measuring
 
     def make_tight(demand: Any, limits: Any, mode: str) -> Any:
         """With two buffers for the snapshot, the minimum."""
@@ -59,7 +60,7 @@ def _train(document: dict[str, Any], claims: Path) -> None:
         with measuring(self, phase):
             yield
 
-    plan_module.make_plan = make_tight
+    choice.make_plan = make_tight
     run_module._Session._measuring = enforced  # type: ignore[method-assign]
     status, log = Status(), io.StringIO()
     described = run_from_manifest(document, claims, None, {})

@@ -35,9 +35,13 @@ class InvalidJob(TrainingError):
 
 
 class InfeasiblePlan(TrainingError):
-    """The memory plan exceeds a limit. Nothing has been allocated."""
+    """The plan exceeds a limit of memory or disk. Nothing has been allocated."""
 
     code = "does-not-fit"
+
+    def __init__(self, why: str, fixes: Sequence[str]) -> None:
+        self.why, self.fixes = why, tuple(fixes)
+        super().__init__(f"{why}. Nothing was allocated. What would help: {'; '.join(fixes)}")
 
 
 class OutOfArena(TrainingError):

@@ -24,14 +24,14 @@ The host needs the most of what the phases of a run need (`MemoryPlan.phases`), 
     export        as a step, and on a GPU the part of the weights that is written at once
 
 `auto` moves state to the host only as far as needed, last groups first: the next forward needs them last
-(the placement rule for overlapped updates). Where nothing fits, `InfeasiblePlan` lists the bytes per owner
-and the cheapest changes that would make it fit.
+(the placement rule for overlapped updates). `choice` takes the first layout that fits, and where none does,
+`fixes` finds the cheapest changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from busbar.workloads.training.errors import InfeasiblePlan
@@ -115,15 +115,23 @@ class MemoryPlan:
 
     def explain(self) -> str:
         """The plan as lines a person reads."""
-        limit = "no limit" if self.limits.device_bytes is None else f"limit {mib(self.limits.device_bytes)}"
+        limit = (
+            "no limit"
+            if self.limits.device_bytes is None
+            else f"limit {shown_bytes(self.limits.device_bytes)}"
+        )
         share = f", {self.offloaded_fraction:.0%} of the state on the host" if self.offloaded else ""
-        rows = [f"mode {self.mode}{share}", f"device {mib(self.device_bytes)} ({limit})"]
-        rows += [f"  {owner:<12} {mib(size):>12}" for owner, size in self.device.items() if size]
-        limit = "no limit" if self.limits.host_bytes is None else f"limit {mib(self.limits.host_bytes)}"
-        rows += [f"host {mib(self.host_bytes)} ({limit})"]
-        rows += [f"  {owner:<12} {mib(size):>12}" for owner, size in self.host.items() if size]
-        shown = ", ".join(f"{phase} {mib(size)}" for phase, size in self.phases.items())
-        return "\n".join([*rows, f"host by phase: {shown}", f"checkpoint {mib(self.checkpoint_bytes)}"])
+        rows = [f"mode {self.mode}{share}", f"device {shown_bytes(self.device_bytes)} ({limit})"]
+        rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.device.items() if size]
+        limit = (
+            "no limit" if self.limits.host_bytes is None else f"limit {shown_bytes(self.limits.host_bytes)}"
+        )
+        rows += [f"host {shown_bytes(self.host_bytes)} ({limit})"]
+        rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.host.items() if size]
+        shown = ", ".join(f"{phase} {shown_bytes(size)}" for phase, size in self.phases.items())
+        return "\n".join(
+            [*rows, f"host by phase: {shown}", f"checkpoint {shown_bytes(self.checkpoint_bytes)}"]
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -139,8 +147,8 @@ class MemoryPlan:
         }
 
 
-def mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def shown_bytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size < 10 * 2**30 else f"{size / 2**30:.1f} GiB"
 
 
 def aligned(size: int) -> int:
@@ -204,18 +212,19 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
     )
 
 
-def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> str | None:
+def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> InfeasiblePlan | None:
     """Why `free` bytes do not hold what the run writes, or None: checkpoints, one being written, and the result."""
     result = demand.parameters * demand.weight_bytes
     needed = plan.checkpoint_bytes * (keep + 1) + result
     if needed <= free:
         return None
     fits = (free - result) // plan.checkpoint_bytes - 1
-    fix = f"lower checkpoint.keep to {fits}, or " if fits >= 1 else ""
-    return (
-        f"{keep} checkpoints of {mib(plan.checkpoint_bytes)}, one more while it is written, and the result need "
-        f"{mib(needed)} of disk, and {mib(free)} are free. Nothing was allocated. {fix}ask for a larger claim"
+    why = (
+        f"{keep} checkpoints of {shown_bytes(plan.checkpoint_bytes)}, one more while it is written, and the result need "
+        f"{shown_bytes(needed)} of disk, and {shown_bytes(free)} are free"
     )
+    fewer = [f"checkpoint.keep: {fits}"] if fits >= 1 else []
+    return InfeasiblePlan(why, [*fewer, f"a claim with {shown_bytes(needed - free)} more"])
 
 
 def block_bytes(checkpoint: int) -> int:
@@ -242,15 +251,7 @@ def chunk_sizes(parameters: int, chunk: int) -> list[int]:
     return [chunk] * full + ([rest] if rest else [])
 
 
-def make_plan(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
-    """The plan for `mode` (`auto` decides). Raises InfeasiblePlan with bytes per owner and the cheapest fixes."""
-    plan = _first_that_fits(demand, limits, mode)
-    if plan is None:
-        raise InfeasiblePlan(_refusal(demand, limits, mode))
-    return plan
-
-
-def _layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
+def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
     """What `mode` allows, the fastest first."""
     total = len(demand.groups)
     offload = {"resident": [], "optimizer-offload": [total]}.get(mode, list(range(1, total + 1)))
@@ -258,11 +259,11 @@ def _layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan
     return resident + [lay_out(demand, limits, "optimizer-offload", count) for count in offload]
 
 
-def _first_that_fits(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan | None:
-    return next((plan for plan in _layouts(demand, limits, mode) if not _excess(plan)), None)
+def first_that_fits(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan | None:
+    return next((plan for plan in layouts(demand, limits, mode) if not excess(plan)), None)
 
 
-def _excess(plan: MemoryPlan) -> dict[str, int]:
+def excess(plan: MemoryPlan) -> dict[str, int]:
     """Bytes over the limit, per side; empty when the plan fits."""
     over: dict[str, int] = {}
     if plan.limits.device_bytes is not None and plan.device_bytes > plan.limits.device_bytes:
@@ -270,81 +271,3 @@ def _excess(plan: MemoryPlan) -> dict[str, int]:
     if plan.limits.host_bytes is not None and plan.host_bytes > plan.limits.host_bytes:
         over["host"] = plan.host_bytes - plan.limits.host_bytes
     return over
-
-
-def _refusal(demand: Demand, limits: MemoryLimits, mode: str) -> str:
-    layouts = _layouts(demand, limits, mode)
-    plan = layouts[0] if mode == "resident" else layouts[-1]
-    sides = []
-    for side, size in _excess(plan).items():
-        limit = limits.device_bytes if side == "device" else limits.host_bytes
-        needed = plan.device_bytes if side == "device" else plan.host_bytes
-        owners = plan.device if side == "device" else {**plan.host, **_device_owner(plan)}
-        listed = ", ".join(f"{owner} {mib(count)}" for owner, count in owners.items() if count)
-        sides.append(f"{side} needs {mib(needed)} and has {mib(limit or 0)}, {mib(size)} short ({listed})")
-    fixes = "; ".join(_fixes(demand, limits, mode))
-    return (
-        f"mode {plan.mode} does not fit: {'; '.join(sides)}. Nothing was allocated. What would help: {fixes}"
-    )
-
-
-def _device_owner(plan: MemoryPlan) -> dict[str, int]:
-    return {"device arena": plan.device_bytes} if plan.limits.device_is_host else {}
-
-
-def _fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[str]:
-    """Changes each of which makes it fit by itself, cheapest first."""
-    fixes: list[str] = []
-    if mode != "auto" and (plan := _first_that_fits(demand, limits, "auto")):
-        fixes.append(
-            f"mode: auto, with {plan.offloaded_fraction:.0%} of the optimizer's state on the host: "
-            f"{mib(plan.device_bytes)} on the device, {mib(plan.host_bytes)} on the host, equal results"
-        )
-    if (micro := _largest_micro_batch(demand, limits, mode)) is not None:
-        fixes.append(f"batch.microBatch: {micro} (now {demand.micro_batch})")
-    least = _layouts(demand, replace(limits, host_bytes=0), mode)  # with the fewest snapshot buffers
-    device = min((plan.device_bytes for plan in least if _host_fits(plan, limits)), default=None)
-    host = min((plan.host_bytes for plan in least if "device" not in _excess(plan)), default=None)
-    if device is not None:
-        fixes.append(_more_device(device, limits))
-    if host is not None:
-        fixes.append(_more_host(host, limits))
-    if device is None and host is None:
-        smallest = min(plan.device_bytes for plan in least)
-        needed = min(plan.host_bytes for plan in least)
-        fixes.append(f"{_more_device(smallest, limits)} and {_more_host(needed, limits)}")
-    return fixes
-
-
-def _host_fits(plan: MemoryPlan, limits: MemoryLimits) -> bool:
-    return limits.host_bytes is None or plan.host_bytes <= limits.host_bytes
-
-
-def _more_host(needed: int, limits: MemoryLimits) -> str:
-    return f"shape.memory: at least {-(-max(0, needed - (limits.host_bytes or 0)) // 2**20)}Mi more"
-
-
-def _more_device(needed: int, limits: MemoryLimits) -> str:
-    size = f"{-(-needed // 2**20)}Mi"
-    capacity = limits.device_capacity_bytes
-    return (
-        f"deviceMemory: at least {size}"
-        if capacity is None or needed <= capacity
-        else f"a device with at least {size}"
-    )
-
-
-def _largest_micro_batch(demand: Demand, limits: MemoryLimits, mode: str) -> int | None:
-    """The largest smaller micro-batch with which `mode` fits; activations grow in proportion to it."""
-    for micro in range(demand.micro_batch - 1, 0, -1):
-        if demand.micro_batch % micro:
-            continue
-        smaller = replace(
-            demand,
-            micro_batch=micro,
-            activation_bytes=-(-demand.activation_bytes * micro // demand.micro_batch),
-            evaluation_bytes=-(-demand.evaluation_bytes * micro // demand.micro_batch),
-        )
-        if _first_that_fits(smaller, limits, mode) is not None:
-            return micro
-    return None

@@ -149,14 +149,14 @@ def _mode(
     mode: str, shape: ModelShape, batch: BatchShape, demand: Demand, limits: MemoryLimits, machine: Machine
 ) -> dict[str, Any]:
     from busbar.scheduler.fit.speed import step_seconds
+    from busbar.workloads.training.choice import closest, make_plan
     from busbar.workloads.training.errors import InfeasiblePlan
-    from busbar.workloads.training.plan import make_plan
 
     try:
         made = make_plan(demand, limits, mode)
     except InfeasiblePlan as refusal:
-        why, _, fixes = str(refusal).partition(" Nothing was allocated. What would help: ")
-        return {"fits": False, "why": why, "fixes": fixes.split("; ")}
+        nearest = closest(demand, limits, mode).to_json()
+        return {"fits": False, "plan": nearest, "why": refusal.why, "fixes": list(refusal.fixes)}
     seconds = step_seconds(shape, batch, made.mode, machine.accelerator, share=made.offloaded_fraction)
     whole = -(-made.checkpoint_bytes // made.snapshot_block_bytes)
     return {
@@ -173,28 +173,32 @@ def as_text(answer: Mapping[str, Any]) -> str:
     rows = [
         f"{answer['parameters'] / 1e6:,.1f} million parameters on {answer['accelerator']}, "
         f"device {_size(answer['deviceBytes'])}, host {_size(answer['hostBytes'])}",
-        f"{'mode':<18} {'fits':<5} {'device':>11} {'host':>11} {'state on host':>14} {'s per step':>11} {'tokens/s':>10}",
+        f"{'mode':<19} {'fits':<5} {'device':>11} {'host':>11} {'state on host':>14} {'s per step':>11} {'tokens/s':>10}",
     ]
     for name, mode in answer["modes"].items():
-        shown = f"{name}{' *' if name == answer['mode'] else ''}"
-        if not mode["fits"]:
-            rows.append(f"{shown:<18} no")
-            continue
-        made = mode["plan"]
-        rows.append(
-            f"{shown:<18} yes   {_size(made['deviceBytes']):>11} {_size(made['hostBytes']):>11} "
-            f"{made['offloadedFraction']:>14.0%} {mode['secondsPerStep']:>11.3g} {mode['tokensPerSecond']:>10,.0f}"
-        )
+        rows.append(_row(f"{name}{' *' if name == answer['mode'] else ''}", mode))
     rows.append("* the job's mode. Speeds are predicted from data sheets and not measured.")
     for name, mode in answer["modes"].items():
         if not mode["fits"] and name == answer["mode"]:
-            rows += [f"{mode['why']} What would help:", *(f"  {fix}" for fix in mode["fixes"])]
+            rows += [f"{mode['why']}. What would help:", *(f"  {fix}" for fix in mode["fixes"])]
+        elif own := [fix for fix in mode.get("fixes", ()) if not fix.startswith("mode:")]:
+            rows.append(f"{name} would fit with {own[0]}")
     chosen = answer["modes"][answer["mode"]]
     if chosen["fits"]:
         rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}.")
         if chosen["checkpointBlocks"]:
             rows.append("The host has no room for a copy of it: training waits while most of it is written.")
     return "\n".join(rows)
+
+
+def _row(name: str, mode: Mapping[str, Any]) -> str:
+    """The memory of a mode that does not fit is that of the layout which exceeds its limits by the least."""
+    made, fits = mode["plan"], "yes" if mode["fits"] else "no"
+    speed = f"{mode['secondsPerStep']:>11.3g} {mode['tokensPerSecond']:>10,.0f}" if mode["fits"] else ""
+    return (
+        f"{name:<19} {fits:<5} {_size(made['deviceBytes']):>11} {_size(made['hostBytes']):>11} "
+        f"{made['offloadedFraction']:>14.0%} {speed}"
+    ).rstrip()
 
 
 def _size(size: int | None) -> str:

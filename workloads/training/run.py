@@ -24,7 +24,6 @@ from busbar.workloads.training.control import Control
 from busbar.workloads.training.errors import (
     CheckpointError,
     Diverged,
-    InfeasiblePlan,
     OutOfArena,
     ResumeRefused,
     TrainingError,
@@ -167,13 +166,14 @@ class _Session:
         import torch
 
         from busbar.workloads.training import model
+        from busbar.workloads.training.choice import make_plan
         from busbar.workloads.training.limits import (
             CUDA_RESERVE_BYTES,
             RESERVE_BYTES,
             PeakMeter,
             host_limit_bytes,
         )
-        from busbar.workloads.training.plan import MemoryLimits, disk_shortage, make_plan
+        from busbar.workloads.training.plan import MemoryLimits, disk_shortage
         from busbar.workloads.training.streams import enforce_device_limit, make_repeatable
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
@@ -195,7 +195,7 @@ class _Session:
         plan = make_plan(demand, MemoryLimits(limit, host, on_cpu, free), self.spec.mode)
         shortage = disk_shortage(plan, demand, self.run.checkpoint.keep, free_disk(self.places.checkpoints))
         if shortage is not None:
-            raise InfeasiblePlan(shortage)
+            raise shortage
         if not on_cpu:
             enforce_device_limit(limit, torch.cuda.get_device_properties(self.device).total_memory)
         self.reporter.note(plan.explain())

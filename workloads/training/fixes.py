@@ -1,0 +1,152 @@
+"""What would make a job fit, cheapest first: another mode, a smaller micro-batch, then more memory. No torch here.
+
+Every fix is tried before it is named: with it, `plan.first_that_fits` finds a plan. Where no single change is enough
+they are joined, as in "mode: auto and shape.memory: at least 20480Mi more".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from busbar.workloads.training.plan import (
+    Demand,
+    MemoryLimits,
+    MemoryPlan,
+    excess,
+    first_that_fits,
+    layouts,
+    shown_bytes,
+)
+
+MOST = 4  # in one refusal
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A job that would fit; what is None stays as it is."""
+
+    plan: MemoryPlan
+    mode: str | None = None
+    micro_batch: int | None = None
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether it costs no memory."""
+        return self.device_bytes is None and self.host_bytes is None
+
+    def text(self, demand: Demand, limits: MemoryLimits) -> str:
+        parts = []
+        if self.mode is not None:
+            parts.append(f"mode: {self.mode}")
+        if self.micro_batch is not None:
+            parts.append(f"batch.microBatch: {self.micro_batch} (now {demand.micro_batch})")
+        if self.device_bytes is not None:
+            parts.append(_more_device(self.device_bytes, limits))
+        if self.host_bytes is not None:
+            missing = max(0, self.host_bytes - (limits.host_bytes or 0))
+            parts.append(f"shape.memory: at least {-(-missing // 2**20)}Mi more")
+        equal = ", equal results" if self.micro_batch is None else ""
+        placed = f" ({_placement(self.plan)}{equal})" if self.mode is not None else ""
+        return " and ".join(parts) + placed
+
+
+def _placement(plan: MemoryPlan) -> str:
+    share = f"{plan.offloaded_fraction:.0%}" if plan.offloaded else "none"
+    return (
+        f"{share} of the optimizer's state on the host: {shown_bytes(plan.device_bytes)} on the device, "
+        f"{shown_bytes(plan.host_bytes)} on the host"
+    )
+
+
+def find_fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[Fix]:
+    """Up to MOST fixes of a job that does not fit, cheapest first."""
+    other = None if mode == "auto" else "auto"
+    single = [*_other_mode(demand, limits, other), *_smaller(demand, limits, mode, None)]
+    both = [] if single or other is None else [*_smaller(demand, limits, other, other)]
+    free = [*single, *both]
+    bought = [*_more_memory(demand, limits, mode, None)]
+    if other is not None and not free:
+        bought += _more_memory(demand, limits, other, other)
+    if demand.micro_batch > 1 and not free:
+        bought += _more_memory(_with_micro_batch(demand, 1), limits, "auto", other, 1)
+    return [*free, *sorted(_useful(bought, limits), key=lambda fix: _price(fix, limits))][:MOST]
+
+
+def _other_mode(demand: Demand, limits: MemoryLimits, mode: str | None) -> Iterator[Fix]:
+    if mode is not None and (plan := first_that_fits(demand, limits, mode)):
+        yield Fix(plan, mode)
+
+
+def _smaller(demand: Demand, limits: MemoryLimits, mode: str, named: str | None) -> Iterator[Fix]:
+    """The largest smaller micro-batch with which `mode` fits."""
+    for micro in range(demand.micro_batch - 1, 0, -1):
+        if demand.micro_batch % micro == 0 and (
+            plan := first_that_fits(_with_micro_batch(demand, micro), limits, mode)
+        ):
+            yield Fix(plan, named, micro)
+            return
+
+
+def _with_micro_batch(demand: Demand, micro: int) -> Demand:
+    """Activations grow in proportion to the micro-batch."""
+    return replace(
+        demand,
+        micro_batch=micro,
+        activation_bytes=-(-demand.activation_bytes * micro // demand.micro_batch),
+        evaluation_bytes=-(-demand.evaluation_bytes * micro // demand.micro_batch),
+    )
+
+
+def _more_memory(
+    demand: Demand, limits: MemoryLimits, mode: str, named: str | None, micro: int | None = None
+) -> list[Fix]:
+    """More memory on the device, or on the host; on both where neither is enough alone."""
+    least = layouts(demand, replace(limits, host_bytes=0), mode)  # with the fewest snapshot buffers
+    on_device = [plan for plan in least if limits.host_bytes is None or plan.host_bytes <= limits.host_bytes]
+    on_host = [plan for plan in least if "device" not in excess(plan)]
+    fixes = []
+    if on_device:
+        plan = min(on_device, key=lambda plan: plan.device_bytes)
+        fixes.append(Fix(plan, named, micro, device_bytes=plan.device_bytes))
+    if on_host:
+        plan = min(on_host, key=lambda plan: plan.host_bytes)
+        fixes.append(Fix(plan, named, micro, host_bytes=plan.host_bytes))
+    if not on_host:
+        plan = min(least, key=lambda plan: plan.device_bytes)
+        fixes.append(Fix(plan, named, micro, plan.device_bytes, plan.host_bytes))
+    return fixes
+
+
+def _useful(fixes: list[Fix], limits: MemoryLimits) -> Iterator[Fix]:
+    """Those for which no other one asks for as little on both sides."""
+    asked = [(fix.device_bytes or 0, fix.host_bytes or 0) for fix in fixes]
+    for index, (device, host) in enumerate(asked):
+        less = [
+            other
+            for place, other in enumerate(asked)
+            if other[0] <= device and other[1] <= host and (other != (device, host) or place < index)
+        ]
+        if not less:
+            yield fixes[index]
+
+
+def _price(fix: Fix, limits: MemoryLimits) -> int:
+    """A raised limit is cheaper than memory, and memory than another device."""
+    return (0 if fix.host_bytes is None else 1) + (
+        2 if _needs_another_device(fix.device_bytes, limits) else 0
+    )
+
+
+def _needs_another_device(needed: int | None, limits: MemoryLimits) -> bool:
+    capacity = limits.device_capacity_bytes
+    return needed is not None and capacity is not None and needed > capacity
+
+
+def _more_device(needed: int, limits: MemoryLimits) -> str:
+    size = f"{-(-needed // 2**20)}Mi"
+    if _needs_another_device(needed, limits):
+        return f"a device with at least {size}"
+    return f"deviceMemory: at least {size}"
