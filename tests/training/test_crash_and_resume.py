@@ -192,6 +192,16 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
     assert f"state after step {status.step} is durable" in status.to_json()["message"]
 
 
+@pytest.mark.parametrize(("grace_s", "said"), [(1e-9, 1), (1e9, 0), (None, 0)])
+def test_a_grace_period_that_is_shorter_than_a_write_is_named_before_it_matters(
+    grace_s: float | None, said: int, tmp_path: Path
+) -> None:
+    claims, log = prepare(tmp_path), io.StringIO()
+    described = replace(run_from_manifest(manifest(), claims, None, {}), grace_s=grace_s)
+    assert run(described, Status(), Control(), Lines("slow", log)) == 0
+    assert log.getvalue().count(f"preemption.gracePeriodSeconds is {grace_s}") == said
+
+
 @pytest.mark.parametrize(
     ("left_s", "elapsed_s", "written", "another"),
     [(None, 1e9, 1, True), (60, 10, 50, True), (29, 10, 50, False), (30, 10, 50, True), (1, 0.1, 0, True)],

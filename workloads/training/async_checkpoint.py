@@ -53,6 +53,9 @@ class Saver:
         self._started = 0.0
         self.durable_step: int | None = None
         self.stalled_seconds = 0.0  # time the training loop lost to checkpoints
+        self.durable_seconds: float | None = (
+            None  # from the begin of the last whole save until it was durable
+        )
 
     def save(self, step: int, counters: Mapping[str, int]) -> None:
         """Snapshot the state after `step` steps and start writing it; `counters` go into its manifest.
@@ -127,6 +130,7 @@ class Saver:
             self._failure = CheckpointError(f"checkpoint of step {step} failed: {problem!r}")
         else:
             self.durable_step = step
+            self.durable_seconds = time.monotonic() - self._started
             self._on_durable(step, time.time(), size)
         finally:
             for _ in blocks:  # after a failure: give back the buffers, so that `take` ends

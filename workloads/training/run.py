@@ -399,6 +399,7 @@ class _Loop:
         self.packed = prepared.packed
         self.status, self.control, self.reporter = session.status, session.control, session.reporter
         self._last_save = time.monotonic()
+        self._compared_grace = False
 
     def go(self) -> None:
         total = self.session.spec.steps
@@ -417,6 +418,7 @@ class _Loop:
             self._report_skipped(result)
         shown = self.status.to_json(losses=False)
         self.reporter.step(result.step, total, result.loss, shown["tokensPerSecond"], shown["etaSeconds"])
+        self._compare_grace()
         waiting = self.control.take_requests()
         seconds = time.monotonic() - self._last_save
         if waiting or self.session.run.checkpoint.due(result.step, seconds):
@@ -466,6 +468,18 @@ class _Loop:
                         "peakHostBytes": self.trainer.peak_host_bytes(),
                     }
                 )
+            )
+
+    def _compare_grace(self) -> None:
+        """Say once, and before it matters, that a stop leaves too little time for a checkpoint."""
+        needed, grace = self.saver.durable_seconds, self.session.run.grace_s
+        if self._compared_grace or needed is None or grace is None:
+            return
+        self._compared_grace = True
+        if needed > grace:
+            self.reporter.note(
+                f"warning: a checkpoint takes {needed:.1f} s until it is durable, and preemption.gracePeriodSeconds is "
+                f"{grace:g}: a stop would lose the steps since the last one. Raise it, or lower checkpoint.everySteps"
             )
 
     def _attempt(self, work: Callable[[], None]) -> str | None:
