@@ -69,6 +69,17 @@ def test_what_gives_no_text_is_named_and_counted_by_reason(text_folder: Path) ->
     }
 
 
+def test_files_in_another_encoding_are_read_and_named(text_folder: Path) -> None:
+    (text_folder / "whole.txt").write_text("x" + "日" * 5000)  # a character is cut where the look at it ends
+    assert open_corpus("pvc://text", text_folder, 0.0).notes == ()
+    (text_folder / "latin.txt").write_bytes("Überspannung".encode("latin-1"))
+    corpus = open_corpus("pvc://text", text_folder, 0.0)
+    assert corpus.notes == (
+        "1 in spec.engine.data.uri are not UTF-8, and what is not is read as U+FFFD: latin.txt",
+    )
+    assert "latin.txt" in {document.name for document in corpus.train}
+
+
 def test_files_that_cannot_be_opened_are_named(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the kernel's refusal: tests may run as root, whom it lets read everything."""
     name = os.fsdecode(b"\xff.txt")

@@ -6,6 +6,7 @@ text remains. Hidden files and folders (`.git`, `.cache`) are not counted.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ RECORD_BYTES = 16 * 2**20  # of one line of a JSONL file
 RECORD_SUFFIXES = {".jsonl", ".ndjson"}
 BINARY, UNREADABLE, LINKED = "binary", "not readable", "links to folders"
 EMPTY = "empty"
+PROBE_BYTES = 8192  # of a file, by which its kind is judged
 
 
 @dataclass
@@ -27,16 +29,23 @@ class Found:
 
     files: list[tuple[str, Path]] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    other_encoding: list[str] = field(default_factory=list)
 
     def leave_out(self, name: str, reason: str) -> None:
         self.left_out.setdefault(reason, []).append(name)
 
     def notes(self) -> list[str]:
         """A sentence per reason."""
-        return [
+        sentences = [
             f"{len(names)} in {FIELD} gave no text, {reason}: {listed(names)}"
             for reason, names in self.left_out.items()
         ]
+        if self.other_encoding:
+            sentences.append(
+                f"{len(self.other_encoding)} in {FIELD} are not UTF-8, and what is not is read as U+FFFD: "
+                f"{listed(self.other_encoding)}"
+            )
+        return sentences
 
 
 def find(place: Path, root: Path | None) -> Found:
@@ -75,17 +84,25 @@ def _look_at(found: Found, name: str, path: Path, root: Path) -> None:
             found.leave_out(name, LINKED)
         elif not path.is_file():  # opening a pipe would wait for its writer
             found.leave_out(name, UNREADABLE)
-        elif not _is_text(path):
-            found.leave_out(name, BINARY)
         else:
-            found.files.append((name, path))
+            _look_into(found, name, path)
     except (OSError, RuntimeError):  # RuntimeError: links in a circle
         found.leave_out(name, UNREADABLE)
 
 
-def _is_text(path: Path) -> bool:
+def _look_into(found: Found, name: str, path: Path) -> None:
     with path.open("rb") as file:
-        return b"\0" not in file.read(8192)
+        start = file.read(PROBE_BYTES)
+    if b"\0" in start:
+        found.leave_out(name, BINARY)
+        return
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(
+            start
+        )  # which takes a character that is cut at the end
+    except UnicodeDecodeError:
+        found.other_encoding.append(name)
+    found.files.append((name, path))
 
 
 def holds_records(path: Path) -> bool:
