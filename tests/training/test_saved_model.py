@@ -104,6 +104,13 @@ OTHER_WEIGHTS: list[tuple[Damage, str]] = [
 ]
 
 
+def test_constants_that_old_versions_saved_are_left_unread(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved / "single", folder)
+    weights(lambda tensors: tensors.update({"model.layers.0.masked_bias": torch.tensor(-1e4)}))(folder)
+    assert isinstance(opened(folder).build(), torch.nn.Module)
+
+
 @pytest.mark.parametrize("kind", ["single", "sharded"])
 def test_a_whole_folder_is_read(kind: str, saved: Path) -> None:
     recipe = opened(saved / kind)

@@ -17,7 +17,7 @@ from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import Demand
-from busbar.workloads.training.saved_model import FIELD, check_files
+from busbar.workloads.training.saved_model import FIELD, check_files, vectors
 from busbar.workloads.training.settings import EngineSpec
 
 _PROBE_TOKENS = 8
@@ -69,7 +69,7 @@ def _check_weights(folder: Path, model: torch.nn.Module, info: Mapping[str, Any]
     """Refuse weights of which transformers says (`info`) that they are not the model's, or that are not finite."""
     lacking = sorted(info["missing_keys"])
     other = sorted(name for name, *_ in info["mismatched_keys"])
-    surplus = sorted(info["unexpected_keys"])
+    surplus = sorted(set(info["unexpected_keys"]) - vectors(folder))
     for names, what in (
         (lacking, "lacks {}"),
         (other, "holds {} in another shape"),

@@ -32,9 +32,16 @@ def check_files(folder: Path) -> None:
             FIELD, f"{folder} lacks {listed(missing)}, of {len(wanted)} files in its index", _SAVE_AGAIN
         )
     for shard, tensors in wanted.items():
-        lost = sorted(tensors - _tensors(folder / shard))
+        lost = sorted(tensors - set(_tensors(folder / shard)))
         if lost:
             raise InvalidJob(FIELD, f"{folder / shard} lacks {listed(lost)}", _SAVE_AGAIN)
+
+
+def vectors(folder: Path) -> set[str]:
+    """Names of the tensors with fewer than two dimensions: of these old versions saved some that nothing reads."""
+    shards = [SINGLE] if (folder / SINGLE).is_file() else list(_index(folder / INDEX))
+    shapes = [_tensors(folder / shard) for shard in shards]
+    return {name for tensors in shapes for name, dimensions in tensors.items() if dimensions < 2}
 
 
 def _instead(folder: Path) -> str:
@@ -61,8 +68,8 @@ def _index(path: Path) -> dict[str, set[str]]:
         raise InvalidJob(FIELD, f"{path} is not an index of weights: {problem!r}", _SAVE_AGAIN) from problem
 
 
-def _tensors(path: Path) -> set[str]:
-    """Names of the tensors in a file whose header accounts for all of its bytes."""
+def _tensors(path: Path) -> dict[str, int]:
+    """Dimensions of the tensors in a file whose header accounts for all of its bytes."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -74,7 +81,7 @@ def _tensors(path: Path) -> set[str]:
         needed = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
         if needed != size:
             raise ValueError(f"it has {size} bytes of {needed}")
-        return set(header)
+        return {name: len(entry["shape"]) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
         raise InvalidJob(
             FIELD, f"{path} is not a whole safetensors file: {problem}", _SAVE_AGAIN
