@@ -247,6 +247,14 @@ def test_where_both_sides_are_short_one_fix_names_both() -> None:
     assert "shape.memory: at least" in fix
 
 
+def test_a_refusal_names_the_phase_that_needs_the_most_of_the_host() -> None:
+    """Resident on a device, the host needs little but for the model that is made there."""
+    with pytest.raises(InfeasiblePlan, match=r"host, in phase start, needs 13\.0 GiB and has 1024"):
+        make_plan(billions(7), replace(H200, host_bytes=2**30), "resident")
+    with pytest.raises(InfeasiblePlan, match=r"host, in phase export, needs 66\.\d GiB and has 60"):
+        make_plan(billions(7), replace(H200, host_bytes=60 * 2**30), "optimizer-offload")
+
+
 def with_fix(fix: Fix, demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
     """The plan of the job after it did what `fix` says, in whole MiB as the sentence has it."""
     if fix.micro_batch is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.fixes import find_fixes
 from busbar.workloads.training.plan import (
@@ -30,19 +32,25 @@ def closest(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
 
 
 def _why(demand: Demand, limits: MemoryLimits, mode: str) -> str:
-    """Who needs how much of what is short."""
+    """Who needs how much of what is short; of the host, in the phase that needs the most."""
     plan = closest(demand, limits, mode)
-    sides = []
-    for side, size in excess(plan).items():
-        limit = plan.limits.device_bytes if side == "device" else plan.limits.host_bytes
-        needed = plan.device_bytes if side == "device" else plan.host_bytes
-        owners = plan.device if side == "device" else {**plan.host, **_device_owner(plan)}
-        listed = ", ".join(f"{owner} {shown_bytes(count)}" for owner, count in owners.items() if count)
-        sides.append(
-            f"{side} needs {shown_bytes(needed)} and has {shown_bytes(limit or 0)}, {shown_bytes(size)} short ({listed})"
-        )
+    phase = max(plan.phases, key=lambda name: plan.phases[name])
+    on_host = {**plan.host, **_device_owner(plan)}
+    short = {
+        "device": ("device", plan.device_bytes, limits.device_bytes, plan.device),
+        "host": (f"host, in phase {phase},", plan.host_bytes, limits.host_bytes, on_host),
+    }
     share = f", at best with {plan.offloaded_fraction:.0%} of the state on the host" if mode == "auto" else ""
-    return f"mode {mode} does not fit{share}: {'; '.join(sides)}"
+    return f"mode {mode} does not fit{share}: {'; '.join(_side(*short[side]) for side in excess(plan))}"
+
+
+def _side(name: str, needed: int, limit: int | None, owners: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{owner} {shown_bytes(size)}" for owner, size in owners.items() if size)
+    has = limit or 0
+    return (
+        f"{name} needs {shown_bytes(needed)} and has {shown_bytes(has)}, "
+        f"{shown_bytes(needed - has)} short ({listed})"
+    )
 
 
 def _device_owner(plan: MemoryPlan) -> dict[str, int]:
