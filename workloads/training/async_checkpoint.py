@@ -53,9 +53,7 @@ class Saver:
         self._started = 0.0
         self.durable_step: int | None = None
         self.stalled_seconds = 0.0  # time the training loop lost to checkpoints
-        self.durable_seconds: float | None = (
-            None  # from the begin of the last whole save until it was durable
-        )
+        self.durable_seconds: float | None = None  # that the last whole save took, the snapshot included
 
     def save(self, step: int, counters: Mapping[str, int]) -> None:
         """Snapshot the state after `step` steps and start writing it; `counters` go into its manifest.

@@ -32,11 +32,6 @@ class Fix:
     device_bytes: int | None = None
     host_bytes: int | None = None
 
-    @property
-    def free(self) -> bool:
-        """Whether it costs no memory."""
-        return self.device_bytes is None and self.host_bytes is None
-
     def text(self, demand: Demand, limits: MemoryLimits) -> str:
         parts = []
         if self.mode is not None:
@@ -72,7 +67,7 @@ def find_fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[Fix]:
         bought += _more_memory(demand, limits, other, other)
     if demand.micro_batch > 1 and not free:
         bought += _more_memory(_with_micro_batch(demand, 1), limits, "auto", other, 1)
-    return [*free, *sorted(_useful(bought, limits), key=lambda fix: _price(fix, limits))][:MOST]
+    return [*free, *sorted(_useful(bought), key=lambda fix: _price(fix, limits))][:MOST]
 
 
 def _other_mode(demand: Demand, limits: MemoryLimits, mode: str | None) -> Iterator[Fix]:
@@ -120,7 +115,7 @@ def _more_memory(
     return fixes
 
 
-def _useful(fixes: list[Fix], limits: MemoryLimits) -> Iterator[Fix]:
+def _useful(fixes: list[Fix]) -> Iterator[Fix]:
     """Those for which no other one asks for as little on both sides."""
     asked = [(fix.device_bytes or 0, fix.host_bytes or 0) for fix in fixes]
     for index, (device, host) in enumerate(asked):
@@ -135,9 +130,8 @@ def _useful(fixes: list[Fix], limits: MemoryLimits) -> Iterator[Fix]:
 
 def _price(fix: Fix, limits: MemoryLimits) -> int:
     """A raised limit is cheaper than memory, and memory than another device."""
-    return (0 if fix.host_bytes is None else 1) + (
-        2 if _needs_another_device(fix.device_bytes, limits) else 0
-    )
+    device = 2 if _needs_another_device(fix.device_bytes, limits) else 0
+    return device + (0 if fix.host_bytes is None else 1)
 
 
 def _needs_another_device(needed: int | None, limits: MemoryLimits) -> bool:

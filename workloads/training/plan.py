@@ -224,7 +224,7 @@ def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> Inf
         f"{shown_bytes(needed)} of disk, and {shown_bytes(free)} are free"
     )
     fewer = [f"checkpoint.keep: {fits}"] if fits >= 1 else []
-    return InfeasiblePlan(why, [*fewer, f"a claim with {shown_bytes(needed - free)} more"])
+    return InfeasiblePlan(why, [*fewer, f"a claim with at least {-(-(needed - free) // 2**20)}Mi more"])
 
 
 def block_bytes(checkpoint: int) -> int:

@@ -7,7 +7,6 @@ text remains. Hidden files and folders (`.git`, `.cache`) are not counted.
 from __future__ import annotations
 
 import codecs
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -113,8 +112,5 @@ def holds_records(path: Path) -> bool:
 
 def _begins_with_records(path: Path) -> bool:
     with path.open("rb") as file:
-        lines = [file.readline(RECORD_BYTES) for _ in range(2)]
-    try:
-        return all(isinstance(json.loads(line), dict) for line in lines)
-    except (ValueError, RecursionError):
-        return False
+        lines = (file.readline(RECORD_BYTES).removeprefix(codecs.BOM_UTF8).strip() for _ in range(2))
+        return all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
