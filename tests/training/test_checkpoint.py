@@ -179,7 +179,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing_half_done(
 
 @pytest.mark.parametrize(
     ("missing", "kept"),
-    [(0.0, [30, 20, 10]), (0.5, [30, 20]), (1.5, [30]), (2.0, [30]), (2.5, [30, 20, 10])],
+    [(0.0, [30, 20, 10]), (0.5, [30, 20]), (1.5, [30]), (1.9, [30]), (2.5, [30, 20, 10])],
 )
 def test_a_full_disk_costs_the_oldest_checkpoints_if_that_makes_room_and_never_the_last(
     missing: float, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
