@@ -15,6 +15,7 @@ from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     MODEL_SERVICES,
     PERFORMANCE_PROFILES,
+    POWER_DOMAINS,
     TENANTS,
     TRAINING_JOBS,
     Resource,
@@ -23,7 +24,7 @@ from busbar.kube.resources import (
 Document = dict[str, Any]
 RESTORING = "busbar.dev/restoring"
 """Annotation of an object that is being restored; its value is the uid in the backup."""
-ORDER = (ACCELERATOR_POOLS, TENANTS, PERFORMANCE_PROFILES, TRAINING_JOBS, MODEL_SERVICES)
+ORDER = (ACCELERATOR_POOLS, POWER_DOMAINS, TENANTS, PERFORMANCE_PROFILES, TRAINING_JOBS, MODEL_SERVICES)
 ENDED = frozenset({"Succeeded", "Failed"})
 
 _RUN = (

@@ -1,6 +1,7 @@
 """The steps of `busbar restore`.
 
-    1  namespaces that are missing; then pools, tenants, profiles, jobs and services, each one created suspended and marked
+    1  namespaces that are missing; then pools, power domains, tenants, profiles, jobs and services, each one created
+       suspended and marked
     2  the database, with the new uid of each object instead of the one in the backup
     3  in the same order: the stored status, then the object's own `suspend`, and the mark goes
 

@@ -45,6 +45,7 @@ MODEL_SERVICES = Resource(GROUP, VERSION, "modelservices", "ModelService")
 ACCELERATOR_POOLS = Resource(GROUP, VERSION, "acceleratorpools", "AcceleratorPool", namespaced=False)
 TENANTS = Resource(GROUP, VERSION, "tenants", "Tenant", namespaced=False)
 PERFORMANCE_PROFILES = Resource(GROUP, VERSION, "performanceprofiles", "PerformanceProfile", namespaced=False)
+POWER_DOMAINS = Resource(GROUP, VERSION, "powerdomains", "PowerDomain", namespaced=False)
 
 PODS = Resource("", "v1", "pods", "Pod")
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)

@@ -298,6 +298,10 @@ class Operator:
                 self.reaper.forget(old.uid)
             return
         self.controller.add(kind, key)
+        if kind == "Node":
+            self.handlers.power.node_changed(old, new)
+        elif kind == "PowerDomain":
+            self.handlers.power.domain_changed(old, new)
         if kind in ("ModelService", "Tenant", "Node"):
             self._routes_dirty.set()
         if kind in ("Namespace", "RoleBinding", "NetworkPolicy") or (

@@ -60,7 +60,7 @@ def backup(
     system_namespace: str,
     passphrase_file: str | None,
 ) -> None:
-    """Write pools, tenants, profiles, jobs, services and the database to FILE.
+    """Write pools, power domains, tenants, profiles, jobs, services and the database to FILE.
 
     For administrators: it needs a token of the role admin, and the kubeconfig of an administrator of the cluster. FILE
     holds every tenant's specifications and names (mode 0600). Model weights, checkpoints and Prometheus data are not

@@ -12,12 +12,13 @@ from busbar.kube.types.meta import (
 )
 from busbar.kube.types.model_service import ModelService, ServicePhase
 from busbar.kube.types.performance_profile import PerformanceProfile
+from busbar.kube.types.power_domain import PowerDomain
 from busbar.kube.types.tenant import Tenant
 from busbar.kube.types.training_job import TrainingJob, TrainingPhase
 
 KINDS: dict[str, type[Resource]] = {
     model.__name__: model
-    for model in (TrainingJob, ModelService, AcceleratorPool, Tenant, PerformanceProfile)
+    for model in (TrainingJob, ModelService, AcceleratorPool, Tenant, PerformanceProfile, PowerDomain)
 }
 """Kind to model."""
 
@@ -32,6 +33,7 @@ __all__ = [
     "ModelService",
     "ObjectMeta",
     "PerformanceProfile",
+    "PowerDomain",
     "Resource",
     "ServicePhase",
     "Tenant",

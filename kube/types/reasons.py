@@ -52,6 +52,8 @@ class Reason(StrEnum):
     """A replica that should serve has stopped accepting requests; another one replaces it."""
     NODES_READY = "NodesReady"
     NO_NODES = "NoNodes"
+    OBSERVING = "Observing"
+    """A feed is measured, and nothing limits it."""
     FOREIGN_PODS = "ForeignPods"
     NO_FOREIGN_PODS = "NoForeignPods"
     MEASURED = "Measured"

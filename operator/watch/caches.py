@@ -24,12 +24,20 @@ from busbar.kube.resources import (
     NODES,
     PERFORMANCE_PROFILES,
     PODS,
+    POWER_DOMAINS,
     ROLE_BINDINGS,
     TENANTS,
     TRAINING_JOBS,
     Resource,
 )
-from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
+from busbar.kube.types import (
+    AcceleratorPool,
+    ModelService,
+    PerformanceProfile,
+    PowerDomain,
+    Tenant,
+    TrainingJob,
+)
 from busbar.kube.types.meta import LABEL_QUEUE
 from busbar.kube.types.meta import Resource as Model
 from busbar.operator.watch.projections import Node, Pod, project_node, project_pod
@@ -64,6 +72,7 @@ class Caches:
         self.pools: Cache[AcceleratorPool] = self._cache(ACCELERATOR_POOLS, AcceleratorPool)
         self.tenants: Cache[Tenant] = self._cache(TENANTS, Tenant)
         self.profiles: Cache[PerformanceProfile] = self._cache(PERFORMANCE_PROFILES, PerformanceProfile)
+        self.power_domains: Cache[PowerDomain] = self._cache(POWER_DOMAINS, PowerDomain)
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
 
         def changed(kind: str) -> Callable[[Key, Any, Any], None]:
@@ -97,7 +106,7 @@ class Caches:
 
     @property
     def ours(self) -> tuple[Cache[Any], ...]:
-        return (self.jobs, self.services, self.pools, self.tenants, self.profiles)
+        return (self.jobs, self.services, self.pools, self.tenants, self.profiles, self.power_domains)
 
     def by_kind(self) -> dict[str, Cache[Any]]:
         return {c.resource.kind: c for c in (*self.ours, *self.informers)}

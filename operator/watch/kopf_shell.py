@@ -30,6 +30,7 @@ from busbar.kube.resources import (
     GROUP,
     MODEL_SERVICES,
     PERFORMANCE_PROFILES,
+    POWER_DOMAINS,
     TENANTS,
     TRAINING_JOBS,
     VERSION,
@@ -51,6 +52,7 @@ KINDS: tuple[Resource, ...] = (
     ACCELERATOR_POOLS,
     TENANTS,
     PERFORMANCE_PROFILES,
+    POWER_DOMAINS,
 )
 
 

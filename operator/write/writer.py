@@ -35,6 +35,7 @@ from busbar.operator.write.actions import (
 )
 from busbar.operator.write.events import EventQueue, Notice
 from busbar.operator.write.lanes import Lane, Lanes
+from busbar.scheduler.power import DomainFault
 
 FIELD_MANAGER = "busbar-operator"
 _WARNINGS = frozenset(
@@ -49,6 +50,7 @@ _WARNINGS = frozenset(
         "ReplicaReplaced",
         "DeadlineExceeded",
         "SpeedQuarantined",
+        *DomainFault,
     }
 )
 

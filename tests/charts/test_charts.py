@@ -242,6 +242,7 @@ def test_what_people_own_is_kept_on_uninstall() -> None:
         ("CustomResourceDefinition", "acceleratorpools.busbar.dev"),
         ("CustomResourceDefinition", "tenants.busbar.dev"),
         ("CustomResourceDefinition", "performanceprofiles.busbar.dev"),
+        ("CustomResourceDefinition", "powerdomains.busbar.dev"),
     }
 
 
@@ -337,12 +338,14 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
         "busbar.dev/acceleratorpools": "create list watch",
         # profiles: made when a class first runs, the least used deleted when there are too many
         "busbar.dev/performanceprofiles": "create delete list watch",
+        "busbar.dev/powerdomains": "list watch",
         # the status writer
         "busbar.dev/trainingjobs/status": "patch",
         "busbar.dev/modelservices/status": "patch",
         "busbar.dev/acceleratorpools/status": "patch",
         "busbar.dev/tenants/status": "patch",
         "busbar.dev/performanceprofiles/status": "patch",
+        "busbar.dev/powerdomains/status": "patch",
         # gangs and replicas: create, lift the gate (patch), read again after a failed precondition, delete
         "pods": "create delete get list patch watch",
         "services": "create",

@@ -96,6 +96,7 @@ PLURALS = {
     "AcceleratorPool": ("apis/busbar.dev/v1alpha1", "acceleratorpools", False),
     "Tenant": ("apis/busbar.dev/v1alpha1", "tenants", False),
     "PerformanceProfile": ("apis/busbar.dev/v1alpha1", "performanceprofiles", False),
+    "PowerDomain": ("apis/busbar.dev/v1alpha1", "powerdomains", False),
 }
 """Kind to (path of its API, plural, namespaced)."""
 

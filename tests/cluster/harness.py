@@ -29,6 +29,7 @@ from busbar.kube.resources import (
     MODEL_SERVICES,
     PERFORMANCE_PROFILES,
     PODS,
+    POWER_DOMAINS,
     SERVICES,
     TENANTS,
     TRAINING_JOBS,
@@ -42,7 +43,16 @@ PATIENCE_S = 60.0
 """For what takes a second or two; long enough for a busy machine."""
 _numbers = itertools.count(1)
 _MANIFESTS: dict[str, Resource] = {
-    r.kind: r for r in (TRAINING_JOBS, MODEL_SERVICES, ACCELERATOR_POOLS, TENANTS, PERFORMANCE_PROFILES, PODS)
+    r.kind: r
+    for r in (
+        TRAINING_JOBS,
+        MODEL_SERVICES,
+        ACCELERATOR_POOLS,
+        TENANTS,
+        PERFORMANCE_PROFILES,
+        POWER_DOMAINS,
+        PODS,
+    )
 }
 
 QUICK = Settings(
@@ -79,6 +89,7 @@ def clear(server: ApiServer) -> None:
         "/apis/busbar.dev/v1alpha1/acceleratorpools",
         "/apis/busbar.dev/v1alpha1/tenants",
         "/apis/busbar.dev/v1alpha1/performanceprofiles",
+        "/apis/busbar.dev/v1alpha1/powerdomains",
         "/api/v1/nodes",
         *(
             f"/apis/coordination.k8s.io/v1/namespaces/{home}/leases/busbar-operator"

@@ -252,11 +252,26 @@ def slowest_profile() -> JSON:
     return document
 
 
+def power_domain() -> JSON:
+    """A PowerDomain with every field."""
+    return _document(
+        "PowerDomain",
+        {
+            "budgetWatts": 52_000.5,
+            "parent": "row-1",
+            "nodeSelector": {"topology.kubernetes.io/rack": "a1"},
+            "policy": "Observe",
+            "marginPercent": 1.5,
+        },
+    )
+
+
 BASES = {
     "TrainingJob": (template_job, engine_job, engine_job_from_weights),
     "ModelService": (model_service, model_service_from_weights),
     "AcceleratorPool": (pool, cpu_pool),
     "Tenant": (tenant,),
     "PerformanceProfile": (profile, fastest_profile, slowest_profile),
+    "PowerDomain": (power_domain,),
 }
 """Kind to the functions that make its accepted manifests."""

@@ -72,7 +72,7 @@ def own_device(name: str) -> str:
 
 
 def of_cluster(name: str) -> list[JSON]:
-    """A tenant's cluster-scoped objects: the Tenant, a pool and a node for it alone, a volume, a binding."""
+    """A tenant's cluster-scoped objects: the Tenant, a pool, a node and a feed for it alone, a volume, a binding."""
     people = [{"subject": {"kind": "User", "name": f"{name}-{role}"}, "role": role} for role in ROLES]
     own = {"key": own_taint(name), "operator": "Exists", "effect": "NoSchedule"}
     return [
@@ -87,6 +87,7 @@ def of_cluster(name: str) -> list[JSON]:
             tolerations=[own],
         ),
         _busbar("PerformanceProfile", name, workloadClass=f"{name}-7B-3f9a0c11"),
+        _busbar("PowerDomain", name, budgetWatts=1000, nodeSelector={"pool": name}),
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"pool": name}}},
         {
             "apiVersion": "v1",

@@ -536,7 +536,25 @@ PROFILE = (
     ),
 )
 
-ROWS = (*TRAINING, *SERVICE, *POOL, *TENANT, *PROFILE)
+POWER = (
+    Row(
+        m.power_domain,
+        "",
+        "a domain cannot be its own parent",
+        {"spec/parent": "sample"},
+        {"spec/parent": "sample-2"},
+        blames="spec.parent",
+    ),
+    Row(
+        m.power_domain,
+        "spec.nodeSelector",
+        "every key must have at most 316 characters",
+        {"spec/nodeSelector": {"a b": "x"}},
+        {"spec/nodeSelector": {"a.b/c": "x"}},
+    ),
+)
+
+ROWS = (*TRAINING, *SERVICE, *POOL, *TENANT, *PROFILE, *POWER)
 
 STAYS_MUTABLE = (
     ("a suspended job changes its size", m.template_job, SUSPENDED, {"spec/shape/minPods": 2}),
@@ -547,6 +565,11 @@ STAYS_MUTABLE = (
     ("a job changes when it is cleaned up", m.engine_job, RUNNING, {"spec/ttlSecondsAfterFinished": ...}),
     ("a service gets an external target", m.model_service, {"spec/replicas": ...}, {"spec/replicas": 0}),
     ("a service changes its range", m.model_service, RUNNING, {"spec/minReplicas": 0, "spec/maxReplicas": 9}),
+    ("a feed gets another budget", m.power_domain, {}, {"spec/budgetWatts": 40_000}),
+    ("a feed moves in the tree", m.power_domain, {}, {"spec/parent": "row-2"}),
+    ("a feed becomes the root", m.power_domain, {}, {"spec/parent": ...}),
+    ("a feed gets other nodes", m.power_domain, {}, {"spec/nodeSelector": {"rack": "b1"}}),
+    ("a feed gets another margin", m.power_domain, {}, {"spec/marginPercent": 5}),
     *(
         (f"a suspended service changes its {name}", m.model_service, SUSPENDED, change)
         for name, change in _SERVICE_FIELDS

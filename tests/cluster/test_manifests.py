@@ -70,6 +70,7 @@ def test_minimal_manifests_get_the_same_defaults_from_the_server_and_from_python
             "workloadClass": "llama-7B-3f9a0c11",
             "cells": [{"accelerator": "L4", "accelerators": 1, "tokensPerSecond": 100}],
         },
+        "PowerDomain": {"budgetWatts": 1},
     }
     for kind, spec in minimal.items():
         document = BASES[kind][0]() | {"spec": spec}

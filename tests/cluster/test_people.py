@@ -15,6 +15,7 @@ def test_members_see_no_tenants_pools_or_other_namespaces(tenancy: ApiServer) ->
             "/apis/busbar.dev/v1alpha1/tenants",
             "/apis/busbar.dev/v1alpha1/acceleratorpools",
             "/apis/busbar.dev/v1alpha1/performanceprofiles",
+            "/apis/busbar.dev/v1alpha1/powerdomains",
             "/apis/busbar.dev/v1alpha1/trainingjobs",
             f"/apis/busbar.dev/v1alpha1/namespaces/{OPEN_NAMESPACE}/trainingjobs",
             f"/api/v1/namespaces/{OPEN_NAMESPACE}/pods",

@@ -30,7 +30,7 @@ def test_b_has_one_of_everything(bravo: Neighbour, resources: tuple[Served, ...]
     assert len(stored) > 30
     for resource in stored:
         assert admin.get(resource.item("bravo", "bravo")).ok, resource.name
-    for kind in ("Namespace", "Tenant", "AcceleratorPool", "PerformanceProfile", "Node"):
+    for kind in ("Namespace", "Tenant", "AcceleratorPool", "PerformanceProfile", "PowerDomain", "Node"):
         assert admin.get(f"{collection(kind)}/bravo").ok, kind
 
 

@@ -19,7 +19,7 @@ from tests.cluster.walk import ABSENT
 READING = (
     "get pods", "get all", "get busbar", "get events,secrets,configmaps -o yaml", "get bbtj N -o json",
     "get pods -A", "get bbtj,bbms -A -o wide", "get pods --watch --request-timeout=2", "get ns N", "get nodes N",
-    "get tenants N", "get acceleratorpools", "get bbperf N", "get pv N", "get rolebindings,roles,sa", "get leases -A",
+    "get tenants N", "get acceleratorpools", "get bbperf N", "get bbpd N", "get pv N", "get rolebindings,roles,sa", "get leases -A",
     "get --raw /api/v1/namespaces/N/pods/N/log", "get --raw /metrics",
     "describe pod N", "describe bbtj N", "describe ns N", "describe node N", "describe tenant N",
     "logs N", "logs deploy/N", "events", "events -A", "cluster-info dump",

@@ -1,0 +1,106 @@
+"""PowerDomain: the nodes on one electrical feed, and its budget. Domains form a tree."""
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from busbar.kube.types.meta import (
+    Conditions,
+    KindInfo,
+    LabelValue,
+    ObjectName,
+    PrinterColumn,
+    QualifiedKey,
+    Resource,
+    SpecModel,
+    StatusModel,
+)
+from busbar.kube.types.rules import Rule
+from busbar.kube.types.training_job import Count
+
+
+class Policy(StrEnum):
+    """What is done to keep the budget; policies that limit boards will be added here."""
+
+    OBSERVE = "Observe"
+    """The draw is measured, and nothing is limited."""
+
+
+class PowerDomainSpec(SpecModel):
+    """The feed's budget, its place in the tree, and its nodes."""
+
+    budget_watts: Annotated[float, Field(gt=0, le=100_000_000)] = Field(
+        description="What the feed may carry, in watts."
+    )
+    parent: ObjectName | None = Field(
+        default=None, description="The domain that feeds this one; absent: none is above it."
+    )
+    node_selector: Annotated[dict[QualifiedKey, LabelValue], Field(min_length=1, max_length=32)] | None = (
+        Field(
+            default=None,
+            description="Labels of the nodes on this feed; absent: it has only those of the domains below it. "
+            "Of several domains that select a node, one below another comes first, then the one with more labels.",
+        )
+    )
+    policy: Policy = Field(default=Policy.OBSERVE, description="Observe: measure, and limit nothing.")
+    margin_percent: Annotated[float, Field(ge=0, le=50)] = Field(
+        default=1.0,
+        description="Part of the budget that the headroom leaves out, for what is not measured.",
+    )
+
+
+class PowerDomainStatus(StatusModel):
+    """The state of the feed; only the operator writes it."""
+
+    observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
+    nodes: Count | None = Field(
+        default=None, description="Nodes on this feed, those of the domains below it included."
+    )
+    conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
+
+
+class PowerDomain(Resource):
+    """The nodes on one electrical feed, and what it may carry."""
+
+    rules = (
+        Rule(
+            cel="!has(self.spec.parent) || self.spec.parent != self.metadata.name",
+            message="a domain cannot be its own parent; remove spec.parent, or name the feed above it",
+            field_path=".spec.parent",
+            holds=lambda domain: not domain.spec.parent or domain.spec.parent != domain.metadata.name,
+        ),
+    )
+    info: ClassVar[KindInfo] = KindInfo(
+        plural="powerdomains",
+        singular="powerdomain",
+        short_names=["bbpd"],
+        namespaced=False,
+        columns=[
+            PrinterColumn(
+                name="Budget", type="number", json_path=".spec.budgetWatts", description="In watts."
+            ),
+            PrinterColumn(
+                name="Nodes", type="integer", json_path=".status.nodes", description="On this feed."
+            ),
+            PrinterColumn(
+                name="Parent", type="string", json_path=".spec.parent", description="The feed above it."
+            ),
+            PrinterColumn(
+                name="Policy", type="string", json_path=".spec.policy", description="Its policy.", priority=1
+            ),
+            PrinterColumn(
+                name="Reason",
+                type="string",
+                json_path='.status.conditions[?(@.type=="Ready")].reason',
+                description="Why it is or is not ready.",
+            ),
+            PrinterColumn(
+                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
+            ),
+        ],
+    )
+
+    kind: Literal["PowerDomain"] = "PowerDomain"
+    spec: PowerDomainSpec = Field(description="The feed's budget, its place in the tree, and its nodes.")
+    status: PowerDomainStatus | None = Field(default=None, description="The state of the feed.")

@@ -1,0 +1,1 @@
+"""PowerDomains: which nodes hang on which feed, and what the domains' statuses say."""

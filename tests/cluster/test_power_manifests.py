@@ -1,0 +1,43 @@
+"""Bad PowerDomains beside accepted neighbours, in the words of people who write them. Bounds are in `bounds.txt`."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cluster.apiserver import Client
+from tests.cluster.manifests import power_domain
+from tests.cluster.rule_rows import Change, edited
+from tests.cluster.test_manifests import assert_refused, client
+
+__all__ = ["client"]
+
+ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
+    ("no watts", {"spec/budgetWatts": 0}, {"spec/budgetWatts": 1}, "spec.budgetWatts", "greater than 0"),
+    ("negative", {"spec/budgetWatts": -1}, {"spec/budgetWatts": 0.5}, "spec.budgetWatts", "greater than 0"),
+    ("above 100 MW", {"spec/budgetWatts": 1.1e8}, {"spec/budgetWatts": 1e8}, "spec.budgetWatts", "less than"),
+    ("a text", {"spec/budgetWatts": "5kW"}, {"spec/budgetWatts": 5000}, "spec.budgetWatts", "Invalid value"),
+    ("margin 101 %", {"spec/marginPercent": 101}, {"spec/marginPercent": 50}, "spec.marginPercent", "less"),
+    ("margin -1 %", {"spec/marginPercent": -1}, {"spec/marginPercent": 0}, "spec.marginPercent", "greater"),
+    *(
+        (policy, {"spec/policy": policy}, {"spec/policy": "Observe"}, "spec.policy", "Unsupported value")
+        for policy in ("Static", "Lease", "LeaseWithBurst", "observe")
+    ),
+    ("all nodes", {"spec/nodeSelector": {}}, {"spec/nodeSelector": ...}, "spec.nodeSelector", "at least 1"),
+    ("itself", {"spec/parent": "sample"}, {"spec/parent": ...}, "spec.parent", "its own parent"),
+    ("no name", {"spec/parent": "Row 1"}, {"spec/parent": "row-1"}, "spec.parent", "should match"),
+)
+NOT_BUILT = ("enforcement", "meter", "quantile", "hostWatts", "rideThroughSeconds")
+
+
+@pytest.mark.parametrize(("bad", "good", "field", "says"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS])
+def test_bad_domain_is_refused_and_its_neighbour_is_not(
+    client: Client, bad: Change, good: Change, field: str, says: str
+) -> None:
+    assert_refused(client.create(edited(power_domain(), bad)), field, says)
+    client.create(edited(power_domain(), good)).expect()
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_what_is_not_built_is_no_field(client: Client, name: str) -> None:
+    answer = client.create(edited(power_domain(), {f"spec/{name}": 1}))
+    assert answer.status == 400
+    assert f'unknown field "spec.{name}"' in answer.message
