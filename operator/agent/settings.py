@@ -1,0 +1,46 @@
+"""Settings of the agent: frozen, read once from ``BUSBAR_AGENT_*`` by the rules of ``busbar.kube.settings``."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from busbar.kube import settings
+from busbar.kube.contracts.power import PORT
+from busbar.kube.settings import Count, LogFormat, LogLevel, Port, Positive, Rule, setting
+
+PREFIX = "BUSBAR_AGENT_"
+Key = Annotated[bytes, Rule("16 bytes or more; let the chart make it", lambda key: len(key) >= 16)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the agent behaves. Times are seconds."""
+
+    node: str = setting("", own=False, shared="NODE_NAME")  # of this node; empty: the host's name
+    # the bearers of all agents are derived from it
+    key: Key = setting(b"", own=False, file="BUSBAR_POWER_KEY_FILE", required=True, secret=True)
+    # probe: this node's own meters; simulated: invent those of simulated_nodes
+    backend: Literal["probe", "simulated"] = "probe"
+    host: str = "0.0.0.0"
+    port: Port = PORT
+    period_s: Positive = 0.2  # the meters are read this often
+
+    simulated_nodes: tuple[str, ...] = ()  # names of the nodes that are played
+    simulated_boards: Count = 8  # of each of them
+    simulated_board_watts: Positive = 400.0
+    simulated_board_floor_watts: Positive = 100.0
+    simulated_host_watts: float = 1750.0
+    simulated_seed: int = 0
+
+    log_format: LogFormat = setting("json", shared="BUSBAR_LOG_FORMAT")
+    log_level: LogLevel = "info"
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process. Raises SettingsError, which names every variable that is wrong."""
+    env = os.environ if environ is None else environ
+    return settings.load(Settings, PREFIX, env, defaults={"node": socket.gethostname()})
