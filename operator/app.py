@@ -114,6 +114,7 @@ class Operator:
             self.demand,
             settings,
             self.reaper,
+            self.metrics,
         )
         self.rounds.after = self._after_round
         self.feed = RoutesFeed(
@@ -169,6 +170,7 @@ class Operator:
                     ("sentences", self.rounds.sentences.run()),
                     ("prober", self.prober.run()),
                     ("forecasts", self.forecaster.run()),
+                    ("power", self.handlers.power.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),
                     ("routes", self._routes_forever()),
@@ -263,6 +265,7 @@ class Operator:
             for informer in self.caches.informers:
                 self.metrics.watch_age.labels(informer.resource.plural).set(informer.age_s)
             self.metrics.show_pools(self.caches.pools.items.values())
+            self.handlers.power.show()
             self.metrics.jobs.clear()
             for kind, cache in (("TrainingJob", self.caches.jobs), ("ModelService", self.caches.services)):
                 for obj in cache.items.values():

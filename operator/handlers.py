@@ -15,6 +15,7 @@ from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TR
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting.allocations import Allocations, HeldElsewhere, TenantAllocation, allocations
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
+from busbar.operator.metrics import Metrics
 from busbar.operator.pods.foreign_pods import admit_pod, is_unaccounted, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.pods.orphans import Reaper
@@ -62,6 +63,7 @@ class Handlers:
         demand: DemandReader,
         settings: Settings,
         reaper: Reaper,
+        metrics: Metrics,
     ) -> None:
         self._caches, self._writer, self._controller = caches, writer, controller
         self._reaper = reaper
@@ -86,7 +88,7 @@ class Handlers:
         controller.handles("Job", self.batch_job)
         controller.handles("Namespace", self.namespace)
         self.profiles = ProfileKeeper(caches, writer, controller, settings)
-        self.power = PowerKeeper(caches, writer, controller)
+        self.power = PowerKeeper(caches, writer, controller, settings, metrics)
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         job = self._caches.jobs.items.get(key)

@@ -1,7 +1,7 @@
 """Settings of the operator: frozen, read once from ``BUSBAR_OPERATOR_*`` by the rules of ``busbar.kube.settings``.
 
 Facts about the pod itself come from the downward API (POD_NAME, POD_NAMESPACE, POD_UID). Settings that other processes
-share have their own names (BUSBAR_WORKLOADS_IMAGE, BUSBAR_WORKLOADS_ACCEPTED_DIGESTS, BUSBAR_WORKLOAD_KEY_FILE,
+share have their own names (BUSBAR_WORKLOADS_IMAGE, BUSBAR_WORKLOADS_ACCEPTED_DIGESTS, BUSBAR_WORKLOAD_KEY_FILE, BUSBAR_POWER_KEY_FILE,
 BUSBAR_GATEWAY_URL, BUSBAR_GATEWAY_TOKEN_FILE ...).
 """
 
@@ -108,6 +108,12 @@ class Settings:
     backoff_limit_s: float = 300.0
 
     network_policies: bool = True  # one in each of a tenant's namespaces, see network_policy.py
+
+    # the bearers of the node agents are derived from it; empty: no agent is asked
+    power_key: WorkloadKey = setting(b"", own=False, file="BUSBAR_POWER_KEY_FILE", secret=True)
+    power_simulator_url: str = ""  # plays the nodes labelled sim.busbar.dev/power; empty: nobody does
+    power_fresh_s: Positive = 3.0  # a node that has not reported for longer is silent
+    power_status_s: Positive = 10.0  # the numbers in a PowerDomain's status are written at most this often
 
     orphan_grace_s: float = 30.0  # time that the garbage collector has to delete a pod whose owner is gone
 

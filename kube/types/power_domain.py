@@ -1,5 +1,6 @@
 """PowerDomain: the nodes on one electrical feed, and its budget. Domains form a tree."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -18,6 +19,8 @@ from busbar.kube.types.meta import (
 )
 from busbar.kube.types.rules import Rule
 from busbar.kube.types.training_job import Count
+
+Watts = Annotated[float, Field(ge=0)]
 
 
 class Policy(StrEnum):
@@ -50,12 +53,47 @@ class PowerDomainSpec(SpecModel):
     )
 
 
+class PowerOverrun(StatusModel):
+    """A time in which the measured draw was above the budget."""
+
+    start_time: datetime = Field(description="When it began.")
+    seconds: Annotated[float, Field(ge=0)] = Field(description="How long it lasted, or has lasted.")
+    worst_watts: Watts = Field(description="The most above the budget.")
+    kilojoules: Annotated[float, Field(ge=0)] = Field(description="Energy above the budget.")
+
+
 class PowerDomainStatus(StatusModel):
     """The state of the feed; only the operator writes it."""
 
     observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
     nodes: Count | None = Field(
         default=None, description="Nodes on this feed, those of the domains below it included."
+    )
+    draw_watts: Watts | None = Field(
+        default=None, description="Mean of the last second of the nodes that report; absent: none does."
+    )
+    assumed_watts: Watts | None = Field(
+        default=None, description="Nameplates of the nodes that have stopped reporting."
+    )
+    headroom_watts: float | None = Field(
+        default=None,
+        description="Budget less margin, draw and assumed watts; absent while a node has never reported.",
+    )
+    floor_watts: Watts | None = Field(
+        default=None, description="The nodes with all boards at their lowest limit, as they report it."
+    )
+    nameplate_watts: Watts | None = Field(
+        default=None, description="The most that the nodes can draw, as they report it."
+    )
+    silent_nodes: Count | None = Field(
+        default=None, description="Nodes without a report of the last seconds."
+    )
+    simulated_nodes: Count | None = Field(
+        default=None, description="Nodes whose watts are invented by the simulator."
+    )
+    telemetry_age_seconds: Count | None = Field(default=None, description="Age of the oldest node's report.")
+    last_overrun: PowerOverrun | None = Field(
+        default=None, description="The last time that the measured draw was above the budget."
     )
     conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
 
@@ -80,11 +118,35 @@ class PowerDomain(Resource):
             PrinterColumn(
                 name="Budget", type="number", json_path=".spec.budgetWatts", description="In watts."
             ),
+            PrinterColumn(name="Draw", type="number", json_path=".status.drawWatts", description="In watts."),
+            PrinterColumn(
+                name="Headroom", type="number", json_path=".status.headroomWatts", description="In watts."
+            ),
             PrinterColumn(
                 name="Nodes", type="integer", json_path=".status.nodes", description="On this feed."
             ),
             PrinterColumn(
                 name="Parent", type="string", json_path=".spec.parent", description="The feed above it."
+            ),
+            PrinterColumn(
+                name="Silent",
+                type="integer",
+                json_path=".status.silentNodes",
+                description="Nodes that do not report.",
+                priority=1,
+            ),
+            PrinterColumn(
+                name="Simulated",
+                type="integer",
+                json_path=".status.simulatedNodes",
+                description="Nodes whose watts are invented.",
+                priority=1,
+            ),
+            PrinterColumn(
+                name="Within",
+                type="string",
+                json_path='.status.conditions[?(@.type=="WithinBudget")].status',
+                description="Whether the draw is within the budget.",
             ),
             PrinterColumn(
                 name="Policy", type="string", json_path=".spec.policy", description="Its policy.", priority=1

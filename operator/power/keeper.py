@@ -1,25 +1,71 @@
-"""Reconciles PowerDomains: keeps the membership of the moment, and queues the domains when it may have changed."""
+"""Keeps the power domains: once a second who hangs where and what is drawn, and now and then a status.
+
+Nothing here limits anything. A status is written when a condition changes, at most every two seconds, and otherwise
+once in `power_status_s`.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from busbar.kube.informer import Key
 from busbar.kube.resources import POWER_DOMAINS
 from busbar.kube.types import PowerDomain
+from busbar.kube.types.power_domain import PowerDomainStatus
+from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
+from busbar.operator.metrics import Metrics
+from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
+from busbar.operator.power.gatherer import Gatherer, sources
 from busbar.operator.power.membership import Membership, membership
-from busbar.operator.power.reconcile import reconcile
+from busbar.operator.power.reconcile import Seen, reconcile
+from busbar.operator.power.rings import Series
+from busbar.operator.power.shown import show
 from busbar.operator.queue.controller import Controller, utc_now
+from busbar.operator.settings import Settings
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node
 from busbar.operator.write.writer import Writer
 
+TICK_S = 1.0
+LONGEST_TICK_S = 3.0
+"""An operator that was stopped for longer knows nothing of the time between."""
+CHANGE_S = 2.0
+"""Between two writes of one status, whatever changes."""
+
+
+@dataclass
+class Feed:
+    """What is kept of one domain between two ticks."""
+
+    draw: Draw | None = None
+    overrun: Overrun | None = None
+    series: Series = field(default_factory=Series)
+    written_s: float = -math.inf
+
 
 class PowerKeeper:
-    """Registers itself with the controller."""
+    """Registers itself with the controller; `run` ticks."""
 
-    def __init__(self, caches: Caches, writer: Writer, controller: Controller) -> None:
+    def __init__(
+        self,
+        caches: Caches,
+        writer: Writer,
+        controller: Controller,
+        settings: Settings,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._caches, self._writer, self._controller = caches, writer, controller
+        self._settings, self._metrics, self._clock = settings, metrics, clock
         self._membership: Membership | None = None
+        self.gatherer = Gatherer(settings, clock)
+        self.feeds: dict[str, Feed] = {}
+        self._began_s = self._ticked_s = math.inf
         controller.handles(POWER_DOMAINS.kind, self.handle)
 
     @property
@@ -40,14 +86,81 @@ class PowerKeeper:
         if old is None or new is None or old.metadata.generation != new.metadata.generation:
             self._changed()
 
+    async def run(self) -> None:
+        """Ticks until cancelled."""
+        try:
+            while True:
+                self.tick()
+                await asyncio.sleep(TICK_S - self._clock() % TICK_S)
+        finally:
+            await self.gatherer.close()
+
+    def tick(self) -> None:
+        """Asks the agents, and takes stock of what they have said so far."""
+        now_s = self._clock()
+        caches, gatherer = self._caches, self.gatherer
+        gatherer.ask(sources(self._settings, caches.nodes.items.values(), caches.pods.items.values()))
+        gatherer.keep(key.name for key in caches.nodes.items)
+        passed_s = min(max(0.0, now_s - self._ticked_s), LONGEST_TICK_S)
+        self._began_s, self._ticked_s = min(self._began_s, now_s), now_s
+        found = self.membership
+        for name in [n for n in self.feeds if n not in found.domains]:
+            del self.feeds[name]
+            self._metrics.power_overrun.remove(name)
+        for name, domain in found.domains.items():
+            self._measure(name, domain.budget_w, passed_s)
+            key = Key("", name)
+            if self._status_of(key) is not None:
+                self._controller.add(POWER_DOMAINS.kind, key)
+
     async def handle(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
+        domain = self._caches.power_domains.items.get(key)
+        status = self._status_of(key)
+        if domain is None or status is None:
+            return None
+        before = {c.type: c.reason for c in (domain.status.conditions if domain.status else None) or ()}
+        self.feeds.setdefault(key.name, Feed()).written_s = self._clock()
+        await self._writer.write_status(POWER_DOMAINS, domain, status)
+        for condition in status.conditions or ():
+            if condition.type != ConditionType.READY and before.get(condition.type) != condition.reason:
+                self._writer.notice(POWER_DOMAINS, domain, condition.reason, condition.message)
+        return None
+
+    def show(self) -> None:
+        """Sets the metrics."""
+        found = self.membership.domains
+        show(
+            self._metrics,
+            {
+                name: (found[name].budget_w, feed.draw)
+                for name, feed in self.feeds.items()
+                if name in found and feed.draw is not None
+            },
+            self.gatherer.readings.values(),
+            self._clock(),
+        )
+
+    def _measure(self, name: str, budget_w: float, passed_s: float) -> None:
+        feed = self.feeds.setdefault(name, Feed())
+        members, fresh_s = self.membership.members[name], self._settings.power_fresh_s
+        feed.draw = draw = draw_of(members, self.gatherer.readings, self._ticked_s, fresh_s)
+        if draw.fresh:
+            feed.series.add(self._ticked_s, draw.watts)
+        above_w = draw.watts - budget_w if draw.fresh else -budget_w
+        feed.overrun = watched(feed.overrun, above_w, passed_s, utc_now())
+        self._metrics.power_overrun.labels(name).inc(passed_s if above_w > 0 else 0.0)
+
+    def _status_of(self, key: Key) -> PowerDomainStatus | None:
+        """The status to write now, if any."""
         domain = self._caches.power_domains.items.get(key)
         if domain is None:
             return None
-        status = reconcile(domain, self.membership, utc_now())
-        if status is not None:
-            await self._writer.write_status(POWER_DOMAINS, domain, status)
-        return None
+        feed = self.feeds.get(key.name, Feed())
+        since_s = self._clock() - feed.written_s
+        heard = self._clock() - self._began_s > self._settings.power_fresh_s and since_s >= CHANGE_S
+        seen = Seen(feed.draw, feed.overrun) if heard and feed.draw is not None else None
+        due = seen is not None and since_s >= self._settings.power_status_s
+        return reconcile(domain, self.membership, seen, utc_now(), due=due)
 
     def _changed(self) -> None:
         self._membership = None

@@ -1,42 +1,152 @@
-"""The reconcile of a PowerDomain: its status from the tree and its nodes. Pure."""
+"""The reconcile of a PowerDomain: its status from the tree, its nodes and what they draw. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
-from busbar.kube.types import PowerDomain
-from busbar.kube.types.power_domain import PowerDomainStatus
+from busbar.kube.types import Condition, ConditionStatus, PowerDomain
+from busbar.kube.types.power_domain import PowerDomainStatus, PowerOverrun
 from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.operator.power.draw import Draw, Overrun
 from busbar.operator.power.membership import Fault, Membership
-from busbar.operator.write.status import clip, conditions
+from busbar.operator.write.status import clip
 
 
-def reconcile(domain: PowerDomain, found: Membership, now: datetime) -> PowerDomainStatus | None:
-    """The domain's new status; None where the old one says the same."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was measured of a feed."""
+
+    draw: Draw
+    overrun: Overrun | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+def reconcile(
+    domain: PowerDomain, found: Membership, seen: Seen | None, now: datetime, *, due: bool
+) -> PowerDomainStatus | None:
+    """The domain's new status; None where there is nothing to write.
+
+    Args:
+        seen: None while the operator has not had time to hear of every node; then the status keeps what it says.
+        due: whether numbers may be written; without it only what changes a condition, the nodes or the generation is.
+    """
     old = domain.status or PowerDomainStatus()
-    name, generation = domain.metadata.name, domain.metadata.generation
-    nodes = len(found.members[name])
-    ready, why = _readiness(found.faults.get(name), nodes)
+    generation = domain.metadata.generation
+    nodes = len(found.members[domain.metadata.name])
+    observed = {ConditionType.READY: _ready(found.faults.get(domain.metadata.name), nodes, seen)}
+    numbers: dict[str, object] = {}
+    if seen is not None:
+        observed[ConditionType.WITHIN_BUDGET] = _within(domain.spec.budget_watts, seen.draw)
+        observed[ConditionType.TELEMETRY_FRESH] = _fresh(seen.draw)
+        numbers = _numbers(found.domains[domain.metadata.name].usable_w, seen, old)
+    before = {c.type: c for c in old.conditions or ()}
     new = old.model_copy(
         update={
             "observed_generation": generation,
             "nodes": nodes,
-            "conditions": conditions(
-                old.conditions,
-                {ConditionType.READY: ready},
-                why.reason,
-                clip(why.message),
-                generation,
-                now,
-            ),
+            **numbers,
+            "conditions": [
+                *(
+                    _condition(before.get(kind), kind, what, generation, now)
+                    for kind, what in observed.items()
+                ),
+                *(c for kind, c in before.items() if kind not in observed),
+            ],
         }
     )
-    return None if new == old else new
+    if new == old or not (due or _facts(new) != _facts(old)):
+        return None
+    return new
 
 
-def _readiness(fault: Fault | None, nodes: int) -> tuple[bool, Fault]:
+def _ready(fault: Fault | None, nodes: int, seen: Seen | None) -> _Observation:
     if fault is not None:
-        return False, fault
+        return _Observation(ConditionStatus.FALSE, fault.reason, fault.message)
     if not nodes:
-        return False, Fault(Reason.NO_NODES, "No node has the labels of this domain or of one below it.")
-    return True, Fault(Reason.OBSERVING, f"{nodes} nodes hang on this feed; nothing limits them.")
+        text = "No node has the labels of this domain or of one below it."
+        return _Observation(ConditionStatus.FALSE, Reason.NO_NODES, text)
+    text = f"{nodes} nodes hang on this feed; nothing limits them."
+    if seen is not None and seen.draw.simulated:
+        text += f" The watts of {seen.draw.simulated} are simulated."
+    return _Observation(ConditionStatus.TRUE, Reason.OBSERVING, text)
+
+
+def _within(budget_w: float, draw: Draw) -> _Observation:
+    """True and False only where it is known: silent nodes count with their nameplates, unknown ones prove nothing."""
+    if not draw.nodes:
+        return _Observation(ConditionStatus.UNKNOWN, Reason.NO_NODES, "There are no nodes.")
+    if draw.watts > budget_w:
+        text = f"The draw of {draw.watts:.0f} W is above the budget of {budget_w:g} W."
+        return _Observation(ConditionStatus.FALSE, Reason.OVER_BUDGET, text)
+    if draw.unknown:
+        text = f"{draw.unknown} of {draw.nodes} nodes have never reported what they draw."
+        return _Observation(ConditionStatus.UNKNOWN, Reason.NOT_MEASURED, text)
+    most_w = draw.watts + draw.assumed_w
+    if most_w > budget_w:
+        text = f"With the nameplates of {draw.silent} silent nodes it could draw {most_w:.0f} W of {budget_w:g} W."
+        return _Observation(ConditionStatus.UNKNOWN, Reason.NOT_MEASURED, text)
+    text = f"It draws at most {most_w:.0f} W of {budget_w:g} W."
+    return _Observation(ConditionStatus.TRUE, Reason.WITHIN_BUDGET, text)
+
+
+def _fresh(draw: Draw) -> _Observation:
+    if not draw.nodes:
+        return _Observation(ConditionStatus.UNKNOWN, Reason.NO_NODES, "There are no nodes.")
+    if draw.silent:
+        text = f"{draw.silent} of {draw.nodes} nodes do not report what they draw."
+        return _Observation(ConditionStatus.FALSE, Reason.NODES_SILENT, text)
+    return _Observation(
+        ConditionStatus.TRUE, Reason.ALL_REPORT, f"All {draw.nodes} nodes report what they draw."
+    )
+
+
+def _numbers(usable_w: float, seen: Seen, old: PowerDomainStatus) -> dict[str, object]:
+    draw, over = seen.draw, seen.overrun
+    known, all_known = draw.unknown < draw.nodes, draw.unknown == 0
+    return {
+        "draw_watts": round(draw.watts, 1) if draw.fresh else None,
+        "assumed_watts": round(draw.assumed_w, 1) if known else None,
+        "headroom_watts": round(usable_w - draw.watts - draw.assumed_w, 1) if all_known else None,
+        "floor_watts": round(draw.floor_w, 1) if known else None,
+        "nameplate_watts": round(draw.nameplate_w, 1) if known else None,
+        "silent_nodes": draw.silent,
+        "simulated_nodes": draw.simulated,
+        "telemetry_age_seconds": round(max(0.0, draw.age_s)) if draw.age_s is not None else None,
+        "last_overrun": _overrun(over) if over is not None else old.last_overrun,
+    }
+
+
+def _overrun(over: Overrun) -> PowerOverrun:
+    return PowerOverrun(
+        start_time=over.start.replace(microsecond=0),
+        seconds=round(over.seconds, 1),
+        worst_watts=round(over.worst_w, 1),
+        kilojoules=round(over.joules / 1000, 3),
+    )
+
+
+def _condition(
+    old: Condition | None, kind: str, what: _Observation, generation: int, now: datetime
+) -> Condition:
+    since = old.last_transition_time if old is not None and old.status is what.status else None
+    return Condition(
+        type=kind,
+        status=what.status,
+        reason=what.reason,
+        message=clip(what.message),
+        last_transition_time=since or now.replace(microsecond=0),
+        observed_generation=generation,
+    )
+
+
+def _facts(status: PowerDomainStatus) -> tuple[object, ...]:
+    """What is written at once when it changes."""
+    conditions = [(c.type, c.status, c.reason) for c in status.conditions or ()]
+    return status.observed_generation, status.nodes, conditions

@@ -51,6 +51,8 @@ _WARNINGS = frozenset(
         "DeadlineExceeded",
         "SpeedQuarantined",
         *DomainFault,
+        "OverBudget",
+        "NodesSilent",
     }
 )
 

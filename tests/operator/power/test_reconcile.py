@@ -1,0 +1,133 @@
+"""What a PowerDomain's status says, and when it is written."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from tests.operator.builders import NOW
+from tests.operator.power.parts import domain, node, reading
+
+from busbar.kube.types import PowerDomain
+from busbar.kube.types.power_domain import PowerDomainStatus
+from busbar.operator.power.draw import Overrun, draw_of, watched
+from busbar.operator.power.membership import membership
+from busbar.operator.power.readings import Reading
+from busbar.operator.power.reconcile import Seen, reconcile
+
+NODES = [node(f"n{i}", rack="a") for i in range(3)]
+
+
+def look(
+    of: PowerDomain, *readings: Reading, at_s: float = 1.0, overrun: Overrun | None = None, due: bool = True
+) -> PowerDomainStatus | None:
+    members = [n.name for n in NODES]
+    draw = draw_of(members, {r.node: r for r in readings}, at_s, 3.0)
+    return reconcile(of, membership([of], NODES), Seen(draw, overrun), NOW, due=due)
+
+
+def written(of: PowerDomain, status: PowerDomainStatus | None) -> PowerDomain:
+    assert status is not None
+    return PowerDomain.model_validate({**of.to_wire(), "status": status.to_wire()})
+
+
+def said(status: PowerDomainStatus | None) -> dict[str, tuple[str, str]]:
+    assert status is not None
+    return {c.type: (c.status.value, c.reason) for c in status.conditions or ()}
+
+
+ALL = [reading(f"n{i}", 300.0) for i in range(3)]
+RACK = domain("rack", 1000.0, rack="a")
+
+
+def test_all_nodes_report_and_the_budget_is_kept() -> None:
+    status = look(RACK, *ALL)
+    assert said(status) == {
+        "Ready": ("True", "Observing"),
+        "WithinBudget": ("True", "WithinBudget"),
+        "TelemetryFresh": ("True", "AllReport"),
+    }
+    assert status is not None
+    assert status.draw_watts == 900.0
+    assert status.headroom_watts == 90.0, "one percent of the budget is the margin"
+    assert (status.floor_watts, status.nameplate_watts) == (300.0, 1200.0)
+    assert (status.silent_nodes, status.simulated_nodes, status.telemetry_age_seconds) == (0, 3, 1)
+    assert "The watts of 3 are simulated" in (status.conditions or [])[0].message
+
+
+def test_a_silent_node_counts_with_its_nameplate_and_proves_nothing() -> None:
+    late = reading("n2", 300.0, at_s=-5.0)
+    status = look(RACK, *ALL[:2], late)
+    assert said(status)["WithinBudget"] == ("True", "WithinBudget"), "600 W and a nameplate of 400 W"
+    assert said(status)["TelemetryFresh"] == ("False", "NodesSilent")
+    assert status is not None
+    assert (status.draw_watts, status.assumed_watts, status.headroom_watts) == (600.0, 400.0, -10.0)
+    tight = domain("rack", 999.0, rack="a")
+    assert said(look(tight, *ALL[:2], late))["WithinBudget"] == ("Unknown", "NotMeasured")
+
+
+def test_a_node_that_never_reported_leaves_the_headroom_open() -> None:
+    status = look(RACK, *ALL[:2])
+    assert said(status)["WithinBudget"] == ("Unknown", "NotMeasured")
+    assert status is not None
+    assert status.headroom_watts is None
+    nothing = look(RACK)
+    assert nothing is not None
+    assert (nothing.draw_watts, nothing.floor_watts, nothing.silent_nodes) == (None, None, 3)
+
+
+def test_what_is_measured_above_the_budget_is_over_whatever_is_silent() -> None:
+    status = look(domain("rack", 599.0, rack="a"), *ALL[:2])
+    assert said(status)["WithinBudget"] == ("False", "OverBudget")
+
+
+def test_numbers_are_written_when_they_are_due_and_conditions_at_once() -> None:
+    told = written(RACK, look(RACK, *ALL))
+    assert look(told, *ALL) is None
+    warmer = [reading(f"n{i}", 310.0) for i in range(3)]
+    assert look(told, *warmer, due=False) is None
+    assert look(told, *warmer) is not None
+    hotter = [reading(f"n{i}", 340.0) for i in range(3)]
+    assert said(look(told, *hotter, due=False))["WithinBudget"] == ("False", "OverBudget")
+
+
+def test_without_a_picture_the_status_keeps_what_it_said() -> None:
+    told = written(RACK, look(RACK, *ALL))
+    assert reconcile(told, membership([told], NODES), None, NOW, due=False) is None
+    fewer = reconcile(told, membership([told], NODES[:1]), None, NOW, due=False)
+    assert fewer is not None
+    assert (fewer.nodes, fewer.draw_watts) == (1, 900.0)
+    assert said(fewer)["WithinBudget"] == ("True", "WithinBudget")
+
+
+def test_a_transition_time_moves_with_the_status_only() -> None:
+    first = look(RACK, *ALL)
+    told = written(RACK, first)
+    later = reconcile(
+        told,
+        membership([told], NODES),
+        Seen(draw_of(["n0", "n1", "n2"], {r.node: r for r in ALL}, 9.0, 3.0)),
+        NOW + timedelta(minutes=5),
+        due=True,
+    )
+    assert first is not None
+    assert later is not None
+    before, after = ({c.type: c.last_transition_time for c in s.conditions or ()} for s in (first, later))
+    assert {kind for kind in after if after[kind] != before[kind]} == {"WithinBudget", "TelemetryFresh"}
+
+
+def test_an_overrun_is_kept_after_it_ends_and_across_a_restart() -> None:
+    over: Overrun | None = None
+    for above_w, second in ((-10.0, 0), (50.0, 1), (200.0, 2), (100.0, 3), (0.0, 4), (-5.0, 5)):
+        over = watched(over, above_w, 1.0, NOW + timedelta(seconds=second))
+    assert over == Overrun(NOW + timedelta(seconds=1), 3.0, 200.0, 350.0, lasts=False)
+    told = written(RACK, look(RACK, *ALL, overrun=over))
+    wire: dict[str, Any] = told.to_wire()["status"]["lastOverrun"]
+    assert wire == {
+        "startTime": "2026-11-21T12:00:01Z",
+        "seconds": 3.0,
+        "worstWatts": 200.0,
+        "kilojoules": 0.35,
+    }
+    assert look(told, *ALL, overrun=None) is None, "a new operator knows of none, and keeps it"
+    assert watched(over, 1.0, 1.0, NOW) == Overrun(NOW, 1.0, 1.0, 1.0)
