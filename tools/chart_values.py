@@ -335,6 +335,33 @@ class Pools(Section):
     )
 
 
+class Agent(Section):
+    """`busbar-agent`: says what the boards of its node draw. It limits nothing."""
+
+    enabled: bool = Field(default=False, description="Run one on each node that is selected.")
+    node_selector: Labels = Field(default_factory=dict, description="Labels of the nodes.")
+    tolerations: list[Toleration] = Field(default_factory=list, description="Taints that they tolerate.")
+    runtime_class_name: Name = Field(
+        default="", description="RuntimeClass that gives a container the driver's libraries, e.g. nvidia."
+    )
+    resources: Resources = Field(
+        default_factory=lambda: Resources(limits=Amounts(cpu="", memory="128Mi")),
+        description="Of an agent's pod.",
+    )
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="How much it logs.")
+
+
+class Power(Section):
+    """What PowerDomains are measured with."""
+
+    agent: Agent = Field(default_factory=Agent, description="The node agent.")
+    simulated_nodes: Annotated[list[Name], Field(max_length=5000)] = Field(
+        default_factory=list,
+        description="Names of nodes whose watts are invented, for demonstrations; each also needs the label "
+        "sim.busbar.dev/power.",
+    )
+
+
 class Values(Section):
     """All settings of the chart."""
 
@@ -362,6 +389,7 @@ class Values(Section):
         default_factory=Pools, description="AcceleratorPools for devices that no pool describes."
     )
     admission: Admission = Field(default_factory=Admission, description="The policies that keep the queue.")
+    power: Power = Field(default_factory=Power, description="What PowerDomains are measured with.")
     monitoring: Monitoring = Field(
         default_factory=Monitoring,
         description="Alerts and metrics, for clusters with the Prometheus Operator.",

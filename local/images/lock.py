@@ -13,6 +13,7 @@ from busbar.local.errors import BuildError
 from busbar.local.images.recipe import IMAGES, Image
 
 FORBIDDEN = {"platform": ("torch", "nvidia-")}  # the control side must stay small
+ALLOWED = {"nvidia-ml-py"}  # 50 KB of Python; the driver's library comes from the node
 
 
 def refresh(uv: str) -> None:
@@ -48,7 +49,7 @@ def check(image: Image, text: str) -> None:
     """
     for line in text.splitlines():
         name = line.partition("==")[0]
-        if any(
+        if name not in ALLOWED and any(
             name == bad or (bad.endswith("-") and name.startswith(bad))
             for bad in FORBIDDEN.get(image.extra, ())
         ):

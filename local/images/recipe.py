@@ -16,6 +16,7 @@ USER = 65532
 COMMANDS = {
     "busbar": "busbar.cli.main:main",
     "busbar-operator": "busbar.operator.main:main",
+    "busbar-agent": "busbar.operator.agent.main:main",
     "busbar-api": "busbar.api.main:main",
     "busbar-gateway": "busbar.gateway.main:main",
 }

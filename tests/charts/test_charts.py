@@ -16,8 +16,11 @@ from tools.chart_values import Values
 from busbar.api import settings as api_settings
 from busbar.gateway import settings as gateway_settings
 from busbar.kube.contracts.auth import TOKEN_ROOT
+from busbar.kube.contracts.power import PORT
 from busbar.kube.errors import SettingsError
 from busbar.operator import settings as operator_settings
+from busbar.operator.agent import settings as agent_settings
+from busbar.operator.power.gatherer import AGENT_OWNER
 
 pytestmark = pytest.mark.apiserver
 """These need helm, which is built together with the API server."""
@@ -56,12 +59,22 @@ MONITORED = (
     "monitoring.podMonitors.labels.release=prometheus",
     "monitoring.podMonitors.prometheusNamespace=monitoring",
 )
+POWER = (
+    "power.agent.enabled=true",
+    "power.agent.runtimeClassName=nvidia",
+    "power.agent.nodeSelector.gpus=yes",
+    "power.agent.tolerations[0].key=nvidia.com/gpu",
+    "power.agent.tolerations[0].operator=Exists",
+    "power.simulatedNodes[0]=sim-0",
+    "power.simulatedNodes[1]=sim-1",
+)
 RENDERS = {
     "default": ("busbar", ()),
     "one-machine": ("busbar", ONE_MACHINE),
     "postgres-oidc": ("busbar", POSTGRES + OIDC + PLACED),
     "bare": ("busbar", BARE),
     "monitored": ("busbar", MONITORED),
+    "power": ("busbar", POWER),
 }
 
 
@@ -111,14 +124,14 @@ def test_every_value_is_used_and_every_used_value_exists() -> None:
 
 
 def workloads(found: list[JSON]) -> list[JSON]:
-    return [d for d in found if d["kind"] == "Deployment"]
+    return [d for d in found if d["kind"] in ("Deployment", "DaemonSet")]
 
 
-@pytest.mark.parametrize("name", ["default", "one-machine", "postgres-oidc", "bare"])
+@pytest.mark.parametrize("name", ["default", "one-machine", "postgres-oidc", "bare", "power"])
 def test_every_pod_is_as_restricted_as_pod_security_asks(name: str) -> None:
     chart, settings = RENDERS[name]
     found = workloads(documents(render(chart, *settings)))
-    assert len(found) == 3
+    assert len(found) == (5 if name == "power" else 3)
     for deployment in found:
         pod = deployment["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -166,8 +179,8 @@ def test_operator_keeps_its_place_and_its_share_of_a_full_api_server() -> None:
     assert placed["spec"]["template"]["spec"]["priorityClassName"] == "system-cluster-critical"
 
 
-def environment(found: list[JSON], name: str) -> dict[str, str]:
-    pod = find(found, "Deployment", name)["spec"]["template"]["spec"]
+def environment(found: list[JSON], name: str, kind: str = "Deployment") -> dict[str, str]:
+    pod = find(found, kind, name)["spec"]["template"]["spec"]
     return {variable["name"]: variable.get("value", "") for variable in pod["containers"][0]["env"]}
 
 
@@ -214,6 +227,49 @@ def test_operator_reads_the_environment_that_the_chart_gives_it(
         "system:serviceaccount:busbar-system:busbar-api",
         "system:serviceaccount:busbar-system:busbar-gateway",
     )
+
+
+def test_agents_have_no_rights_and_no_token_and_are_reached_by_the_operator_alone() -> None:
+    found = documents(render("busbar", *POWER))
+    for kind, name in (("DaemonSet", "busbar-agent"), ("Deployment", "busbar-power-simulator")):
+        pod = find(found, kind, name)["spec"]["template"]["spec"]
+        assert pod["serviceAccountName"] == name
+        assert pod["automountServiceAccountToken"] is False
+        assert [volume["name"] for volume in pod["volumes"]] == ["power-key"]
+        ingress = find(found, "NetworkPolicy", name)["spec"]["ingress"]
+        (source,) = ingress[0]["from"]
+        assert source["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+        assert (len(ingress), ingress[0]["ports"]) == (1, [{"port": "telemetry"}])
+    bound = {
+        subject["name"]
+        for document in found
+        if document["kind"] in ("RoleBinding", "ClusterRoleBinding")
+        for subject in document["subjects"]
+    }
+    assert bound & {"busbar-agent", "busbar-power-simulator"} == set()
+
+
+def test_agent_and_operator_read_the_environment_and_agree_on_address_and_owner(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text("k" * 64)
+    found = documents(render("busbar", *POWER))
+    read = {}
+    for kind, name in (("DaemonSet", "busbar-agent"), ("Deployment", "busbar-power-simulator")):
+        given = environment(found, name, kind)
+        read[name] = agent_settings.load({**given, "BUSBAR_POWER_KEY_FILE": str(key), "NODE_NAME": "n"})
+        (port,) = find(found, kind, name)["spec"]["template"]["spec"]["containers"][0]["ports"]
+        assert port["containerPort"] == read[name].port == PORT
+    assert read["busbar-agent"].backend == "probe"
+    assert read["busbar-power-simulator"].simulated_nodes == ("sim-0", "sim-1")
+    assert AGENT_OWNER == "DaemonSet busbar-agent"
+    given = environment(found, "busbar-operator")
+    files = {"BUSBAR_WORKLOAD_KEY_FILE": str(key), "BUSBAR_POWER_KEY_FILE": str(key)}
+    assert given.keys() >= files.keys()
+    operator = operator_settings.load({**given, **files})
+    assert operator.power_simulator_url == f"http://busbar-power-simulator.busbar-system:{PORT}"
+    assert "BUSBAR_POWER_KEY_FILE" not in environment(documents(render("busbar")), "busbar-operator")
 
 
 def test_services_are_told_at_the_address_where_people_reach_the_gateway() -> None:

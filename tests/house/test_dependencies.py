@@ -30,6 +30,7 @@ NOT_IMPORTED = {
     "aiosqlite": "SQLAlchemy loads it for sqlite+aiosqlite URLs",
     "asyncpg": "SQLAlchemy loads it for postgresql+asyncpg URLs",
     "itsdangerous": "Starlette signs session cookies with it",
+    "nvidia-ml-py": "the node agent loads it by name, and does without",
     "python-multipart": "FastAPI reads forms with it",
     "uv": "a program: builds images, makes lock files",
     "build": "a program: makes the wheel",

@@ -59,7 +59,11 @@ def test_every_secret_of_the_chart_has_its_commands() -> None:
     rotate = section("Rotate a secret")
     assert set(re.findall(r"delete secret (\S+)", rotate)) == made
     assert made <= set(re.findall(r"^\| `([\w-]+)` \|", rotate, re.MULTILINE))
-    users = {"busbar-workload-key": "operator", "busbar-api-session": "api"}
+    users = {
+        "busbar-workload-key": "operator",
+        "busbar-power-key": "operator",
+        "busbar-api-session": "api",
+    }
     for name in made:
         block = next(b for b in re.findall(r"```sh\n(.*?)```", rotate, re.DOTALL) if name in b)
         assert f"rollout restart deploy/busbar-{users[name]}\n" in block
