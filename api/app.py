@@ -28,7 +28,7 @@ from busbar.api.errors import (
     body_of,
 )
 from busbar.api.middleware import SecurityMiddleware, with_security_headers
-from busbar.api.routes import cluster, database, description, health, internal, kinds, people, usage
+from busbar.api.routes import cluster, database, description, health, internal, kinds, people, power, usage
 from busbar.api.services import Services
 
 BASE = "/api/v1alpha1"
@@ -55,7 +55,14 @@ def rest_app() -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(health.router())
-    for router in (kinds.router(), cluster.router(), usage.router(), people.router(), database.router()):
+    for router in (
+        kinds.router(),
+        cluster.router(),
+        power.router(),
+        usage.router(),
+        people.router(),
+        database.router(),
+    ):
         app.include_router(router, prefix=BASE)
     return app
 

@@ -34,6 +34,7 @@ from busbar.api.objects.objects import Objects
 from busbar.api.objects.operator_client import Operator
 from busbar.api.objects.overview import Overviews
 from busbar.api.objects.pods import Pods
+from busbar.api.objects.power import PowerViews
 from busbar.api.objects.preview import Previews
 from busbar.api.records.backup import Backup
 from busbar.api.records.history import History
@@ -75,6 +76,7 @@ class Services:
     forwarded: Forwarded
     completions: Completions
     change_stream: ChangeStream
+    power: PowerViews
     operator: Operator
     clock: Clock
 
@@ -137,6 +139,7 @@ def build(
     sessions = Sessions(database, settings.session_secret, settings.session_hours, clock)
     audit = Audit(database, clock)
     objects = Objects(kube, store, authorizer, audit)
+    cluster = Cluster(store, tenancy, authorizer, objects, operator)
     keys = Keys(tokens, tenancy)
     usage_ledger = UsageLedger(database, clock)
     history = History(database, store, tenancy, clock)
@@ -159,7 +162,8 @@ def build(
         objects=objects,
         pods=Pods(kube, objects, authorizer),
         previews=Previews(objects, operator, authorizer),
-        cluster=Cluster(store, tenancy, authorizer, objects, operator),
+        cluster=cluster,
+        power=PowerViews(cluster, authorizer, operator),
         overviews=Overviews(store, objects, tenancy, authorizer, clock),
         keys=keys,
         token_service=TokenService(

@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from busbar.cli import results
 from busbar.cli.errors import BusbarError, Invalid, NotAuthorised, NotFound, Unreachable, UsageProblem
 from busbar.cli.results import KINDS, TRAINING_JOB, Kind, Object
+from busbar.kube.contracts.power_view import FeedPower, NodePower
 from busbar.kube.contracts.wire import WireModel
 
 if TYPE_CHECKING:
@@ -167,6 +168,14 @@ class Client:
 
     def nodes(self) -> list[results.Node]:
         return [_parse(results.Node, item) for item in self._json("GET", "/nodes")["items"]]
+
+    def power_domains(self) -> list[FeedPower]:
+        """Power domains that the caller may see, by name."""
+        return [_parse(FeedPower, item) for item in self._json("GET", "/power/domains")["items"]]
+
+    def power_nodes(self) -> list[NodePower]:
+        """What the nodes draw that the caller may see, by name."""
+        return [_parse(NodePower, item) for item in self._json("GET", "/power/nodes")["items"]]
 
     def models(self) -> list[results.Model]:
         return [_parse(results.Model, item) for item in self._json("GET", "/models")["items"]]

@@ -31,6 +31,7 @@ OWN = {
     ),
     "login": ("busbar.cli.commands.login:login", "Store a server and a token."),
     "logs": ("busbar.cli.commands.logs:logs", "Print a job's or service's log."),
+    "power": ("busbar.cli.commands.power:power", "Show what feeds and nodes draw."),
     "preview": ("busbar.cli.commands.preview:preview", "Show where a job would run, when, at what cost."),
     "restore": (
         "busbar.cli.commands.backup:restore",

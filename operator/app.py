@@ -133,6 +133,7 @@ class Operator:
             self.feed,
             self.snapshot,
             self.previews.of,
+            self.handlers.power,
             self.problems,
             lambda: self.synced,
         )

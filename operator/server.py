@@ -5,6 +5,7 @@ Internal (8090), each call with a service-account token of audience ``busbar-ope
     GET  /snapshot   the snapshot that a plan would be made on now
     GET  /nodes      what each node has, and what jobs hold of it (kube.contracts.preview)
     POST /preview    what the next round would do with a draft (kube.contracts.preview)
+    GET  /power      what feeds and nodes draw; /power/series: their means (kube.contracts.power_view)
     GET  /routes     NDJSON: a whole routes document at each change, and every 15 s
 
 Only the callers named in the settings (the API's and the gateway's service accounts) are admitted: a snapshot
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -24,6 +25,8 @@ from pydantic import ValidationError
 
 from busbar.kube.client import KubeClient
 from busbar.kube.contracts.auth import AUDIENCE_OPERATOR, Reviewer, ReviewError
+from busbar.kube.contracts.power_view import PATH as POWER_PATH
+from busbar.kube.contracts.power_view import SERIES_PATH, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import NODES_PATH, PreviewAnswer, PreviewRequest
 from busbar.kube.contracts.preview import PATH as PREVIEW_PATH
 from busbar.kube.contracts.routes import RESEND_S, Routes
@@ -37,6 +40,14 @@ from busbar.operator.settings import Settings
 from busbar.scheduler import Snapshot
 
 DRAFT_LIMIT = 1024 * 1024
+
+
+class Power(Protocol):
+    """What is asked about power."""
+
+    def picture(self) -> PowerPicture: ...
+
+    def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries: ...
 
 
 class RoutesFeed:
@@ -77,12 +88,13 @@ class Server:
         feed: RoutesFeed,
         snapshot: Callable[[], Snapshot],
         preview: Callable[[Draft, bool], Awaitable[PreviewAnswer]],
+        power: Power,
         problems: Callable[[], list[str]],
         is_ready: Callable[[], bool],
     ) -> None:
         self._settings, self._client, self._metrics = settings, client, metrics
         self._feed, self._snapshot, self._preview = feed, snapshot, preview
-        self._problems, self._is_ready = problems, is_ready
+        self._power, self._problems, self._is_ready = power, problems, is_ready
         self._reviewer = Reviewer(self._post)
         self._runners: list[web.AppRunner] = []
         self.ports: dict[str, int] = {}
@@ -120,6 +132,8 @@ class Server:
         app.router.add_get("/snapshot", self._get_snapshot)
         app.router.add_get(NODES_PATH, self._get_nodes)
         app.router.add_post(PREVIEW_PATH, self._post_preview)
+        app.router.add_get(POWER_PATH, self._get_power)
+        app.router.add_get(SERIES_PATH, self._get_series)
         app.router.add_get("/routes", self._get_routes)
         return app
 
@@ -178,6 +192,20 @@ class Server:
             return web.json_response((await self._preview(draft, asked.admin)).to_wire())
         except (Busy, PreviewFailed) as error:
             return _error(503, type(error).__name__, str(error))
+
+    async def _get_power(self, request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
+        return web.json_response(self._power.picture().to_wire())
+
+    async def _get_series(self, request: web.Request) -> web.Response:
+        asked = request.query
+        try:
+            resolution = Resolution(asked.get("resolution", Resolution.SECOND))
+        except ValueError:
+            return _error(400, "BadRequest", "resolution is second or minute")
+        found = self._power.series(asked.get("feed", ""), asked.get("node", ""), resolution)
+        return web.json_response(found.to_wire())
 
     async def _get_routes(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

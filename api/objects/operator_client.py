@@ -1,17 +1,21 @@
-"""The operator's internal port: previews of drafts, and the load of nodes. Our projected token proves who we are."""
+"""The operator's internal port: previews of drafts, the load of nodes, and what they draw. Our projected token proves who we are."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from urllib.parse import urlencode
 
 from pydantic import BaseModel, ValidationError
 
 from busbar.api.errors import Invalid, Unavailable
 from busbar.api.kubernetes.client import Object
+from busbar.kube.contracts.power_view import PATH as POWER_PATH
+from busbar.kube.contracts.power_view import SERIES_PATH, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import NODES_PATH, NodeLoad, NodeLoads, PreviewAnswer, PreviewRequest
 from busbar.kube.contracts.preview import PATH as PREVIEW_PATH
 from busbar.kube.token_file import TokenFile
@@ -24,12 +28,41 @@ CURRENT_FOR_S = 2.0
 """How old the load of nodes may be; pages only show it (heat map)."""
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+
+class _Shared(Generic[T]):
+    """An answer that many pages share, and its failure too: those who waited for it do not each wait for another."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[T]]) -> None:
+        self._fetch = fetch
+        self._current: tuple[float, T | Unavailable] | None = None
+        self._refreshing = asyncio.Lock()
+
+    async def get(self) -> T:
+        """The answer, at most `CURRENT_FOR_S` old. Raises Unavailable."""
+        async with self._refreshing:
+            if self._current is None or time.monotonic() - self._current[0] >= CURRENT_FOR_S:
+                found: T | Unavailable
+                try:
+                    found = await self._fetch()
+                except Unavailable as error:
+                    found = error
+                self._current = (time.monotonic(), found)
+            found = self._current[1]
+        if isinstance(found, Unavailable):
+            raise Unavailable(found.message, retry_after_s=found.retry_after_s)
+        return found
 
 
 class Operator(Protocol):
     """What the operator is asked."""
 
     async def nodes(self) -> list[NodeLoad]: ...
+
+    async def power(self) -> PowerPicture: ...
+
+    async def power_series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries: ...
 
     async def preview(self, draft: Object, *, admin: bool) -> PreviewAnswer: ...
 
@@ -43,28 +76,25 @@ class OperatorClient:
         self._url = url.rstrip("/")
         self._token = TokenFile(Path(token_file))
         self._session: aiohttp.ClientSession | None = None
-        self._current: tuple[float, list[NodeLoad] | Unavailable] | None = None
-        self._refreshing = asyncio.Lock()
+        self._nodes = _Shared(self._fetch_nodes)
+        self._power = _Shared(self._fetch_power)
 
     async def nodes(self) -> list[NodeLoad]:
-        """The load of all nodes, at most `CURRENT_FOR_S` old; many pages share one request, and its failure too:
-        those who waited for it do not each wait for another.
+        """The load of all nodes, at most `CURRENT_FOR_S` old.
 
         Raises:
             Unavailable: the operator does not answer.
         """
-        async with self._refreshing:
-            if self._current is None or time.monotonic() - self._current[0] >= CURRENT_FOR_S:
-                found: list[NodeLoad] | Unavailable
-                try:
-                    found = _read(NodeLoads, await self._fetch("GET", NODES_PATH, None)).nodes
-                except Unavailable as error:
-                    found = error
-                self._current = (time.monotonic(), found)
-            found = self._current[1]
-        if isinstance(found, Unavailable):
-            raise Unavailable(found.message, retry_after_s=found.retry_after_s)
-        return found
+        return await self._nodes.get()
+
+    async def power(self) -> PowerPicture:
+        """What all feeds and nodes draw, at most `CURRENT_FOR_S` old. Raises Unavailable as `nodes` does."""
+        return await self._power.get()
+
+    async def power_series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:
+        """The means of one feed, or of one node. Raises Unavailable as `nodes` does."""
+        asked = urlencode({"feed": feed, "node": node, "resolution": resolution.value})
+        return _read(PowerSeries, await self._fetch("GET", f"{SERIES_PATH}?{asked}", None))
 
     async def preview(self, draft: Object, *, admin: bool) -> PreviewAnswer:
         """What the next round would do with an object that nobody has created yet.
@@ -83,6 +113,12 @@ class OperatorClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    async def _fetch_nodes(self) -> list[NodeLoad]:
+        return _read(NodeLoads, await self._fetch("GET", NODES_PATH, None)).nodes
+
+    async def _fetch_power(self) -> PowerPicture:
+        return _read(PowerPicture, await self._fetch("GET", POWER_PATH, None))
 
     async def _fetch(self, method: str, path: str, body: object | None) -> str:
         import aiohttp

@@ -10,6 +10,8 @@ from pydantic.alias_generators import to_camel
 
 from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.errors import ErrorBody
+from busbar.kube.contracts.power import Backend
+from busbar.kube.contracts.power_view import Resolution
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 
 
@@ -265,6 +267,58 @@ class NodeList(Answer):
     """Load per node of the pools that the caller may see."""
 
     items: list[NodeInfo]
+
+
+class FeedPowerInfo(Answer):
+    name: str
+    parent: str = Field(description="The domain above it; empty: none.")
+    budget_watts: float
+    ready: bool
+    reason: str = Field(description="Why it is or is not ready.")
+    nodes: int = Field(description="Nodes on this feed and on those below it.")
+    draw_watts: float | None = Field(description="Mean of the last second of the nodes that report.")
+    assumed_watts: float = Field(description="Nameplates of the nodes that have stopped reporting.")
+    headroom_watts: float | None = Field(
+        description="Budget less margin, draw and assumed watts; null while a node has never reported."
+    )
+    floor_watts: float | None = Field(description="The nodes with all boards at their lowest limit.")
+    nameplate_watts: float | None = Field(description="The most that the nodes can draw.")
+    silent_nodes: int = Field(description="Nodes without a report of the last seconds.")
+    simulated_nodes: int = Field(description="Nodes whose watts are invented.")
+
+
+class FeedPowerList(Answer):
+    """All power domains for admins; for others those of nodes that they may use."""
+
+    items: list[FeedPowerInfo]
+
+
+class NodePowerInfo(Answer):
+    name: str
+    feeds: list[str] = Field(description="The domain on which it hangs, and those above it, nearest first.")
+    watts: float | None = Field(description="Mean between its last two reports; null: it never reported.")
+    floor_watts: float | None
+    nameplate_watts: float | None
+    boards: int = Field(description="Boards that report.")
+    boards_from: Backend = Field(description="Where the boards' numbers come from.")
+    host_from: Backend = Field(description="Where the host's numbers come from.")
+    age_seconds: float | None = Field(description="Time since the last report that was believed.")
+    silent: bool = Field(description="Whether that is too long.")
+
+
+class NodePowerList(Answer):
+    """Draw per node; for others than admins of the pools that they may use."""
+
+    items: list[NodePowerInfo]
+
+
+class PowerSeriesInfo(Answer):
+    name: str
+    resolution: Resolution
+    period_seconds: int
+    watts: list[float | None] = Field(
+        description="Means of the periods until now, oldest first; null where nothing was measured."
+    )
 
 
 class ModelInfo(Answer):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from busbar.kube.contracts.power_view import PowerPicture, PowerSeries, Resolution
 from busbar.kube.informer import Key
 from busbar.kube.resources import POWER_DOMAINS
 from busbar.kube.types import PowerDomain
@@ -25,6 +26,7 @@ from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.rings import Series
 from busbar.operator.power.shown import show
+from busbar.operator.power.view import picture, series_of
 from busbar.operator.queue.controller import Controller, utc_now
 from busbar.operator.settings import Settings
 from busbar.operator.watch.caches import Caches
@@ -125,6 +127,18 @@ class PowerKeeper:
             if condition.type != ConditionType.READY and before.get(condition.type) != condition.reason:
                 self._writer.notice(POWER_DOMAINS, domain, condition.reason, condition.message)
         return None
+
+    def picture(self) -> PowerPicture:
+        """What feeds and nodes draw now."""
+        draws = {name: feed.draw for name, feed in self.feeds.items() if feed.draw is not None}
+        fresh_s = self._settings.power_fresh_s
+        return picture(self.membership, draws, self.gatherer.readings, self._clock(), fresh_s)
+
+    def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:
+        """The means of the feed, or of the node where no feed is named."""
+        kept = self.feeds.get(feed)
+        found = kept.series if kept is not None else self.gatherer.series.get(node) if not feed else None
+        return series_of(feed or node, found, resolution, self._clock())
 
     def show(self) -> None:
         """Sets the metrics."""

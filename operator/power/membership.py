@@ -30,6 +30,8 @@ class Membership:
 
     domains: Mapping[str, Domain]
     """As the scheduler knows them, without their nodes."""
+    above: Mapping[str, tuple[str, ...]]
+    """Domain to the domains above it, nearest first."""
     feeds: Mapping[str, tuple[str, ...]]
     """Node to the domains on which it hangs: one, or several that are at fault. Other nodes are left out."""
     members: Mapping[str, tuple[str, ...]]
@@ -58,6 +60,7 @@ def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Members
                 members[name].add(node.name)
     return Membership(
         domains=known,
+        above=above,
         feeds=feeds,
         members={name: tuple(sorted(found)) for name, found in members.items()},
         faults={**_contested(feeds), **_faults(known, above)},

@@ -9,6 +9,8 @@ from typing import Any
 from tests.api.memory_kube import MemoryKube
 
 from busbar.api.errors import Unavailable
+from busbar.kube.contracts.power import Backend
+from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import NodeLoad, PreviewAnswer
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types.quantity import to_bytes, to_millis
@@ -42,12 +44,39 @@ class ScriptedOperator:
         self.away = False
         self.drafts: list[dict[str, Any]] = []
         self.ended: tuple[Finished, ...] = ()
+        self.series: tuple[str, str, Resolution] | None = None
 
     async def close(self) -> None:
         return None
 
     async def nodes(self) -> list[NodeLoad]:
         return loads_of(self._snapshot(None)).nodes
+
+    async def power(self) -> PowerPicture:
+        """Every pool's nodes hang on a feed of their own below one row; the second node of each is silent."""
+        feeds: list[FeedPower] = []
+        nodes: list[NodePower] = []
+        for load in loads_of(self._snapshot(None)).nodes:
+            name = f"rack-{load.pool}"
+            if name not in [feed.name for feed in feeds]:
+                feeds.append(
+                    FeedPower(
+                        name=name, parent="row", budget_watts=1000.0, ready=True, reason="Observing", nodes=2,
+                        draw_watts=800.0, assumed_watts=400.0, headroom_watts=-210.0, silent_nodes=1, simulated_nodes=2,
+                    )
+                )  # fmt: skip
+            nodes.append(
+                NodePower(
+                    name=load.name, feeds=(name, "row"), watts=800.0, nameplate_watts=400.0, boards=8,
+                    boards_from=Backend.SIMULATED, age_seconds=0.5, silent=load.name.endswith("1"),
+                )
+            )  # fmt: skip
+        row = FeedPower(name="row", budget_watts=4000.0, ready=False, reason="NoNodes", nodes=2 * len(feeds))
+        return PowerPicture(feeds=(row, *feeds) if feeds else (), nodes=tuple(nodes))
+
+    async def power_series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:
+        self.series = (feed, node, resolution)
+        return PowerSeries(name=feed or node, resolution=resolution, watts=(None, 800.0))
 
     async def preview(self, draft: dict[str, Any], *, admin: bool) -> PreviewAnswer:
         self.drafts.append(draft)

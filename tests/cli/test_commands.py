@@ -14,6 +14,8 @@ import yaml
 from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
+from busbar.cli.commands.power import _ordered
+from busbar.kube.contracts.power_view import FeedPower
 from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, PODS, TRAINING_JOBS
 from busbar.scheduler import Finished
 
@@ -97,6 +99,35 @@ async def test_list_pools_and_nodes_and_models_and_tenants(site: Site) -> None:
     assert (await site.busbar("list", "nodes", "-o", "json")).code == 0
     assert (await site.busbar("list", "models", "-o", "name")).code == 0
     assert (await site.busbar("list", "tenants", "-o", "name")).lines == ["ada"]
+
+
+async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
+    done = await site.busbar("power")
+    assert done.code == 0, done.err
+    assert done.lines[0].split() == (
+        ["DOMAIN", "USE", "DRAW", "BUDGET", "HEADROOM", "NODES", "SILENT", "SIMULATED", "REASON"]
+    )
+    assert done.lines[1].startswith("row ")
+    assert "[....................]    ?" in done.lines[1]
+    assert done.lines[2].startswith("  rack-cpu ")
+    assert "[################++++> 120%" in done.lines[2]
+    assert done.lines[2].split()[-7:] == ["kW", "-210", "W", "2", "1", "2", "Observing"]
+    assert "bobs" not in done.out
+    nodes = await site.busbar("power", "nodes")
+    assert nodes.lines[1].split() == (
+        ["cpu-node-0", "rack-cpu", "800", "W", "400", "W", "8", "simulated", "none", "0s"]
+    )
+    assert nodes.lines[2].endswith("0s silent")
+    assert len(json.loads((await site.busbar("power", "nodes", "-o", "json")).out)["items"]) == 4
+    assert (await site.busbar("power", "-o", "name")).lines == ["row", "rack-cpu", "rack-h100"]
+
+
+def test_a_tree_of_feeds_shows_each_once_whatever_their_parents() -> None:
+    def feed(name: str, parent: str) -> FeedPower:
+        return FeedPower(name=name, parent=parent, budget_watts=1.0, ready=False, reason="Cycle", nodes=0)
+
+    found = [feed("a", "b"), feed("b", "a"), feed("c", "gone"), feed("d", "c")]
+    assert [(each.name, depth) for each, depth in _ordered(found)] == [("c", 0), ("d", 1), ("a", 0), ("b", 0)]
 
 
 async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:

@@ -14,6 +14,7 @@ from tests.operator.builders import RENDERING, SETTINGS, replica, service
 
 from busbar.kube.client import KubeClient
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
+from busbar.kube.contracts.power_view import NodePower, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.contracts.routes import Routes
 from busbar.kube.contracts.workload import ServingStatus
@@ -57,6 +58,16 @@ SNAPSHOT = Snapshot(
 )
 
 
+class Drawn:
+    """Says what it was asked."""
+
+    def picture(self) -> PowerPicture:
+        return PowerPicture(nodes=(NodePower(name="node-0"),))
+
+    def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:
+        return PowerSeries(name=feed or node, resolution=resolution, watts=(1.0, None))
+
+
 @asynccontextmanager
 async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
     settings = replace(
@@ -70,6 +81,7 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
         feed,
         lambda: SNAPSHOT,
         preview,
+        Drawn(),
         list,
         lambda: True,
     )
@@ -82,7 +94,7 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
 API = {"Authorization": "Bearer system:serviceaccount:busbar-system:busbar-api"}
 
 
-@pytest.mark.parametrize("path", ["/snapshot", "/nodes", "/routes", "/preview"])
+@pytest.mark.parametrize("path", ["/snapshot", "/nodes", "/routes", "/preview", "/power", "/power/series"])
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -129,6 +141,18 @@ async def test_a_preview_is_answered_for_who_asks_and_a_wrong_draft_is_named_by_
                 assert response.status == 400
         async with session.post(url, data=io.BytesIO(b"x" * (2**20 + 1)), headers=API) as response:
             assert response.status == 413
+
+
+async def test_power_is_told_with_its_gaps() -> None:
+    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
+        url = f"http://127.0.0.1:{made.ports['internal']}/power"
+        async with session.get(url, headers=API) as response:
+            assert (await response.json())["nodes"][0]["name"] == "node-0"
+        async with session.get(f"{url}/series?node=n&resolution=minute", headers=API) as response:
+            found = await response.json()
+            assert found == {"name": "n", "resolution": "minute", "watts": [1.0, None]}
+        async with session.get(f"{url}/series?node=n&resolution=hour", headers=API) as response:
+            assert response.status == 400
 
 
 async def test_the_load_of_nodes_is_one_small_answer() -> None:

@@ -156,6 +156,8 @@ async def test_a_stranger_without_a_tenant_sees_empty_lists(world: World) -> Non
         "history",
     ):
         assert (await nobody.get(f"{BASE}/{kind}")).json()["items"] == [], kind
+    for kind in ("power/domains", "power/nodes"):
+        assert (await nobody.get(f"{BASE}/{kind}")).json()["items"] == [], kind
     usage = (await nobody.get(f"{BASE}/usage")).json()
     assert (usage["inference"], usage["compute"]) == ([], [])
 
@@ -178,6 +180,30 @@ async def test_an_admin_sees_both_tenants(world: World) -> None:
         "ada",
         "bob-corp",
     }
+
+
+async def test_members_see_the_totals_of_feeds_of_nodes_that_they_may_use_and_no_others(world: World) -> None:
+    async def names(who: httpx2.AsyncClient, kind: str) -> set[str]:
+        return {row["name"] for row in (await who.get(f"{BASE}/power/{kind}")).json()["items"]}
+
+    alice, root = await world.as_("alice"), await world.as_("root", CallerRole.ADMIN)
+    assert await names(alice, "domains") == {"row", "rack-cpu", "rack-h100"}
+    assert await names(root, "domains") == {"row", "rack-cpu", "rack-h100", "rack-bobs-own"}
+    assert await names(alice, "nodes") == {f"{pool}-node-{i}" for pool in ("cpu", "h100") for i in (0, 1)}
+    assert await names(root, "nodes") - await names(alice, "nodes") == {"bobs-own-node-0", "bobs-own-node-1"}
+    series = f"{BASE}/power/series"
+    for kind, theirs, absent in (
+        ("domain", "rack-bobs-own", "rack-nobs-own"),
+        ("node", "bobs-own-node-0", "nobs-own-node-0"),
+    ):
+        found, nothing = [await alice.get(series, params={kind: name}) for name in (theirs, absent)]
+        assert found.status_code == nothing.status_code == 404
+        assert found.text.replace("bobs", "nobs") == nothing.text
+        assert (await root.get(series, params={kind: theirs})).json()["watts"] == [None, 800.0]
+    mine = (await alice.get(series, params={"domain": "rack-cpu", "resolution": "minute"})).json()
+    assert mine == {"name": "rack-cpu", "resolution": "minute", "periodSeconds": 60, "watts": [None, 800.0]}
+    for wrong in ({}, {"domain": "row", "node": "cpu-node-0"}, {"domain": "row", "resolution": "hour"}):
+        assert (await alice.get(series, params=wrong)).status_code == 422, wrong
 
 
 async def test_members_see_pools_without_the_list_of_who_else_may_use_them(world: World) -> None:

@@ -1,0 +1,68 @@
+"""REST for what feeds and nodes draw."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from busbar.api.access.identity import Caller
+from busbar.api.dependencies import AnyCaller, services_of
+from busbar.api.routes import schemas
+from busbar.api.routes.schemas import errors
+from busbar.kube.contracts.power_view import Resolution
+
+Anyone = Annotated[Caller, Depends(AnyCaller())]
+Name = Annotated[str, Query(max_length=253)]
+_READ = errors(401, 403, 503)
+
+
+def router() -> APIRouter:
+    """All of them."""
+    routes = APIRouter(tags=["Power"])
+
+    @routes.get(
+        "/power/domains",
+        operation_id="listPowerDomains",
+        summary="Budget, draw and headroom of each feed",
+        response_model=schemas.FeedPowerList,
+        responses=_READ,
+    )
+    async def domains(request: Request, caller: Anyone) -> schemas.FeedPowerList:
+        found = await services_of(request).power.feeds(caller)
+        return schemas.FeedPowerList.model_validate({"items": found})
+
+    @routes.get(
+        "/power/nodes",
+        operation_id="listPowerNodes",
+        summary="Draw of each node, and where the numbers come from",
+        response_model=schemas.NodePowerList,
+        responses=_READ,
+    )
+    async def nodes(request: Request, caller: Anyone) -> schemas.NodePowerList:
+        found = await services_of(request).power.nodes(caller)
+        return schemas.NodePowerList.model_validate({"items": found})
+
+    @routes.get(
+        "/power/series",
+        operation_id="readPowerSeries",
+        summary="Means of one domain or of one node: of seconds over 15 minutes, or of minutes over a day",
+        response_model=schemas.PowerSeriesInfo,
+        responses=errors(401, 403, 404, 422, 503),
+    )
+    async def series(
+        request: Request,
+        caller: Anyone,
+        domain: Name = "",
+        node: Name = "",
+        resolution: Resolution = Resolution.SECOND,
+    ) -> schemas.PowerSeriesInfo:
+        found = await services_of(request).power.series(caller, domain, node, resolution)
+        return schemas.PowerSeriesInfo(
+            name=found.name,
+            resolution=found.resolution,
+            period_seconds=found.resolution.period_s,
+            watts=list(found.watts),
+        )
+
+    return routes

@@ -1,0 +1,129 @@
+"""`busbar power` and `busbar power nodes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from busbar.cli.output import columns, duration, emit, output_option, wire
+from busbar.cli.session import Session, connected
+
+if TYPE_CHECKING:
+    from busbar.kube.contracts.power_view import FeedPower, NodePower
+
+BAR = 20
+"""Characters of a bar: the whole budget."""
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="""\b
+Examples:
+  busbar power                the tree of feeds: draw against budget
+  busbar power -o json
+  busbar power nodes
+""",
+)
+@output_option
+@connected
+@click.pass_context
+def power(context: click.Context, session: Session, output: str) -> None:
+    """Show what feeds draw, as a tree: # is drawn, + assumed of silent nodes, the bar is the budget.
+
+    Members see the feeds of the nodes that they may use.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    found = session.client.power_domains()
+    emit(output, {"items": wire(found)}, lambda: _tree(found), [feed.name for feed in found])
+
+
+@power.command(epilog="\b\nExamples:\n  busbar power nodes\n  busbar power nodes -o json")
+@output_option
+@connected
+def nodes(session: Session, output: str) -> None:
+    """Show what nodes draw, and where the numbers come from; simulated ones are invented."""
+    found = session.client.power_nodes()
+    emit(output, {"items": wire(found)}, lambda: _nodes(found), [node.name for node in found])
+
+
+def _tree(found: Sequence[FeedPower]) -> str:
+    if not found:
+        return "There is no power domain, or none of whose nodes you may use one."
+    heads = ["domain", "use", "draw", "budget", "headroom", "nodes", "silent", "simulated", "reason"]
+    return columns(heads, [_row(feed, depth) for feed, depth in _ordered(found)])
+
+
+def _row(feed: FeedPower, depth: int) -> list[object]:
+    return [
+        "  " * depth + feed.name,
+        bar(feed.draw_watts, feed.assumed_watts, feed.budget_watts),
+        watts(feed.draw_watts),
+        watts(feed.budget_watts),
+        watts(feed.headroom_watts),
+        feed.nodes,
+        feed.silent_nodes,
+        feed.simulated_nodes,
+        feed.reason,
+    ]
+
+
+def _ordered(found: Sequence[FeedPower]) -> Iterator[tuple[FeedPower, int]]:
+    """Each feed below its parent; those whose chain of parents leads nowhere come last, at the root."""
+    below: dict[str, list[FeedPower]] = {}
+    names = {feed.name for feed in found}
+    for feed in found:
+        below.setdefault(feed.parent if feed.parent in names else "", []).append(feed)
+    seen: set[str] = set()
+
+    def walk(parent: str, depth: int) -> Iterator[tuple[FeedPower, int]]:
+        for feed in below.get(parent, ()):
+            seen.add(feed.name)
+            yield feed, depth
+            yield from walk(feed.name, depth + 1)
+
+    yield from walk("", 0)
+    yield from ((feed, 0) for feed in found if feed.name not in seen)
+
+
+def bar(draw_watts: float | None, assumed_watts: float, budget_watts: float) -> str:
+    """`[######+++...........]  62%`; beyond the budget it ends in `>`. Unknown: empty."""
+    if draw_watts is None and not assumed_watts:
+        return f"[{'.' * BAR}]    ?"
+    drawn = draw_watts or 0.0
+    part, whole = (round(BAR * min(1.0, w / budget_watts)) for w in (drawn, drawn + assumed_watts))
+    share = (drawn + assumed_watts) / budget_watts
+    end = ">" if share > 1 else "]"
+    return f"[{'#' * part}{'+' * (whole - part)}{'.' * (BAR - whole)}{end} {share:4.0%}"
+
+
+def watts(value: float | None) -> str:
+    """`850 W`, `12.3 kW`, `1.25 MW`; `?` where it is not known."""
+    if value is None:
+        return "?"
+    for unit, size, digits in (("MW", 1e6, 2), ("kW", 1e3, 1)):
+        if abs(value) >= size:
+            return f"{value / size:.{digits}f} {unit}"
+    return f"{value:.0f} W"
+
+
+def _nodes(found: Sequence[NodePower]) -> str:
+    heads = ["node", "domain", "draw", "nameplate", "boards", "boards from", "host from", "last report"]
+    rows = [
+        (
+            node.name,
+            node.feeds[0] if node.feeds else "",
+            watts(node.watts),
+            watts(node.nameplate_watts),
+            node.boards,
+            node.boards_from.value,
+            node.host_from.value,
+            "never"
+            if node.age_seconds is None
+            else duration(node.age_seconds) + (" silent" if node.silent else ""),
+        )
+        for node in found
+    ]
+    return columns(heads, rows)

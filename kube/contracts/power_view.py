@@ -1,0 +1,79 @@
+"""`GET /power` and `GET /power/series` on the operator's internal port: what feeds and nodes draw.
+
+Only the operator has the readings and their means; the API passes on what its caller may see. None means "not known".
+"""
+
+from enum import StrEnum
+
+from busbar.kube.contracts.power import Backend
+from busbar.kube.contracts.wire import WireModel
+
+PATH = "/power"
+SERIES_PATH = "/power/series"
+
+
+class Resolution(StrEnum):
+    """Length of the periods of a series."""
+
+    SECOND = "second"
+    """Of the last 15 minutes."""
+    MINUTE = "minute"
+    """Of the last day."""
+
+    @property
+    def period_s(self) -> int:
+        return 1 if self is Resolution.SECOND else 60
+
+
+class FeedPower(WireModel):
+    """A PowerDomain now."""
+
+    name: str
+    parent: str = ""
+    budget_watts: float
+    ready: bool
+    reason: str
+    """Why it is or is not ready."""
+    nodes: int
+    draw_watts: float | None = None
+    """Of the nodes that report."""
+    assumed_watts: float = 0.0
+    """Of the nodes that have stopped reporting: their nameplates."""
+    headroom_watts: float | None = None
+    floor_watts: float | None = None
+    nameplate_watts: float | None = None
+    silent_nodes: int = 0
+    simulated_nodes: int = 0
+
+
+class NodePower(WireModel):
+    """A node that has reported, or that hangs on a feed."""
+
+    name: str
+    feeds: tuple[str, ...] = ()
+    """The domain on which it hangs, and those above it, nearest first."""
+    watts: float | None = None
+    """Mean since the report before the last; None: it has never reported."""
+    floor_watts: float | None = None
+    nameplate_watts: float | None = None
+    boards: int = 0
+    boards_from: Backend = Backend.NONE
+    host_from: Backend = Backend.NONE
+    age_seconds: float | None = None
+    silent: bool = True
+
+
+class PowerPicture(WireModel):
+    """Answer of `GET /power`; both by name."""
+
+    feeds: tuple[FeedPower, ...] = ()
+    nodes: tuple[NodePower, ...] = ()
+
+
+class PowerSeries(WireModel):
+    """Answer of `GET /power/series?feed=NAME&resolution=minute` or `?node=NAME`."""
+
+    name: str
+    resolution: Resolution
+    watts: tuple[float | None, ...] = ()
+    """Means of the periods, oldest first; the last one is still going on."""

@@ -1,0 +1,84 @@
+"""What others are told of the feeds and nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
+from busbar.kube.types.reasons import Reason
+from busbar.operator.power.draw import Draw
+from busbar.operator.power.membership import Membership
+from busbar.operator.power.readings import Reading
+from busbar.operator.power.rings import MINUTES, SECONDS, Series
+
+
+def picture(
+    found: Membership,
+    draws: Mapping[str, Draw],
+    readings: Mapping[str, Reading],
+    now_s: float,
+    fresh_s: float,
+) -> PowerPicture:
+    """All feeds, and all nodes on one or with a reading."""
+    names = sorted({*found.feeds, *readings})
+    return PowerPicture(
+        feeds=tuple(_feed(name, found, draws.get(name)) for name in sorted(found.domains)),
+        nodes=tuple(_node(name, found, readings.get(name), now_s, fresh_s) for name in names),
+    )
+
+
+def series_of(name: str, series: Series | None, resolution: Resolution, now_s: float) -> PowerSeries:
+    """The whole of one ring until now; gaps without a series."""
+    count = SECONDS if resolution is Resolution.SECOND else MINUTES
+    now = int(now_s) // resolution.period_s
+    ring = None if series is None else series.seconds if resolution is Resolution.SECOND else series.minutes
+    values = [None] * count if ring is None else ring.last(now, count)
+    return PowerSeries(
+        name=name,
+        resolution=resolution,
+        watts=tuple(None if watts is None else round(watts, 1) for watts in values),
+    )
+
+
+def _feed(name: str, found: Membership, draw: Draw | None) -> FeedPower:
+    domain, fault = found.domains[name], found.faults.get(name)
+    nodes = len(found.members[name])
+    draw = draw or Draw(nodes=nodes, unknown=nodes)
+    reason = fault.reason if fault is not None else Reason.OBSERVING if nodes else Reason.NO_NODES
+    known = draw.unknown < draw.nodes
+    room_w = domain.usable_w - draw.watts - draw.assumed_w
+    return FeedPower(
+        name=name,
+        parent=domain.parent or "",
+        budget_watts=domain.budget_w,
+        ready=fault is None and nodes > 0,
+        reason=str(reason),
+        nodes=nodes,
+        draw_watts=round(draw.watts, 1) if draw.fresh else None,
+        assumed_watts=round(draw.assumed_w, 1),
+        headroom_watts=round(room_w, 1) if not draw.unknown else None,
+        floor_watts=round(draw.floor_w, 1) if known else None,
+        nameplate_watts=round(draw.nameplate_w, 1) if known else None,
+        silent_nodes=draw.silent,
+        simulated_nodes=draw.simulated,
+    )
+
+
+def _node(name: str, found: Membership, reading: Reading | None, now_s: float, fresh_s: float) -> NodePower:
+    feeds: list[str] = []
+    for feed in found.feeds.get(name, ()):
+        feeds += [each for each in (feed, *found.above[feed]) if each not in feeds]
+    if reading is None:
+        return NodePower(name=name, feeds=tuple(feeds))
+    return NodePower(
+        name=name,
+        feeds=tuple(feeds),
+        watts=round(reading.watts, 1),
+        floor_watts=round(reading.floor_w, 1),
+        nameplate_watts=round(reading.nameplate_w, 1),
+        boards=len(reading.boards),
+        boards_from=reading.boards_from,
+        host_from=reading.host_from,
+        age_seconds=round(max(0.0, now_s - reading.at_s), 1),
+        silent=now_s - reading.at_s > fresh_s,
+    )
