@@ -85,7 +85,7 @@ class PowerKeeper:
 
     def domain_changed(self, old: PowerDomain | None, new: PowerDomain | None) -> None:
         """To be told of every change of a domain; one can take another's nodes, or be its parent."""
-        if old is None or new is None or old.metadata.generation != new.metadata.generation:
+        if old is None or new is None or old.spec != new.spec:
             self._changed()
 
     async def run(self) -> None:

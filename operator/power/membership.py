@@ -47,11 +47,16 @@ def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Members
     """
     objects = {domain.metadata.name: domain for domain in domains}
     known = {name: _scheduler_domain(domain) for name, domain in sorted(objects.items())}
+    selectors = {
+        name: frozenset(domain.spec.node_selector.items())
+        for name, domain in objects.items()
+        if domain.spec.node_selector
+    }
     above = {name: _above(name, known) for name in known}
     feeds: dict[str, tuple[str, ...]] = {}
     members: dict[str, set[str]] = {name: set() for name in known}
     for node in nodes:
-        on = _feeds(frozenset(node.labels), objects, above)
+        on = _feeds(frozenset(node.labels), selectors, above)
         if not on:
             continue
         feeds[node.name] = on
@@ -88,14 +93,10 @@ def _above(name: str, known: Mapping[str, Domain]) -> tuple[str, ...]:
 
 def _feeds(
     labels: frozenset[tuple[str, str]],
-    objects: Mapping[str, PowerDomain],
+    selectors: Mapping[str, frozenset[tuple[str, str]]],
     above: Mapping[str, tuple[str, ...]],
 ) -> tuple[str, ...]:
-    selecting = {
-        name: len(domain.spec.node_selector)
-        for name, domain in objects.items()
-        if domain.spec.node_selector and domain.spec.node_selector.items() <= labels
-    }
+    selecting = {name: len(wanted) for name, wanted in selectors.items() if wanted <= labels}
     lowest = [
         name for name in selecting if not any(name in above[other] for other in selecting if other != name)
     ] or list(selecting)  # all of them above each other: a cycle
