@@ -8,7 +8,16 @@ from fastapi.responses import RedirectResponse, Response
 
 from busbar.api.dependencies import Public
 from busbar.api.errors import ApiError, Unauthenticated
-from busbar.api.portal import account, cluster_pages, front_page, jobs, login, services_pages, submit
+from busbar.api.portal import (
+    account,
+    cluster_pages,
+    front_page,
+    jobs,
+    login,
+    power_page,
+    services_pages,
+    submit,
+)
 from busbar.api.portal.render import html, is_fragment, static_response
 from busbar.api.services import Services
 
@@ -23,6 +32,7 @@ def install(app: FastAPI, services: Services) -> None:
         services_pages.router(),
         submit.router(),
         cluster_pages.router(),
+        power_page.router(),
         account.router(),
     ):
         app.include_router(router, include_in_schema=False)

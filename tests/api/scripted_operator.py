@@ -61,13 +61,13 @@ class ScriptedOperator:
             if name not in [feed.name for feed in feeds]:
                 feeds.append(
                     FeedPower(
-                        name=name, parent="row", budget_watts=1000.0, ready=True, reason="Observing", nodes=2,
-                        draw_watts=800.0, assumed_watts=400.0, headroom_watts=-210.0, silent_nodes=1, simulated_nodes=2,
+                        name=name, parent="row", budget_watts=2000.0, ready=True, reason="Observing", nodes=2,
+                        draw_watts=800.0, assumed_watts=1000.0, headroom_watts=180.0, silent_nodes=1, simulated_nodes=2,
                     )
                 )  # fmt: skip
             nodes.append(
                 NodePower(
-                    name=load.name, feeds=(name, "row"), watts=800.0, nameplate_watts=400.0, boards=8,
+                    name=load.name, feeds=(name, "row"), watts=800.0, nameplate_watts=1000.0, boards=8,
                     boards_from=Backend.SIMULATED, age_seconds=0.5, silent=load.name.endswith("1"),
                 )
             )  # fmt: skip

@@ -14,7 +14,7 @@ import yaml
 from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
-from busbar.cli.commands.power import _ordered
+from busbar.cli.commands.power import _ordered, bar
 from busbar.kube.contracts.power_view import FeedPower
 from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, PODS, TRAINING_JOBS
 from busbar.scheduler import Finished
@@ -110,16 +110,23 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
     assert done.lines[1].startswith("row ")
     assert "[....................]    ?" in done.lines[1]
     assert done.lines[2].startswith("  rack-cpu ")
-    assert "[################++++> 120%" in done.lines[2]
-    assert done.lines[2].split()[-7:] == ["kW", "-210", "W", "2", "1", "2", "Observing"]
+    assert "[########++++++++++..]  90%" in done.lines[2]
+    assert done.lines[2].split()[-7:] == ["kW", "180", "W", "2", "1", "2", "Observing"]
     assert "bobs" not in done.out
     nodes = await site.busbar("power", "nodes")
     assert nodes.lines[1].split() == (
-        ["cpu-node-0", "rack-cpu", "800", "W", "400", "W", "8", "simulated", "none", "0s"]
+        ["cpu-node-0", "rack-cpu", "800", "W", "1.0", "kW", "8", "simulated", "none", "0s"]
     )
     assert nodes.lines[2].endswith("0s silent")
     assert len(json.loads((await site.busbar("power", "nodes", "-o", "json")).out)["items"]) == 4
     assert (await site.busbar("power", "-o", "name")).lines == ["row", "rack-cpu", "rack-h100"]
+
+
+def test_a_bar_ends_at_the_budget_and_says_when_it_is_passed() -> None:
+    assert bar(None, 0.0, 100.0) == "[....................]    ?"
+    assert bar(0.0, 0.0, 100.0) == "[....................]   0%"
+    assert bar(90.0, 20.0, 100.0) == "[##################++> 110%"
+    assert bar(None, 50.0, 100.0) == "[++++++++++..........]  50%"
 
 
 def test_a_tree_of_feeds_shows_each_once_whatever_their_parents() -> None:

@@ -21,6 +21,7 @@ PAGES = (
     "/jobs",
     "/services",
     "/pools",
+    "/power",
     "/submit",
     "/submit?form=image",
     "/submit?form=serve",
@@ -371,6 +372,27 @@ def test_measured_speeds_stay_inside_their_card(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_power_page_shows_the_feeds_that_a_member_may_see(
+    browser: Browser, target: Target, width: int
+) -> None:
+    for seen in visit(browser, target, viewport={"width": width, "height": 850}):
+        page = seen.page
+        log_in(page, target.token)
+        page.goto("/power")
+        card = page.get_by_role("region", name="rack-h100")
+        expect(card).to_contain_text("below row")
+        expect(card).to_contain_text("800 W of 2 kW")
+        expect(card.get_by_role("progressbar")).to_have_attribute("value", "90.0")
+        expect(card.get_by_role("listitem")).to_have_count(2)
+        expect(card.get_by_role("listitem").last).to_have_attribute(
+            "aria-label", "h100-node-1: 800 W of 1 kW, simulated, silent for 0 s"
+        )
+        expect(page.get_by_role("region", name="row", exact=True)).to_contain_text("not measured")
+        assert "bob" not in page.content()
+        assert page.evaluate(OUT_OF_THEIR_CARD) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast_in_both_themes(
     browser: Browser, target: Target, staged: Stage, scheme: str
@@ -382,6 +404,7 @@ def test_text_has_enough_contrast_in_both_themes(
             "/",
             "/jobs",
             "/pools",
+            "/power",
             "/submit",
             "/tokens",
             "/jobs/ada-lab/ada-run",

@@ -14,8 +14,11 @@ from busbar.api.kubernetes.typed import read
 from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml, whole_or_none
 from busbar.api.portal.formatting import ago, number
 from busbar.api.portal.pool_views import node_view, pool_view, profile_view
+from busbar.api.portal.power_views import feed_views
 from busbar.api.portal.render import STATIC, static_files, templates
 from busbar.api.portal.views import job_view, matches, service_view, waiting_facts
+from busbar.kube.contracts.power import Backend
+from busbar.kube.contracts.power_view import FeedPower, NodePower
 from busbar.kube.contracts.preview import NodeLoad
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, TrainingJob
 
@@ -440,6 +443,41 @@ def test_a_field_may_have_a_least_number() -> None:
     assert whole_or_none("1", "days", "until it is revoked", least=1) == 1
     with pytest.raises(Invalid, match="of at least 1, or empty for until it is revoked"):
         whole_or_none("0", "days", "until it is revoked", least=1)
+
+
+def test_a_feed_shows_its_draw_its_problem_and_what_is_known_of_it() -> None:
+    def feed(name: str, parent: str = "", **more: Any) -> FeedPower:
+        base = {
+            "name": name,
+            "parent": parent,
+            "budget_watts": 2000.0,
+            "ready": True,
+            "reason": "Observing",
+            "nodes": 2,
+        }
+        return FeedPower.model_validate(base | more)
+
+    nodes = [
+        NodePower(name="n1", feeds=("rack", "row"), watts=900.0, nameplate_watts=1000.0, age_seconds=0.5,
+                  boards_from=Backend.SIMULATED, silent=False),
+        NodePower(name="n2", feeds=("rack", "row"), watts=500.0, nameplate_watts=1000.0, age_seconds=9.0),
+        NodePower(name="n3", feeds=("rack", "row")),
+    ]  # fmt: skip
+    half = feed("rack", "row", draw_watts=900.0, assumed_watts=1000.0, silent_nodes=2, simulated_nodes=1)
+    rack, row = feed_views([half, feed("row", ready=False, reason="NoNodes")], nodes)[::-1]
+    assert (row.name, row.draw, row.percent, row.nodes) == ("row", "not measured", None, [])
+    assert row.problem == "Not ready: NoNodes."
+    assert (rack.above, rack.draw, rack.budget, rack.headroom) == ("row", "900 W", "2 kW", "")
+    assert (rack.percent, rack.problem) == (95.0, "")
+    assert rack.told == "2 nodes, 2 silent (1 kW assumed), 1 simulated"
+    assert [(n.heat, n.ready, n.label) for n in rack.nodes] == [
+        (9, True, "n1: 900 W of 1 kW, simulated"),
+        (5, False, "n2: 500 W of 1 kW, silent for 9 s"),
+        (0, False, "n3: has never reported"),
+    ]
+    (over,) = feed_views([feed("over", draw_watts=2001.0)], [])
+    assert (over.percent, over.problem) == (100.0, "The draw is above the budget.")
+    assert {view.name for view in feed_views([feed("a", "b"), feed("b", "a")], [])} == {"a", "b"}
 
 
 def test_a_pool_shows_what_others_hold_of_it_only_while_they_do() -> None:
