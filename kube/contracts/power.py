@@ -5,7 +5,7 @@ and the node's name, so the agent needs no right in the cluster to check it. One
 simulator does, under the name `simulated`.
 
 Energy counters decide: the operator computes means from them between two answers, so neither a late answer nor a
-single wrong reading of watts changes a sum. Time is the agent's monotonic clock; nobody compares it with another.
+single wrong reading of watts changes a sum. Time is the agent's monotonic clock, of which only the passing counts.
 """
 
 from __future__ import annotations

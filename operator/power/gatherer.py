@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import aiohttp
 from pydantic import ValidationError
@@ -88,11 +89,15 @@ class Gatherer:
         self.series: dict[str, Series] = {}
         self._settings, self._clock = settings, clock
         self._asked: dict[str, asyncio.Task[None]] = {}  # by address
-        self._refused: dict[str, str] = {}  # by node or address: why, as logged
+        self._refused: dict[str, str] = {}  # by node: why its report does not count, as logged
+        self._away: dict[str, str] = {}  # by address: why it has no answer, as logged
         self._session: aiohttp.ClientSession | None = None
 
     def ask(self, found: Iterable[Source]) -> None:
-        """Begins to ask every source that is not being asked already."""
+        """Begins to ask every source that is not being asked already; forgets what was said of others."""
+        found = tuple(found)
+        here = {source.url for source in found}
+        self._away = {url: why for url, why in self._away.items() if url in here}
         for source in found:
             if source.url not in self._asked:
                 task = asyncio.get_running_loop().create_task(self._ask(source))
@@ -102,7 +107,8 @@ class Gatherer:
     def keep(self, nodes: Iterable[str]) -> None:
         """Forgets every other node."""
         kept = set(nodes)
-        for store in (self.readings, self.series):
+        stores: tuple[dict[str, Any], ...] = (self.readings, self.series, self._refused)
+        for store in stores:
             for name in [n for n in store if n not in kept]:
                 del store[name]
 
@@ -119,11 +125,11 @@ class Gatherer:
             return
         told = {report.boards_from, report.host_from}
         if source.simulates and not told <= {Backend.SIMULATED, Backend.NONE}:
-            self._refuse(report.node, "the simulator may only say that its watts are simulated")
+            self._note(self._refused, report.node, "the simulator may only say that its watts are simulated")
             return
         judged = read(self.readings.get(report.node), report, at_s)
         if isinstance(judged, Refusal):
-            self._refuse(report.node, judged.why)
+            self._note(self._refused, report.node, judged.why)
             return
         self._refused.pop(report.node, None)
         self.readings[report.node] = judged
@@ -138,9 +144,9 @@ class Gatherer:
             text = await self._fetch(source)
             answer = AgentAnswer.model_validate_json(text)
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
-            self._refuse(source.url, f"{type(error).__name__}: {error}"[:300])
+            self._note(self._away, source.url, f"{type(error).__name__}: {error}"[:300])
             return
-        self._refused.pop(source.url, None)
+        self._away.pop(source.url, None)
         for report in answer.reports:
             self.take(source, report, at_s)
 
@@ -164,8 +170,8 @@ class Gatherer:
                     raise aiohttp.ClientError(f"the answer is longer than {limit} bytes")
         return bytes(body)
 
-    def _refuse(self, about: str, why: str) -> None:
+    def _note(self, said: dict[str, str], about: str, why: str) -> None:
         """Logs it where it is new."""
-        if self._refused.get(about) != why:
-            self._refused[about] = why
+        if said.get(about) != why:
+            said[about] = why
             log.warning("no telemetry", extra={"of": about, "why": why})

@@ -4,7 +4,8 @@ An agent runs on a machine that may be broken, so its numbers are judged before 
 
 * not finite, negative, above 1.5 times the nameplate, or for another node: refused;
 * the clock or a counter stands still while watts flow: frozen, refused;
-* another epoch, a counter that fell, a meter that is new: the counter begins anew, and the watts told count instead.
+* another epoch, a clock that jumped, a counter that fell, a new meter: the counter begins anew, and the watts told
+  count instead.
 
 A refused report changes nothing: the last reading stays until it is too old, and then the node is silent.
 """
@@ -20,6 +21,8 @@ from busbar.scheduler.errors import PowerError
 from busbar.scheduler.power import NodePower, NodeTelemetry
 from busbar.scheduler.power.telemetry import plausible
 
+CLOCK_SLACK_S = 5.0
+"""A report may be so much younger than the request for it, and a clock that stood still may catch up."""
 HOST = "host"
 """Key of the host's meter beside the boards' uuids."""
 
@@ -84,10 +87,10 @@ def read(last: Reading | None, told: AgentReport, at_s: float) -> Reading | Refu
         last: the node's last reading.
         at_s: the operator's monotonic clock when it asked.
     """
-    if last is not None and last.epoch != told.epoch:
-        last = None
-    if last is not None and not told.clock_s > last.clock_s:
+    if last is not None and last.epoch == told.epoch and last.clock_s == told.clock_s:
         return Refusal("its clock stands still: the numbers are frozen")
+    if last is not None and not _continues(last, told, at_s):
+        last = None
     found: dict[str, Metered] = {}
     for name, meter in _meters(told):
         if name in found:
@@ -108,6 +111,12 @@ def read(last: Reading | None, told: AgentReport, at_s: float) -> Reading | Refu
         boards_from=told.boards_from,
         host_from=told.host_from,
     )
+
+
+def _continues(last: Reading, told: AgentReport, at_s: float) -> bool:
+    """Whether the counters can be compared: one start, and a clock that ran on about as fast as ours."""
+    passed_s = told.clock_s - last.clock_s
+    return last.epoch == told.epoch and 0 < passed_s <= 2 * (at_s - last.at_s) + CLOCK_SLACK_S
 
 
 def _meters(told: AgentReport) -> list[tuple[str, Meter]]:
