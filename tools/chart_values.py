@@ -355,7 +355,7 @@ class Power(Section):
     """What PowerDomains are measured with."""
 
     agent: Agent = Field(default_factory=Agent, description="The node agent.")
-    simulated_nodes: Annotated[list[Name], Field(max_length=5000)] = Field(
+    simulated_nodes: Annotated[list[Name], Field(max_length=1000)] = Field(
         default_factory=list,
         description="Names of nodes whose watts are invented, for demonstrations; each also needs the label "
         "sim.busbar.dev/power.",

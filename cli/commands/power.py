@@ -51,7 +51,7 @@ def nodes(session: Session, output: str) -> None:
 
 def _tree(found: Sequence[FeedPower]) -> str:
     if not found:
-        return "There is no power domain, or none of whose nodes you may use one."
+        return "There is no power domain with a node that you may use."
     heads = ["domain", "use", "draw", "budget", "headroom", "nodes", "silent", "simulated", "reason"]
     return columns(heads, [_row(feed, depth) for feed, depth in _ordered(found)])
 

@@ -82,7 +82,7 @@ class AgentReport(WireModel):
 class AgentAnswer(WireModel):
     """Answer of `GET /telemetry`: one report, or the simulator's many."""
 
-    reports: Annotated[tuple[AgentReport, ...], Field(max_length=5000)]
+    reports: Annotated[tuple[AgentReport, ...], Field(max_length=1000)]
 
 
 def telemetry_bearer(key: bytes, name: str) -> str:
