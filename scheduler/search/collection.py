@@ -169,7 +169,8 @@ class Collection:
         return None if best is None else self._hold_of(best)
 
     def _choose(self, domain: set[int]) -> list[Slot] | None:
-        """The slots that are ready first, within what may be taken of each tenant; the last one last."""
+        """The slots that are ready first, within what may be taken of each tenant; the last one last. A reservation
+        that is kept does not lose its place where that has become less: there it waits until jobs end."""
         left = dict(self.budgets)
         chosen: list[Slot] = []
         skipped: set[int] = set()
@@ -181,7 +182,7 @@ class Collection:
                     break
                 if slot.node in skipped and stops:
                     continue
-                cost = self._cost(slot, counted) if stops else {}
+                cost = self._cost(slot, counted) if stops or not self.since_s else {}
                 if any(amount > left[tenant] for tenant, amount in cost.items()):
                     skipped.add(slot.node)
                     continue

@@ -157,13 +157,22 @@ def test_a_share_is_collected_on_whole_nodes() -> None:
     assert sum(action.to is None for action in later.actions) == 16
 
 
-def test_where_a_surplus_is_too_small_the_rest_is_collected_as_jobs_end() -> None:
-    """b is entitled to 24 of 32; a holds 24 on four nodes, 16 more than its share. Two nodes of six each can be taken,
-    the third is there when its job ends."""
-    runs = [held(f"a{i}", i, 1 + i, size=6) for i in range(4)]
+def test_a_reservation_is_kept_where_the_surplus_that_it_takes_from_has_become_less() -> None:
+    """b is entitled to 24 of 32, and collects three nodes of a, which holds all. On the fourth a's job ends: what a has
+    beyond its share is two nodes now."""
+    jobs = [held(f"a{i}", i, 9) for i in range(4)]
+    young = [
+        replace(one, run=replace(one.run, started_at_s=NOW - 100)) for one in jobs if one.run is not None
+    ]
     waits = known("gang", size=8, pods=3, tenant="b")
-    snapshot = fast(cluster(*runs, waits, tenants=(tenant("a"), tenant("b", weight=3.0)), H100=4))
-    assert reserved(made(snapshot))["gang"][1:] == (3 * HOUR, 2)
+    before = fast(cluster(*young, waits, tenants=(tenant("a"), tenant("b", weight=3.0)), H100=4))
+    last, memo = plan(before, POLICY, NOW)
+    nodes = last.reservations[0].placement.nodes
+    assert reserved(last) == {"gang": (nodes, 200.0, 0)}
+    (gone,) = (one for one in young if one.run is not None and one.run.placement.nodes[0] not in nodes)
+    after = updated(before, Delta(gone_jobs=(gone.id,)))
+    answer, _ = react(after, last, Event.between(before, after, NOW + 1), memo)
+    assert [r.placement for r in answer.reservations] == [r.placement for r in last.reservations]
 
 
 def test_a_place_is_kept_and_a_node_only_exchanged_for_one_that_is_there() -> None:
