@@ -39,7 +39,7 @@ HEAD = 8
 """Bytes of a question's length."""
 NICE = 5
 LIMIT_S = 9.0
-"""From the question to its whole answer; the API waits ten seconds."""
+"""The API waits ten seconds for an answer."""
 SPARE_S = 0.3
 """A forecast is given up so long before: the plan's answer is worth having without it."""
 MOST_WAITING = 8
@@ -51,7 +51,9 @@ WARM_S = 120.0
 class PreviewWorker:
     """The child, started at the first question."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        """`limit_s`: from a question to its whole answer."""
+        self._limit_s = limit_s
         self._child: Process | None = None
         self._base: Snapshot | None = None
         """What the child holds."""
@@ -69,7 +71,7 @@ class PreviewWorker:
             raise Busy("other previews are being computed; try again in a few seconds")
         self._waiting += 1
         try:
-            end = asyncio.get_running_loop().time() + LIMIT_S
+            end = asyncio.get_running_loop().time() + self._limit_s
             async with asyncio.timeout_at(end), self._turn:
                 # The more wait for their turn, the less time there is for a forecast.
                 return await self._ask(question, end, forecast_s / self._waiting)

@@ -194,7 +194,7 @@ def test_the_child_answers_each_question_with_two_lines() -> None:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[PreviewWorker]:
-    made = PreviewWorker()
+    made = PreviewWorker(limit_s=120.0)  # a busy machine takes long to start a process
     yield made
     await made.close()
 
