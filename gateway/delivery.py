@@ -18,6 +18,9 @@ from aiohttp import web
 from busbar.gateway import sse
 from busbar.kube.contracts.streams import ResumedChoice, ResumeRequest, StreamTerms, UsageShown
 
+EARLY_EVENTS = 16
+"""Reads without content (the role, comments) kept back at most, so that a replica's death may still be hidden."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -70,6 +73,13 @@ class Delivery:
         self.early: list[bytes] = []
         self.digest = ""
         """The engine's name for this stream; empty where it has none."""
+
+    def hold_early(self, shown: bytes) -> bytes:
+        """What begins the answer, with all that was kept back; empty as long as `shown` is kept back as well."""
+        self.early.append(shown)
+        if not self.meter.begun and len(self.early) < EARLY_EVENTS:
+            return b""
+        return b"".join(self.early)
 
     @property
     def begun(self) -> bool:

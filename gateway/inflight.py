@@ -37,8 +37,9 @@ class Slot:
     """The counters of one request."""
 
     def __init__(self, inflight: InflightTable, index: int) -> None:
-        self._inflight = inflight
+        self._map = inflight._map
         self.index = index
+        self._at = index * SLOT_BYTES + _COUNTERS_AT
         self.prompt_tokens = 0
         self.completion_tokens = 0
 
@@ -46,7 +47,7 @@ class Slot:
         """Store what has been delivered so far."""
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = completion_tokens
-        self._inflight._store(self.index, prompt_tokens, completion_tokens)
+        _COUNTERS.pack_into(self._map, self._at, prompt_tokens, completion_tokens)
 
 
 class InflightTable:
@@ -119,6 +120,3 @@ class InflightTable:
     def _state(self, index: int) -> int:
         state: int = _STATE.unpack_from(self._map, index * SLOT_BYTES)[0]
         return state
-
-    def _store(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
-        _COUNTERS.pack_into(self._map, index * SLOT_BYTES + _COUNTERS_AT, prompt_tokens, completion_tokens)

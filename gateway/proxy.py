@@ -19,8 +19,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import aiohttp
 from aiohttp import web
@@ -39,9 +39,6 @@ from busbar.kube.contracts.routes import ServiceRoute
 from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, StreamEnd
 
 log = logging.getLogger("busbar.gateway.proxy")
-
-EARLY_EVENTS = 16
-"""Events without content (the role, comments) kept back at most, so that a replica's death may still be hidden."""
 
 
 class Proxy:
@@ -268,19 +265,31 @@ class Proxy:
         usage: Usage,
         delivery: Delivery,
     ) -> web.StreamResponse:
-        """Pass a replica's events on to the end of the answer. Raises ReplicaFailedError."""
+        """Pass a replica's events on to the end of the answer; those that came together go together.
+
+        Raises ReplicaFailedError.
+        """
         meter = delivery.meter
-        async with aclosing(self._events(upstream, watch, meter)) as events:
-            async for event in events:
+        cutter = sse.Cutter(self._settings.event_kib << 10)
+        while not (meter.done or meter.failed):
+            data = await self._next(upstream, watch)
+            if not data:
+                break
+            shown, problem = sse.read(cutter, meter, data)
+            if shown:
                 if delivery.response is None:
-                    delivery.early.append(event)
-                    if not meter.begun and len(delivery.early) < EARLY_EVENTS:
-                        continue
-                    event = b"".join(delivery.early)
-                    delivery.response = _event_stream(call)
-                # Counted first, so that a token that a client received is counted even if this process dies.
-                usage.set(meter.prompt_tokens, meter.completion_tokens)
-                await self._send(request, call, delivery.response, event, client)
+                    shown = delivery.hold_early(shown)
+                    delivery.response = _event_stream(call) if shown else None
+                if delivery.response is not None:
+                    # Counted first, so that a token that a client received is counted even if this process dies.
+                    usage.set(meter.prompt_tokens, meter.completion_tokens)
+                    await self._send(request, call, delivery.response, shown, client)
+            if problem is not None:
+                raise ReplicaFailedError(problem, refused=False)
+            if meter.cut is not None:
+                leaving, meter.cut = meter.cut is StreamEnd.LEAVING, None
+                reason = "it shuts down" if leaving else "its engine failed"
+                raise ReplicaFailedError(reason, refused=leaving)
         usage.set(meter.prompt_tokens, meter.completion_tokens)
         if delivery.response is None:
             raise ReplicaFailedError("it ended the stream before the first event", refused=False)
@@ -290,34 +299,18 @@ class Proxy:
         await delivery.response.write_eof()
         return delivery.response
 
-    async def _events(
-        self, upstream: aiohttp.ClientResponse, watch: Watch, meter: sse.Meter
-    ) -> AsyncGenerator[bytes, None]:
-        """The events for the client, as soon as they are there; those that came together go together.
-
-        Raises ReplicaFailedError.
-        """
-        cutter = sse.Cutter(self._settings.event_kib << 10)
-        while not (meter.done or meter.failed):
-            watch.heard()
-            try:
-                data = await upstream.content.readany()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                reason = watch.silence.reason if watch.silence else "it closed the connection"
-                raise ReplicaFailedError(reason, refused=False) from error
-            watch.pause()
-            if not data:
-                return
+    async def _next(self, upstream: aiohttp.ClientResponse, watch: Watch) -> bytes:
+        """What the replica sent since the last call, empty at its end. Raises ReplicaFailedError."""
+        watch.heard()
+        try:
+            data = await upstream.content.readany()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = watch.silence.reason if watch.silence else "it closed the connection"
+            raise ReplicaFailedError(reason, refused=False) from error
+        watch.pause()
+        if data:
             watch.limit_s = self._settings.stream_idle_timeout_s
-            shown, problem = _read_events(cutter, meter, data)
-            if shown:
-                yield shown
-            if problem is not None:
-                raise ReplicaFailedError(problem, refused=False)
-            if meter.cut is not None:
-                leaving, meter.cut = meter.cut is StreamEnd.LEAVING, None
-                reason = "it shuts down" if leaving else "its engine failed"
-                raise ReplicaFailedError(reason, refused=leaving)
+        return data
 
     async def _send(
         self, request: web.Request, call: Call, response: web.StreamResponse, data: bytes, client: Watch
@@ -347,21 +340,6 @@ class Proxy:
 def _abort(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()
-
-
-def _read_events(cutter: sse.Cutter, meter: sse.Meter, data: bytes) -> tuple[bytes, str | None]:
-    """(what of `data` the client gets, what is wrong with the rest)."""
-    shown = []
-    try:
-        for event in cutter.feed(data):
-            part = meter.event(event)
-            if part is not None:
-                shown.append(part)
-            if meter.done or meter.failed or meter.cut is not None:
-                break
-    except BadUpstream as error:
-        return b"".join(shown), error.message
-    return b"".join(shown), None
 
 
 def _event_stream(call: Call) -> web.StreamResponse:

@@ -21,8 +21,8 @@ _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _USAGE_LAST = re.compile(rb',"usage":(\{[^{}]*(?:\{[^{}]*\}[^{}]*)?\})\}\Z')
 """Usage as the last member of an event's object. Inside a JSON text its quotes would be escaped, and behind it
 only the object's own brace is left, so this is that member and nothing else."""
-_NOT_PLAIN = re.compile(rb'\n|\r|"error":|"choices":\[\]')
-"""Events that are looked at closely: several lines, errors, the final usage."""
+_NOT_PLAIN = (b"\n", b"\r", b'"error":', b'"choices":[]')
+"""What events contain that are looked at closely: several lines, errors, the final usage."""
 
 
 class Cutter:
@@ -34,10 +34,33 @@ class Cutter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Complete events after `data`; raises BadUpstream when one grows over the limit."""
+        if (
+            not self._rest
+            and len(data) > 2
+            and data.endswith(b"\n\n")
+            and b"\r" not in data
+            and data.find(b"\n\n", 0, -1) < 0
+        ):
+            return [data[:-2]]  # by far the most frequent: one event, whole
         *events, self._rest = _BLANK_LINE.split(self._rest + data)
         if len(self._rest) > self._limit:
             raise BadUpstream("The model server sent an event that is too large.")
         return [event for event in events if event]
+
+
+def read(cutter: Cutter, meter: Meter, data: bytes) -> tuple[bytes, str | None]:
+    """(what of `data` the client gets, what is wrong with the rest)."""
+    shown = []
+    try:
+        for event in cutter.feed(data):
+            part = meter.event(event)
+            if part is not None:
+                shown.append(part)
+            if meter.done or meter.failed or meter.cut is not None:
+                break
+    except BadUpstream as error:
+        return b"".join(shown), error.message
+    return b"".join(shown), None
 
 
 def payload(event: bytes) -> bytes | None:
@@ -155,8 +178,11 @@ class Meter:
     def _at_a_glance(self, event: bytes) -> bytes | None:
         """A further piece of the answer that ends with its usage: counted and passed on without parsing it."""
         found = _USAGE_LAST.search(event)
-        if found is None or not event.startswith(b"data: {") or _NOT_PLAIN.search(event):
+        if found is None or not event.startswith(b"data: {"):
             return None
+        for mark in _NOT_PLAIN:
+            if mark in event:
+                return None
         try:
             usage = tokens(json.loads(found[1]))
         except ValueError:
