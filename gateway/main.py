@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -45,12 +46,23 @@ async def _serve(settings: Settings) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     await gateway.start()
+    _settle_heap()
     await stop.wait()
     for name in (signal.SIGTERM, signal.SIGINT):
         # A second signal ends it at once; what is unfinished is counted at the next start.
         loop.add_signal_handler(name, os._exit, 1)
     logging.getLogger("busbar.gateway").info("stopping")
     await gateway.stop()
+
+
+def _settle_heap() -> None:
+    """Keep what lives as long as the process out of the garbage collector's sight.
+
+    A full collection goes through all modules and stops every stream meanwhile: for 24 ms of CPU, where an event
+    takes 0.06.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _settings_help() -> str:

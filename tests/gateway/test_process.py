@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import aiohttp
 import pytest
 from tests.free_port import free_port
 from tests.gateway.parts import KEY_A, PATIENCE_S, House, events, route, text_of
+
+from busbar.gateway import main
 
 
 class Process:
@@ -180,3 +183,11 @@ async def test_an_unknown_setting_is_refused_with_the_nearest_known_one(tmp_path
     assert process.returncode == 2
     assert b"BUSBAR_GATEWAY_HOLD_TIMEOUT is not a setting" in text
     assert b"BUSBAR_GATEWAY_HOLD_TIMEOUT_S" in text
+
+
+def test_full_collections_pass_over_what_was_there_at_the_start() -> None:
+    try:
+        main._settle_heap()
+        assert gc.get_freeze_count() > len(gc.get_objects())
+    finally:
+        gc.unfreeze()
