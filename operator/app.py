@@ -316,6 +316,9 @@ class Operator:
                 self.controller.add("Tenant", tenant)
             for namespace in self.caches.namespaces.items:
                 self.controller.add("Namespace", namespace)
+        if kind == "ResourceQuota":
+            self.controller.add("Namespace", Key("", key.namespace))
+            self.controller.add("Tenant", Key("", self._tenant_of(key.namespace)))
         for label, resource in OWNERS.items():
             # Its pods lost their owner, or are about to.
             if kind == resource.kind and (new is None or new.metadata.deletion_timestamp is not None):

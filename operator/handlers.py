@@ -12,6 +12,7 @@ from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
+from busbar.kube.types import Tenant
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting.allocations import Allocations, HeldElsewhere, TenantAllocation, allocations
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
@@ -20,6 +21,7 @@ from busbar.operator.pods.foreign_pods import admit_pod, is_unaccounted, release
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
+from busbar.operator.pods.room import PodRoom, Promised, pod_room
 from busbar.operator.pools.discovery import discover
 from busbar.operator.pools.held_elsewhere import held_elsewhere
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
@@ -36,7 +38,7 @@ from busbar.operator.settings import Settings
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
 from busbar.operator.training.reconcile import reconcile as reconcile_job
-from busbar.operator.training.view import JobView, holders
+from busbar.operator.training.view import JobView, holders, waits_for_its_turn
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.write.actions import Action, Create
 from busbar.operator.write.events import Notice
@@ -78,6 +80,7 @@ class Handlers:
         """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
+        self._promised = Promised()
         self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
         self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
         controller.handles("TrainingJob", self.training_job)
@@ -120,11 +123,17 @@ class Handlers:
             has_tenant=self._has_tenant(key),
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
             holders=holders(job, own, self._caches.pods.items),
+            pod_room=self._pod_room(key) if isinstance(decision, Admit) else None,
         )
         update = reconcile_job(view, decision, forecast, reserved)
         if update.status is not None:
             acts, waits = bool(update.actions), bool(decisions)
-            await self._writer.write_status(TRAINING_JOBS, job, update.status, acts=acts, waits=waits)
+            if view.pod_room is not None and update.status.admission is not None:
+                self._promised.pods[key] = update.status.admission.pods
+            try:
+                await self._writer.write_status(TRAINING_JOBS, job, update.status, acts=acts, waits=waits)
+            finally:
+                self._promised.pods.pop(key, None)
             self._written_at[key] = time.monotonic()
             if update.status.admission is None:
                 self._refused.pop((KIND_TRAINING, key), None)
@@ -132,6 +141,13 @@ class Handlers:
         if update.offer:
             self._rounds.wake()
         return update.again_s
+
+    def _pod_room(self, key: Key) -> PodRoom | None:
+        """What the limit of pods leaves for this job: everything but its own admission, which is not written yet."""
+        name = tenant_of_namespace(self._caches.tenants.items.values()).get(key.namespace, "")
+        caches = self._caches
+        found = caches.tenants.items.get(Key("", name))
+        return pod_room(found, key, caches.pods.items.values(), caches.jobs.items.values(), self._promised)
 
     async def model_service(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         service = self._caches.services.items.get(key)
@@ -199,6 +215,8 @@ class Handlers:
             bindings=tuple(self._caches.bindings.items.values()),
             now=utc_now(),
             policies=tuple(self._caches.policies.items.values()),
+            quotas=tuple(self._caches.quotas.items.values()),
+            waiting_jobs=self._waiting_jobs(found),
             platform=self._settings.shielded_by,
             allocation=self._allocations.tenants.get(key.name, TenantAllocation()),
             free_by_type=self._allocations.free_by_type,
@@ -212,6 +230,16 @@ class Handlers:
         if update.status is not None:
             await self._writer.write_status(TENANTS, found, update.status)
         return update.again_s
+
+    def _waiting_jobs(self, tenant: Tenant) -> int | None:
+        limits = tenant.spec.limits
+        if limits is None or limits.waiting_jobs is None:
+            return None
+        spaces = set(tenant.spec.namespaces or ())
+        return sum(
+            job.metadata.namespace in spaces and waits_for_its_turn(job)
+            for job in self._caches.jobs.items.values()
+        )
 
     async def pool(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         found = self._caches.pools.items.get(key)
@@ -269,6 +297,7 @@ class Handlers:
             if ending
             else self._caches.policies.items.values(),  # as long as our pods run, so does their shield
             self._settings.shielded_by,
+            self._caches.quotas.items.values(),
         )
         await self._writer.carry_out(tuple(actions))
         released = release(found, owner_of)

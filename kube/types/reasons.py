@@ -40,6 +40,8 @@ class Reason(StrEnum):
     GANG_INCOMPLETE = "GangIncomplete"
     PODS_REFUSED = "PodsRefused"
     """The API server refuses the pods, because of a quota, a policy or a webhook."""
+    POD_LIMIT = "PodLimit"
+    """The job needs more pods than its tenant's limits.pods leaves."""
     POD_STUCK = "PodStuck"
     """A pod is being deleted and its node does not confirm the end: the node is probably down."""
     INVALID_SPEC = "InvalidSpec"

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from busbar.kube.types.limits import Limits, LimitUse
 from busbar.kube.types.meta import (
     Conditions,
     DnsLabel,
@@ -193,6 +194,9 @@ class TenantSpec(SpecModel):
         ]
         | None
     ) = Field(default=None, description="Limits per period; counted in status, not enforced yet.")
+    limits: Limits | None = Field(
+        default=None, description="How many objects the tenant may have; absent: no limits."
+    )
     on_delete: OnDelete = Field(
         default=OnDelete.REFUSE,
         description=(
@@ -296,6 +300,22 @@ class TenantStatus(StatusModel):
     ) = Field(default=None, description="Use in the current periods.")
     running: Count | None = Field(default=None, description="Jobs and replicas that run.")
     waiting: Count | None = Field(default=None, description="Jobs and replicas that wait.")
+    waiting_jobs: Count | None = Field(
+        default=None, description="TrainingJobs that wait, counted where spec.limits.waitingJobs is set."
+    )
+    limit_use: (
+        Annotated[
+            list[LimitUse],
+            Field(
+                max_length=128,
+                json_schema_extra={
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["namespace"],
+                },
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="Use of spec.limits by namespace.")
     running_in: Annotated[list[DnsLabel], Field(max_length=128)] | None = Field(
         default=None, description="Namespaces in which something of the tenant runs."
     )

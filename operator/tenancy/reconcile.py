@@ -1,4 +1,4 @@
-"""The reconcile of a Tenant: labels and policies of its namespaces, RoleBindings of its members, counted use.
+"""The reconcile of a Tenant: labels, policies and quotas of its namespaces, RoleBindings of its members, counted use.
 
 A namespace belongs to one tenant: the first one created that claims it; a later claim only gets a condition.
 Namespaces are never created or deleted here. One that its tenant releases, by deletion or by leaving it out of its
@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from busbar.kube.informer import Key
 from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
 from busbar.kube.types import AcceleratorPool, Tenant
+from busbar.kube.types.limits import LimitUse
 from busbar.kube.types.meta import LABEL_RELEASED, LABEL_TENANT
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import (
@@ -31,9 +32,9 @@ from busbar.kube.types.tenant import (
 )
 from busbar.operator.accounting.allocations import TenantAllocation
 from busbar.operator.accounting.usage import HALF_LIFE_S, counted, same_rates, users_counted
-from busbar.operator.tenancy import network_policy
+from busbar.operator.tenancy import limits, network_policy
 from busbar.operator.watch.caches import MANAGED_BY
-from busbar.operator.watch.small_projections import BindingSeen, NamespaceSeen, PolicySeen
+from busbar.operator.watch.small_projections import BindingSeen, NamespaceSeen, PolicySeen, QuotaSeen
 from busbar.operator.write.actions import Action, Apply, Delete
 from busbar.operator.write.events import Notice
 from busbar.operator.write.status import conditions
@@ -53,6 +54,8 @@ class TenantView:
     bindings: tuple[BindingSeen, ...]
     now: datetime
     policies: tuple[PolicySeen, ...] = ()
+    quotas: tuple[QuotaSeen, ...] = ()
+    waiting_jobs: int | None = None  # TrainingJobs that wait; None: the tenant does not limit them
     platform: str = ""  # the platform's namespace, which NetworkPolicies allow; empty: none are kept
     allocation: TenantAllocation = field(default_factory=TenantAllocation)
     free_by_type: Mapping[str, float] = field(default_factory=dict)
@@ -81,6 +84,7 @@ def reconcile(view: TenantView) -> TenantUpdate:
         *_labels(view, name, present),
         *_bindings(view, name, present),
         *network_policy.keep(name, view.platform, present, view.policies),
+        *limits.keep(view.tenant.spec.limits, own, present, view.quotas),
     ]
     agree = _counts_agree(view, view.tenant.status or TenantStatus())
     again = view.usage_period_s if agree else COUNTS_S
@@ -134,9 +138,10 @@ def revoke(
     bindings: Iterable[BindingSeen],
     policies: Iterable[PolicySeen] = (),
     platform: str = "",
+    quotas: Iterable[QuotaSeen] = (),
 ) -> list[Action]:
     """Removes the rights that we gave to members of a tenant that does not own the namespace (any more), and the
-    NetworkPolicy of a namespace that has no owner.
+    NetworkPolicy and ResourceQuota of a namespace that has no owner.
 
     A tenant's own reconcile cannot do it: a deleted tenant is not reconciled again.
     """
@@ -149,7 +154,11 @@ def revoke(
         for b in bindings
         if b.key.namespace == namespace.name and b.role in TENANT_ROLES and b.key.name not in kept
     ]
-    return rights + network_policy.remove(namespace.name, owner, platform, policies)
+    return [
+        *rights,
+        *network_policy.remove(namespace.name, owner, platform, policies),
+        *limits.remove(namespace.name, owner, quotas),
+    ]
 
 
 def _binding_name(tenant: str, role: Role) -> str:
@@ -266,6 +275,8 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
             "held": round(sum(allocated.values()), 3),
             "running": view.allocation.running,
             "waiting": view.allocation.waiting,
+            "waiting_jobs": view.waiting_jobs,
+            "limit_use": _limit_use(view),
             "running_in": list(view.allocation.running_in) or None,
             "last_updated": view.now,
         }
@@ -273,7 +284,16 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
 
 
 def _counts_agree(view: TenantView, old: TenantStatus) -> bool:
-    return (old.running or 0, old.waiting or 0) == (view.allocation.running, view.allocation.waiting)
+    return (old.running or 0, old.waiting or 0) == (view.allocation.running, view.allocation.waiting) and (
+        old.waiting_jobs,
+        old.limit_use or None,
+    ) == (view.waiting_jobs, _limit_use(view))
+
+
+def _limit_use(view: TenantView) -> list[LimitUse] | None:
+    name = view.tenant.metadata.name
+    own = (n for n in view.tenant.spec.namespaces or () if view.owner_of.get(n) == name)
+    return limits.used(view.tenant.spec.limits, own, view.quotas) or None
 
 
 def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:

@@ -62,6 +62,8 @@ from busbar.operator.write.status import (
 
 NAME_TAKEN_AGAIN_S = 1.0
 """The end of another's pod is no event of this job, so it is looked for."""
+POD_LIMIT_AGAIN_S = 15.0
+"""After so long a job that its tenant's limit of pods keeps waiting may be planned again."""
 
 
 def reconcile(
@@ -101,7 +103,8 @@ def _waiting(
     if status.retry_at is not None and status.retry_at > view.now:
         return JobUpdate(None, (), seconds_until(status.retry_at, view.now))
     if isinstance(decision, Admit) and decision.assumed_version == view.job.metadata.resource_version:
-        return JobUpdate(_admit(view, decision))
+        lacking = view.pod_room.lacking(decision.placement.pods) if view.pod_room is not None else ""
+        return _over_limit(view, lacking) if lacking else JobUpdate(_admit(view, decision))
     if isinstance(decision, Wait):
         fields = {
             "waiting": decision.record or None,
@@ -114,6 +117,20 @@ def _waiting(
         told = _told(view, status, forecast, reserved)
         return JobUpdate(told if told is not status else None)
     return JobUpdate(offer=status.retry_at is not None)
+
+
+def _over_limit(view: JobView, lacking: str) -> JobUpdate:
+    """It stays queued whole, and leaves the plan for a while, so that it keeps no capacity from others."""
+    later = view.status.model_copy(
+        update={
+            "waiting": None,
+            "reservation": None,
+            "retry_at": view.now + timedelta(seconds=POD_LIMIT_AGAIN_S),
+            "preview": Preview(starts_now=False, reason=clip(lacking)),
+        }
+    )
+    queued = in_phase(view, withdrawn(later), TrainingPhase.QUEUED, Reason.POD_LIMIT, lacking)
+    return JobUpdate(queued, (), POD_LIMIT_AGAIN_S)
 
 
 def _told(

@@ -12,11 +12,13 @@ from busbar.kube.resources import PODS
 from busbar.kube.types import AcceleratorPool, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.training_job import (
+    TERMINAL_PHASES,
     Admission,
     PerPod,
     TrainingJobStatus,
 )
 from busbar.operator.pods import manifests
+from busbar.operator.pods.room import PodRoom
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action, Delete
@@ -44,6 +46,9 @@ class JobView:
     refused: str = ""  # why the API server refused its pods, the last time they were sent
     has_tenant: bool = True  # whether a Tenant has the namespace
     holders: tuple[Pod, ...] = ()  # pods of others that have the names of its pods
+    pod_room: PodRoom | None = (
+        None  # what its tenant's limit of pods leaves; None: not limited, or nothing is decided
+    )
 
     @property
     def status(self) -> TrainingJobStatus:
@@ -78,6 +83,13 @@ class JobUpdate:
 def is_managed(job: TrainingJob) -> bool:
     """Whether this operator manages the object."""
     return job.spec.managed_by in (None, MANAGER) and job.metadata.deletion_timestamp is None
+
+
+def waits_for_its_turn(job: TrainingJob) -> bool:
+    """Whether the job is queued: not admitted, not suspended, not ended; a job that nobody looked at yet is."""
+    status = job.status or TrainingJobStatus()
+    ended = status.phase in TERMINAL_PHASES
+    return is_managed(job) and not job.spec.suspend and not ended and status.admission is None
 
 
 def placement_of(admission: Admission) -> Placement:

@@ -1,8 +1,8 @@
 """One cache per kind, and the few indexes that decisions need.
 
 Our kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
-by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies and opted-in Jobs come
-through our own informers. The caches decide nothing; ``on_change`` is called with each object that changed.
+by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas and
+opted-in Jobs come through our own informers. The caches decide nothing; ``on_change`` is called with each object that changed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from busbar.kube.resources import (
     PERFORMANCE_PROFILES,
     PODS,
     POWER_DOMAINS,
+    RESOURCE_QUOTAS,
     ROLE_BINDINGS,
     TENANTS,
     TRAINING_JOBS,
@@ -46,10 +47,12 @@ from busbar.operator.watch.small_projections import (
     BindingSeen,
     NamespaceSeen,
     PolicySeen,
+    QuotaSeen,
     project_batch_job,
     project_binding,
     project_namespace,
     project_policy,
+    project_quota,
 )
 
 log = logging.getLogger(__name__)
@@ -95,6 +98,10 @@ class Caches:
             client, NETWORK_POLICIES, project_policy, changed("NetworkPolicy"),
             label_selector=MANAGED_SELECTOR, inactivity_s=inactivity_s,
         )  # fmt: skip
+        self.quotas: Informer[QuotaSeen] = Informer(
+            client, RESOURCE_QUOTAS, project_quota, changed("ResourceQuota"),
+            label_selector=MANAGED_SELECTOR, inactivity_s=inactivity_s,
+        )  # fmt: skip
         self.batch_jobs: Informer[BatchJobSeen] = Informer(
             client, JOBS, project_batch_job, changed("Job"),
             label_selector=f"{LABEL_QUEUE}=true", inactivity_s=inactivity_s,
@@ -102,7 +109,15 @@ class Caches:
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
-        return (self.pods, self.nodes, self.namespaces, self.bindings, self.policies, self.batch_jobs)
+        return (
+            self.pods,
+            self.nodes,
+            self.namespaces,
+            self.bindings,
+            self.policies,
+            self.quotas,
+            self.batch_jobs,
+        )
 
     @property
     def ours(self) -> tuple[Cache[Any], ...]:

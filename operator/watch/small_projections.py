@@ -1,13 +1,15 @@
-"""The projections of Namespaces, RoleBindings, NetworkPolicies and opted-in Jobs."""
+"""The projections of Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas and opted-in Jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from busbar.kube.client import Object
 from busbar.kube.informer import Key
+from busbar.kube.types import quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,17 @@ class PolicySeen:
     key: Key
     uid: str
     spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSeen:
+    """What we keep of a ResourceQuota with our label. Numbers, because the API server writes 1000 as ``1k``."""
+
+    key: Key
+    uid: str
+    hard: Mapping[str, Decimal]
+    used: Mapping[str, Decimal]
+    scoped: bool = False  # it has scopes, which we never write: then it counts only some objects
 
 
 def project_namespace(obj: Object) -> NamespaceSeen:
@@ -90,3 +103,14 @@ def project_policy(obj: Object) -> PolicySeen:
     meta, spec = obj["metadata"], obj.get("spec") or {}
     ours = {field: spec.get(field) for field in ("podSelector", "policyTypes", "ingress")}
     return PolicySeen(Key(meta["namespace"], meta["name"]), meta.get("uid", ""), ours)
+
+
+def project_quota(obj: Object) -> QuotaSeen:
+    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    return QuotaSeen(
+        Key(meta["namespace"], meta["name"]),
+        meta.get("uid", ""),
+        hard={name: quantity.parse(value) for name, value in (spec.get("hard") or {}).items()},
+        used={name: quantity.parse(value) for name, value in (status.get("used") or {}).items()},
+        scoped=bool(spec.get("scopes") or spec.get("scopeSelector")),
+    )

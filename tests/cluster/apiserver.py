@@ -65,6 +65,7 @@ PLURALS = {
     "ClusterRole": ("apis/rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies", True),
+    "ResourceQuota": ("api/v1", "resourcequotas", True),
     "PriorityClass": ("apis/scheduling.k8s.io/v1", "priorityclasses", False),
     "FlowSchema": ("apis/flowcontrol.apiserver.k8s.io/v1", "flowschemas", False),
     "PriorityLevelConfiguration": (

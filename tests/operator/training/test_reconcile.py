@@ -30,6 +30,7 @@ from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_job import Progress, TrainingJobStatus, Usage
 from busbar.operator.decisions import Release, Wait
 from busbar.operator.pods.readings import parse_reading
+from busbar.operator.pods.room import PodRoom
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.training.view import JobUpdate, holders
@@ -557,3 +558,17 @@ def test_only_pods_that_meet_get_a_service() -> None:
 
     assert made(1) == ["Pod"]
     assert made(2) == ["Service", "Pod", "Pod"]
+
+
+def test_a_gang_that_the_limit_of_pods_cannot_hold_waits_whole_and_says_so() -> None:
+    short = view(gang(4), pod_room=PodRoom(6, 3))
+    update = reconcile(short, admit(4))
+    assert update.actions == ()
+    assert phase(update) == "Queued"
+    assert update.status is not None
+    assert update.status.reason == "PodLimit"
+    assert "needs 4 pods, and 3 of the 6 are left" in (update.status.message or "")
+    assert update.status.admission is None
+    assert update.status.retry_at == NOW + timedelta(seconds=15)
+    assert update.again_s == 15.0
+    assert phase(reconcile(replace(short, pod_room=PodRoom(6, 4)), admit(4))) == "Admitted"
