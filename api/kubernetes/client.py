@@ -23,6 +23,7 @@ from busbar.api.errors import (
 from busbar.kube import errors as kube
 from busbar.kube.client import KubeClient, Preconditions
 from busbar.kube.resources import Resource
+from busbar.kube.types.limits import QUOTA
 
 Object = dict[str, Any]
 
@@ -124,6 +125,11 @@ def _translate(error: kube.KubeError, what: str) -> ApiError:
         return Invalid(_sentence(error.message, what), field=_field(error))
     if isinstance(error, kube.BadRequest):
         return BadRequest(f"{what}: {error.message}", field=_field(error))
+    if isinstance(error, kube.Forbidden) and f"exceeded quota: {QUOTA}" in error.message:
+        return Forbidden(
+            f"{what}: {error.message}: delete what is no longer needed, or ask an administrator of the platform to raise "
+            "spec.limits of the Tenant"
+        )
     if isinstance(error, kube.Forbidden):
         return Forbidden(f"{what}: {error.message}", field=_field(error))
     if isinstance(error, kube.TooManyRequests):

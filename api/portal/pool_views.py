@@ -6,6 +6,7 @@ from busbar.api.portal.formatting import money, number
 from busbar.kube.contracts.preview import NodeLoad
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant
 from busbar.kube.types.accelerator_pool import AcceleratorPoolStatus
+from busbar.kube.types.limits import limit_rows
 from busbar.kube.types.meta import ConditionStatus
 from busbar.kube.types.performance_profile import CellSource, ProfileCell
 from busbar.kube.types.tenant import TenantStatus
@@ -133,10 +134,12 @@ class TenantView:
     running: int | None
     waiting: int | None
     rows: list[dict[str, str]]
+    limits: list[dict[str, str]]
+    """How many objects it has and may have."""
 
 
 def tenant_view(tenant: Tenant) -> TenantView:
-    """A tenant's accelerators: held, guaranteed and the most it may hold."""
+    """A tenant's accelerators: held, guaranteed and the most it may hold; its objects and their limits."""
     spec, status = tenant.spec, tenant.status or TenantStatus()
     held = {row.accelerator: row.count for row in status.allocated or ()}
     quotas = {quota.accelerator: quota for quota in spec.quota or ()}
@@ -153,5 +156,17 @@ def tenant_view(tenant: Tenant) -> TenantView:
                 "ceiling": number(quotas[kind].ceiling if kind in quotas else None, 1) or "none",
             }
             for kind in sorted({*held, *quotas})
+        ],
+        limits=[
+            {
+                "namespace": row.namespace or "all",
+                "what": row.what,
+                "used": number(row.used, 1) if row.used is not None else "not counted yet",
+                "limit": number(row.most, 0),
+                "full": "yes" if row.used is not None and row.used >= row.most else "",
+            }
+            for row in limit_rows(
+                spec.limits, spec.namespaces or (), status.limit_use or (), status.waiting_jobs
+            )
         ],
     )

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from busbar.cli.completions import objects
+from busbar.cli.errors import NotFound, UsageProblem
 from busbar.cli.output import age, columns, duration, emit, facts, output_option
 from busbar.cli.session import Session, connected
+
+TENANT = ("tenant", "tenants", "bbtenant", "tenant.busbar.dev", "tenants.busbar.dev")
 
 if TYPE_CHECKING:
     from busbar.cli.results import Event, Object
@@ -21,6 +24,7 @@ Examples:
   busbar describe my-job
   busbar describe service/my-model -o yaml
   busbar describe my-job --watch                  follow it; exit 6 if it fails
+  busbar describe tenant/research                 what it uses of its limits
 """
 )
 @click.argument("name", shell_complete=objects)
@@ -28,10 +32,17 @@ Examples:
 @output_option
 @connected
 def describe(session: Session, name: str, watch: bool, output: str) -> None:
-    """Show one job or service: state, reason, progress, checkpoints, cost, events.
+    """Show one job, service or tenant: state, reason, progress, checkpoints, cost, events; a tenant's limits.
 
-    NAME is a name, or job/NAME or service/NAME.
+    NAME is a name, or job/NAME, service/NAME or tenant/NAME.
     """
+    kind, _, tenant = name.rpartition("/")
+    if kind.lower() in TENANT:
+        if watch:
+            raise UsageProblem(f"{name}: --watch follows jobs and services; a tenant never ends")
+        document = _find_tenant(session, tenant)
+        emit(output, document, lambda: _tenant(document), [f"tenant/{tenant}"])
+        return
     found = session.find(name)
     if watch:
         from busbar.cli.follow import follow
@@ -39,6 +50,43 @@ def describe(session: Session, name: str, watch: bool, output: str) -> None:
         found = follow(lambda: session.client.get(found.kind, found.namespace, found.name))
     events = session.client.events(found) if output == "table" else []
     emit(output, found.document, lambda: _page(found, events), [found.reference])
+
+
+def _find_tenant(session: Session, name: str) -> dict[str, Any]:
+    for document in session.client.tenants():
+        if document["metadata"]["name"] == name:
+            return document
+    raise NotFound(f"There is no tenant {name!r} that you may see. `busbar list tenants` shows yours.")
+
+
+def _tenant(document: dict[str, Any]) -> str:
+    from busbar.kube.types import Tenant
+    from busbar.kube.types.limits import limit_rows
+    from busbar.kube.types.tenant import TenantStatus
+
+    tenant = Tenant.model_validate(document)
+    spec, status = tenant.spec, tenant.status or TenantStatus()
+    parts = [
+        facts(
+            [
+                ("Name", tenant.metadata.name),
+                ("Title", spec.display_name),
+                ("Namespaces", ", ".join(spec.namespaces or [])),
+                ("Weight", spec.weight),
+                ("Running", status.running),
+                ("Waiting", status.waiting),
+                ("Held", ", ".join(f"{row.count:g} {row.accelerator}" for row in status.allocated or [])),
+            ]
+        )
+    ]
+    limits = limit_rows(spec.limits, spec.namespaces or (), status.limit_use or (), status.waiting_jobs)
+    if not limits:
+        return f"{parts[0]}\n\nLimits\nnone: the number of its objects is not limited"
+    rows = [
+        (row.namespace or "all", row.what, f"{row.used:.10g}" if row.used is not None else None, row.most)
+        for row in limits
+    ]
+    return "\n\n".join([*parts, "Limits\n" + columns(["namespace", "what", "used", "limit"], rows)])
 
 
 def _page(found: Object, events: list[Event]) -> str:

@@ -1,5 +1,7 @@
 """How many objects a Tenant may have, and what it has of them."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -7,6 +9,8 @@ from pydantic import Field
 from busbar.kube.types.meta import DnsLabel, SpecModel, StatusModel
 from busbar.kube.types.training_job import Amount, Count
 
+QUOTA = "busbar-tenant-limits"
+"""The ResourceQuota that the operator renders in each namespace."""
 Most = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
@@ -53,3 +57,41 @@ class LimitUse(StatusModel):
     pods: Count | None = Field(default=None, description="Pods that have not ended.")
     persistent_volume_claims: Count | None = Field(default=None, description="PersistentVolumeClaims.")
     storage_gib: Amount | None = Field(default=None, description="Requested storage, in GiB.")
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """One limit in one namespace, for people."""
+
+    namespace: str  # empty: of the whole tenant
+    what: str
+    used: float | None  # None: not counted yet
+    most: int
+
+
+_COUNTED = (
+    ("training_jobs", "TrainingJobs"),
+    ("model_services", "ModelServices"),
+    ("pods", "pods"),
+    ("persistent_volume_claims", "claims"),
+    ("storage_gib", "storage, GiB"),
+)
+
+
+def limit_rows(
+    limits: Limits | None, namespaces: Iterable[str], used: Iterable[LimitUse], waiting_jobs: int | None
+) -> list[LimitRow]:
+    """Each limit with its use: that of the whole tenant first, then by namespace."""
+    if limits is None:
+        return []
+    rows = []
+    if limits.waiting_jobs is not None:
+        rows.append(LimitRow("", "waiting jobs", waiting_jobs, limits.waiting_jobs))
+    use_in = {use.namespace: use for use in used}
+    for namespace in sorted(namespaces):
+        use = use_in.get(namespace)
+        for field, what in _COUNTED:
+            most: int | None = getattr(limits, field)
+            if most is not None:
+                rows.append(LimitRow(namespace, what, getattr(use, field) if use is not None else None, most))
+    return rows

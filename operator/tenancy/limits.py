@@ -17,11 +17,10 @@ from typing import Any
 from busbar.kube.informer import Key
 from busbar.kube.resources import RESOURCE_QUOTAS
 from busbar.kube.types import quantity
-from busbar.kube.types.limits import Limits, LimitUse
+from busbar.kube.types.limits import QUOTA, Limits, LimitUse
 from busbar.operator.watch.small_projections import QuotaSeen
 from busbar.operator.write.actions import Action, Apply, Delete
 
-NAME = "busbar-tenant-limits"
 MANAGED = {"app.kubernetes.io/managed-by": "busbar", "app.kubernetes.io/component": "tenant"}
 _JOBS, _SERVICES = "count/trainingjobs.busbar.dev", "count/modelservices.busbar.dev"
 _PODS, _CLAIMS, _STORAGE = "pods", "persistentvolumeclaims", "requests.storage"
@@ -37,7 +36,7 @@ def keep(
         own: the tenant's namespaces; present: those of them that exist and are not being deleted.
     """
     owned = set(own)
-    stored = {q.key.namespace: q for q in seen if q.key.name == NAME and q.key.namespace in owned}
+    stored = {q.key.namespace: q for q in seen if q.key.name == QUOTA and q.key.namespace in owned}
     hard = _hard(limits)
     if not hard:
         return [Delete(RESOURCE_QUOTAS, q.key, q.uid) for q in stored.values()]
@@ -57,14 +56,14 @@ def remove(namespace: str, owner: str | None, seen: Iterable[QuotaSeen]) -> list
     """Deletes our quota in a namespace that no tenant owns."""
     if owner is not None:
         return []
-    return [Delete(RESOURCE_QUOTAS, q.key, q.uid) for q in seen if q.key == Key(namespace, NAME)]
+    return [Delete(RESOURCE_QUOTAS, q.key, q.uid) for q in seen if q.key == Key(namespace, QUOTA)]
 
 
 def used(limits: Limits | None, namespaces: Iterable[str], seen: Iterable[QuotaSeen]) -> list[LimitUse]:
     """What Kubernetes counts in each namespace; a namespace whose quota was not counted yet is left out."""
     wanted, names = _hard(limits), set(namespaces)
     counted = sorted(
-        (q for q in seen if q.key.name == NAME and q.key.namespace in names and q.used), key=lambda q: q.key
+        (q for q in seen if q.key.name == QUOTA and q.key.namespace in names and q.used), key=lambda q: q.key
     )
     return [_use(q, wanted) for q in counted] if wanted else []
 
@@ -108,6 +107,6 @@ def _quota(namespace: str, hard: Mapping[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": RESOURCE_QUOTAS.api_version,
         "kind": RESOURCE_QUOTAS.kind,
-        "metadata": {"name": NAME, "namespace": namespace, "labels": MANAGED},
+        "metadata": {"name": QUOTA, "namespace": namespace, "labels": MANAGED},
         "spec": {"hard": dict(hard)},
     }

@@ -16,7 +16,7 @@ from tests.cli.conftest import Site
 
 from busbar.cli.commands.power import _ordered, bar
 from busbar.kube.contracts.power_view import FeedPower
-from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, PODS, TRAINING_JOBS
+from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, PODS, TENANTS, TRAINING_JOBS
 from busbar.scheduler import Finished
 
 
@@ -243,6 +243,32 @@ async def test_describe_of_a_service_and_of_a_kind_that_is_named(site: Site) -> 
     assert "Kind:" in done.out
     assert "ModelService" in done.out
     assert (await site.busbar("describe", "bbms/ada-chat", "-o", "name")).out == "modelservice/ada-chat\n"
+
+
+async def test_describe_of_a_tenant_shows_what_it_uses_of_its_limits(site: Site) -> None:
+    assert "not limited" in (await site.busbar("describe", "tenant/ada")).out
+    stored = site.world.kube.objects["tenants", "", "ada"]
+    limits = {"waitingJobs": 9, "trainingJobs": 3, "storageGib": 20_000}
+    use = [{"namespace": "ada-lab", "trainingJobs": 2, "storageGib": 12345.5}]
+    site.world.kube.put(
+        TENANTS,
+        {
+            **stored,
+            "spec": {**stored["spec"], "limits": limits},
+            "status": {"waitingJobs": 4, "limitUse": use},
+        },
+    )
+    await site.world.settle()
+    done = await site.busbar("describe", "tenant/ada")
+    rows = [line.split() for line in done.out.partition("Limits\n")[2].splitlines()]
+    assert ["all", "waiting", "jobs", "4", "9"] in rows
+    assert ["ada-lab", "TrainingJobs", "2", "3"] in rows
+    assert ["ada-lab", "storage,", "GiB", "12345.5", "20000"] in rows
+    shown = yaml.safe_load((await site.busbar("describe", "tenant/ada", "-o", "yaml")).out)
+    assert shown["status"]["limitUse"] == use
+    foreign = await site.busbar("describe", "tenant/bob-corp")
+    assert (foreign.code, "no tenant 'bob-corp' that you may see" in foreign.err) == (3, True)
+    assert (await site.busbar("describe", "tenant/ada", "--watch")).code == 2
 
 
 async def test_a_foreign_or_absent_object_is_not_found(site: Site) -> None:

@@ -13,14 +13,14 @@ from busbar.api.errors import Invalid
 from busbar.api.kubernetes.typed import read
 from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml, whole_or_none
 from busbar.api.portal.formatting import ago, number
-from busbar.api.portal.pool_views import node_view, pool_view, profile_view
+from busbar.api.portal.pool_views import node_view, pool_view, profile_view, tenant_view
 from busbar.api.portal.power_views import feed_views
 from busbar.api.portal.render import STATIC, static_files, templates
 from busbar.api.portal.views import job_view, matches, service_view, waiting_facts
 from busbar.kube.contracts.power import Backend
 from busbar.kube.contracts.power_view import FeedPower, NodePower
 from busbar.kube.contracts.preview import NodeLoad
-from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, TrainingJob
+from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 TRAIN = {
@@ -478,6 +478,29 @@ def test_a_feed_shows_its_draw_its_problem_and_what_is_known_of_it() -> None:
     (over,) = feed_views([feed("over", draw_watts=2001.0)], [])
     assert (over.percent, over.problem) == (100.0, "The draw is above the budget.")
     assert {view.name for view in feed_views([feed("a", "b"), feed("b", "a")], [])} == {"a", "b"}
+
+
+def test_a_tenant_shows_its_use_of_each_limit() -> None:
+    spec = {"namespaces": ["b", "a"], "limits": {"pods": 8, "storageGib": 100, "waitingJobs": 5}}
+    use = [{"namespace": "a", "pods": 8, "storageGib": 1.5}]
+    of = {"metadata": {"name": "t"}, "spec": spec, "status": {"limitUse": use, "waitingJobs": 2}}
+    shown = tenant_view(Tenant.model_validate(of))
+    assert [
+        (row["namespace"], row["what"], row["used"], row["limit"], row["full"]) for row in shown.limits
+    ] == [
+        ("all", "waiting jobs", "2", "5", ""),
+        ("a", "pods", "8", "8", "yes"),
+        ("a", "storage, GiB", "1.5", "100", ""),
+        ("b", "pods", "not counted yet", "8", ""),
+        ("b", "storage, GiB", "not counted yet", "100", ""),
+    ]
+    page = (
+        templates().get_template("pools_list.html").render(tenants=[shown], pools=[], profiles=[], problem="")
+    )
+    assert "<strong>8</strong><small>reached</small>" in page
+    assert "not counted yet" in page
+    unlimited = tenant_view(Tenant.model_validate({"metadata": {"name": "t"}, "spec": {}}))
+    assert unlimited.limits == []
 
 
 def test_a_pool_shows_what_others_hold_of_it_only_while_they_do() -> None:
