@@ -41,9 +41,11 @@ from busbar.operator.server import RoutesFeed, Server
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.routes import build_routes
 from busbar.operator.settings import Settings
+from busbar.operator.tenancy.reconcile import COUNTS_S
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.watch.kopf_shell import KINDS, KopfShell
 from busbar.operator.watch.projections import Pod
+from busbar.operator.watch.small_projections import QuotaSeen
 from busbar.operator.write.actions import PostToPod
 from busbar.operator.write.events import EventQueue, Notice
 from busbar.operator.write.lanes import Lanes
@@ -317,8 +319,7 @@ class Operator:
             for namespace in self.caches.namespaces.items:
                 self.controller.add("Namespace", namespace)
         if kind == "ResourceQuota":
-            self.controller.add("Namespace", Key("", key.namespace))
-            self.controller.add("Tenant", Key("", self._tenant_of(key.namespace)))
+            self._quota_changed(key.namespace, old, new)
         for label, resource in OWNERS.items():
             # Its pods lost their owner, or are about to.
             if kind == resource.kind and (new is None or new.metadata.deletion_timestamp is not None):
@@ -328,6 +329,15 @@ class Operator:
             self.handlers.profiles.job_changed(old, new)
             self._remember(old, new)
             self._wake_services_of(key, old, new)
+
+    def _quota_changed(self, namespace: str, old: QuotaSeen | None, new: QuotaSeen | None) -> None:
+        """Restores it at once; what Kubernetes counted is told a little later, as it changes with every pod."""
+        tenant = Key("", self._tenant_of(namespace))
+        if old is not None and new is not None and old.limits == new.limits:
+            self.controller.queue.later(Item("Tenant", tenant), COUNTS_S)
+        else:
+            self.controller.add("Namespace", Key("", namespace))
+            self.controller.add("Tenant", tenant)
 
     def _remember(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
         """Keeps what the forecasts need to know of a job that ended or started."""

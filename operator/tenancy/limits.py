@@ -18,10 +18,10 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import RESOURCE_QUOTAS
 from busbar.kube.types import quantity
 from busbar.kube.types.limits import QUOTA, Limits, LimitUse
+from busbar.operator.tenancy.network_policy import MANAGED
 from busbar.operator.watch.small_projections import QuotaSeen
 from busbar.operator.write.actions import Action, Apply, Delete
 
-MANAGED = {"app.kubernetes.io/managed-by": "busbar", "app.kubernetes.io/component": "tenant"}
 _JOBS, _SERVICES = "count/trainingjobs.busbar.dev", "count/modelservices.busbar.dev"
 _PODS, _CLAIMS, _STORAGE = "pods", "persistentvolumeclaims", "requests.storage"
 _GIB = 2**30

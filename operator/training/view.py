@@ -46,9 +46,7 @@ class JobView:
     refused: str = ""  # why the API server refused its pods, the last time they were sent
     has_tenant: bool = True  # whether a Tenant has the namespace
     holders: tuple[Pod, ...] = ()  # pods of others that have the names of its pods
-    pod_room: PodRoom | None = (
-        None  # what its tenant's limit of pods leaves; None: not limited, or nothing is decided
-    )
+    pod_room: PodRoom | None = None  # what its tenant's limit of pods leaves; None: not limited, or not asked
 
     @property
     def status(self) -> TrainingJobStatus:

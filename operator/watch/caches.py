@@ -2,7 +2,8 @@
 
 Our kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
 by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas and
-opted-in Jobs come through our own informers. The caches decide nothing; ``on_change`` is called with each object that changed.
+opted-in Jobs come through our own informers. The caches decide nothing; ``on_change`` is called with each object
+that changed.
 """
 
 from __future__ import annotations

@@ -61,6 +61,11 @@ class QuotaSeen:
     used: Mapping[str, Decimal]
     scoped: bool = False  # it has scopes, which we never write: then it counts only some objects
 
+    @property
+    def limits(self) -> tuple[object, ...]:
+        """What it limits, without what is used."""
+        return self.uid, self.hard, self.scoped
+
 
 def project_namespace(obj: Object) -> NamespaceSeen:
     meta = obj["metadata"]

@@ -1,4 +1,4 @@
-"""The limits of a tenant on the real API server: its quota refuses, is restored, and goes with the limits; a gang waits whole.
+"""The limits of a tenant on the real API server: its quota refuses, is restored, goes with the limits; gangs wait whole.
 
 No controller runs beside the API server, so the test writes what the quota controller would have counted.
 """
