@@ -12,7 +12,7 @@ from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
-from busbar.kube.types import Tenant
+from busbar.kube.types import Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting.allocations import Allocations, HeldElsewhere, TenantAllocation, allocations
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 ENDING_S = 2.0
 """After so long a namespace whose pods end is looked at again."""
+POD_ROOM_S = 5.0
+"""For so long a count of a namespace's pods serves jobs that are not about to be admitted."""
 
 
 class Handlers:
@@ -81,6 +83,9 @@ class Handlers:
         self._scaling: dict[str, ScalingState] = {}  # by uid
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
         self._promised = Promised()
+        self._rooms: dict[
+            str, tuple[float, PodRoom | None]
+        ] = {}  # by namespace: when it was counted, what is left
         self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
         self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
         controller.handles("TrainingJob", self.training_job)
@@ -123,7 +128,7 @@ class Handlers:
             has_tenant=self._has_tenant(key),
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
             holders=holders(job, own, self._caches.pods.items),
-            pod_room=self._pod_room(key) if isinstance(decision, Admit) else None,
+            pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
         update = reconcile_job(view, decision, forecast, reserved)
         if update.status is not None:
@@ -142,12 +147,19 @@ class Handlers:
             self._rounds.wake()
         return update.again_s
 
-    def _pod_room(self, key: Key) -> PodRoom | None:
-        """What the limit of pods leaves for this job: everything but its own admission, which is not written yet."""
-        name = tenant_of_namespace(self._caches.tenants.items.values()).get(key.namespace, "")
+    def _pod_room(self, job: TrainingJob, key: Key, admits: bool) -> PodRoom | None:
+        """What the limit of pods leaves for a waiting job: exact where it is to be admitted, else some seconds old."""
+        if not waits_for_its_turn(job):
+            return None
+        counted_at, room = self._rooms.get(key.namespace, (float("-inf"), None))
+        if not admits and time.monotonic() - counted_at < POD_ROOM_S:
+            return room
         caches = self._caches
+        name = tenant_of_namespace(caches.tenants.items.values()).get(key.namespace, "")
         found = caches.tenants.items.get(Key("", name))
-        return pod_room(found, key, caches.pods.items.values(), caches.jobs.items.values(), self._promised)
+        room = pod_room(found, key, caches.pods.items.values(), caches.jobs.items.values(), self._promised)
+        self._rooms[key.namespace] = time.monotonic(), room
+        return room
 
     async def model_service(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         service = self._caches.services.items.get(key)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from busbar.kube.informer import Key
 from busbar.kube.types import Tenant, TrainingJob
+from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.watch.projections import Pod
 
 
@@ -49,10 +50,11 @@ def pod_room(
     limits = tenant.spec.limits if tenant is not None else None
     if limits is None or limits.pods is None:
         return None
-    made: dict[str, int] = {}
+    alive, made = 0, dict[tuple[str, int], int]()  # ended pods are not made again in their attempt
     for pod in pods:
-        if pod.key.namespace == job.namespace and not pod.ended:
-            made[pod.owner_uid] = made.get(pod.owner_uid, 0) + 1
+        if pod.key.namespace == job.namespace:
+            alive += not pod.ended
+            made[pod.owner_uid, pod.attempt] = made.get((pod.owner_uid, pod.attempt), 0) + 1
     owed = sum(count for key, count in promised.pods.items() if key.namespace == job.namespace and key != job)
     for other in jobs:
         if (
@@ -61,6 +63,7 @@ def pod_room(
         ):
             continue
         status = other.status
-        if status is not None and status.admission is not None and status.release is None:
-            owed += max(0, status.admission.pods - made.get(other.metadata.uid, 0))
-    return PodRoom(limits.pods, max(0, limits.pods - sum(made.values()) - owed))
+        if status is None or status.admission is None or status.release or status.phase in TERMINAL_PHASES:
+            continue
+        owed += max(0, status.admission.pods - made.get((other.metadata.uid, status.attempt or 0), 0))
+    return PodRoom(limits.pods, max(0, limits.pods - alive - owed))

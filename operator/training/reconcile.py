@@ -62,7 +62,7 @@ from busbar.operator.write.status import (
 
 NAME_TAKEN_AGAIN_S = 1.0
 """The end of another's pod is no event of this job, so it is looked for."""
-POD_LIMIT_AGAIN_S = 15.0
+POD_LIMIT_AGAIN_S = 30.0
 """After so long a job that its tenant's limit of pods keeps waiting may be planned again."""
 
 
@@ -102,9 +102,13 @@ def _waiting(
         return JobUpdate(waiting_status, cleaning, view.settings.unschedulable_s)
     if status.retry_at is not None and status.retry_at > view.now:
         return JobUpdate(None, (), seconds_until(status.retry_at, view.now))
+    if view.pod_room is not None:
+        least = view.job.spec.shape.min_pods
+        lacking = view.pod_room.lacking(decision.placement.pods if isinstance(decision, Admit) else least)
+        if lacking:
+            return _over_limit(view, lacking)
     if isinstance(decision, Admit) and decision.assumed_version == view.job.metadata.resource_version:
-        lacking = view.pod_room.lacking(decision.placement.pods) if view.pod_room is not None else ""
-        return _over_limit(view, lacking) if lacking else JobUpdate(_admit(view, decision))
+        return JobUpdate(_admit(view, decision))
     if isinstance(decision, Wait):
         fields = {
             "waiting": decision.record or None,
@@ -120,7 +124,7 @@ def _waiting(
 
 
 def _over_limit(view: JobView, lacking: str) -> JobUpdate:
-    """It stays queued whole, and leaves the plan for a while, so that it keeps no capacity from others."""
+    """It stays queued whole, and leaves the plan for a while: it keeps no capacity from others and preempts nobody."""
     later = view.status.model_copy(
         update={
             "waiting": None,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.operator.builders import admitted, gang, pod, running, tenant
 
 from busbar.kube.informer import Key
-from busbar.kube.types import Tenant
+from busbar.kube.types import Tenant, TrainingPhase
 from busbar.operator.pods.room import PodRoom, Promised, pod_room
 
 ME = Key("team", "me")
@@ -35,6 +35,14 @@ def test_an_admitted_gang_keeps_the_pods_that_it_has_not_made_yet() -> None:
     assert pod_room(limited(), ME, (), (job,), Promised()) == PodRoom(8, 4)
     assert pod_room(limited(), ME, (running(0), running(1)), (job,), Promised()) == PodRoom(8, 4)
     assert pod_room(limited(2), ME, (running(0), running(1)), (job,), Promised()) == PodRoom(2, 0)
+
+
+def test_pods_that_have_ended_and_jobs_that_have_are_owed_nothing() -> None:
+    job = admitted(gang(4), 4)
+    halves = (replace(running(0), phase="Succeeded"), replace(running(1), phase="Succeeded"), running(2))
+    assert pod_room(limited(), ME, halves, (job,), Promised()) == PodRoom(8, 6)
+    over = admitted(gang(4), 4, phase=TrainingPhase.SUCCEEDED)
+    assert pod_room(limited(), ME, (), (over,), Promised()) == PodRoom(8, 8)
 
 
 def test_an_admission_that_is_being_written_counts_once() -> None:

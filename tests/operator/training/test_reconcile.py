@@ -569,6 +569,15 @@ def test_a_gang_that_the_limit_of_pods_cannot_hold_waits_whole_and_says_so() -> 
     assert update.status.reason == "PodLimit"
     assert "needs 4 pods, and 3 of the 6 are left" in (update.status.message or "")
     assert update.status.admission is None
-    assert update.status.retry_at == NOW + timedelta(seconds=15)
-    assert update.again_s == 15.0
+    assert update.status.retry_at == NOW + timedelta(seconds=30)
+    assert update.again_s == 30.0
     assert phase(reconcile(replace(short, pod_room=PodRoom(6, 4)), admit(4))) == "Admitted"
+
+
+def test_a_job_that_the_limit_of_pods_cannot_hold_leaves_the_plan_before_it_preempts_anybody() -> None:
+    for decision in (None, Wait("InsufficientCapacity", "Needs 4 H100.", {})):
+        update = reconcile(view(gang(4), pod_room=PodRoom(6, 3)), decision)
+        assert update.status is not None
+        assert update.status.reason == "PodLimit"
+        assert update.status.retry_at is not None
+    assert reconcile(view(gang(4), pod_room=PodRoom(6, 4))) == JobUpdate()
