@@ -29,6 +29,7 @@ from benchmarks.scheduling import (
     openb_planner,
     reclaim,
     scenarios,
+    static_makespan,
     waiting,
 )
 from benchmarks.scheduling.gavel_generator import generate
@@ -165,6 +166,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "forecasts": forecasts.rows,
     "learning": lambda data: learning.rows(_t1(data), PHYSICAL),
     "scenarios": lambda data: scenarios.rows(),
+    "makespan": static_makespan.rows,
     "waiting": lambda data: waiting.rows(),
 }
 WITHOUT_DATA = frozenset({"decision", "entitlements", "reclaim", "scenarios", "waiting"})
