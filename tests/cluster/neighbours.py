@@ -45,6 +45,9 @@ def move_in(server: ApiServer, name: str, resources: Iterable[Served]) -> Neighb
     labels = {"busbar.dev/tenant": name, "pod-security.kubernetes.io/enforce": "restricted"}
     if admin.get(f"/api/v1/namespaces/{name}").status == 404:
         server.make_namespace(name, labels)
+    # An operator that ran since the tenant moved out has released its namespace.
+    opened = {"metadata": {"name": name, "labels": {**labels, "busbar.dev/released": None}}}
+    admin.merge({"apiVersion": "v1", "kind": "Namespace", **opened}, opened).expect()
     for document in of_cluster(name):
         admin.apply(document).expect()
     for role in ROLES:
