@@ -6,6 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.meta import (
+    AGE,
+    READY_REASON,
     AcceleratorName,
     Conditions,
     DnsLabel,
@@ -173,18 +175,11 @@ class AcceleratorPool(Resource):
                 name="Allocated", type="number", json_path=".status.allocated", description="Held."
             ),
             PrinterColumn(name="Free", type="number", json_path=".status.free", description="Not held."),
-            PrinterColumn(
-                name="Reason",
-                type="string",
-                json_path='.status.conditions[?(@.type=="Ready")].reason',
-                description="Why it is or is not ready.",
-            ),
+            READY_REASON,
             PrinterColumn(
                 name="Price/h", type="number", json_path=".spec.pricePerHour", description="Each.", priority=1
             ),
-            PrinterColumn(
-                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
-            ),
+            AGE,
         ],
     )
 

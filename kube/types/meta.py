@@ -192,6 +192,15 @@ class PrinterColumn(BaseModel):
     """0 is always shown; 1 with `-o wide`."""
 
 
+AGE = PrinterColumn(name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age.")
+READY_REASON = PrinterColumn(
+    name="Reason",
+    type="string",
+    json_path='.status.conditions[?(@.type=="Ready")].reason',
+    description="Why it is or is not ready.",
+)
+
+
 class KindInfo(BaseModel):
     """The parts of a kind's CRD beside its schema."""
 

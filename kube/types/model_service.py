@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.meta import (
+    AGE,
     CamelReason,
     ClaimUri,
     Conditions,
@@ -295,9 +296,7 @@ class ModelService(Resource):
                 name="Model", type="string", json_path=".status.modelId", description="Name for clients."
             ),
             PrinterColumn(name="URL", type="string", json_path=".status.url", description="OpenAI base URL."),
-            PrinterColumn(
-                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
-            ),
+            AGE,
             PrinterColumn(
                 name="Message",
                 type="string",

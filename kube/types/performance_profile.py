@@ -15,6 +15,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.meta import (
+    AGE,
+    READY_REASON,
     AcceleratorName,
     CamelReason,
     Conditions,
@@ -262,18 +264,11 @@ class PerformanceProfile(Resource):
                 json_path=".status.quarantined",
                 description="Reports that are not believed.",
             ),
-            PrinterColumn(
-                name="Reason",
-                type="string",
-                json_path='.status.conditions[?(@.type=="Ready")].reason',
-                description="Why it is or is not ready.",
-            ),
+            READY_REASON,
             PrinterColumn(
                 name="Updated", type="date", json_path=".status.lastUpdated", description="Last change."
             ),
-            PrinterColumn(
-                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
-            ),
+            AGE,
         ],
     )
 

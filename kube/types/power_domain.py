@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.meta import (
+    AGE,
+    READY_REASON,
     Conditions,
     KindInfo,
     LabelValue,
@@ -151,15 +153,8 @@ class PowerDomain(Resource):
             PrinterColumn(
                 name="Policy", type="string", json_path=".spec.policy", description="Its policy.", priority=1
             ),
-            PrinterColumn(
-                name="Reason",
-                type="string",
-                json_path='.status.conditions[?(@.type=="Ready")].reason',
-                description="Why it is or is not ready.",
-            ),
-            PrinterColumn(
-                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
-            ),
+            READY_REASON,
+            AGE,
         ],
     )
 

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from busbar.kube.types.limits import Limits, LimitUse
 from busbar.kube.types.meta import (
+    AGE,
+    READY_REASON,
     Conditions,
     DnsLabel,
     KindInfo,
@@ -344,15 +346,8 @@ class Tenant(Resource):
             PrinterColumn(
                 name="Waiting", type="integer", json_path=".status.waiting", description="Jobs that wait."
             ),
-            PrinterColumn(
-                name="Reason",
-                type="string",
-                json_path='.status.conditions[?(@.type=="Ready")].reason',
-                description="Why it is or is not ready.",
-            ),
-            PrinterColumn(
-                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
-            ),
+            READY_REASON,
+            AGE,
         ],
     )
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from busbar.kube.types.forecast import Promise, StartForecast
 from busbar.kube.types.meta import (
+    AGE,
     CamelReason,
     ClaimUri,
     Conditions,
@@ -421,9 +422,7 @@ class TrainingJob(Resource):
                 json_path=".status.checkpoint.savedAt",
                 description="Checkpoint's age.",
             ),
-            PrinterColumn(
-                name="Age", type="date", json_path=".metadata.creationTimestamp", description="Its age."
-            ),
+            AGE,
             PrinterColumn(
                 name="Pool",
                 type="string",
