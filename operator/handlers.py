@@ -26,6 +26,7 @@ from busbar.operator.pools.discovery import discover
 from busbar.operator.pools.held_elsewhere import held_elsewhere
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
 from busbar.operator.power.keeper import PowerKeeper
+from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.profiles.keeper import ProfileKeeper
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.queue.controller import Controller, utc_now
@@ -96,7 +97,7 @@ class Handlers:
         controller.handles("Job", self.batch_job)
         controller.handles("Namespace", self.namespace)
         self.profiles = ProfileKeeper(caches, writer, controller, settings)
-        self.power = PowerKeeper(caches, writer, controller, settings, metrics)
+        self.power = PowerKeeper(caches, writer, controller, settings, PowerMetrics(metrics.registry))
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         job = self._caches.jobs.items.get(key)

@@ -109,38 +109,6 @@ class Metrics:
             registry=registry,
         )
 
-        self.power_domains = Gauge(
-            "busbar_power_domain_watts",
-            "Of each PowerDomain: draw (mean of the last second of the nodes that report), budget, and floor (its nodes "
-            "with all boards at their lowest limit)",
-            ["domain", "kind"],
-            registry=registry,
-        )
-        self.power_overrun = Counter(
-            "busbar_power_overrun_seconds",
-            "Time in which the measured draw of a PowerDomain was above its budget",
-            ["domain"],
-            registry=registry,
-        )
-        self.power_boards = Gauge(
-            "busbar_power_board_watts",
-            "Mean draw of each board since its last report; simulated boards say so in their uuid",
-            ["node", "uuid"],
-            registry=registry,
-        )
-        self.power_age = Gauge(
-            "busbar_power_telemetry_age_seconds",
-            "Time since a node's last believed report of what it draws",
-            ["node"],
-            registry=registry,
-        )
-        self.power_nodes = Gauge(
-            "busbar_power_nodes",
-            "Nodes that have reported what they draw, by the source of their boards' watts: nvml, simulated, none",
-            ["backend"],
-            registry=registry,
-        )
-
     def show_pools(self, pools: Iterable[AcceleratorPool]) -> None:
         """Sets what the pools' statuses say, summed by type of accelerator.
 

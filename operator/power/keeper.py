@@ -19,13 +19,12 @@ from busbar.kube.types import PowerDomain
 from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
-from busbar.operator.metrics import Metrics
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.gatherer import Gatherer, sources
 from busbar.operator.power.membership import Membership, membership
+from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.rings import Series
-from busbar.operator.power.shown import show
 from busbar.operator.power.view import picture, series_of
 from busbar.operator.queue.controller import Controller, utc_now
 from busbar.operator.settings import Settings
@@ -59,7 +58,7 @@ class PowerKeeper:
         writer: Writer,
         controller: Controller,
         settings: Settings,
-        metrics: Metrics,
+        metrics: PowerMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._caches, self._writer, self._controller = caches, writer, controller
@@ -108,7 +107,7 @@ class PowerKeeper:
         found = self.membership
         for name in [n for n in self.feeds if n not in found.domains]:
             del self.feeds[name]
-            self._metrics.power_overrun.remove(name)
+            self._metrics.overrun.remove(name)
         for name, domain in found.domains.items():
             self._measure(name, domain.budget_w, passed_s)
             key = Key("", name)
@@ -143,8 +142,7 @@ class PowerKeeper:
     def show(self) -> None:
         """Sets the metrics."""
         found = self.membership.domains
-        show(
-            self._metrics,
+        self._metrics.show(
             {
                 name: (found[name].budget_w, feed.draw)
                 for name, feed in self.feeds.items()
@@ -162,7 +160,7 @@ class PowerKeeper:
             feed.series.add(self._ticked_s, draw.watts)
         above_w = draw.watts - budget_w if draw.fresh else -budget_w
         feed.overrun = watched(feed.overrun, above_w, passed_s, utc_now())
-        self._metrics.power_overrun.labels(name).inc(passed_s if above_w > 0 else 0.0)
+        self._metrics.overrun.labels(name).inc(passed_s if above_w > 0 else 0.0)
 
     def _status_of(self, key: Key) -> PowerDomainStatus | None:
         """The status to write now, if any."""

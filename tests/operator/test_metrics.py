@@ -7,6 +7,7 @@ from tests.operator.builders import pool
 from busbar.kube.types import AcceleratorPool
 from busbar.kube.types.accelerator_pool import AcceleratorPoolStatus, ForeignCapacity
 from busbar.operator.metrics import Metrics
+from busbar.operator.power.metrics import PowerMetrics
 
 NAMES = {
     "busbar_accelerators",
@@ -50,7 +51,9 @@ def shown(metrics: Metrics, accelerator: str) -> list[float | None]:
 
 
 def test_the_names_of_the_metrics() -> None:
-    assert {family.name for family in Metrics().registry.collect()} == NAMES
+    registry = Metrics().registry
+    PowerMetrics(registry)
+    assert {family.name for family in registry.collect()} == NAMES
 
 
 def test_pools_are_summed_by_type_and_not_named() -> None:
