@@ -18,6 +18,8 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from busbar.kube.client import ClientLimits, KubeClient, Object
@@ -26,6 +28,7 @@ from busbar.kube.informer import Cache, Informer, Key, key_of, version_of
 from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.kube.types import TrainingJob
+from busbar.operator.accounting.allocations import HeldElsewhere
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.handlers import Handlers
@@ -271,9 +274,11 @@ class Operator:
             self.handlers.power.show()
             self.metrics.jobs.clear()
             for kind, cache in (("TrainingJob", self.caches.jobs), ("ModelService", self.caches.services)):
-                for obj in cache.items.values():
-                    phase = str((obj.status.phase if obj.status is not None else None) or "New")
-                    self.metrics.jobs.labels(kind, phase).inc()
+                phases = Counter(
+                    obj.status.phase if obj.status is not None else None for obj in cache.items.values()
+                )
+                for phase, count in phases.items():
+                    self.metrics.jobs.labels(kind, str(phase or "New")).set(count)
             await asyncio.sleep(5)
 
     # -- what happens ----------------------------------------------------------------------------------
@@ -288,6 +293,7 @@ class Operator:
 
     def _changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
         """A cached object changed: queues every object whose reconcile depends on it."""
+        self.rounds.changed(kind, key, new)
         if not self.synced:
             return
         if matters(kind, old, new):
@@ -304,6 +310,8 @@ class Operator:
                 self.reaper.forget(old.uid)
             return
         self.controller.add(kind, key)
+        if kind in ("Node", "AcceleratorPool"):
+            self.handlers.undiscovered = True
         if kind == "Node":
             self.handlers.power.node_changed(old, new)
         elif kind == "PowerDomain":
@@ -373,8 +381,8 @@ class Operator:
     def _post_to_pod(self, post: PostToPod) -> None:
         self.prober.post(post, self.caches.pods.items.get(post.key))
 
-    async def _after_round(self, snapshot: Snapshot) -> None:
-        await self.handlers.after_round(snapshot)
+    async def _after_round(self, snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere]) -> None:
+        await self.handlers.after_round(snapshot, elsewhere)
         self.previews.after_round()
 
     # -- what others ask -------------------------------------------------------------------------------

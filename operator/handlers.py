@@ -5,8 +5,10 @@ This is the only module that knows both the caches and the reconciles. It makes 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Mapping
 
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
@@ -14,16 +16,20 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types import Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
-from busbar.operator.accounting.allocations import Allocations, HeldElsewhere, TenantAllocation, allocations
+from busbar.operator.accounting.allocations import (
+    AllocationCounts,
+    Allocations,
+    HeldElsewhere,
+    TenantAllocation,
+)
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
 from busbar.operator.metrics import Metrics
-from busbar.operator.pods.foreign_pods import admit_pod, is_unaccounted, release_job
+from busbar.operator.pods.foreign_pods import admit_pod, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
 from busbar.operator.pods.room import PodRoom, Promised, pod_room
 from busbar.operator.pools.discovery import discover
-from busbar.operator.pools.held_elsewhere import held_elsewhere
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
 from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
@@ -78,7 +84,10 @@ class Handlers:
             settings.workloads_image, settings.image_pull_policy, settings.workload_key
         )
         self._allocations = Allocations()
+        self._counts = AllocationCounts()
         self._discovers = True
+        self.undiscovered = True
+        """Whether a node or a pool changed since devices without a pool were looked for."""
         self._without_tenant: set[str] = set()
         """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
@@ -338,26 +347,20 @@ class Handlers:
         pods = self._caches.pods.items.values()
         return any(p.kind and p.key.namespace == namespace and not p.ended for p in pods)
 
-    def _held_elsewhere(self) -> dict[str, HeldElsewhere]:
-        caches = self._caches
-        owners = {o.metadata.uid for o in (*caches.jobs.items.values(), *caches.services.items.values())}
-        namespaces = tenant_of_namespace(caches.tenants.items.values())
-        pods = (p for p in caches.pods.items.values() if is_unaccounted(p, owners, namespaces))
-        nodes = {node.name: node for node in caches.nodes.items.values()}
-        return held_elsewhere(pods, nodes, caches.pools.items.values())
-
-    async def after_round(self, snapshot: Snapshot) -> None:
+    async def after_round(self, snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere]) -> None:
         """Queues the tenants and pools whose allocation changed, and makes pools for devices that no pool covers."""
-        old, self._allocations = self._allocations, allocations(snapshot, self._held_elsewhere())
+        old = self._allocations
+        self._allocations = await asyncio.to_thread(self._counts.follow, snapshot, elsewhere)
         for name, now_held in self._allocations.tenants.items():
             if old.tenants.get(name) != now_held:
                 self._controller.add("Tenant", Key("", name))
         for name, pool_held in self._allocations.pools.items():
             if old.pools.get(name) != pool_held:
                 self._controller.add("AcceleratorPool", Key("", name))
-        await self.profiles.after_round(snapshot)
-        if not self._discovers:
+        await self.profiles.after_round(snapshot.table, self._counts.classes, self._counts.running_classes)
+        if not self._discovers or not self.undiscovered:
             return
+        self.undiscovered = False
         found = discover(self._caches.nodes.items.values(), self._caches.pools.items.values())
         try:
             await self._writer.carry_out(tuple(found))

@@ -11,7 +11,7 @@ from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, Sta
 from .explain.sentences import sentence
 from .forecast.history import Finished, History, Outcome
 from .forecast.what_if import Forecast, what_if
-from .model.apply import applied, early, stale
+from .model.apply import applied, stale
 from .model.events import Event, Happened, Happening
 from .model.plans import (
     Action,
@@ -99,7 +99,6 @@ __all__ = [
     "WaitingRecord",
     "applied",
     "check_plan",
-    "early",
     "plan",
     "react",
     "sentence",

@@ -149,8 +149,10 @@ def _room(snapshot: Snapshot, held: Mapping[str, Placement], moved: set[str]) ->
     pools = {pool.name: pool for pool in snapshot.pools}
     used: dict[str, Counter[str]] = {}
     shares: dict[str, Counter[int]] = {}
-    fresh: set[str] = set()
-    for key, placement in held.items():
+    fresh = {name for key in moved & held.keys() for name in held[key].nodes}
+    for placement in held.values():
+        if fresh.isdisjoint(placement.nodes):
+            continue
         for rank, name in enumerate(placement.nodes):
             count = used.setdefault(name, Counter())
             pool = pools.get(placement.pool)
@@ -165,8 +167,6 @@ def _room(snapshot: Snapshot, held: Mapping[str, Placement], moved: set[str]) ->
             count["cpu"] += placement.per_pod.cpu_m
             count["memory"] += placement.per_pod.memory_mib
             count["ephemeral-storage"] += placement.per_pod.ephemeral_mib
-            if key in moved:
-                fresh.add(name)
     wrong = []
     for node in snapshot.nodes:
         if node.name not in fresh:

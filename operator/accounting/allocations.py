@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
-from busbar.scheduler import Snapshot
+from busbar.scheduler import Job, Node, Pool, Snapshot
+from busbar.scheduler.model.diff import differing
 
 
 @dataclass(frozen=True)
@@ -50,58 +53,133 @@ class Allocations:
     free_by_type: Mapping[str, float] = field(default_factory=dict)
 
 
+class AllocationCounts:
+    """Follows the rounds' snapshots: jobs and nodes that stayed are not counted again."""
+
+    def __init__(self) -> None:
+        self._snapshot = Snapshot()
+        self._held: dict[_Holder, tuple[int, int]] = {}
+        """Thousandths of accelerators, and jobs."""
+        self._running: Counter[tuple[str, str]] = Counter()
+        """Jobs by tenant and namespace."""
+        self._waiting: Counter[str] = Counter()
+        self._classes: Counter[tuple[str, bool]] = Counter()
+        self._nodes: dict[str, tuple[int, int]] = {}
+        """Ready nodes of each pool, and their thousandths of accelerators."""
+
+    @property
+    def classes(self) -> set[str]:
+        """Workload classes that have a job."""
+        return {name for name, _ in self._classes}
+
+    @property
+    def running_classes(self) -> set[str]:
+        """Those of jobs that run."""
+        return {name for name, runs in self._classes if runs}
+
+    def follow(self, snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere] | None = None) -> Allocations:
+        """The allocations in a snapshot, and by pool what pods of no job hold."""
+        gone, come = differing(self._snapshot.jobs, snapshot.jobs)
+        for jobs, sign in ((gone, -1), (come, 1)):
+            for job in jobs:
+                self._count_job(job, sign)
+        self._count_nodes(snapshot)
+        self._snapshot = snapshot
+        return self._allocations(elsewhere or {})
+
+    def _count_job(self, job: Job, sign: int) -> None:
+        if job.workload_class:
+            _add(self._classes, (job.workload_class, job.run is not None), sign)
+        if job.run is None:
+            _add(self._waiting, job.tenant, sign)
+            return
+        place = job.run.placement
+        holder = _Holder(job.tenant, job.user, place.accelerator, place.pool)
+        held_m, jobs = self._held.get(holder, (0, 0))
+        self._held[holder] = held_m + sign * place.accelerators_m, jobs + sign
+        if self._held[holder][1] == 0:
+            del self._held[holder]
+        _add(self._running, (job.tenant, job.namespace), sign)
+
+    def _count_nodes(self, snapshot: Snapshot) -> None:
+        pools = {pool.name: pool for pool in snapshot.pools}
+        gone, come = differing(self._snapshot.nodes, snapshot.nodes)
+        if snapshot.pools is not self._snapshot.pools and snapshot.pools != self._snapshot.pools:
+            gone, come = [], list(snapshot.nodes)
+            self._nodes.clear()
+        for nodes, sign in ((gone, -1), (come, 1)):
+            for node in nodes:
+                if node.ready and node.pool in pools:
+                    count, total_m = self._nodes.get(node.pool, (0, 0))
+                    size_m = sign * _accelerators_m(pools[node.pool], node)
+                    self._nodes[node.pool] = count + sign, total_m + size_m
+
+    def _allocations(self, elsewhere: Mapping[str, HeldElsewhere]) -> Allocations:
+        by_type: dict[str, Counter[str]] = {}
+        by_pool: dict[str, Counter[str]] = {}
+        by_user: dict[str, dict[str, Counter[str]]] = {}
+        taken_m: Counter[str] = Counter()
+        for holder, (held_m, _) in sorted(self._held.items()):
+            taken_m[holder.pool] += held_m
+            by_type.setdefault(holder.tenant, Counter())[holder.accelerator] += held_m
+            by_pool.setdefault(holder.tenant, Counter())[holder.pool] += held_m
+            own = by_user.setdefault(holder.tenant, {}).setdefault(holder.user, Counter())
+            own[holder.accelerator] += held_m
+        running: Counter[str] = Counter()
+        running_in: dict[str, set[str]] = {}
+        for (tenant, namespace), jobs in self._running.items():
+            running[tenant] += jobs
+            running_in.setdefault(tenant, set()).add(namespace)
+        pools: dict[str, PoolAllocation] = {}
+        free_m: Counter[str] = Counter()
+        for pool in self._snapshot.pools:
+            nodes, size_m = self._nodes.get(pool.name, (0, 0))
+            here = elsewhere.get(pool.name, HeldElsewhere())
+            pools[pool.name] = PoolAllocation(nodes, size_m / 1000, taken_m[pool.name] / 1000, here)
+            free_m[pool.accelerator] += max(0, size_m - taken_m[pool.name])
+        return Allocations(
+            tenants={
+                tenant.name: TenantAllocation(
+                    _accelerators(by_type.get(tenant.name, {})),
+                    _accelerators(by_pool.get(tenant.name, {})),
+                    running[tenant.name],
+                    self._waiting[tenant.name],
+                    {user: _accelerators(held) for user, held in by_user.get(tenant.name, {}).items()},
+                    tuple(sorted(running_in.get(tenant.name, ()))),
+                )
+                for tenant in self._snapshot.tenants
+            },
+            pools=pools,
+            free_by_type=_accelerators(free_m),
+        )
+
+
 def allocations(snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere] | None = None) -> Allocations:
     """The allocations in a snapshot, and by pool what pods of no job hold."""
-    foreign, nothing = elsewhere or {}, HeldElsewhere()
-    by_type: dict[str, dict[str, float]] = {}
-    by_pool: dict[str, dict[str, float]] = {}
-    by_user: dict[str, dict[str, dict[str, float]]] = {}
-    running: dict[str, int] = {}
-    running_in: dict[str, set[str]] = {}
-    waiting: dict[str, int] = {}
-    taken: dict[str, float] = {}
-    for job in snapshot.jobs:
-        if job.run is None:
-            waiting[job.tenant] = waiting.get(job.tenant, 0) + 1
-            continue
-        place, count = job.run.placement, job.run.placement.accelerators_m / 1000
-        running[job.tenant] = running.get(job.tenant, 0) + 1
-        running_in.setdefault(job.tenant, set()).add(job.namespace)
-        taken[place.pool] = taken.get(place.pool, 0.0) + count
-        for table, key in ((by_type, place.accelerator), (by_pool, place.pool)):
-            row = table.setdefault(job.tenant, {})
-            row[key] = row.get(key, 0.0) + count
-        own = by_user.setdefault(job.tenant, {}).setdefault(job.user, {})
-        own[place.accelerator] = own.get(place.accelerator, 0.0) + count
-    pools: dict[str, PoolAllocation] = {}
-    free: dict[str, float] = {}
-    for pool in snapshot.pools:
-        ready = [n for n in snapshot.nodes if n.pool == pool.name and n.ready]
-        sizes = [(n.capacity - pool.reserved) for n in ready]
-        counts = [pool.cpu_accelerators_m(s.cpu_m) if pool.is_cpu else s.accelerators_m for s in sizes]
-        capacity = sum(max(0, c) for c in counts) / 1000
-        pools[pool.name] = PoolAllocation(
-            len(ready),
-            round(capacity, 3),
-            round(taken.get(pool.name, 0.0), 3),
-            foreign.get(pool.name, nothing),
-        )
-        free[pool.accelerator] = free.get(pool.accelerator, 0.0) + max(
-            0.0, capacity - taken.get(pool.name, 0.0)
-        )
-    names = {t.name for t in snapshot.tenants}
-    return Allocations(
-        tenants={
-            name: TenantAllocation(
-                {k: round(v, 3) for k, v in sorted(by_type.get(name, {}).items())},
-                {k: round(v, 3) for k, v in sorted(by_pool.get(name, {}).items())},
-                running.get(name, 0),
-                waiting.get(name, 0),
-                by_user.get(name, {}),
-                tuple(sorted(running_in.get(name, ()))),
-            )
-            for name in names
-        },
-        pools=pools,
-        free_by_type=free,
-    )
+    return AllocationCounts().follow(snapshot, elsewhere)
+
+
+class _Holder(NamedTuple):
+    tenant: str
+    user: str
+    accelerator: str
+    pool: str
+
+
+def _accelerators_m(pool: Pool, node: Node) -> int:
+    """What a node of this pool gives, in thousandths of accelerators."""
+    size = node.capacity - pool.reserved
+    return max(0, pool.cpu_accelerators_m(size.cpu_m) if pool.is_cpu else size.accelerators_m)
+
+
+def _accelerators(held_m: Mapping[str, int]) -> dict[str, float]:
+    return {name: count_m / 1000 for name, count_m in sorted(held_m.items())}
+
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+def _add(counts: Counter[_T], key: _T, count: int) -> None:
+    counts[key] += count
+    if not counts[key]:
+        del counts[key]

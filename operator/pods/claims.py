@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from busbar.kube.types import AcceleratorPool, quantity
+from busbar.kube.types import quantity
 from busbar.kube.types.shape import PodShape
-from busbar.operator.pools.nodes import pool_of_node
-from busbar.operator.watch.projections import HOSTNAME, Node, Pod
+from busbar.operator.pools.capacities import Capacities
+from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Job, Placement, Reservation, Resources, Run
 
 
@@ -34,17 +33,10 @@ def per_pod(shape: PodShape) -> Resources:
     )
 
 
-def node_of(pod: Pod, nodes: Iterable[Node]) -> Node | None:
-    """The node that a pod is bound or pinned to, by its name or its host name."""
-    return next((n for n in nodes if pod.place in (n.name, dict(n.labels).get(HOSTNAME))), None)
-
-
-def at_its_node(
-    job: Job, pod: Pod, nodes: Iterable[Node], pools: Iterable[AcceleratorPool], now: datetime
-) -> Claim | None:
+def at_its_node(job: Job, pod: Pod, places: Capacities, now: datetime) -> Claim | None:
     """The claim of one pod that is bound or pinned to a node; None where its node or pool is gone."""
-    node = node_of(pod, nodes)
-    pool = pool_of_node(node, pools) if node is not None else None
+    node = places.node_of(pod)
+    pool = places.pool_of(node) if node is not None else None
     if node is None or pool is None:
         return None
     placement = Placement(pool.metadata.name, pool.spec.accelerator, "resident", (node.name,), job.per_pod)

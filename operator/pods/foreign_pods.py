@@ -8,7 +8,7 @@ created suspended is unsuspended at once, because each of its pods waits at its 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from datetime import datetime
 
 from busbar.kube.resources import JOBS
@@ -16,6 +16,7 @@ from busbar.kube.types import AcceleratorPool
 from busbar.operator.decisions import Admit
 from busbar.operator.pods.claims import Claim, at_its_node
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
+from busbar.operator.pools.capacities import Capacities
 from busbar.operator.pools.nodes import unit_m
 from busbar.operator.watch.projections import HOSTNAME, Node, Pod
 from busbar.operator.watch.small_projections import BatchJobSeen
@@ -57,20 +58,13 @@ def release_job(job: BatchJobSeen, in_tenant: bool) -> Patch | None:
     return Patch(JOBS, job.key, {"spec": {"suspend": False}}, uid=job.uid)
 
 
-def claim(
-    pod: Pod,
-    tenant: str,
-    nodes: Iterable[Node],
-    pools: Iterable[AcceleratorPool],
-    now: datetime,
-) -> Claim | None:
+def claim(pod: Pod, tenant: str, places: Capacities, now: datetime) -> Claim | None:
     """A pod of another controller that asked to be queued: waiting while gated, running once it is not.
 
     An admitted pod whose node or pool is gone since is no job: no plan can help it.
     """
     devices = [(name, count) for name, count in pod.requests.devices if count]
-    pools = tuple(pools)
-    serving = sorted((p for p in pools if _serves(p, devices)), key=lambda p: p.metadata.name)
+    serving = sorted((p for p in places.pools if _serves(p, devices)), key=lambda p: p.metadata.name)
     count_m = devices[0][1] * 1000 if devices else 0
     if not devices and serving:
         count_m = pod.requests.cpu_m * 1000 // unit_m(serving[0])
@@ -91,7 +85,7 @@ def claim(
     )
     if pod.gated:
         return Claim(job) if not pod.deleting else None
-    return at_its_node(job, pod, nodes, pools, now)
+    return at_its_node(job, pod, places, now)
 
 
 def _serves(pool: AcceleratorPool, devices: list[tuple[str, int]]) -> bool:

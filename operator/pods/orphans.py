@@ -17,7 +17,7 @@ tenant of its namespace (``claim``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,13 +25,13 @@ from typing import Any
 from busbar.kube.errors import NotFound
 from busbar.kube.informer import Key
 from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS, Resource
-from busbar.kube.types import AcceleratorPool
-from busbar.operator.pods.claims import Claim, at_its_node, node_of
+from busbar.operator.pods.claims import Claim, at_its_node
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
-from busbar.operator.pools.nodes import pool_of_node, unit_m
+from busbar.operator.pools.capacities import Capacities
+from busbar.operator.pools.nodes import unit_m
 from busbar.operator.settings import Settings
 from busbar.operator.watch.caches import Caches
-from busbar.operator.watch.projections import Node, Pod, time_of
+from busbar.operator.watch.projections import Pod, time_of
 from busbar.operator.write.actions import Delete
 from busbar.operator.write.events import Notice
 from busbar.operator.write.writer import Writer
@@ -87,19 +87,12 @@ def judge(pod: Pod, owner: Owner | None, since: datetime, now: datetime, grace_s
     return Verdict(again_s=left) if left > 0 else Verdict(why)
 
 
-def claim(
-    pod: Pod,
-    tenant: str,
-    nodes: Iterable[Node],
-    pools: Iterable[AcceleratorPool],
-    now: datetime,
-) -> Claim | None:
+def claim(pod: Pod, tenant: str, places: Capacities, now: datetime) -> Claim | None:
     """The orphan as a job of the tenant of its namespace; None for other pods and for those that hold nothing."""
     if not tenant or pod.kind not in OWNERS or pod.ended:
         return None
-    nodes, pools = tuple(nodes), tuple(pools)
-    node = node_of(pod, nodes)
-    pool = pool_of_node(node, pools) if node is not None else None
+    node = places.node_of(pod)
+    pool = places.pool_of(node) if node is not None else None
     if pool is None:
         return None
     requests, name = pod.requests, pool.spec.resource_name
@@ -117,7 +110,7 @@ def claim(
         preemptible=False,
         submitted_at_s=(pod.created_at or now).timestamp(),
     )
-    return at_its_node(job, pod, nodes, pools, now)
+    return at_its_node(job, pod, places, now)
 
 
 class Reaper:

@@ -7,38 +7,22 @@ which members see, has the amounts; the namespaces are named in an event, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from busbar.kube.types import AcceleratorPool, quantity
 from busbar.operator.accounting.allocations import HeldElsewhere
-from busbar.operator.pools.nodes import pool_of_node, unit_m
-from busbar.operator.watch.projections import Node, Pod
+from busbar.operator.pools.nodes import unit_m
+from busbar.operator.watch.projections import Pod
 
 MOST_NAMESPACES = 5
 """Named in an event."""
 
 
-def held_elsewhere(
-    pods: Iterable[Pod], nodes: Mapping[str, Node], pools: Iterable[AcceleratorPool]
-) -> dict[str, HeldElsewhere]:
-    """By pool; pools of which such pods hold nothing are left out.
-
-    Args:
-        pods: those that belong to no job (pods/foreign_pods.py, `is_unaccounted`).
-        nodes: by name.
-    """
-    at: dict[str, list[Pod]] = {}
-    for pod in pods:
-        if pod.node and not pod.ended:
-            at.setdefault(pod.node, []).append(pod)
-    pools = tuple(pools)
+def total(held: Iterable[tuple[str, HeldElsewhere]]) -> dict[str, HeldElsewhere]:
+    """By pool, from pools and what is held of one of their nodes."""
     found: dict[str, HeldElsewhere] = {}
-    for name in sorted(at):
-        node = nodes.get(name)
-        pool = pool_of_node(node, pools) if node is not None and node.ready else None
-        here = _on_node(pool, at[name]) if pool is not None else None
-        if pool is not None and here is not None:
-            found[pool.metadata.name] = _sum(found.get(pool.metadata.name, HeldElsewhere()), here)
+    for pool, here in held:
+        found[pool] = _sum(found.get(pool, HeldElsewhere()), here)
     return found
 
 
@@ -59,8 +43,9 @@ def namespaces_sentence(held: HeldElsewhere) -> str:
     return f"Their namespaces: {named}{f' and {more} more' if more > 0 else ''}."
 
 
-def _on_node(pool: AcceleratorPool, pods: list[Pod]) -> HeldElsewhere | None:
-    name = pool.spec.resource_name
+def held_on_node(pool: AcceleratorPool, pods: Iterable[Pod]) -> HeldElsewhere | None:
+    """What these pods, which belong to no job, hold of a node of this pool; None: nothing."""
+    pods, name = tuple(pods), pool.spec.resource_name
     if name == "cpu":
         reserved_m = quantity.to_millis((pool.spec.reserved or {}).get("cpu", 0))
         holders = [pod for pod in pods if pod.requests.cpu_m]

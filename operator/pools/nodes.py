@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from busbar.kube.types import AcceleratorPool, quantity
 from busbar.kube.types.shape import Domain
-from busbar.operator.watch.projections import Node, Pod, Requests
+from busbar.operator.watch.projections import Node, Requests
 from busbar.scheduler import Node as SNode
 from busbar.scheduler import Pool, Resources, Taint, Toleration
 
@@ -60,46 +60,27 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
     )
 
 
-def scheduler_nodes(
-    nodes: Iterable[Node], pools: Iterable[AcceleratorPool], pods: Iterable[Pod]
-) -> list[SNode]:
-    """The nodes that a pool selects, each with the capacity that these pods leave.
+def scheduler_node(node: Node, pool: AcceleratorPool, others: Iterable[Requests]) -> SNode:
+    """A node of a pool, with the capacity that others leave.
 
     Args:
-        pods: those whose use is not counted by a job of the snapshot.
+        others: requests of the pods here whose use is not counted by a job of the snapshot.
     """
-    pools = tuple(pools)
-    used: dict[str, list[Requests]] = {}
-    for pod in pods:
-        if pod.place and not pod.ended:
-            used.setdefault(pod.place, []).append(pod.requests)
-    result: list[SNode] = []
-    for node in nodes:
-        pool = pool_of_node(node, pools)
-        if pool is None:
-            continue
-        others = used.get(node.name, [])
-        name = pool.spec.resource_name
-        devices = node.device(name) - sum(r.device(name) for r in others)
-        capacity = Resources(
+    others = tuple(others)
+    name, labels = pool.spec.resource_name, dict(node.labels)
+    devices = node.device(name) - sum(r.device(name) for r in others)
+    return SNode(
+        name=node.name,
+        pool=pool.metadata.name,
+        capacity=Resources(
             accelerators_m=0 if name == "cpu" else max(0, devices) * 1000,
             cpu_m=max(0, node.cpu_m - sum(r.cpu_m for r in others)),
             memory_mib=max(0, node.memory_mib - sum(r.memory_mib for r in others)),
             ephemeral_mib=max(0, node.ephemeral_mib - sum(r.ephemeral_mib for r in others)),
-        )
-        labels = dict(node.labels)
-        result.append(
-            SNode(
-                name=node.name,
-                pool=pool.metadata.name,
-                capacity=capacity,
-                labels=node.labels,
-                taints=tuple(Taint(*t) for t in node.taints),
-                topology=tuple(
-                    next((labels[k] for k in keys if k in labels), "") for keys in TOPOLOGY.values()
-                ),
-                ready=node.ready,
-                cordoned=node.cordoned,
-            )
-        )
-    return result
+        ),
+        labels=node.labels,
+        taints=tuple(Taint(*t) for t in node.taints),
+        topology=tuple(next((labels[k] for k in keys if k in labels), "") for keys in TOPOLOGY.values()),
+        ready=node.ready,
+        cordoned=node.cordoned,
+    )

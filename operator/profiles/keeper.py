@@ -41,7 +41,7 @@ from busbar.operator.settings import Settings
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.write.actions import Action, Create, Delete
 from busbar.operator.write.writer import Writer
-from busbar.scheduler import PerformanceTable, Snapshot
+from busbar.scheduler import PerformanceTable
 from busbar.scheduler.model.table import Fault
 from busbar.scheduler.performance.learning import quarantined
 
@@ -69,6 +69,8 @@ class ProfileKeeper:
         self._left: dict[str, dict[str, PastAttempt]] = {}
         """By class and run."""
         self._table: tuple[float, PerformanceTable] | None = None
+        self._shown: PerformanceTable | None = None
+        """The table of the last round."""
         self._notified: set[tuple[str, str]] = set()
         self._may_make = True
         controller.handles("PerformanceProfile", self.handle)
@@ -93,18 +95,22 @@ class ProfileKeeper:
         if profile is not None:
             self._controller.add("PerformanceProfile", Key("", profile.metadata.name))
 
-    async def after_round(self, snapshot: Snapshot) -> None:
-        """Makes profiles for classes that run, and queues the profiles of all classes that have a job."""
-        self._table = None
-        self._notify(snapshot.table)
+    async def after_round(self, table: PerformanceTable, classes: set[str], running: set[str]) -> None:
+        """Makes profiles for classes that run, and queues the profiles of all classes that have a job.
+
+        Args:
+            table: the round's.
+            classes: those that have a job.
+            running: those of which a job runs.
+        """
+        if table is not self._shown:
+            self._table, self._shown = None, table
+            self._notify(table)
         there = by_class(self._caches.profiles.items.values())
         served = {m.workload_class for s in self._caches.services.items.values() for m in believed(s)}
-        classes = served | {job.workload_class for job in snapshot.jobs if job.workload_class}
+        classes, running = served | classes, served | running
         for name in sorted(classes & there.keys()):
             self._controller.add("PerformanceProfile", Key("", there[name].metadata.name))
-        running = served | {
-            job.workload_class for job in snapshot.jobs if job.workload_class and job.run is not None
-        }
         missing = sorted(running - there.keys())
         if not missing or not self._may_make:
             return

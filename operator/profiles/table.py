@@ -59,6 +59,42 @@ class Workload:
         return float(max(0, self.steps - step) * self.batch.tokens) if self.batch is not None else None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A class, and the sizes and types in which a job asks for it: it needs the formulas' cells."""
+
+    workload_class: str
+    model: ModelShape
+    batch: BatchShape
+    modes: tuple[str, ...]
+    accelerators_m: int
+    accelerators: tuple[str, ...]
+    """Empty: any."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What the table has from one job."""
+
+    asked: Asked | None = None
+    """None: it has ended without a report, or nothing is known of its class."""
+    report: SpeedReport | None = None
+
+
+def facts_of(job: TrainingJob, tenant: str) -> JobFacts:
+    """What the table has from this job of this tenant."""
+    load, reported = workload(job), job.status is not None and has_reported(job.status)
+    if load.model is None or load.batch is None:
+        return JobFacts()
+    report = speed_report(job, load.workload_class, load.remaining(0) or 0.0, tenant) if reported else None
+    if job.status is not None and job.status.phase in TERMINAL_PHASES and not reported:
+        return JobFacts()
+    shape = job.spec.shape
+    size_m = shape.accelerators_per_pod * shape.min_pods * 1000
+    types = tuple(job.spec.accelerators or ())
+    return JobFacts(Asked(load.workload_class, load.model, load.batch, load.modes, size_m, types), report)
+
+
 def workload(job: TrainingJob) -> Workload:
     """The class, and the modes that the job may run in."""
     engine = job.spec.engine
@@ -114,8 +150,8 @@ def _fitting(
 
 def knows(table: PerformanceTable, job: TrainingJob, pools: Iterable[AcceleratorPool]) -> bool:
     """Whether a table that was made without this job says of it what one made with it would."""
-    there = {_place(cell) for cell in table.cells}
-    return all(_place(cell) in there for cell in _priors((job,), pools)[1])
+    there, asked = {_place(cell) for cell in table.cells}, facts_of(job, "").asked
+    return asked is None or all(_place(cell) in there for cell in _priors((asked,), pools)[1])
 
 
 def rates_of(pools: Iterable[AcceleratorPool]) -> dict[str, float]:
@@ -136,15 +172,33 @@ def performance_table(
     *,
     absent_too: bool = False,
 ) -> PerformanceTable:
-    """Rates, cells for the classes of these jobs, and what was learned from their speeds and from earlier ones'.
+    """`table_of` for these jobs.
 
     Args:
         tenant_of: namespace to tenant.
+    """
+    tenant_of = tenant_of or {}
+    facts = [facts_of(job, tenant_of.get(job.metadata.namespace or "", "")) for job in jobs]
+    return table_of(facts, pools, profiles, tenants, absent_too=absent_too)
+
+
+def table_of(
+    facts: Iterable[JobFacts],
+    pools: Iterable[AcceleratorPool],
+    profiles: Iterable[PerformanceProfile] = (),
+    tenants: Iterable[Tenant] = (),
+    *,
+    absent_too: bool = False,
+) -> PerformanceTable:
+    """Rates, cells for the classes of these jobs, and what was learned from their speeds and from earlier ones'.
+
+    Args:
         absent_too: also the cells of classes that have a profile and no job.
     """
-    jobs, tenants = tuple(jobs), tuple(tenants)
-    rates, priors = _priors(jobs, pools)
-    known = known_classes(jobs, tenant_of or {}, profiles, tenants)
+    facts, tenants = tuple(facts), tuple(tenants)
+    reports = [each.report for each in facts if each.report is not None]
+    rates, priors = _priors({each.asked for each in facts if each.asked is not None}, pools)
+    known = known_classes(reports, profiles, tenants)
     present = {cell.workload_class for cell in priors}
     formulas = {_place(cell): cell for cell in priors}
     shown = present | known.keys() if absent_too else present
@@ -155,7 +209,6 @@ def performance_table(
     whole = (*sorted(absent, key=_place), *cells)
     table = PerformanceTable(cells=tuple(c for c in whole if c.workload_class in shown), rates=rates)
     records = [r for each in known.values() for r in each.records]
-    reports = _reports(jobs, tenant_of or {})
     records += [each.record for each in reports if each.ended is None and each.image_verified]
     private = _private_records(reports)
     table = replace(
@@ -228,16 +281,13 @@ def _learned(table: PerformanceTable, explorers: frozenset[str], classes: frozen
 
 
 def known_classes(
-    jobs: Iterable[TrainingJob],
-    tenant_of: Mapping[str, str],
-    profiles: Iterable[PerformanceProfile],
-    tenants: Iterable[Tenant],
+    reports: Iterable[SpeedReport], profiles: Iterable[PerformanceProfile], tenants: Iterable[Tenant]
 ) -> dict[str, ClassObservations]:
     """Every class with a profile or an ended job, with all ended runs counted."""
     names = {digest: name for name, digest in digests(tenants).items()}
     found = {name: read(profile, names) for name, profile in by_class(profiles).items()}
     runs: dict[str, list[SpeedReport]] = {}
-    for each in _reports(jobs, tenant_of):
+    for each in reports:
         if each.ended is not None and each.image_verified:
             runs.setdefault(each.record.workload_class, []).append(each)
     for name in sorted(runs):
@@ -255,15 +305,7 @@ def report_of(job: TrainingJob, tenant_of: Mapping[str, str]) -> SpeedReport | N
     """The speed that a job reported; None where it reported none, or its class is unknown."""
     if job.status is None or not has_reported(job.status):
         return None
-    load = workload(job)
-    if not load.workload_class:
-        return None
-    tenant = tenant_of.get(job.metadata.namespace or "", "")
-    return speed_report(job, load.workload_class, load.remaining(0) or 0.0, tenant)
-
-
-def _reports(jobs: Iterable[TrainingJob], tenant_of: Mapping[str, str]) -> list[SpeedReport]:
-    return [each for job in jobs if (each := report_of(job, tenant_of)) is not None]
+    return facts_of(job, tenant_of.get(job.metadata.namespace or "", "")).report
 
 
 def _conduct(known: Iterable[ClassObservations]) -> tuple[Conduct, ...]:
@@ -310,9 +352,9 @@ def _place(cell: Cell) -> _Place:
 
 
 def _priors(
-    jobs: Iterable[TrainingJob], pools: Iterable[AcceleratorPool]
+    asked: Iterable[Asked], pools: Iterable[AcceleratorPool]
 ) -> tuple[tuple[Rate, ...], tuple[Cell, ...]]:
-    """Exchange rates of the pools' types, and the formulas' cells for the classes of these jobs."""
+    """Exchange rates of the pools' types, and the formulas' cells for what is asked."""
     units: dict[str, int] = {}
     for pool in pools:
         cpu = pool.spec.resource_name == "cpu"
@@ -322,18 +364,12 @@ def _priors(
         known = accelerator(key)
         rates.append(Rate(key, known.rate, known.watts) if known is not None else Rate(key))
     cells: dict[tuple[str, str, int, str], Cell] = {}
-    for job in jobs:
-        if job.status is not None and job.status.phase in TERMINAL_PHASES and not has_reported(job.status):
-            continue
-        load = workload(job)
-        if load.model is None or load.batch is None:
-            continue
-        size_m = job.spec.shape.accelerators_per_pod * job.spec.shape.min_pods * 1000
-        for key in job.spec.accelerators or units:
-            for mode in load.modes:
-                place = (load.workload_class, key, size_m, mode)
+    for each in asked:
+        for key in each.accelerators or units:
+            for mode in each.modes:
+                place = (each.workload_class, key, each.accelerators_m, mode)
                 if key in units and place not in cells:
-                    cells[place] = _prior(load.model, load.batch, mode, key, size_m, units[key])
+                    cells[place] = _prior(each.model, each.batch, mode, key, each.accelerators_m, units[key])
     return tuple(rates), tuple(cells[k] for k in sorted(cells))
 
 

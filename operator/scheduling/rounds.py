@@ -10,10 +10,14 @@ Between two full plans ``react`` plans only for what differs between the last sn
 that is not affected keeps its reason until the next full plan.
 
 The round runs the reconciles that admit and release, under the same locks as the workers, and waits for
-them (what waiting jobs are told goes its own way, see ``sentences.py``) before the next snapshot: a snapshot is never older than the admissions of the round before it. A
-decision names the resourceVersion it was made on; if the object has changed since, its reconcile ignores the
-decision and the next round plans again. ``plan`` runs in a thread, so that a long optimization delays neither
-watches nor the lease.
+them (what waiting jobs are told goes its own way, see ``sentences.py``) before the next snapshot: a snapshot is
+never older than the admissions of the round before it. A decision names the resourceVersion it was made on; if the
+object has changed since, its reconcile ignores the decision and the next round plans again.
+
+Everything up to the decisions runs in a thread, so that a long round delays neither watches nor the lease. The event
+loop only notes which objects changed (``changed``); the thread gives them to a ``SnapshotBuilder``, which makes again
+what depends on them. What waiting jobs are told is looked at again where the plan's record is another, and for
+all of them after a full plan.
 
 Every plan goes through the independent checker before anything of it is carried out. A plan that it refuses is
 dropped and made once more from the snapshot alone (no memo, no solver); if that is refused too, nothing is
@@ -26,19 +30,23 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from busbar.kube.errors import ApiError, ConnectionFailed
+from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.accounting.allocations import HeldElsewhere
 from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
 from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item, utc_now
+from busbar.operator.scheduling.builder import KINDS, SnapshotBuilder
 from busbar.operator.scheduling.sentences import Sentences
-from busbar.operator.scheduling.snapshot import ClusterObjects, build
+from busbar.operator.scheduling.snapshot import ClusterObjects, builder_of
 from busbar.operator.settings import Settings
 from busbar.operator.training.reservation import moved, same_place
 from busbar.operator.watch.caches import Caches
@@ -49,7 +57,7 @@ from busbar.scheduler import (
     ActionKind,
     Event,
     Job,
-    JobKind,
+    JobId,
     Memo,
     Objective,
     Plan,
@@ -60,7 +68,6 @@ from busbar.scheduler import (
     WaitingRecord,
     applied,
     check_plan,
-    early,
     plan,
     react,
     sentence,
@@ -98,6 +105,41 @@ class Target:
     index: int = 0
 
 
+Changes = dict[tuple[str, Key], Any]
+"""By kind and key, objects as they are now; None: gone."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a round begins with: all objects, or those that changed since the one before."""
+
+    changes: Changes
+    everything: ClusterObjects | None
+    forecasts: Mapping[str, Forecast]
+    now: datetime
+    full: bool
+
+
+@dataclass
+class Decided:
+    """What the thread hands back to the event loop."""
+
+    snapshot: Snapshot
+    plan: Plan
+    elsewhere: Mapping[str, HeldElsewhere]
+    reasons: Counter[str]
+    faults: Counter[str]
+    """Of quarantined speeds."""
+    acting: dict[Item, list[Decision]] = field(default_factory=dict)
+    """What starts and stops, by object."""
+    told: dict[Item, tuple[list[Decision], bool]] = field(default_factory=dict)
+    """What waiting objects are told, and whether it goes at once."""
+    silent: set[Item] = field(default_factory=set)
+    """Objects that are told nothing more: they wait no longer."""
+    waiting: set[Item] | None = None
+    """After a full plan: all objects that wait."""
+
+
 class Rounds:
     """See the module's head."""
 
@@ -120,6 +162,9 @@ class Rounds:
             controller, per_s=settings.sentences_per_s, every_s=settings.explain_period_s, clock=clock
         )
         self.stopped = asyncio.Lock()  # held during a round, and by whoever lets none begin
+        self._changes: Changes = {}
+        self._builder: SnapshotBuilder | None = None  # None: the next round reads all objects
+        self._records: dict[str, WaitingRecord] = {}  # by job, as last looked at
         self._memo: Memo | None = None
         self._last: tuple[Snapshot, Plan] | None = None  # the round before
         self._outcome: tuple[Plan, Snapshot] | None = None
@@ -130,15 +175,21 @@ class Rounds:
         self.forecasts: dict[
             str, Forecast
         ] = {}  # by job: forecasts that the next round passes to the reconciles
-        self.after: Callable[[Snapshot], Awaitable[None]] | None = None  # called with each round's snapshot
+        # called with each round's snapshot, and with what pods of no job hold of each pool
+        self.after: Callable[[Snapshot, Mapping[str, HeldElsewhere]], Awaitable[None]] | None = None
+
+    def changed(self, kind: str, key: Key, new: Any) -> None:
+        """An object is another one now; None: it is gone. The next round takes it in."""
+        if kind in KINDS:
+            self._changes[kind, key] = new
 
     def wake(self) -> None:
         """Something changed that a plan depends on."""
         self._wake.set()
 
     def forget(self) -> None:
-        """The next round makes a full plan from the snapshot alone."""
-        self._memo = self._last = None
+        """The next round makes a full plan from the objects alone."""
+        self._memo = self._last = self._builder = None
 
     @property
     def debounce_s(self) -> float:
@@ -201,39 +252,81 @@ class Rounds:
     async def once(self, *, full: bool = True) -> Plan:
         """One round."""
         started = time.perf_counter()
-        now = utc_now()
-        snapshot = build(ClusterObjects.of(self._caches), now, half_life_s=self._policy.usage_half_life_s)
-        snapshot = self._with_reservations(snapshot)
-        targets = self._targets(snapshot)
-        self._planned = False
-        made = await self._decide(snapshot, now.timestamp(), full)
-        self._planned = True
+        everything = ClusterObjects.of(self._caches) if self._builder is None else None
+        work = Work(self._changes, everything, self.forecasts, utc_now(), full or self._last is None)
+        self._changes, self.forecasts = {}, {}
+        try:
+            decided = await asyncio.to_thread(self._round, work)
+        except Exception:
+            self.forecasts = {**work.forecasts, **self.forecasts}
+            raise
         self._metrics.rounds.observe(time.perf_counter() - started)
-        self._waiting = bool(made.waiting)
-        reasons = Counter(str(r.code) for r in made.waiting)
-        self._metrics.waiting.clear()
-        for reason, count in reasons.items():
-            self._metrics.waiting.labels(reason).set(count)
-        self._metrics.quarantined.clear()
-        for reason, count in Counter(r.fault for r in quarantined(snapshot.table)).items():
-            self._metrics.quarantined.labels(reason).set(count)
-        acting, acted = self._decisions(snapshot, made, targets)
-        told = self._tell(snapshot, made, targets, acted)
+        self._show(decided)
         self.took_s = time.perf_counter() - started
-        for item in acting:
+        for item in decided.silent | decided.acting.keys():
             self.sentences.drop(item)
-        for item, (decisions, is_new) in told.items():
-            if item in acting:  # a service of which one replica starts and another waits
-                acting[item] += decisions
+        if decided.waiting is not None:
+            self.sentences.keep(decided.waiting)
+        for item, (decisions, is_new) in decided.told.items():
+            if item in decided.acting:  # a service of which one replica starts and another waits
+                decided.acting[item] += decisions
             else:
                 self.sentences.put(item, decisions, is_new=is_new)
-        await asyncio.gather(*(self._controller.process(i, tuple(d)) for i, d in acting.items()))
-        if acting:
+        await asyncio.gather(*(self._controller.process(i, tuple(d)) for i, d in decided.acting.items()))
+        if decided.acting:
             # A decision may not have been carried out (the object changed, the write failed): check soon.
             asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
         if self.after is not None:
-            await self.after(snapshot)
-        return made
+            await self.after(decided.snapshot, decided.elsewhere)
+        return decided.plan
+
+    def _show(self, decided: Decided) -> None:
+        self._waiting = bool(decided.plan.waiting)
+        for metric, counts in (
+            (self._metrics.waiting, decided.reasons),
+            (self._metrics.quarantined, decided.faults),
+        ):
+            metric.clear()
+            for reason, count in counts.items():
+                metric.labels(reason).set(count)
+
+    # -- in the thread ---------------------------------------------------------------------------------
+
+    def _round(self, work: Work) -> Decided:
+        """From the objects to the decisions."""
+        builder, snapshot = self._build(work)
+        snapshot = self._with_reservations(snapshot)
+        self._planned = False
+        made = self._decide(snapshot, work.now.timestamp(), work.full)
+        self._planned = True
+        decided = Decided(
+            snapshot,
+            made,
+            builder.held_elsewhere(),
+            Counter(str(record.code) for record in made.waiting),
+            Counter(str(record.fault) for record in quarantined(snapshot.table)),
+        )
+        decided.acting, acted = self._decisions(builder, made)
+        decided.told = self._tell(builder, made, acted, work)
+        if work.full:
+            decided.waiting = set(builder.waiting())
+            for gone in [job for job in self._explained if builder.job(JobId(job)) is None]:
+                del self._explained[gone]
+        else:
+            decided.silent = {Item(*changed) for changed in work.changes if not builder.waits(Item(*changed))}
+        return decided
+
+    def _build(self, work: Work) -> tuple[SnapshotBuilder, Snapshot]:
+        """The builder, and the snapshot; a builder that raised an exception is not used again."""
+        builder, self._builder = self._builder, None
+        if builder is None or work.everything is not None:
+            builder = builder_of(work.everything or ClusterObjects(), self._policy.usage_half_life_s)
+        else:
+            for (kind, key), obj in work.changes.items():
+                builder.put(kind, key, obj)
+        snapshot = builder.snapshot(work.now, full=work.full)
+        self._builder = builder
+        return builder, snapshot
 
     def _with_reservations(self, snapshot: Snapshot) -> Snapshot:
         """What the last plan collects for jobs goes on being collected; without a last plan, what the statuses say.
@@ -244,22 +337,24 @@ class Rounds:
             return replace(snapshot, reservations=self._last[1].reservations)
         return snapshot if self._planned else replace(snapshot, reservations=())
 
-    async def _decide(self, snapshot: Snapshot, now: float, full: bool) -> Plan:
+    def _decide(self, snapshot: Snapshot, now: float, full: bool) -> Plan:
         """The checked plan for this snapshot: a full one, or a reaction to what changed since the last round.
 
         Raises:
             PlanRefused: the checker refuses it, and also one made from the snapshot alone.
         """
+        disturbs = True
         if full or self._last is None:
-            made, self._memo = await asyncio.to_thread(plan, snapshot, self._policy, now, self._memo)
+            made, self._memo = plan(snapshot, self._policy, now, self._memo)
         else:
             before, last = self._last
             made, self._memo = react(snapshot, last, Event.between(before, snapshot, now), self._memo)
-        if await self._faults(snapshot, made):
+            disturbs = bool(made.actions)  # otherwise it is checked with the next full plan
+        if disturbs and self._faults(snapshot, made):
             self.forget()
             plain = replace(self._policy, solver=False)
-            made, _ = await asyncio.to_thread(plan, snapshot, plain, now)
-            if faults := await self._faults(snapshot, made):
+            made, _ = plan(snapshot, plain, now)
+            if faults := self._faults(snapshot, made):
                 raise PlanRefused(f"plan {made.id}: {'; '.join(faults[:FAULTS_LOGGED])}")
             # It was made under another policy: the next round must not react on top of it, and makes a full plan.
             return made
@@ -268,44 +363,26 @@ class Rounds:
         self._last = (snapshot, made)
         return made
 
-    async def _faults(self, snapshot: Snapshot, made: Plan) -> list[str]:
+    def _faults(self, snapshot: Snapshot, made: Plan) -> list[str]:
         """The faults that the independent checker finds in the plan."""
-        faults = await asyncio.to_thread(check_plan, snapshot, made)
+        faults = check_plan(snapshot, made)
         if faults:
             self._metrics.refused_plans.inc()
             text = "; ".join(faults[:FAULTS_LOGGED])
             log.error("plan refused: %s", text, extra={"plan": made.id, "faults": len(faults)})
         return faults
 
-    def _targets(self, snapshot: Snapshot) -> dict[str, Target]:
-        """The object of each job of the snapshot, by job id."""
-        by_uid: dict[str, Target] = {}
-        for kind, cache in (("TrainingJob", self._caches.jobs), ("ModelService", self._caches.services)):
-            for key, obj in cache.items.items():
-                by_uid[obj.metadata.uid] = Target(Item(kind, key), obj.metadata.resource_version or "")
-        pods: dict[str, Pod] = {p.uid: p for p in self._caches.pods.items.values() if p.queued}
-        found: dict[str, Target] = {}
-        for job in snapshot.jobs:
-            uid, _, index = job.id.partition("/")
-            target = by_uid.get(uid)
-            if target is not None:
-                found[job.id] = replace(target, index=int(index or 0))
-            elif uid in pods:
-                found[job.id] = Target(Item("Pod", pods[uid].key), "")
-        return found
-
     def _decisions(
-        self, snapshot: Snapshot, made: Plan, targets: dict[str, Target]
-    ) -> tuple[dict[Item, list[Decision]], set[str]]:
+        self, builder: SnapshotBuilder, made: Plan
+    ) -> tuple[dict[Item, list[Decision]], set[JobId]]:
         """What starts and stops, by object; and the jobs for which that is so."""
-        jobs = {job.id: job for job in snapshot.jobs}
         decisions: dict[Item, list[Decision]] = {}
-        acted: set[str] = set()
+        acted: set[JobId] = set()
         for action in made.actions:
-            target = targets.get(action.job)
-            if target is None:
+            target, job = _target(builder, action.job), builder.job(action.job)
+            if target is None or job is None:
                 continue
-            decision = self._decision(snapshot, action, jobs[action.job], target)
+            decision = self._decision(builder.job, action, job, target)
             self._metrics.actions.labels(str(action.kind), "ordered" if decision else "early").inc()
             if decision is not None:
                 acted.add(action.job)
@@ -315,35 +392,39 @@ class Rounds:
         return decisions, acted
 
     def _tell(
-        self, snapshot: Snapshot, made: Plan, targets: dict[str, Target], acted: set[str]
+        self, builder: SnapshotBuilder, made: Plan, acted: set[JobId], work: Work
     ) -> dict[Item, tuple[list[Decision], bool]]:
         """What waiting objects are told, and whether it goes at once: the reason is new to the object's status, or a
         place is won or lost."""
-        waiting = {job.id for job in snapshot.jobs if job.run is None} - acted
         places = {reservation.job: reservation for reservation in made.reservations}
         told: dict[Item, tuple[list[Decision], bool]] = {}
-        for record in made.waiting:
-            target = targets.get(record.job)
-            if target is None or record.job not in waiting:
+        for record in self._to_tell(made, {*places, *builder.reserved(), *work.forecasts}, full=work.full):
+            job, target = builder.job(record.job), _target(builder, record.job)
+            if target is None or job is None or job.run is not None or record.job in acted:
                 continue
             reserved, won_or_lost = self._reserved(places.get(record.job), target, made.at_s)
             wait, is_new = self._explain(record, target, at_once=won_or_lost)
-            news = (wait, self.forecasts.pop(record.job, None), reserved)
+            news = (wait, work.forecasts.get(record.job), reserved)
             found = [d for d in news if d is not None]
             if found:
                 before, was_new = told.get(target.item, ([], False))
                 told[target.item] = ([*before, *found], was_new or is_new or won_or_lost)
-        for started in self.forecasts.keys() - {record.job for record in made.waiting}:
-            del self.forecasts[started]
-        for gone in self._explained.keys() - {job.id for job in snapshot.jobs}:
-            del self._explained[gone]
-        self.sentences.keep({targets[job].item for job in waiting if job in targets})
         return told
 
-    def _decision(self, snapshot: Snapshot, action: Action, job: Job, target: Target) -> Decision | None:
+    def _to_tell(self, made: Plan, others: set[str], *, full: bool) -> Iterator[WaitingRecord]:
+        """The records that are new, and those of the jobs named; all of them after a full plan."""
+        before, self._records = self._records, {record.job: record for record in made.waiting}
+        for record in made.waiting:
+            if full or record.job in others or before.get(record.job) is not record:
+                yield record
+
+    def _decision(
+        self, jobs: Callable[[JobId], Job | None], action: Action, job: Job, target: Target
+    ) -> Decision | None:
         if action.kind is ActionKind.START:
-            if action.to is None or early(snapshot, action):
-                return None
+            before = (jobs(other) for other in action.after)
+            if action.to is None or any(other is not None and other.run is not None for other in before):
+                return None  # jobs that it waits for still hold resources
             return Admit(action.to, action.reason, target.version, target.index)
         reason = RELEASE_REASONS[action.kind]
         taken = action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK) or action.makes_room_for is not None
@@ -393,6 +474,11 @@ class Rounds:
         obj = cache.items.get(target.item.key)
         status = obj.status if obj is not None else None
         return (str(status.reason or ""), str(status.message or "")) if status is not None else ("", "")
+
+
+def _target(builder: SnapshotBuilder, job: JobId) -> Target | None:
+    found = builder.target(job)
+    return None if found is None else Target(*found)
 
 
 def record_for_members(record: WaitingRecord) -> dict[str, Any]:
@@ -482,4 +568,4 @@ def _service_facts(service: Any) -> tuple[object, ...]:
     return (service.metadata.uid, service.metadata.generation, service.metadata.deletion_timestamp, desired)
 
 
-__all__ = ["JobKind", "Rounds", "Target", "matters", "record_for_members"]
+__all__ = ["Rounds", "Target", "matters", "record_for_members"]

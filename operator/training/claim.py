@@ -48,6 +48,21 @@ def claim(obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime) -
     return Claim(replace(waiting(obj, tenant, now), run=run), counted)
 
 
+def until(obj: TrainingJob, now: datetime) -> float | None:
+    """From when on the claim may differ although the object does not; None: never.
+
+    Seconds since the epoch. An object without the times that a claim names is one that the API server never stored.
+    """
+    status = obj.status
+    if obj.metadata.creation_timestamp is None:
+        return now.timestamp()
+    if status is None:
+        return None
+    if status.admission is not None and status.admission.admitted_at is None:
+        return now.timestamp()
+    return status.retry_at.timestamp() if status.retry_at is not None and status.retry_at > now else None
+
+
 def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
     """The job as if it waited: without its run."""
     spec, meta, status = obj.spec, obj.metadata, obj.status

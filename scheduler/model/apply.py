@@ -13,7 +13,7 @@ def stale(snapshot: Snapshot, action: Action) -> str | None:
     """Why the action must not be carried out now; None: it may.
 
     An action that is already done is not stale. One whose `after` jobs still hold resources is not stale
-    either, only early: see `early`.
+    either, only early.
     """
     job = next((job for job in snapshot.jobs if job.id == action.job), None)
     return f"the job {action.job} is gone" if job is None else _stale(job, action)
@@ -24,12 +24,6 @@ def _stale(job: Job, action: Action) -> str | None:
     if placement == action.to or placement == action.assumed:
         return None
     return f"{job.key} changed since the plan was made"
-
-
-def early(snapshot: Snapshot, action: Action) -> bool:
-    """Whether jobs that this action waits for still hold resources."""
-    holding = {job.id for job in snapshot.jobs if job.run is not None}
-    return any(job in holding for job in action.after)
 
 
 def applied(snapshot: Snapshot, plan: Plan, now: float) -> Snapshot:

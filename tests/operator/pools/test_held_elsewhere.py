@@ -13,7 +13,8 @@ from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool
 from busbar.operator.accounting.allocations import HeldElsewhere, PoolAllocation
 from busbar.operator.pods.foreign_pods import is_unaccounted
-from busbar.operator.pools.held_elsewhere import held_elsewhere, sentence
+from busbar.operator.pools.capacities import Capacities, Use
+from busbar.operator.pools.held_elsewhere import sentence
 from busbar.operator.pools.reconcile import reconcile
 from busbar.operator.watch.projections import Node, Pod, Requests
 
@@ -37,8 +38,15 @@ def other(
 
 
 def held(*pods: Pod, nodes: dict[str, Node] = NODES) -> dict[str, HeldElsewhere]:
-    unaccounted = [pod for pod in pods if is_unaccounted(pod, OWNERS, NAMESPACES)]
-    return held_elsewhere(unaccounted, nodes, (GPUS, CPUS))
+    places = Capacities()
+    places.set_pools((GPUS, CPUS))
+    for name, node in nodes.items():
+        places.set_node(name, node)
+    for index, pod in enumerate(pods):
+        nobodys = is_unaccounted(pod, OWNERS, NAMESPACES)
+        places.put(replace(pod, uid=f"u{index}"), Use.NOBODY if nobodys else Use.OTHER)
+    places.nodes()
+    return dict(places.held_elsewhere())
 
 
 def test_any_foreign_pod_with_an_accelerator_counts_however_few_it_has() -> None:

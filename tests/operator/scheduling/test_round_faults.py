@@ -93,7 +93,7 @@ async def test_a_plan_that_the_checker_refuses_is_made_again_from_the_snapshot_a
         return (spoiled if len(calls) == 1 else plan)(snapshot, policy, now, memo)
 
     monkeypatch.setattr(module, "plan", once_spoiled)
-    good = await made._decide(WAITING, NOW, full=True)
+    good = made._decide(WAITING, NOW, full=True)
     assert [policy.solver for policy in calls] == [True, False]
     assert good.actions == plan(WAITING, Policy(), NOW)[0].actions != ()
     assert made._metrics.refused_plans._value.get() == 1
@@ -107,7 +107,7 @@ async def test_of_a_plan_that_is_refused_twice_nothing_is_carried_out(
     made, again = rounds(), asyncio.Event()
     monkeypatch.setattr(module, "plan", spoiled)
     with pytest.raises(PlanRefused, match="9 pods"):
-        await made._decide(WAITING, NOW, full=True)
+        made._decide(WAITING, NOW, full=True)
     assert made._metrics.refused_plans._value.get() == 2
     calls = 0
 
@@ -116,7 +116,7 @@ async def test_of_a_plan_that_is_refused_twice_nothing_is_carried_out(
         calls += 1
         if calls > 1:
             again.set()
-        await made._decide(WAITING, NOW, full=full)
+        made._decide(WAITING, NOW, full=full)
 
     made.once = once  # type: ignore[method-assign]
     made.wake()

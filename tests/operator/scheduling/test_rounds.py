@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.operator.builders import NOW as NOW_UTC
-from tests.operator.builders import SETTINGS, ended, gated, job, placement, queued, running, view
+from tests.operator.builders import (
+    SETTINGS,
+    ended,
+    gated,
+    job,
+    placement,
+    pool,
+    queued,
+    running,
+    tenant,
+    view,
+)
 
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
@@ -16,10 +28,11 @@ from busbar.operator.decisions import Decision, Release, Reserved
 from busbar.operator.errors import PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
-from busbar.operator.scheduling import rounds as module
+from busbar.operator.scheduling.builder import SnapshotBuilder
 from busbar.operator.scheduling.rounds import Rounds, Target, matters
 from busbar.operator.settings import Settings
 from busbar.operator.training.reconcile import reconcile
+from busbar.operator.watch.caches import Caches
 from busbar.scheduler import (
     Action,
     ActionKind,
@@ -59,14 +72,14 @@ def _cluster(*jobs: Job) -> Snapshot:
 async def test_between_full_plans_only_what_changed_is_answered() -> None:
     rounds = _rounds()
     before = _cluster(_job("wide", 16))
-    first = await rounds._decide(before, NOW, full=False)
+    first = rounds._decide(before, NOW, full=False)
     assert first.priced_at_s == NOW
     after = updated(before, Delta(jobs=(_job("new", 2),)))
-    second = await rounds._decide(after, NOW + 5, full=False)
+    second = rounds._decide(after, NOW + 5, full=False)
     assert [str(action.job) for action in second.actions] == ["new"]
     assert second.priced_at_s == NOW
     assert second.record(JobId("wide")) == first.record(JobId("wide"))
-    third = await rounds._decide(after, NOW + 10, full=True)
+    third = rounds._decide(after, NOW + 10, full=True)
     assert third.priced_at_s == NOW + 10
     kept = third.record(JobId("wide"))
     assert kept is not None
@@ -79,7 +92,7 @@ def test_a_move_counts_as_a_preemption_if_it_is_for_another_job() -> None:
     taken = []
     for other in (None, JobId("large")):
         action = Action("id", ActionKind.MOVE, moved.id, reason="moves", makes_room_for=other)
-        decision = rounds._decision(_cluster(moved), action, moved, target)
+        decision = rounds._decision(lambda _: moved, action, moved, target)
         assert isinstance(decision, Release)
         taken.append(decision.taken)
     assert taken == [False, True]
@@ -88,8 +101,8 @@ def test_a_move_counts_as_a_preemption_if_it_is_for_another_job() -> None:
 async def test_a_start_that_was_refused_is_ordered_again() -> None:
     rounds = _rounds()
     snapshot = _cluster(_job("x", 1))
-    first = await rounds._decide(snapshot, NOW, full=True)
-    again = await rounds._decide(snapshot, NOW + 1, full=False)
+    first = rounds._decide(snapshot, NOW, full=True)
+    again = rounds._decide(snapshot, NOW + 1, full=False)
     assert again.actions == first.actions != ()
 
 
@@ -97,7 +110,7 @@ async def test_what_a_round_leaves_is_what_the_next_one_begins_with() -> None:
     """A preview is made on it: the places that the last round gave away are taken."""
     rounds = _rounds()
     before = _cluster(*[_job(f"x{i}", 5) for i in range(2)])
-    made = await rounds._decide(before, NOW, full=True)
+    made = rounds._decide(before, NOW, full=True)
     left = rounds.outcome
     assert left == applied(before, made, NOW)
     assert left is not None
@@ -115,14 +128,35 @@ async def test_a_broken_solver_is_said_and_the_plan_is_made(
 
     monkeypatch.setattr("busbar.scheduler.highs.solve", broken)
     jobs = [_job(f"x{i}", 5) for i in range(2)]
-    made = await _rounds()._decide(_cluster(*jobs), NOW, full=True)
+    made = _rounds()._decide(_cluster(*jobs), NOW, full=True)
     assert len(made.actions) == 1
     assert "out of order" in caplog.text
 
 
-async def test_a_round_waits_for_its_admissions_and_never_for_sentences(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _live(controller: Controller) -> tuple[Rounds, Caches]:
+    """Rounds on caches of one node with eight cores."""
+    caches = Caches(
+        cast(Any, None), lambda kind, key, old, new: rounds.changed(kind, key, new), inactivity_s=60.0
+    )
+    rounds = Rounds(caches, controller, SETTINGS, Metrics(), Policy())
+    caches.pools.observe(pool().to_wire())
+    caches.tenants.observe(tenant("team", ["team"]).to_wire())
+    size = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "100Gi"}
+    ready = [{"type": "Ready", "status": "True"}]
+    caches.nodes.observe(
+        {
+            "metadata": {"name": "node-0", "labels": {"pool": "cpu"}, "resourceVersion": "1"},
+            "status": {"allocatable": size, "conditions": ready},
+        }
+    )
+    return rounds, caches
+
+
+def _asks(name: str, size: int) -> dict[str, Any]:
+    return job(name, template={"image": "own"}, shape={"acceleratorsPerPod": size}).to_wire()
+
+
+async def test_a_round_waits_for_its_admissions_and_never_for_sentences() -> None:
     """Nobody tells anything here; the round ends all the same, and the second one admits what was submitted."""
     controller = Controller(Metrics(), workers=1)
     seen: list[tuple[str, tuple[Decision, ...]]] = []
@@ -131,21 +165,42 @@ async def test_a_round_waits_for_its_admissions_and_never_for_sentences(
         seen.append((key.name, decisions))
 
     controller.handles("TrainingJob", note)
-    objects = {f"uid-{name}": job(name) for name in ("wide", "new")}
-    items = {Key("team", o.metadata.name): o for o in objects.values()}
-    caches = SimpleNamespace(
-        jobs=SimpleNamespace(items=items), services=SimpleNamespace(items={}), pods=SimpleNamespace(items={})
-    )
-    rounds = Rounds(cast(Any, caches), controller, SETTINGS, Metrics(), Policy())
-    jobs = [_job("uid-wide", 16), _job("uid-new", 2)]
-    now: list[Snapshot] = [_cluster(jobs[0]), _cluster(*jobs)]
-    monkeypatch.setattr(module, "build", lambda *args, **more: now.pop(0))
-    monkeypatch.setattr("busbar.operator.scheduling.rounds.ClusterObjects.of", lambda caches: None)
+    rounds, caches = _live(controller)
+    caches.jobs.observe(_asks("wide", 16))
     await rounds.once()
     assert (seen, len(rounds.sentences)) == ([], 1)
-    await rounds.once()
+    caches.jobs.observe(_asks("new", 2))
+    await rounds.once(full=False)
     assert [(name, type(d[0]).__name__) for name, d in seen] == [("new", "Admit")]
     assert len(rounds.sentences) == 1
+
+
+async def test_a_job_that_waits_no_longer_is_told_nothing() -> None:
+    rounds, caches = _live(Controller(Metrics(), workers=1))
+    caches.jobs.observe(_asks("wide", 16))
+    await rounds.once()
+    assert len(rounds.sentences) == 1
+    caches.jobs.forget(Key("team", "wide"))
+    await rounds.once(full=False)
+    assert len(rounds.sentences) == 0
+
+
+async def test_after_a_fault_in_between_the_next_round_reads_all_objects_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds, caches = _live(Controller(Metrics(), workers=1))
+    await rounds.once()
+    caches.jobs.observe(_asks("wide", 16))
+
+    def broken(self: SnapshotBuilder, now: datetime, *, full: bool = True) -> Snapshot:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotBuilder, "snapshot", broken)
+        with pytest.raises(RuntimeError):
+            await rounds.once(full=False)
+    made = await rounds.once(full=False)
+    assert [record.job for record in made.waiting] == ["uid-wide"]
 
 
 async def test_what_the_status_says_already_is_not_said_again() -> None:
@@ -209,22 +264,18 @@ def test_statuses_say_what_is_collected_until_there_is_a_plan() -> None:
 async def test_what_the_statuses_say_is_left_out_after_a_round_without_a_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    empty = SimpleNamespace(items={})
-    caches = SimpleNamespace(jobs=empty, services=empty, pods=empty)
-    rounds = Rounds(cast(Any, caches), cast(Any, None), SETTINGS, Metrics(), Policy())
+    rounds, _ = _live(Controller(Metrics(), workers=1))
     read = Reservation(JobId("x"), placement(2), (NOW, NOW), NOW + 60)
-    snapshot = replace(_cluster(), reservations=(read,))
     begun_with: list[tuple[Reservation, ...]] = []
     works = False
 
-    async def decide(given: Snapshot, now: float, full: bool) -> Plan:
+    def decide(given: Snapshot, now: float, full: bool) -> Plan:
         begun_with.append(given.reservations)
         if not works:
             raise PlanRefused("it never fits")
         return plan(given, Policy(), now)[0]
 
-    monkeypatch.setattr(module, "build", lambda *args, **more: snapshot)
-    monkeypatch.setattr("busbar.operator.scheduling.rounds.ClusterObjects.of", lambda caches: None)
+    monkeypatch.setattr(SnapshotBuilder, "_reservations", lambda self: (read,))
     monkeypatch.setattr(rounds, "_decide", decide)
     for _ in range(2):
         with pytest.raises(PlanRefused):

@@ -20,6 +20,7 @@ from tests.operator.builders import (
     tenant,
 )
 
+from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.operator.accounting.allocations import allocations
 from busbar.operator.pools.nodes import pool_of_node
@@ -88,7 +89,7 @@ def test_an_admitted_job_holds_its_place_once_whether_its_pods_exist_or_not() ->
 
 def test_other_peoples_pods_take_from_the_nodes_and_ended_ones_do_not() -> None:
     system = pod(kind="", owner="coredns", node="node-0", requests=Requests(250, 100))
-    done = replace(system, uid="x", phase="Succeeded")
+    done = replace(system, uid="x", key=Key("team", "done"), phase="Succeeded")
     made = build(seen(pods=(system, done)), NOW)
     assert made.nodes[0].capacity.cpu_m == 7750
 

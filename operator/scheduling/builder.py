@@ -1,0 +1,388 @@
+"""Keeps the scheduler's Snapshot in step with the objects, so that a round costs what has changed.
+
+    object changed ──► put ──► stale: its claims, its facts for the table, its node
+                                   └── snapshot: what is stale is made again ──► the same objects as before, but for these
+
+A job of the snapshot is a TrainingJob, one replica of a ModelService, or one opted-in pod of another controller.
+What such a job uses is counted once, through its ``run``. A pod of ours whose owner is gone is a job too, of
+the tenant of its namespace, until it is deleted (pods/orphans.py). The requests of every other pod that is bound
+to a node are subtracted from that node's capacity.
+
+Each kind translates itself: training/claim.py, serving/claims.py, pods/foreign_pods.py, pods/orphans.py and
+pools/capacities.py. This module only composes their results.
+
+What time alone changes is made again by a full snapshot only: the past use of tenants, and what the table learns from
+reports. Between two full ones a class or a size that is new gets its cells at once.
+
+Units are the scheduler's (``busbar.scheduler.model.snapshot``): thousandths of an accelerator, millicores, MiB.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from busbar.kube.informer import Key
+from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob
+from busbar.operator.accounting.allocations import HeldElsewhere
+from busbar.operator.accounting.usage import HALF_LIFE_S, scheduler_tenant
+from busbar.operator.pods import foreign_pods, orphans
+from busbar.operator.pods.claims import Claim
+from busbar.operator.pools.capacities import Capacities, Use
+from busbar.operator.pools.nodes import scheduler_pool
+from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of
+from busbar.operator.queue.controller import Item
+from busbar.operator.serving import claims as serving
+from busbar.operator.training import claim as training
+from busbar.operator.watch.caches import tenant_of_namespace
+from busbar.operator.watch.projections import Pod
+from busbar.scheduler import Job, JobId, PerformanceTable, Pool, Reservation, Snapshot
+from busbar.scheduler import Tenant as STenant
+
+JOB, SERVICE, POD, NODE = "TrainingJob", "ModelService", "Pod", "Node"
+POOL, TENANT, PROFILE = "AcceleratorPool", "Tenant", "PerformanceProfile"
+KINDS = frozenset({JOB, SERVICE, POD, NODE, POOL, TENANT, PROFILE})
+"""A snapshot depends on these, and on no others."""
+FEW = 32
+"""As many new or gone jobs are put in order one by one; more are sorted."""
+
+
+class SnapshotBuilder:
+    """See the module's head. Used by one thread at a time."""
+
+    def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
+        self._half_life_s = half_life_s
+        self._objects: dict[str, dict[Key, Any]] = {kind: {} for kind in KINDS}
+        self._owners: dict[str, Item] = {}
+        """Jobs and services by uid."""
+        self._owned: dict[str, dict[Key, Pod]] = {}
+        """Pods by the uid of their owner."""
+        self._pod_keys: dict[str, Key] = {}
+        self._serving: dict[Key, set[Key]] = {}
+        """By job: the services that serve its output."""
+        self._places = Capacities()
+        self._tenant_of: dict[str, str] = {}
+        self._claims: dict[Item, tuple[Claim, ...]] = {}
+        self._jobs: dict[JobId, Job] = {}
+        self._order: list[JobId] = []
+        self._reserved: dict[JobId, Reservation] = {}
+        self._counted: set[str] = set()
+        """Uids of pods whose use is counted by a job."""
+        self._stale: set[Item] = set()
+        self._timed: list[tuple[float, Item]] = []
+        """A heap: from when on an object's claims may differ by themselves."""
+        self._facts: dict[Key, JobFacts] = {}
+        self._stale_facts: set[Key] = set()
+        self._asked: Counter[Asked] = Counter()
+        self._changed: set[str] = set()
+        """Kinds of which an object changed, of those that are few."""
+        self._unlearned = True
+        """Whether the table lacks something that it must not lack until the next full snapshot."""
+        self._table = PerformanceTable()
+        self._pools: tuple[Pool, ...] = ()
+        self._tenants: dict[Key, tuple[Tenant, STenant]] = {}
+        self._made = Snapshot()
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def put(self, kind: str, key: Key, obj: Any) -> None:
+        """An object as it is now; None: it is gone. Kinds that no snapshot depends on are ignored."""
+        if kind not in KINDS:
+            return
+        objects = self._objects[kind]
+        old = objects.get(key)
+        if obj is None:
+            objects.pop(key, None)
+        else:
+            objects[key] = obj
+        if kind == POD:
+            self._pod_changed(key, old, obj)
+        elif kind == NODE:
+            for node in (old, obj):
+                self._stale.update(Item(POD, pod.key) for pod in self._places.pods_at(node))
+            self._places.set_node(key.name, obj)
+            self._stale.update(Item(POD, pod.key) for pod in self._places.pods_at(obj))
+        elif kind in (JOB, SERVICE):
+            self._owner_changed(kind, key, old, obj)
+        else:
+            self._changed.add(kind)
+            self._unlearned = self._unlearned or _terms(kind, old) != _terms(kind, obj)
+
+    def _owner_changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
+        item = Item(kind, key)
+        self._stale.add(item)
+        before, after = (obj.metadata.uid if obj is not None else "" for obj in (old, new))
+        if before != after:
+            if self._owners.get(before) == item:
+                del self._owners[before]
+            if after:
+                self._owners[after] = item
+            for uid in (before, after):
+                self._stale.update(Item(POD, pod) for pod in self._owned.get(uid, ()))
+        if kind == JOB:
+            self._stale_facts.add(key)
+            self._stale.update(Item(SERVICE, service) for service in self._serving.get(key, ()))
+            return
+        for service, there in ((old, False), (new, True)):
+            if service is not None and service.spec.model.training_job:
+                services = self._serving.setdefault(
+                    Key(key.namespace, service.spec.model.training_job), set()
+                )
+                services.add(key) if there else services.discard(key)
+
+    def _pod_changed(self, key: Key, old: Pod | None, new: Pod | None) -> None:
+        self._stale.add(Item(POD, key))
+        for pod in (old, new):
+            if pod is not None and pod.owner_uid in self._owners:
+                self._stale.add(self._owners[pod.owner_uid])
+        if old is not None:
+            if new is None or (new.uid, new.place) != (old.uid, old.place):
+                self._places.remove(old)
+            if new is None or new.uid != old.uid:
+                self._pod_keys.pop(old.uid, None)
+            owned = self._owned.get(old.owner_uid)
+            if owned is not None and (new is None or new.owner_uid != old.owner_uid):
+                owned.pop(key, None)
+                if not owned:
+                    del self._owned[old.owner_uid]
+        if new is not None:
+            self._pod_keys[new.uid] = key
+            if new.owner_uid:
+                self._owned.setdefault(new.owner_uid, {})[key] = new
+
+    # -- what is asked -------------------------------------------------------------------------------------------
+
+    def snapshot(self, now: datetime, *, full: bool = True) -> Snapshot:
+        """The snapshot at ``now``. Between full ones, what nothing but time has changed stays as it was."""
+        self._follow_pools_and_tenants()
+        moment = now.timestamp()
+        while self._timed and self._timed[0][0] <= moment:
+            self._stale.add(heapq.heappop(self._timed)[1])
+        self._follow_claims(now)
+        self._follow_facts()
+        if full or self._unlearned:
+            self._table, self._unlearned = self._learned(), False
+        tenants = self._tenants_at(now, full=full)
+        self._changed.clear()
+        ids, jobs = self._order, self._jobs
+        self._made = Snapshot(
+            pools=self._pools,
+            nodes=self._places.nodes(),
+            tenants=tenants,
+            jobs=tuple([jobs[name] for name in ids]),
+            reservations=self._reservations(),
+            table=self._table,
+        )
+        return self._made
+
+    def target(self, job: JobId) -> tuple[Item, str, int] | None:
+        """The object that a job of the snapshot stands for, its resourceVersion, and the replica's index."""
+        uid, _, index = job.partition("/")
+        item = self._owners.get(uid)
+        if item is not None:
+            return item, self._objects[item.kind][item.key].metadata.resource_version or "", int(index or 0)
+        key = self._pod_keys.get(uid)
+        pod: Pod | None = self._objects[POD].get(key) if key is not None else None
+        return (Item(POD, pod.key), "", 0) if pod is not None and pod.queued else None
+
+    def job(self, job: JobId) -> Job | None:
+        """A job of the last snapshot."""
+        return self._jobs.get(job)
+
+    def waits(self, item: Item) -> bool:
+        """Whether the object, or a replica of it, waited in the last snapshot."""
+        return any(claim.job.run is None for claim in self._claims.get(item, ()))
+
+    def waiting(self) -> Iterable[Item]:
+        """All objects that did."""
+        return (item for item in self._claims if self.waits(item))
+
+    def reserved(self) -> Iterable[JobId]:
+        """The waiting jobs whose statuses name a place that is collected for them."""
+        return self._reserved
+
+    def tenant_of(self, namespace: str) -> str:
+        """The tenant of a namespace; empty if it has none."""
+        return self._tenant_of.get(namespace, "")
+
+    def held_elsewhere(self) -> Mapping[str, HeldElsewhere]:
+        """By pool, what pods of no job hold, as of the last snapshot."""
+        return self._places.held_elsewhere()
+
+    def table_with(self, drafts: Iterable[TrainingJob]) -> PerformanceTable:
+        """The table as if these jobs were there too."""
+        more = [facts_of(draft, self.tenant_of(draft.metadata.namespace or "")) for draft in drafts]
+        return self._learned(more)
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _follow_pools_and_tenants(self) -> None:
+        if POOL in self._changed:
+            pools: list[AcceleratorPool] = [self._objects[POOL][key] for key in sorted(self._objects[POOL])]
+            made = tuple(scheduler_pool(pool) for pool in pools)
+            if any(
+                _selects(a) != _selects(b) for a, b in zip(pools, self._places.pools, strict=False)
+            ) or len(pools) != len(self._places.pools):
+                self._stale.update(Item(POD, key) for key in self._objects[POD])
+                self._places.set_pools(pools)
+            self._pools = self._pools if made == self._pools else made
+        if TENANT in self._changed:
+            owners = tenant_of_namespace(self._objects[TENANT].values())
+            if owners != self._tenant_of:
+                moved = {name for name, _ in owners.items() ^ self._tenant_of.items()}
+                self._tenant_of = owners
+                for kind in (JOB, SERVICE, POD):
+                    self._stale.update(
+                        Item(kind, key) for key in self._objects[kind] if key.namespace in moved
+                    )
+                self._stale_facts.update(key for key in self._objects[JOB] if key.namespace in moved)
+
+    def _follow_claims(self, now: datetime) -> None:
+        """Makes the claims of stale objects again, and then says of each pod concerned who accounts for it."""
+        pods = {item.key for item in self._stale if item.kind == POD}
+        claims = {item: tuple(self._claims_of(item, now)) for item in self._stale}
+        self._stale.clear()
+        changes = [(self._claims.get(item, ()), new) for item, new in claims.items()]
+        changes = [(old, new) for old, new in changes if old or new]
+        for item, new in claims.items():
+            if new:
+                self._claims[item] = new
+            else:
+                self._claims.pop(item, None)
+        held, holds = (
+            {uid for each in changes for claim in each[side] for uid in claim.pods} for side in (0, 1)
+        )
+        self._counted -= held - holds
+        self._counted |= holds
+        pods.update(self._pod_keys[uid] for uid in held ^ holds if uid in self._pod_keys)
+        were: dict[JobId, Job] = {}
+        for claim in (claim for old, _ in changes for claim in old):
+            were[claim.job.id] = self._jobs.pop(claim.job.id, claim.job)
+            self._reserved.pop(claim.job.id, None)
+        there: set[JobId] = set()
+        for claim in (claim for _, new in changes for claim in new):
+            was, there_now = were.get(claim.job.id), claim.job
+            self._jobs[there_now.id] = was if was is not None and was == there_now else there_now
+            there.add(there_now.id)
+            if claim.reservation is not None:
+                self._reserved[there_now.id] = claim.reservation
+        self._reorder(there - were.keys(), were.keys() - there)
+        for key in pods:
+            self._place(key)
+
+    def _claims_of(self, item: Item, now: datetime) -> Iterable[Claim]:
+        obj = self._objects[item.kind].get(item.key)
+        if obj is None:
+            return ()
+        tenant = self.tenant_of(item.key.namespace)
+        if item.kind == POD:
+            return self._single(obj, tenant, now)
+        owned = tuple(self._owned.get(obj.metadata.uid, {}).values())
+        if item.kind == SERVICE:
+            name = obj.spec.model.training_job
+            served = self._objects[JOB].get(Key(item.key.namespace, name)) if name else None
+            return serving.claims(obj, owned, (served,) if served is not None else (), tenant, now)
+        found = training.claim(obj, owned, tenant, now)
+        if (until := training.until(obj, now)) is not None:
+            heapq.heappush(self._timed, (until, item))
+        return (found,) if found is not None else ()
+
+    def _single(self, pod: Pod, tenant: str, now: datetime) -> Iterable[Claim]:
+        """A pod that is a job by itself: opted in, or without its owner."""
+        if foreign_pods.is_claim(pod) and not pod.ended:
+            found = foreign_pods.claim(pod, tenant, self._places, now)
+        elif pod.owner_uid not in self._owners:
+            found = orphans.claim(pod, tenant, self._places, now)
+        else:
+            return ()
+        return (found,) if found is not None else ()
+
+    def _place(self, key: Key) -> None:
+        """Says whose use of its node a pod is."""
+        pod: Pod | None = self._objects[POD].get(key)
+        if pod is None:
+            return
+        if pod.uid in self._counted:
+            use = Use.JOB
+        else:
+            nobodys = foreign_pods.is_unaccounted(pod, self._owners, self._tenant_of)
+            use = Use.NOBODY if nobodys else Use.OTHER
+        self._places.put(pod, use)
+
+    def _reorder(self, come: set[JobId], gone: set[JobId]) -> None:
+        """Keeps the jobs' names in order."""
+        if len(come) + len(gone) > FEW:
+            self._order = sorted(self._jobs)
+            return
+        for name in gone:
+            del self._order[bisect_left(self._order, name)]
+        for name in come:
+            insort(self._order, name)
+
+    def _follow_facts(self) -> None:
+        for key in self._stale_facts:
+            job: TrainingJob | None = self._objects[JOB].get(key)
+            old = self._facts.get(key, JobFacts())
+            new = facts_of(job, self.tenant_of(key.namespace)) if job is not None else JobFacts()
+            if job is not None:
+                self._facts[key] = new
+            else:
+                self._facts.pop(key, None)
+            if old.asked == new.asked:
+                continue
+            if new.asked is not None:
+                self._unlearned = self._unlearned or not self._asked[new.asked]
+                self._asked[new.asked] += 1
+            if old.asked is not None:
+                self._asked[old.asked] -= 1
+                if not self._asked[old.asked]:
+                    del self._asked[old.asked]
+        self._stale_facts.clear()
+
+    def _learned(self, more: Iterable[JobFacts] = ()) -> PerformanceTable:
+        profiles: Mapping[Key, PerformanceProfile] = self._objects[PROFILE]
+        facts = [JobFacts(asked) for asked in self._asked]
+        facts += [JobFacts(None, each.report) for each in self._facts.values() if each.report is not None]
+        pools, tenants = self._objects[POOL].values(), self._objects[TENANT].values()
+        made = table_of([*facts, *more], pools, profiles.values(), tenants)
+        return self._table if made == self._table else made
+
+    def _tenants_at(self, now: datetime, *, full: bool) -> tuple[STenant, ...]:
+        """Their use is counted up to a full snapshot's moment; between these, a tenant that did not change stays as it was."""
+        if not full and TENANT not in self._changed:
+            return self._made.tenants
+        made: dict[Key, tuple[Tenant, STenant]] = {}
+        for key in sorted(self._objects[TENANT]):
+            tenant, was = self._objects[TENANT][key], self._tenants.get(key)
+            if was is None or full or was[0] is not tenant:
+                was = tenant, scheduler_tenant(tenant, now, self._half_life_s)
+            made[key] = was
+        self._tenants = made
+        return tuple(tenant for _, tenant in made.values())
+
+    def _reservations(self) -> tuple[Reservation, ...]:
+        """The places that statuses say are collected, in order of precedence: earlier ones first, then priorities.
+
+        The scheduler drops those that do not fit any more (a pool is gone, the job has another size).
+        """
+        found = [(self._jobs[name], reservation) for name, reservation in self._reserved.items()]
+        found.sort(
+            key=lambda each: (min(each[1].since_s), -each[0].priority, each[0].submitted_at_s, each[0].id)
+        )
+        return tuple(reservation for _, reservation in found)
+
+
+def _terms(kind: str, obj: Any) -> object:
+    """What the table depends on at once; a tenant's status is not among it."""
+    if obj is None or kind == PROFILE:
+        return obj
+    return obj.metadata.uid, obj.metadata.generation
+
+
+def _selects(pool: AcceleratorPool) -> object:
+    """What a node's or a pod's translation depends on."""
+    return pool.metadata.name, pool.metadata.uid, pool.spec
