@@ -1,6 +1,6 @@
 """What many waiting jobs cost the operator: writes, CPU time, and whether it keeps its lease and goes on admitting.
 
-    python benchmarks/waiting_jobs.py [--jobs N] [--seconds S] [--delay S] [--source .src] [--output FILE]
+    python benchmarks/control/waiting_jobs.py [--jobs N] [--seconds S] [--delay S] [--source .src] [--output FILE]
 
 A real API server with our kinds, one node with two places, and the operator as a process of its own with production
 settings; nothing stands in for it. N jobs are submitted as fast as one client can, of which two run (a stand-in
@@ -21,86 +21,24 @@ import asyncio
 import json
 import os
 import platform
-import re
-import subprocess
 import sys
 import time
-from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.control.operator_process import Process, writes
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script
-from tests.cluster.operator_process import COMMAND, environment
 
 from busbar.kube.client import Object
 from busbar.kube.resources import LEASES, TRAINING_JOBS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 LOOK_S = 0.5
-BACKOFF_S = 10.0
-_REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-OURS = {"trainingjobs", "pods", "services", "secrets", "events", "tenants", "acceleratorpools", "leases"}
-
-
-class Process:
-    """The operator, started again when it ends; counts its ends and its CPU time."""
-
-    def __init__(self, kubeconfig: Path, folder: Path, source: Path) -> None:
-        self._env = environment(kubeconfig, folder, str(source))
-        self._log = (folder / "operator.log").open("wb")
-        self.ends = 0
-        self.cpu_s = 0.0
-        self._start()
-
-    def _start(self) -> None:
-        self._child = subprocess.Popen(COMMAND, env=self._env, stdout=self._log, stderr=self._log)
-        self._seen_s = 0.0
-
-    async def keep(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._count()
-            if self._child.poll() is not None:
-                self.ends += 1
-                await asyncio.sleep(BACKOFF_S * 2 ** (self.ends - 1))
-                self._start()
-
-    def _count(self) -> None:
-        try:
-            fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return
-        used = sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
-        self.cpu_s += max(0.0, used - self._seen_s)
-        self._seen_s = used
-
-    def restart(self) -> None:
-        """As after a crash of the machine: no last words."""
-        self._count()
-        self.stop()
-        self._start()
-
-    def stop(self) -> None:
-        self._child.kill()
-        self._child.wait()
-
-
-def writes(server: ApiServer) -> Counter[str]:
-    """Writes that the server has answered, by resource."""
-    text = server.admin.request("GET", "/metrics").message
-    found: Counter[str] = Counter()
-    for labels, value in _REQUESTS.findall(text):
-        label = dict(_LABEL.findall(labels))
-        if label["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE") and label["resource"] in OURS:
-            resource = "/".join(part for part in (label["resource"], label["subresource"]) if part)
-            found[resource] += int(float(value))
-    return found
 
 
 class Lease:
