@@ -30,6 +30,7 @@ from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
 from busbar.operator.pods.room import PodRoom, Promised, pod_room
 from busbar.operator.pools.discovery import discover
+from busbar.operator.pools.reconcile import COUNTS_S as POOL_COUNTS_S
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
 from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
@@ -96,6 +97,7 @@ class Handlers:
         self._rooms: dict[
             str, tuple[float, PodRoom | None]
         ] = {}  # by namespace: when it was counted, what is left
+        self._pool_told: dict[Key, float] = {}  # when a pool's status was written
         self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
         self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
         controller.handles("TrainingJob", self.training_job)
@@ -269,7 +271,10 @@ class Handlers:
         if found is None or allocation is None:
             return None
         update = reconcile_pool(found, allocation, utc_now())
+        if update.waits and (left_s := self._pool_told.get(key, 0.0) + POOL_COUNTS_S - time.monotonic()) > 0:
+            return left_s
         if update.status is not None:
+            self._pool_told[key] = time.monotonic()
             await self._writer.write_status(ACCELERATOR_POOLS, found, update.status)
             if update.event:
                 self._writer.notice(ACCELERATOR_POOLS, found, Reason.FOREIGN_PODS, update.event)

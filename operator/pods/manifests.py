@@ -2,7 +2,8 @@
 
 Everything a user may not choose is fixed here: no service-account token, uid 65532 with a read-only root
 file system, no privilege, only claims, ConfigMaps, Secrets and scratch of the same namespace, the pool's own
-tolerations, and our scheduling gate from creation on. A pod is pinned to its node by name affinity, so it cannot run
+tolerations, and our scheduling gate from creation on, but for a job's only pod: it has nobody to wait for, and exists
+because it was admitted. A pod is pinned to its node by name affinity, so it cannot run
 elsewhere than the admission in the job's status says. The bearers of a pod's port are in a Secret
 (``bearers_secret``) that is mounted as files, so that reading the pod does not reveal them.
 """
@@ -120,7 +121,7 @@ def training_pod(
     pool: AcceleratorPool | None,
     rendering: Rendering,
 ) -> Body:
-    """One gated, pinned pod of a gang."""
+    """One pinned pod of a job; gated, if it is one of several."""
     name = training_pod_name(job.metadata.name, attempt, rank)
     env = _identity_env(job, KIND_TRAINING) | _gang_env(job.metadata.name, attempt, rank, placement.pods)
     env[Env.ATTEMPT] = str(attempt)
@@ -162,6 +163,8 @@ def training_pod(
     }
     node = placement.nodes[rank]
     body = _pod(job, name, KIND_TRAINING, labels, own_notes, container, volumes, pool, node, placement.pool)
+    if placement.pods == 1:
+        del body["spec"]["schedulingGates"]
     body["spec"] |= {k: v for k, v in extra.items() if v}
     body["spec"]["restartPolicy"] = "Never"
     body["spec"]["hostname"] = name

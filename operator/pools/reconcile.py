@@ -12,10 +12,15 @@ from busbar.operator.accounting.allocations import HeldElsewhere, PoolAllocation
 from busbar.operator.pools.held_elsewhere import namespaces_sentence, sentence
 from busbar.operator.write.status import conditions
 
+COUNTS_S = 2.0
+"""What jobs hold of a pool is written at most so often."""
+
 
 @dataclass(frozen=True)
 class PoolUpdate:
     status: AcceleratorPoolStatus | None = None
+    waits: bool = False
+    """Only the amounts that jobs hold differ: people read them, and every `COUNTS_S` will do."""
     event: str = ""
     """For admins, when it changes what pods of no job hold: how much, and in which namespaces."""
 
@@ -52,8 +57,11 @@ def reconcile(pool: AcceleratorPool, allocation: PoolAllocation, now: datetime) 
     )
     if new == old:
         return PoolUpdate()
+    waits = new == old.model_copy(update={"allocated": new.allocated, "free": new.free})
     changed = elsewhere.pods > 0 and new.held_elsewhere != old.held_elsewhere
-    return PoolUpdate(new, f"{sentence(pool, elsewhere)} {namespaces_sentence(elsewhere)}" if changed else "")
+    return PoolUpdate(
+        new, waits, f"{sentence(pool, elsewhere)} {namespaces_sentence(elsewhere)}" if changed else ""
+    )
 
 
 def _foreign(held: HeldElsewhere) -> ForeignCapacity | None:

@@ -66,8 +66,8 @@ async def test_a_job_is_admitted_runs_and_succeeds_with_its_last_numbers(apiserv
         )  # fmt: skip
 
 
-async def test_a_one_pod_job_costs_five_writes_and_their_events(apiserver: ApiServer) -> None:
-    """Admitted, the pod, its gate, Running, Succeeded: no Service, and no Starting that does not last."""
+async def test_a_one_pod_job_costs_four_writes_and_their_events(apiserver: ApiServer) -> None:
+    """Admitted, the pod, Running, Succeeded: no gate, no Service, and no Starting that does not last."""
     async with Cluster(apiserver, script=lambda pod: Script(run_s=0.3)) as cluster:
         await cluster.start(count_period_s=Settings().count_period_s)
         await cluster.create(gang_job("one", 1))
@@ -78,7 +78,6 @@ async def test_a_one_pod_job_costs_five_writes_and_their_events(apiserver: ApiSe
         assert ours == [
             ("PATCH", "trainingjobs/one/status"),
             ("POST", "pods"),
-            ("PATCH", "pods/one-1-0"),
             ("PATCH", "trainingjobs/one/status"),
             ("PATCH", "trainingjobs/one/status"),
         ]

@@ -37,8 +37,9 @@ def env(body: dict[str, Any]) -> dict[str, Any]:
     return {e["name"]: e.get("value") for e in body["spec"]["containers"][0]["env"]}
 
 
-def test_every_pod_is_restricted_gated_and_pinned() -> None:
-    for body in (rendered(job()), rendered(gang(2), pods=2), _replica()):
+def test_every_pod_is_restricted_and_pinned_and_but_for_a_jobs_only_one_gated() -> None:
+    gate = [{"name": "busbar.dev/admission"}]
+    for body, gates in ((rendered(job()), None), (rendered(gang(2), pods=2), gate), (_replica(), gate)):
         spec, container = body["spec"], body["spec"]["containers"][0]
         assert spec["automountServiceAccountToken"] is False
         assert spec["enableServiceLinks"] is False
@@ -49,7 +50,7 @@ def test_every_pod_is_restricted_gated_and_pinned() -> None:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert spec["schedulingGates"] == [{"name": "busbar.dev/admission"}]
+        assert spec.get("schedulingGates") == gates
         fields = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert fields["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["node-0"]
         assert body["metadata"]["ownerReferences"][0]["controller"] is True
