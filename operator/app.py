@@ -210,6 +210,7 @@ class Operator:
                     term = held
                 if term != before:
                     self.rounds.forget()
+                    self.handlers.energy.accounts.forget()
             log.info("lease held again", extra={"new_term": term != before})
             self.everything()
 

@@ -16,6 +16,8 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types import Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
+from busbar.kube.types.tenant import TenantUsage
+from busbar.kube.types.training_job import Usage
 from busbar.operator.accounting.allocations import (
     AllocationCounts,
     Allocations,
@@ -23,6 +25,7 @@ from busbar.operator.accounting.allocations import (
     TenantAllocation,
 )
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
+from busbar.operator.energy.ledger import Ledger
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.foreign_pods import admit_pod, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
@@ -108,7 +111,9 @@ class Handlers:
         controller.handles("Job", self.batch_job)
         controller.handles("Namespace", self.namespace)
         self.profiles = ProfileKeeper(caches, writer, controller, settings)
-        self.power = PowerKeeper(caches, writer, controller, settings, PowerMetrics(metrics.registry))
+        power_metrics = PowerMetrics(metrics.registry)
+        self.energy = Ledger(caches, power_metrics, settings.power_fresh_s)
+        self.power = PowerKeeper(caches, writer, controller, settings, power_metrics, self.energy)
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         job = self._caches.jobs.items.get(key)
@@ -140,10 +145,12 @@ class Handlers:
             has_tenant=self._has_tenant(key),
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
             holders=holders(job, own, self._caches.pods.items),
+            energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
         update = reconcile_job(view, decision, forecast, reserved)
         if update.status is not None:
+            self._energy_sent(job.metadata.uid, update.status.usage)
             acts, waits = bool(update.actions), bool(decisions)
             if view.pod_room is not None and update.status.admission is not None:
                 self._promised.pods[key] = update.status.admission.pods
@@ -202,12 +209,16 @@ class Handlers:
             scaling=self._scaling.get(service.metadata.uid),
             refused=refused,
             has_tenant=self._has_tenant(key),
+            energy_joules=self._energy(
+                service.metadata.uid, service.status.usage if service.status is not None else None
+            ),
             holders=name_holders(service, wanted_indexes(service, own), own, self._caches.pods.items),
         )
         update = reconcile_service(view, decisions)
         if update.scaling is not None:
             self._scaling[service.metadata.uid] = update.scaling
         if update.status is not None:
+            self._energy_sent(service.metadata.uid, update.status.usage)
             acts, waits = bool(update.actions), bool(decisions)
             await self._writer.write_status(MODEL_SERVICES, service, update.status, acts=acts, waits=waits)
         await self._carry_out(KIND_SERVICE, key, update.actions)
@@ -246,14 +257,26 @@ class Handlers:
             free_by_type=self._allocations.free_by_type,
             pools=tuple(self._caches.pools.items.values()),
             rates=rates_of(self._caches.pools.items.values()),
+            energy_joules=self._energy(
+                found.metadata.uid, found.status.usage if found.status is not None else None
+            ),
             usage_period_s=self._settings.usage_period_s,
             half_life_s=self._settings.usage_half_life_s,
         )
         update = reconcile_tenant(view)
         await self._writer.carry_out(update.actions)
         if update.status is not None:
+            self._energy_sent(found.metadata.uid, update.status.usage)
             await self._writer.write_status(TENANTS, found, update.status)
         return update.again_s
+
+    def _energy(self, uid: str, usage: Usage | TenantUsage | None) -> float | None:
+        """The new total of an object that has used so much."""
+        return self.energy.accounts.total(uid, usage.energy_joules if usage is not None else None)
+
+    def _energy_sent(self, uid: str, usage: Usage | TenantUsage | None) -> None:
+        """To be called before a status with this use is written."""
+        self.energy.accounts.sent(uid, usage.energy_joules if usage is not None else None)
 
     def _waiting_jobs(self, tenant: Tenant) -> int | None:
         limits = tenant.spec.limits

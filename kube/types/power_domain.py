@@ -94,6 +94,12 @@ class PowerDomainStatus(StatusModel):
         default=None, description="Nodes whose watts are invented by the simulator."
     )
     telemetry_age_seconds: Count | None = Field(default=None, description="Age of the oldest node's report.")
+    energy_joules: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Energy that its nodes have used; absent: nothing was ever measured."
+    )
+    unassigned_joules: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Of these, what no tenant's pods held: idle boards and hosts."
+    )
     last_overrun: PowerOverrun | None = Field(
         default=None, description="The last time that the measured draw was above the budget."
     )

@@ -20,6 +20,7 @@ from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
+from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, sources
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.metrics import PowerMetrics
@@ -59,11 +60,13 @@ class PowerKeeper:
         controller: Controller,
         settings: Settings,
         metrics: PowerMetrics,
+        energy: EnergyBook | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._caches, self._writer, self._controller = caches, writer, controller
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._membership: Membership | None = None
+        self._energy = energy
         self.gatherer = Gatherer(settings, clock)
         self.feeds: dict[str, Feed] = {}
         self._began_s = self._ticked_s = math.inf
@@ -105,6 +108,8 @@ class PowerKeeper:
         passed_s = min(max(0.0, now_s - self._ticked_s), LONGEST_TICK_S)
         self._began_s, self._ticked_s = min(self._began_s, now_s), now_s
         found = self.membership
+        if self._energy is not None:
+            self._energy.tick(gatherer.readings, found, now_s)
         for name in [n for n in self.feeds if n not in found.domains]:
             del self.feeds[name]
             self._metrics.overrun.remove(name)
@@ -121,6 +126,8 @@ class PowerKeeper:
             return None
         before = {c.type: c.reason for c in (domain.status.conditions if domain.status else None) or ()}
         self.feeds.setdefault(key.name, Feed()).written_s = self._clock()
+        if self._energy is not None:
+            self._energy.feed_sent(domain.metadata.uid, status)
         await self._writer.write_status(POWER_DOMAINS, domain, status)
         for condition in status.conditions or ():
             if condition.type != ConditionType.READY and before.get(condition.type) != condition.reason:
@@ -170,7 +177,8 @@ class PowerKeeper:
         feed = self.feeds.get(key.name, Feed())
         since_s = self._clock() - feed.written_s
         heard = self._clock() - self._began_s > self._settings.power_fresh_s and since_s >= CHANGE_S
-        seen = Seen(feed.draw, feed.overrun) if heard and feed.draw is not None else None
+        energy = self._energy.feed(domain.metadata.uid, domain.status) if self._energy is not None else None
+        seen = Seen(feed.draw, feed.overrun, energy) if heard and feed.draw is not None else None
         due = seen is not None and since_s >= self._settings.power_status_s
         return reconcile(domain, self.membership, seen, utc_now(), due=due)
 

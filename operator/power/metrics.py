@@ -45,6 +45,13 @@ class PowerMetrics:
             ["backend"],
             registry=registry,
         )
+        self.energy = Counter(
+            "busbar_energy_joules",
+            "Energy by who used it (tenant; kind: job, service, pod, unassigned) and by how it is known (counter, rapl, "
+            "estimated, simulated)",
+            ["tenant", "kind", "source"],
+            registry=registry,
+        )
 
     def show(
         self, domains: Mapping[str, tuple[float, Draw]], readings: Iterable[Reading], now_s: float

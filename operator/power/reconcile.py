@@ -9,6 +9,7 @@ from busbar.kube.types import Condition, ConditionStatus, PowerDomain
 from busbar.kube.types.power_domain import PowerDomainStatus, PowerOverrun
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.operator.power.draw import Draw, Overrun
+from busbar.operator.power.energy import FeedEnergy
 from busbar.operator.power.membership import Fault, Membership
 from busbar.operator.write.status import clip
 
@@ -19,6 +20,7 @@ class Seen:
 
     draw: Draw
     overrun: Overrun | None = None
+    energy: FeedEnergy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,10 @@ def _numbers(usable_w: float, seen: Seen, old: PowerDomainStatus) -> dict[str, o
         "silent_nodes": draw.silent,
         "simulated_nodes": draw.simulated,
         "telemetry_age_seconds": round(max(0.0, draw.age_s)) if draw.age_s is not None else None,
+        "energy_joules": seen.energy.joules if seen.energy is not None else old.energy_joules,
+        "unassigned_joules": seen.energy.unassigned_joules
+        if seen.energy is not None
+        else old.unassigned_joules,
         "last_overrun": _overrun(over) if over is not None else old.last_overrun,
     }
 

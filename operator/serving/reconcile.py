@@ -65,6 +65,7 @@ class ServiceView:
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     has_tenant: bool = True  # whether a Tenant has the namespace
+    energy_joules: float | None = None  # its new total; None: nothing is measured
     holders: Mapping[int, Pod] = field(
         default_factory=dict
     )  # pods of others with the names of missing replicas
@@ -354,7 +355,7 @@ def _count(view: ServiceView, status: ModelServiceStatus) -> ModelServiceStatus:
     for entry in old.pools or ():
         pool = view.pools.get(entry.pool)
         rate = rates_of([pool])[pool.spec.accelerator] if pool is not None else 1.0
-        usage = add_usage(usage, Held.of(entry.replicas * per_pod, pool, rate), seconds)
+        usage = add_usage(usage, Held.of(entry.replicas * per_pod, pool, rate), seconds, view.energy_joules)
     return status.model_copy(update={"usage": usage, "last_usage_time": view.now})
 
 

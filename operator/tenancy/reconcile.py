@@ -61,6 +61,7 @@ class TenantView:
     free_by_type: Mapping[str, float] = field(default_factory=dict)
     pools: tuple[AcceleratorPool, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
+    energy_joules: float | None = None  # its new total; None: nothing is measured
     usage_period_s: float = 60.0
     half_life_s: float = HALF_LIFE_S
 
@@ -253,7 +254,9 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
     same = same and old.conditions == made and same_rates(old, _by_user(view))
     # Counts of jobs change often and matter little: they are written a little later, not at each change.
     recount = not _counts_agree(view, old) and age >= timedelta(seconds=COUNTS_S)
-    due = bool(allocated) and age >= timedelta(seconds=view.usage_period_s)
+    energy = old.usage.energy_joules if old.usage is not None else 0.0
+    counts = bool(allocated) or (view.energy_joules or 0.0) > energy
+    due = counts and age >= timedelta(seconds=view.usage_period_s)
     if same and not recount and not due and old.last_updated is not None:
         return None
     guaranteed = {q.accelerator: q.guaranteed for q in view.tenant.spec.quota or () if q.guaranteed}
@@ -312,7 +315,7 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
             "usage": TenantUsage(
                 accelerator_seconds=round(usage.accelerator_seconds + sum(held.values()) * seconds, 3),
                 work_units=round(usage.work_units + before * seconds, 6),
-                energy_joules=usage.energy_joules,
+                energy_joules=usage.energy_joules if view.energy_joules is None else view.energy_joules,
                 cost=round(usage.cost + cost, 6),
             ),
             "decayed": counted(old.decayed, now_rate, view.now, view.half_life_s),

@@ -63,7 +63,8 @@ def count_usage(view: JobView, status: TrainingJobStatus, until: datetime) -> Tr
         return status
     since = counted_to(view.status) or until
     until = max(until, since)
-    usage = add_usage(status.usage, _held(view, admission), (until - since) / timedelta(seconds=1))
+    seconds = (until - since) / timedelta(seconds=1)
+    usage = add_usage(status.usage, _held(view, admission), seconds, view.energy_joules)
     return status.model_copy(update={"usage": usage, "last_usage_time": until})
 
 

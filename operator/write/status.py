@@ -81,15 +81,15 @@ class Held:
         return cls(accelerators, rate, pool.spec.price_per_hour if pool is not None else 0.0)
 
 
-def add_usage(usage: Usage | None, held: Held, seconds: float) -> Usage:
-    """The totals after ``seconds`` more of ``held``."""
+def add_usage(usage: Usage | None, held: Held, seconds: float, energy_joules: float | None = None) -> Usage:
+    """The totals after ``seconds`` more of ``held``; the energy is the new total, None: as before."""
     old = usage or Usage()
     seconds = max(0.0, seconds)
     devices = held.accelerators * seconds
     return Usage(
         accelerator_seconds=round(old.accelerator_seconds + devices, 3),
         work_units=round(old.work_units + devices * held.rate, 6),
-        energy_joules=old.energy_joules,
+        energy_joules=old.energy_joules if energy_joules is None else energy_joules,
         cost=round(old.cost + devices / 3600.0 * held.price_per_hour, 6),
     )
 

@@ -1,0 +1,66 @@
+"""Running totals in statuses, so that each joule is written exactly once.
+
+A status has the total of an object, whoever wrote it last; this process knows what it has counted since. Each total
+that is sent is remembered with what was counted by then. Whichever total the status has at the next look, the joules
+that it lacks are known: a write that failed is repeated, one whose answer was lost is not added again, and a total that
+somebody else has set (a restored backup) is what the following joules are added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+REMEMBERED = 8
+"""Totals of one object: more than can be under way."""
+
+
+@dataclass
+class _Account:
+    counted_j: float = 0.0
+    sent: dict[float, float] = field(default_factory=dict)
+    """By total: what was counted when it was sent."""
+    newest_j: float = 0.0
+    """What was counted when the newest was sent."""
+    offered: tuple[float, float] = (-1.0, 0.0)
+    """The last total that was asked for, and what was counted then."""
+
+
+class Accounts:
+    """By the objects' uids."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+
+    def book(self, uid: str, joules: float) -> None:
+        """Counts joules, which are not negative."""
+        self._accounts.setdefault(uid, _Account()).counted_j += joules
+
+    def total(self, uid: str, told: float | None) -> float | None:
+        """The total to write where the status has this one; the same where nothing is known of the object."""
+        account = self._accounts.get(uid)
+        if account is None:
+            return told
+        base_j = account.sent.pop(told or 0.0, account.newest_j)
+        account.sent[told or 0.0] = base_j  # last, so that it is not dropped
+        total = round((told or 0.0) + account.counted_j - base_j, 3)
+        account.offered = total, account.counted_j
+        return total
+
+    def sent(self, uid: str, total: float | None) -> None:
+        """To be told before a status is sent with the total that was asked for last; another one changes nothing."""
+        account = self._accounts.get(uid)
+        if account is None or account.offered[0] != total:
+            return
+        account.newest_j = account.sent[total] = account.offered[1]
+        while len(account.sent) > REMEMBERED:
+            del account.sent[next(iter(account.sent))]
+
+    def keep(self, uids: Container[str]) -> None:
+        """Forgets all other objects."""
+        self._accounts = {uid: account for uid, account in self._accounts.items() if uid in uids}
+
+    def forget(self) -> None:
+        """Another process has counted in the meantime: what was counted here and not written is its own."""
+        for account in self._accounts.values():
+            account.sent, account.newest_j = {}, account.counted_j

@@ -1,0 +1,53 @@
+"""Joules in the statuses of a job, its tenant and its feed, on the real API server with a simulated node."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import QUICK, Cluster, gang_job
+from tests.cluster.kubelet import Script
+from tests.cluster.test_operator_power import KEY, feed, simulator
+
+from busbar.kube.contracts.power import SIMULATED_LABEL
+from busbar.kube.resources import NODES, POWER_DOMAINS, TENANTS, TRAINING_JOBS
+
+MOST_W = 900.0
+"""Two boards of 400 W and a host of 100 W."""
+
+
+def joules(status: dict[str, Any]) -> float:
+    return float((status.get("usage") or {}).get("energyJoules") or 0.0)
+
+
+async def test_a_job_pays_for_its_node_and_a_killed_operator_goes_on_from_the_totals(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    settings = replace(QUICK, power_key=KEY, power_status_s=0.5, usage_period_s=0.5)
+    async with Cluster(apiserver, settings=settings, script=lambda pod: Script(run_s=None)) as cluster:
+        node, tenant = f"{cluster.namespace}-node-0", f"tenant-{cluster.namespace}"
+        async with simulator(tmp_path, node) as (url, _):
+            await cluster.client.patch(NODES, node, {"metadata": {"labels": {SIMULATED_LABEL: ""}}})
+            await cluster.create(feed("row", 20_000, pool=cluster.namespace))
+            clock, began_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
+            operator = await cluster.start(power_simulator_url=url)
+            idle = await cluster.until(POWER_DOMAINS, "row", lambda s: s.get("energyJoules", 0) > 0)
+            assert idle["unassignedJoules"] == idle["energyJoules"]
+            await cluster.create(gang_job("work", 1))
+            await cluster.until(TRAINING_JOBS, "work", lambda s: joules(s) > 0)
+            first = await cluster.until(TENANTS, tenant, lambda s: joules(s) > 0)
+            shown = operator.metrics.registry.get_sample_value
+            assert shown(
+                "busbar_energy_joules_total", {"tenant": tenant, "kind": "job", "source": "simulated"}
+            )
+
+            await cluster.kill()
+            await cluster.start(power_simulator_url=url)
+            again = await cluster.until(TENANTS, tenant, lambda s: joules(s) > joules(first))
+            whole = await cluster.until(
+                POWER_DOMAINS, "row", lambda s: s["energyJoules"] - s["unassignedJoules"] >= joules(again)
+            )
+            assert whole["energyJoules"] <= MOST_W * (clock() - began_s + 1)
