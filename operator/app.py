@@ -271,6 +271,7 @@ class Operator:
             self.metrics.queue.set(len(self.controller.queue))
             for informer in self.caches.informers:
                 self.metrics.watch_age.labels(informer.resource.plural).set(informer.age_s)
+            self.metrics.show_budgets(self.caches.tenants.items.values())
             self.metrics.show_pools(self.caches.pools.items.values())
             self.handlers.power.show()
             self.metrics.jobs.clear()

@@ -18,6 +18,7 @@ from busbar.kube.types import Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.tenant import TenantUsage
 from busbar.kube.types.training_job import Usage
+from busbar.operator.accounting import budgets
 from busbar.operator.accounting.allocations import (
     AllocationCounts,
     Allocations,
@@ -27,7 +28,7 @@ from busbar.operator.accounting.allocations import (
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
 from busbar.operator.energy.ledger import Ledger
 from busbar.operator.metrics import Metrics
-from busbar.operator.pods.foreign_pods import admit_pod, release_job
+from busbar.operator.pods.foreign_pods import admit_pod, is_claim, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
@@ -102,6 +103,7 @@ class Handlers:
         ] = {}  # by namespace: when it was counted, what is left
         self._pool_told: dict[Key, float] = {}  # when a pool's status was written
         self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
+        self._spent: dict[str, str] = {}  # by tenant: why nothing more is started
         self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
         controller.handles("TrainingJob", self.training_job)
         controller.handles("ModelService", self.model_service)
@@ -146,6 +148,7 @@ class Handlers:
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
             holders=holders(job, own, self._caches.pods.items),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
+            budget_spent=self._budget_spent(key.namespace),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
         update = reconcile_job(view, decision, forecast, reserved)
@@ -212,6 +215,7 @@ class Handlers:
             energy_joules=self._energy(
                 service.metadata.uid, service.status.usage if service.status is not None else None
             ),
+            budget_spent=self._budget_spent(key.namespace),
             holders=name_holders(service, wanted_indexes(service, own), own, self._caches.pods.items),
         )
         update = reconcile_service(view, decisions)
@@ -242,6 +246,7 @@ class Handlers:
     async def tenant(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         found = self._caches.tenants.items.get(key)
         if found is None:
+            self._spent.pop(key.name, None)
             return None
         view = TenantView(
             tenant=found,
@@ -260,6 +265,7 @@ class Handlers:
             energy_joules=self._energy(
                 found.metadata.uid, found.status.usage if found.status is not None else None
             ),
+            drawn_watts=self.energy.watts(key.name),
             usage_period_s=self._settings.usage_period_s,
             half_life_s=self._settings.usage_half_life_s,
         )
@@ -268,7 +274,32 @@ class Handlers:
         if update.status is not None:
             self._energy_sent(found.metadata.uid, update.status.usage)
             await self._writer.write_status(TENANTS, found, update.status)
+        for reason, message in update.notices:
+            self._writer.notice(TENANTS, found, reason, message)
+        self._budget_seen(key)
         return update.again_s
+
+    def _budget_spent(self, namespace: str) -> str:
+        name = tenant_of_namespace(self._caches.tenants.items.values()).get(namespace, "")
+        tenant = self._caches.tenants.items.get(Key("", name))
+        return budgets.spent(tenant, utc_now()) if tenant is not None else ""
+
+    def _budget_seen(self, key: Key) -> None:
+        """Queues what waits in a tenant's namespaces when its budget begins to hold it, or no longer does."""
+        tenant = self._caches.tenants.items.get(key)
+        spent = budgets.spent(tenant, utc_now()) if tenant is not None else ""
+        if spent == self._spent.get(key.name, ""):
+            return
+        self._spent[key.name] = spent
+        spaces = set(tenant.spec.namespaces or ()) if tenant is not None else set()
+        for cache in (self._caches.jobs, self._caches.services):
+            for each in cache.items:
+                if each.namespace in spaces:
+                    self._controller.add(cache.resource.kind, each)
+        for pod in self._caches.pods.items.values():
+            if pod.gated and pod.key.namespace in spaces and is_claim(pod):
+                self._controller.add("Pod", pod.key)
+        self._rounds.wake()
 
     def _energy(self, uid: str, usage: Usage | TenantUsage | None) -> float | None:
         """The new total of an object that has used so much."""
@@ -310,6 +341,11 @@ class Handlers:
             return None
         if found.kind:
             return await self._reaper.handle(found, utc_now())
+        spent = self._budget_spent(key.namespace) if found.gated and is_claim(found) else ""
+        if spent:
+            waits = Notice("v1", "Pod", key.namespace, key.name, found.uid, Reason.BUDGET_SPENT, spent)
+            self._writer.put_notice(waits)
+            return None
         for decision in decisions:
             if isinstance(decision, Admit):
                 node = self._caches.nodes.items.get(Key("", decision.placement.nodes[0]))

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from busbar.kube.types import AcceleratorPool
+from busbar.kube.types import AcceleratorPool, Tenant
+from busbar.kube.types.tenant import used_ratios
 
 
 class Metrics:
@@ -108,6 +109,21 @@ class Metrics:
             ["accelerator", "state"],
             registry=registry,
         )
+
+        self.budgets = Gauge(
+            "busbar_budget_used_ratio",
+            "Part of a tenant's budget that is used, of the period in which it is most; resource: acceleratorHours, "
+            "cost, kilowattHours",
+            ["tenant", "resource"],
+            registry=registry,
+        )
+
+    def show_budgets(self, tenants: Iterable[Tenant]) -> None:
+        """Sets what the tenants' statuses say of their budgets."""
+        self.budgets.clear()
+        for tenant in tenants:
+            for resource, ratio in used_ratios(tenant).items():
+                self.budgets.labels(tenant.metadata.name, resource).set(ratio)
 
     def show_pools(self, pools: Iterable[AcceleratorPool]) -> None:
         """Sets what the pools' statuses say, summed by type of accelerator.

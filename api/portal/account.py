@@ -14,6 +14,7 @@ from busbar.api.access.token_rules import DAY
 from busbar.api.access.tokens import TokenState
 from busbar.api.dependencies import AdminOnly, AnyCaller, services_of
 from busbar.api.errors import ApiError, Invalid, Unauthenticated
+from busbar.api.objects.budgets import budget_lines
 from busbar.api.portal.drafts import whole_or_none
 from busbar.api.portal.formatting import money, number
 from busbar.api.portal.render import frame, html
@@ -46,6 +47,7 @@ def _usage(routes: APIRouter) -> None:
         report = await services.usage.report(caller, by, now - timedelta(days=days), now)
         context = {
             "report": report,
+            "budgets": budget_lines(await services.cluster.tenants(caller)),
             "by": by,
             "days": days,
             "choices": list(By),

@@ -19,7 +19,7 @@ from busbar.kube.types.meta import (
     StatusModel,
     short_name_rule,
 )
-from busbar.kube.types.rules import Rule, not_built
+from busbar.kube.types.rules import Rule
 from busbar.kube.types.training_job import Amount, Count
 
 Share = Annotated[float, Field(ge=0, le=1_000_000)]
@@ -48,6 +48,23 @@ class Period(StrEnum):
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
+
+
+class Enforcement(StrEnum):
+    """What happens when a budget is spent."""
+
+    WARN = "Warn"
+    STOP_ADMITTING = "StopAdmitting"
+    PREEMPT = "Preempt"
+    """Refused: it is not built."""
+
+
+class BudgetState(StrEnum):
+    """How a budget stands."""
+
+    WITHIN = "Within"
+    WARNING = "Warning"
+    SPENT = "Spent"
 
 
 class Subject(SpecModel):
@@ -117,6 +134,12 @@ class Budget(SpecModel):
                 or budget.kilowatt_hours is not None
             ),
         ),
+        Rule(
+            cel="self.enforcement != 'Preempt'",
+            message="Preempt is not built yet: running work is not stopped for a budget; use StopAdmitting or Warn",
+            field_path=".enforcement",
+            holds=lambda budget: budget.enforcement is not Enforcement.PREEMPT,
+        ),
     )
 
     period: Period = Field(description="day, week (from Monday) or month, in UTC.")
@@ -127,11 +150,16 @@ class Budget(SpecModel):
         default=None, description="Money, at the pools' prices."
     )
     kilowatt_hours: Annotated[float, Field(ge=0)] | None = Field(
-        default=None,
-        description="Energy. Refused: it is not measured yet.",
-        json_schema_extra=not_built(
-            "energy is not measured yet: nothing would count against this limit; remove kilowattHours"
-        ),
+        default=None, description="Energy of the tenant's pods, where nodes report what they draw."
+    )
+    enforcement: Enforcement = Field(
+        default=Enforcement.WARN,
+        description="When a limit is reached. Warn: a condition and an event. StopAdmitting: besides, nothing more of the "
+        "tenant is started before the next period, except for services that have fewer than minReplicas. "
+        "Preempt is refused: it is not built yet.",
+    )
+    warn_at_percent: Annotated[float, Field(gt=0, le=100)] = Field(
+        default=80.0, description="At so many per cent of a limit there is a warning."
     )
 
 
@@ -195,7 +223,7 @@ class TenantSpec(SpecModel):
             ),
         ]
         | None
-    ) = Field(default=None, description="Limits per period; counted in status, not enforced yet.")
+    ) = Field(default=None, description="Limits per period; what is used of them is in the status.")
     limits: Limits | None = Field(
         default=None, description="How many objects the tenant may have; absent: no limits."
     )
@@ -229,12 +257,23 @@ class BudgetUse(StatusModel):
 
     period: Period = Field(description="Which period.")
     started: datetime = Field(description="When it began.")
+    ends: datetime | None = Field(default=None, description="When the next one begins.")
     accelerator_hours: Amount = Field(default=0.0, description="Accelerator-hours used.")
     cost: Amount = Field(default=0.0, description="Money used.")
     kilowatt_hours: Amount = Field(default=0.0, description="Energy used.")
     used_percent: Amount | None = Field(
         default=None,
         description="Use of the limit that is closest to exhaustion, in per cent; above 100 it is exceeded.",
+    )
+    accelerator_hours_left: Amount | None = Field(default=None, description="Accelerator-hours left.")
+    cost_left: Amount | None = Field(default=None, description="Money left.")
+    kilowatt_hours_left: Amount | None = Field(default=None, description="Energy left.")
+    state: BudgetState | None = Field(
+        default=None, description="Within, Warning (warnAtPercent is reached) or Spent (a limit is reached)."
+    )
+    exhausted: datetime | None = Field(
+        default=None,
+        description="When the first limit is reached at the present rate; absent: not in this period, or it is reached.",
     )
 
 
@@ -324,6 +363,10 @@ class TenantStatus(StatusModel):
     last_updated: datetime | None = Field(default=None, description="When this was written.")
 
 
+LIMITED = ("accelerator_hours", "cost", "kilowatt_hours")
+"""What a budget limits: the fields of Budget and BudgetUse."""
+
+
 class Tenant(Resource):
     """A group of people with their namespaces, their share of the accelerators and their budget."""
 
@@ -354,3 +397,19 @@ class Tenant(Resource):
     kind: Literal["Tenant"] = "Tenant"
     spec: TenantSpec = Field(description="The tenant's members, namespaces, shares and budgets.")
     status: TenantStatus | None = Field(default=None, description="Its allocation and use.")
+
+
+def used_ratios(tenant: Tenant) -> dict[str, float]:
+    """By what is limited, as manifests call it: the part of the limit that is used, in the period in which it is most."""
+    uses = {use.period: use for use in (tenant.status.budgets if tenant.status is not None else None) or ()}
+    found: dict[str, float] = {}
+    for budget in tenant.spec.budgets or ():
+        use = uses.get(budget.period)
+        for name in LIMITED:
+            limit = getattr(budget, name)
+            if use is None or limit is None:
+                continue
+            ratio = float(getattr(use, name)) / limit if limit else 1.0
+            alias = Budget.model_fields[name].alias or name
+            found[alias] = max(found.get(alias, 0.0), ratio)
+    return found

@@ -10,6 +10,7 @@ status when it was killed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from busbar.kube.informer import Key
@@ -24,6 +25,8 @@ from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.readings import Reading
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 
+MEAN_S = 60.0
+FADED_W = 0.01
 KEEP_EVERY_S = 60.0
 """Accounts of objects that are gone are looked for so often."""
 UNASSIGNED = "/unassigned"
@@ -37,7 +40,8 @@ class Ledger:
         self._caches, self._metrics, self._fresh_s = caches, metrics, fresh_s
         self._nodes: dict[str, Metering] = {}
         self._holders = Holders()
-        self._kept_s = 0.0
+        self._kept_s = self._ticked_s = 0.0
+        self._watts: dict[str, float] = {}
         self.accounts = Accounts()
 
     def tick(self, readings: Mapping[str, Reading], found: Membership, now_s: float) -> None:
@@ -48,6 +52,8 @@ class Ledger:
         pools = tuple(caches.pools.items.values())
         tenant_of = tenant_of_namespace(caches.tenants.items.values())
         holders = self._holders.of(nodes, caches.pods.items.values(), pools, tenant_of) if nodes else {}
+        passed_s, self._ticked_s = now_s - self._ticked_s, now_s
+        drawn: dict[str, float] = {}
         for name, reading in readings.items():
             looked = step(self._nodes.get(name), reading, now_s, self._fresh_s)
             self._nodes[name] = looked.metering
@@ -56,10 +62,17 @@ class Ledger:
                 charges = shared(looked.drawn, holders.get(name, ()), *sources)
                 charges += nobodys(looked.late, reading.boards_from)
                 self._book(charges)
+                for charge in charges:
+                    drawn[charge.owner.tenant] = drawn.get(charge.owner.tenant, 0.0) + charge.joules
                 self._book_feeds(charges, feeds_above(found, name))
+        self._watts = smoothed(self._watts, drawn, passed_s)
         if now_s - self._kept_s >= KEEP_EVERY_S:
             self._kept_s = now_s
             self.accounts.keep(frozenset(self._uids()))
+
+    def watts(self, tenant: str) -> float:
+        """What the tenant's pods draw now: the mean of about a minute."""
+        return self._watts.get(tenant, 0.0)
 
     def feed(self, uid: str, told: PowerDomainStatus | None) -> FeedEnergy | None:
         """The totals of a PowerDomain with this status; None: nothing was ever measured there."""
@@ -100,6 +113,18 @@ class Ledger:
         yield from (obj.metadata.uid for obj in caches.tenants.items.values())
         for domain in caches.power_domains.items.values():
             yield from (domain.metadata.uid, domain.metadata.uid + UNASSIGNED)
+
+
+def smoothed(watts: Mapping[str, float], drawn: Mapping[str, float], passed_s: float) -> dict[str, float]:
+    """The means after so many joules more; those that have faded away are left out."""
+    if passed_s <= 0:
+        return dict(watts)
+    part = 1 - math.exp(-passed_s / MEAN_S)
+    means = {
+        tenant: watts.get(tenant, 0.0) + part * (drawn.get(tenant, 0.0) / passed_s - watts.get(tenant, 0.0))
+        for tenant in {*watts, *drawn}
+    }
+    return {tenant: mean for tenant, mean in means.items() if mean > FADED_W}
 
 
 def feeds_above(found: Membership, node: str) -> list[str]:

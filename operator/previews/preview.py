@@ -11,10 +11,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from busbar.kube.contracts.preview import Change, NodeLoad, NodeLoads, PreviewAnswer, span
+from busbar.kube.types import ModelService
+from busbar.kube.types.reasons import Reason
+from busbar.operator.accounting import budgets
 from busbar.operator.forecasts.worker import Answer, Question
-from busbar.operator.scheduling.snapshot import DRAFT
+from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
+from busbar.operator.watch.caches import tenant_of_namespace
 from busbar.scheduler import Action, ActionKind, Job, Plan, Policy, Snapshot, TableView, plan, sentence
 
 
@@ -78,6 +83,18 @@ def answer(question: PreviewQuestion) -> PreviewAnswer:
     if started:
         return _starting(snapshot, started[0], starts[started[0].id], question.admin)
     return _waiting(jobs[0], decided, question.admin)
+
+
+def over_budget(seen: ClusterObjects, draft: Draft, now: datetime) -> PreviewAnswer | None:
+    """The answer where the budget of the draft's tenant is spent; a service gets its least number of replicas."""
+    if isinstance(draft, ModelService):
+        return None
+    name = tenant_of_namespace(seen.tenants).get(draft.metadata.namespace or "", "")
+    reason = next((budgets.spent(t, now) for t in seen.tenants if t.metadata.name == name), "")
+    if not reason:
+        return None
+    when = "When the budget's next period begins, or when it is raised"
+    return PreviewAnswer(starts_now=False, possible=True, reason=reason, when=when, code=Reason.BUDGET_SPENT)
 
 
 def jobs_of(snapshot: Snapshot, key: str) -> list[Job]:

@@ -30,7 +30,14 @@ from busbar.kube.types import ModelService
 from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.worker import Answer, answers, read_answer
-from busbar.operator.previews.preview import Calibration, Hold, PreviewQuestion, answer, with_forecast
+from busbar.operator.previews.preview import (
+    Calibration,
+    Hold,
+    PreviewQuestion,
+    answer,
+    over_budget,
+    with_forecast,
+)
 from busbar.operator.queue.controller import utc_now
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
 from busbar.scheduler import Policy, Snapshot
@@ -195,6 +202,8 @@ class Previews:
         """What the next round would do with the draft. Raises Busy, PreviewFailed."""
         self._asked_at = time.monotonic()
         seen, now = self._seen(), utc_now()
+        if (held := over_budget(seen, draft, now)) is not None:
+            return held
         last = self._last() or build(seen, now, half_life_s=self._policy.usage_half_life_s)
         base, job = with_draft(last, seen, draft, now)
         question = PreviewQuestion(

@@ -11,6 +11,8 @@ to a node are subtracted from that node's capacity.
 Each kind translates itself: training/claim.py, serving/claims.py, pods/foreign_pods.py, pods/orphans.py and
 pools/capacities.py. This module only composes their results.
 
+Of tenants whose budget is spent there is only what runs and what must.
+
 What time alone changes is made again by a full snapshot only: the past use of tenants, and what the table learns from
 reports. Between two full ones a class or a size that is new gets its cells at once.
 
@@ -28,6 +30,7 @@ from typing import Any
 
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob
+from busbar.operator.accounting import budgets
 from busbar.operator.accounting.allocations import HeldElsewhere
 from busbar.operator.accounting.usage import HALF_LIFE_S, scheduler_tenant
 from busbar.operator.pods import foreign_pods, orphans
@@ -66,6 +69,8 @@ class SnapshotBuilder:
         """By job: the services that serve its output."""
         self._places = Capacities()
         self._tenant_of: dict[str, str] = {}
+        self._spent: frozenset[str] = frozenset()
+        """Tenants of which nothing more is started than what must be: their budget is spent."""
         self._claims: dict[Item, tuple[Claim, ...]] = {}
         self._jobs: dict[JobId, Job] = {}
         self._order: list[JobId] = []
@@ -158,7 +163,7 @@ class SnapshotBuilder:
 
     def snapshot(self, now: datetime, *, full: bool = True) -> Snapshot:
         """The snapshot at ``now``. Between full ones, what nothing but time has changed stays as it was."""
-        self._follow_pools_and_tenants()
+        self._follow_pools_and_tenants(now)
         moment = now.timestamp()
         while self._timed and self._timed[0][0] <= moment:
             self._stale.add(heapq.heappop(self._timed)[1])
@@ -220,7 +225,7 @@ class SnapshotBuilder:
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    def _follow_pools_and_tenants(self) -> None:
+    def _follow_pools_and_tenants(self, now: datetime) -> None:
         if POOL in self._changed:
             pools: list[AcceleratorPool] = [self._objects[POOL][key] for key in sorted(self._objects[POOL])]
             made = tuple(scheduler_pool(pool) for pool in pools)
@@ -240,6 +245,13 @@ class SnapshotBuilder:
                         Item(kind, key) for key in self._objects[kind] if key.namespace in moved
                     )
                 self._stale_facts.update(key for key in self._objects[JOB] if key.namespace in moved)
+        spent = frozenset(key.name for key, one in self._objects[TENANT].items() if budgets.spent(one, now))
+        if spent != self._spent:
+            turned = spent ^ self._spent
+            self._spent = spent
+            for kind in (JOB, SERVICE, POD):
+                keys = self._objects[kind]
+                self._stale.update(Item(kind, key) for key in keys if self.tenant_of(key.namespace) in turned)
 
     def _follow_claims(self, now: datetime) -> None:
         """Makes the claims of stale objects again, and then says of each pod concerned who accounts for it."""
@@ -279,14 +291,15 @@ class SnapshotBuilder:
         if obj is None:
             return ()
         tenant = self.tenant_of(item.key.namespace)
+        is_spent = tenant in self._spent
         if item.kind == POD:
             return self._single(obj, tenant, now)
         owned = tuple(self._owned.get(obj.metadata.uid, {}).values())
         if item.kind == SERVICE:
             name = obj.spec.model.training_job
             served = self._objects[JOB].get(Key(item.key.namespace, name)) if name else None
-            return serving.claims(obj, owned, (served,) if served is not None else (), tenant, now)
-        found = training.claim(obj, owned, tenant, now)
+            return serving.claims(obj, owned, (served,) if served is not None else (), tenant, now, budget_spent=is_spent)
+        found = training.claim(obj, owned, tenant, now, budget_spent=is_spent)
         if (until := training.until(obj, now)) is not None:
             heapq.heappush(self._timed, (until, item))
         return (found,) if found is not None else ()
@@ -299,7 +312,8 @@ class SnapshotBuilder:
             found = orphans.claim(pod, tenant, self._places, now)
         else:
             return ()
-        return (found,) if found is not None else ()
+        held = found is not None and found.job.run is None and tenant in self._spent
+        return (found,) if found is not None and not held else ()
 
     def _place(self, key: Key) -> None:
         """Says whose use of its node a pod is."""

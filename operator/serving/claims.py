@@ -10,7 +10,7 @@ from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
-from busbar.operator.serving.reconcile import model_uri, place_of, wanted_indexes
+from busbar.operator.serving.reconcile import model_uri, place_of, startable, wanted_indexes
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Job, JobId, JobKind, Run
 
@@ -21,12 +21,15 @@ def claims(
     jobs: Iterable[TrainingJob],
     tenant: str,
     now: datetime,
+    *,
+    budget_spent: bool = False,
 ) -> list[Claim]:
     """One job per replica that exists or is wanted.
 
     Args:
         pods: those that the object owns.
         jobs: those whose output the service may serve.
+        budget_spent: whether nothing more of the tenant is started; the least number of replicas is all the same.
     """
     found: list[Claim] = []
     for pod in pods:
@@ -42,9 +45,10 @@ def claims(
         found.append(Claim(job, frozenset({pod.uid})))
     if service.metadata.deletion_timestamp is None and model_uri(service, jobs).uri:
         held = {p.rank for p in pods}
-        found += [
-            Claim(replica(service, i, tenant, now)) for i in wanted_indexes(service, pods) if i not in held
-        ]
+        wanted = [i for i in wanted_indexes(service, pods) if i not in held]
+        if budget_spent:
+            wanted = wanted[: startable(service, pods)]
+        found += [Claim(replica(service, i, tenant, now)) for i in wanted]
     return found
 
 

@@ -66,6 +66,7 @@ class ServiceView:
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     has_tenant: bool = True  # whether a Tenant has the namespace
     energy_joules: float | None = None  # its new total; None: nothing is measured
+    budget_spent: str = ""  # why nothing more of its tenant is started; empty where it is
     holders: Mapping[int, Pod] = field(
         default_factory=dict
     )  # pods of others with the names of missing replicas
@@ -142,6 +143,11 @@ def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:
     return sorted(kept)
 
 
+def startable(service: ModelService, pods: Iterable[Pod]) -> int:
+    """How many replicas may be started although the tenant's budget is spent: those that `minReplicas` lacks."""
+    return max(0, service.spec.min_replicas - len(kept_pods(service, pods)))
+
+
 def place_of(pod: Pod) -> Placement | None:
     """The placement that a replica's pod was created with."""
     if not pod.placement:
@@ -194,6 +200,8 @@ def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> list[Action]:
     if view.off is not None or not view.model.uri:
         return []
     wanted = set(wanted_indexes(view.service, view.pods)) - {p.rank for p in view.pods} - view.holders.keys()
+    if view.budget_spent:
+        wanted = set(sorted(wanted)[: startable(view.service, view.pods)])
     actions: list[Action] = []
     for decision in decisions:
         if not isinstance(decision, Admit) or decision.index not in wanted:
@@ -387,6 +395,8 @@ def _phase(
         waits = _wait(decisions)
         if len(serving) < desired and view.hindered:
             text = f"{text} Others cannot be made, and are tried again: {view.hindered}"
+        elif _held(view, desired):
+            text = f"{text} {view.budget_spent}"
         elif len(serving) < desired and waits is not None:
             text = f"{text} {waits.message}"
         elif len(serving) < desired and old.reason == Reason.SERVING and old.message is not None:
@@ -412,11 +422,20 @@ def _phase(
     if view.hindered:
         text = f"Its pods cannot be made, and are tried again: {view.hindered}"
         return ServicePhase.QUEUED, Reason.PODS_REFUSED, text
+    if _held(view, desired):
+        return ServicePhase.QUEUED, Reason.BUDGET_SPENT, view.budget_spent
     if waits is not None:
         return ServicePhase.QUEUED, waits.reason, waits.message
-    if old.phase is ServicePhase.QUEUED and old.reason and old.message:
+    told_before = old.phase is ServicePhase.QUEUED and old.reason != Reason.BUDGET_SPENT
+    if told_before and old.reason and old.message:
         return ServicePhase.QUEUED, old.reason, old.message
     return ServicePhase.QUEUED, Reason.WAITING, "Waiting for the scheduler's next round."
+
+
+def _held(view: ServiceView, desired: int) -> bool:
+    """Whether replicas are wanted that are not started because the tenant's budget is spent."""
+    kept = len(kept_pods(view.service, view.pods))
+    return bool(view.budget_spent) and desired > kept and not startable(view.service, view.pods)
 
 
 def _wait(decisions: tuple[Decision, ...]) -> Wait | None:

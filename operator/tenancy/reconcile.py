@@ -13,23 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from busbar.kube.informer import Key
 from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
-from busbar.kube.types import AcceleratorPool, Tenant
+from busbar.kube.types import AcceleratorPool, Condition, Tenant
 from busbar.kube.types.limits import LimitUse
 from busbar.kube.types.meta import LABEL_RELEASED, LABEL_TENANT
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import (
     AcceleratorCount,
-    Budget,
     BudgetUse,
-    Period,
     Role,
     TenantStatus,
     TenantUsage,
 )
+from busbar.operator.accounting import budgets
 from busbar.operator.accounting.allocations import TenantAllocation
 from busbar.operator.accounting.usage import HALF_LIFE_S, counted, same_rates, users_counted
 from busbar.operator.tenancy import limits, network_policy
@@ -40,7 +39,10 @@ from busbar.operator.write.events import Notice
 from busbar.operator.write.status import conditions
 
 COUNTS_S = 5.0
+SOONEST_S = 1.0
+"""Between two looks at a budget that is nearly spent."""
 TENANT_ROLES = frozenset(f"busbar-tenant-{role}" for role in Role)
+JOULES_PER_KWH = 3.6e6
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
@@ -62,6 +64,7 @@ class TenantView:
     pools: tuple[AcceleratorPool, ...] = ()
     rates: Mapping[str, float] = field(default_factory=dict)
     energy_joules: float | None = None  # its new total; None: nothing is measured
+    drawn_watts: float = 0.0  # now
     usage_period_s: float = 60.0
     half_life_s: float = HALF_LIFE_S
 
@@ -71,6 +74,7 @@ class TenantUpdate:
     status: TenantStatus | None = None
     actions: tuple[Action, ...] = ()
     again_s: float | None = None
+    notices: tuple[tuple[str, str], ...] = ()  # events about budgets: reason, message
 
 
 def reconcile(view: TenantView) -> TenantUpdate:
@@ -87,9 +91,19 @@ def reconcile(view: TenantView) -> TenantUpdate:
         *network_policy.keep(name, view.platform, present, view.policies),
         *limits.keep(view.tenant.spec.limits, own, present, view.quotas),
     ]
-    agree = _counts_agree(view, view.tenant.status or TenantStatus())
-    again = view.usage_period_s if agree else COUNTS_S
-    return TenantUpdate(_status(view, claimed, own, present), tuple(actions), again)
+    old = view.tenant.status or TenantStatus()
+    again = view.usage_period_s if _counts_agree(view, old) else COUNTS_S
+    counted_now = _counted(view, old)
+    status = _status(view, claimed, own, present, counted_now)
+    used = counted_now.budgets or []
+    notices = budgets.changes(view.tenant.spec.budgets or (), old, used) if status is not None else []
+    return TenantUpdate(status, tuple(actions), _sooner(again, used, view.now), tuple(notices))
+
+
+def _sooner(again_s: float, used: list[BudgetUse], now: datetime) -> float:
+    """Not later than when a budget is spent or its period ends."""
+    moments = [when for use in used for when in (use.exhausted, use.ends) if when is not None]
+    return min([again_s, *(max(SOONEST_S, (when - now) / timedelta(seconds=1)) for when in moments)])
 
 
 # -- namespaces and members ----------------------------------------------------------------------------
@@ -229,7 +243,9 @@ def _binding(key: Key, role: Role, subjects: tuple[tuple[str, str, str], ...]) -
 # -- status --------------------------------------------------------------------------------------------
 
 
-def _status(view: TenantView, claimed: list[str], own: list[str], present: list[str]) -> TenantStatus | None:
+def _status(
+    view: TenantView, claimed: list[str], own: list[str], present: list[str], counted_now: TenantStatus
+) -> TenantStatus | None:
     old = view.tenant.status or TenantStatus()
     generation = view.tenant.metadata.generation
     taken = [n for n in claimed if n not in own]
@@ -251,7 +267,8 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
     age = view.now - old.last_updated if old.last_updated is not None else timedelta.max
     same = _by_type(old.allocated) == allocated and old.observed_generation == generation
     same = same and (old.running_in or []) == list(view.allocation.running_in)
-    same = same and old.conditions == made and same_rates(old, _by_user(view))
+    same = same and _ready(old.conditions) == made and same_rates(old, _by_user(view))
+    same = same and _states(old) == _states(counted_now)
     # Counts of jobs change often and matter little: they are written a little later, not at each change.
     recount = not _counts_agree(view, old) and age >= timedelta(seconds=COUNTS_S)
     energy = old.usage.energy_joules if old.usage is not None else 0.0
@@ -268,10 +285,11 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
         for k, g in guaranteed.items()
         if g - allocated.get(k, 0.0) > view.free_by_type.get(k, 0.0)
     }
-    return _counted(view, old).model_copy(
+    budget = _budget_condition(view, old, counted_now)
+    return counted_now.model_copy(
         update={
             "observed_generation": generation,
-            "conditions": made,
+            "conditions": [*made, *([budget] if budget is not None else [])],
             "allocated": _counts(allocated),
             "borrowed": _counts(borrowed),
             "lent": _counts(lent),
@@ -284,6 +302,21 @@ def _status(view: TenantView, claimed: list[str], own: list[str], present: list[
             "last_updated": view.now,
         }
     )
+
+
+def _ready(found: list[Condition] | None) -> list[Condition]:
+    return [c for c in found or () if c.type == ConditionType.READY]
+
+
+def _states(status: TenantStatus) -> list[tuple[object, ...]]:
+    """What is written at once of budgets when it changes."""
+    return [(use.period, use.started, use.state) for use in status.budgets or ()]
+
+
+def _budget_condition(view: TenantView, old: TenantStatus, new: TenantStatus) -> Condition | None:
+    before = next((c for c in old.conditions or () if c.type == ConditionType.WITHIN_BUDGET), None)
+    generation = view.tenant.metadata.generation
+    return budgets.condition(view.tenant.spec.budgets or (), new.budgets or (), before, generation, view.now)
 
 
 def _counts_agree(view: TenantView, old: TenantStatus) -> bool:
@@ -308,6 +341,10 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
     cost = 0.0
     for accelerator, count in held.items():
         cost += count * seconds / 3600.0 * _price(view, accelerator)
+    energy = usage.energy_joules if view.energy_joules is None else view.energy_joules
+    used = budgets.Amounts(
+        sum(held.values()) * seconds / 3600.0, cost, max(0.0, energy - usage.energy_joules) / JOULES_PER_KWH
+    )
     before = _rate(view, held)
     now_rate = _rate(view, view.allocation.allocated)
     return old.model_copy(
@@ -315,14 +352,23 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
             "usage": TenantUsage(
                 accelerator_seconds=round(usage.accelerator_seconds + sum(held.values()) * seconds, 3),
                 work_units=round(usage.work_units + before * seconds, 6),
-                energy_joules=usage.energy_joules if view.energy_joules is None else view.energy_joules,
+                energy_joules=energy,
                 cost=round(usage.cost + cost, 6),
             ),
             "decayed": counted(old.decayed, now_rate, view.now, view.half_life_s),
             "users": users_counted(old, _by_user(view), view.now, view.half_life_s),
-            "budgets": _budgets(view, old, sum(held.values()) * seconds / 3600.0, cost),
+            "budgets": budgets.counted(
+                view.tenant.spec.budgets or (), old, used, _per_hour(view), since, view.now
+            ),
         }
     )
+
+
+def _per_hour(view: TenantView) -> budgets.Amounts:
+    """What the tenant uses now."""
+    held = view.allocation.allocated
+    cost = sum(count * _price(view, accelerator) for accelerator, count in held.items())
+    return budgets.Amounts(sum(held.values()), cost, view.drawn_watts / 1000.0)
 
 
 def _rate(view: TenantView, held: Mapping[str, float]) -> float:
@@ -346,37 +392,3 @@ def _price(view: TenantView, accelerator: str) -> float:
     """The price of a type; the mean of its pools' prices where several offer it."""
     prices = [p.spec.price_per_hour for p in view.pools if p.spec.accelerator == accelerator]
     return sum(prices) / len(prices) if prices else 0.0
-
-
-def _budgets(view: TenantView, old: TenantStatus, hours: float, cost: float) -> list[BudgetUse] | None:
-    before = {b.period: b for b in old.budgets or ()}
-    result: list[BudgetUse] = []
-    for budget in view.tenant.spec.budgets or ():
-        started = _period_start(budget.period, view.now)
-        used = before.get(budget.period)
-        if used is None or used.started != started:
-            used = BudgetUse(period=budget.period, started=started)
-        used = used.model_copy(
-            update={
-                "accelerator_hours": round(used.accelerator_hours + hours, 6),
-                "cost": round(used.cost + cost, 6),
-            }
-        )
-        result.append(used.model_copy(update={"used_percent": _used_percent(budget, used)}))
-    return result or None
-
-
-def _used_percent(budget: Budget, used: BudgetUse) -> float | None:
-    """The percentage used of the limit that is nearest to its end; None where the budget has no limit."""
-    limits = ((used.accelerator_hours, budget.accelerator_hours), (used.cost, budget.cost))
-    shares = [
-        100.0 if limit == 0 else 100.0 * amount / limit for amount, limit in limits if limit is not None
-    ]
-    return round(max(shares), 2) if shares else None
-
-
-def _period_start(period: Period, now: datetime) -> datetime:
-    day = datetime(now.year, now.month, now.day, tzinfo=UTC)
-    if period is Period.WEEK:
-        return day - timedelta(days=day.weekday())
-    return day.replace(day=1) if period is Period.MONTH else day

@@ -47,6 +47,7 @@ from busbar.operator.training.view import (
     JobView,
     attempt_pods,
     delete_pod,
+    goes_on,
     is_managed,
     key_of_body,
     leftovers,
@@ -102,6 +103,8 @@ def _waiting(
         return JobUpdate(waiting_status, cleaning, view.settings.unschedulable_s)
     if status.retry_at is not None and status.retry_at > view.now:
         return JobUpdate(None, (), seconds_until(status.retry_at, view.now))
+    if view.budget_spent and not goes_on(view.job):
+        return _over_budget(view)
     if view.pod_room is not None:
         least = view.job.spec.shape.min_pods
         lacking = view.pod_room.lacking(decision.placement.pods if isinstance(decision, Admit) else least)
@@ -135,6 +138,16 @@ def _over_limit(view: JobView, lacking: str) -> JobUpdate:
     )
     queued = in_phase(view, withdrawn(later), TrainingPhase.QUEUED, Reason.POD_LIMIT, lacking)
     return JobUpdate(queued, (), POD_LIMIT_AGAIN_S)
+
+
+def _over_budget(view: JobView) -> JobUpdate:
+    """It is in no plan until its tenant has a budget again; the next round after that plans it."""
+    preview = Preview(starts_now=False, reason=clip(view.budget_spent))
+    held = withdrawn(view.status).model_copy(
+        update={"waiting": None, "reservation": None, "preview": preview}
+    )
+    queued = in_phase(view, held, TrainingPhase.QUEUED, Reason.BUDGET_SPENT, view.budget_spent)
+    return JobUpdate(queued if queued != view.status else None)
 
 
 def _told(

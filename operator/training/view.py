@@ -25,6 +25,8 @@ from busbar.operator.write.actions import Action, Delete
 from busbar.scheduler import Placement, Resources
 
 MANAGER = "busbar.dev/operator"
+MOVES = ("Moved", "Resized")
+"""Reasons for which the scheduler stops a job to start it elsewhere or in another size."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class JobView:
     has_tenant: bool = True  # whether a Tenant has the namespace
     holders: tuple[Pod, ...] = ()  # pods of others that have the names of its pods
     energy_joules: float | None = None  # its new total; None: nothing is measured
+    budget_spent: str = ""  # why nothing more of its tenant is started; empty where it is
     pod_room: PodRoom | None = None  # what its tenant's limit of pods leaves; None: not limited, or not asked
 
     @property
@@ -89,6 +92,11 @@ def waits_for_its_turn(job: TrainingJob) -> bool:
     status = job.status or TrainingJobStatus()
     ended = status.phase in TERMINAL_PHASES
     return is_managed(job) and not job.spec.suspend and not ended and status.admission is None
+
+
+def goes_on(job: TrainingJob) -> bool:
+    """Whether it waits only because the scheduler moves it: it is no new start."""
+    return job.status is not None and job.status.reason in MOVES
 
 
 def placement_of(admission: Admission) -> Placement:

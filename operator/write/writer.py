@@ -45,6 +45,8 @@ _WARNINGS = frozenset(
         "RetryLimitReached",
         "GangIncomplete",
         "PodsRefused",
+        "BudgetWarning",
+        "BudgetSpent",
         "PodStuck",
         "ForeignPods",
         "ReplicaReplaced",

@@ -452,6 +452,40 @@ async def test_usage_is_shown_and_understands_how_long_ago(site: Site) -> None:
     assert (await site.busbar("usage", "--since", "yesterday")).code == 2
 
 
+BUDGETS = [
+    {
+        "period": "month",
+        "started": "2026-11-01T00:00:00Z",
+        "ends": "2026-12-01T00:00:00Z",
+        "acceleratorHours": 75.0,
+        "acceleratorHoursLeft": 25.0,
+        "cost": 3.0,
+        "kilowattHours": 48.2,
+        "kilowattHoursLeft": 1.8,
+        "usedPercent": 96.4,
+        "state": "Warning",
+        "exhausted": "2026-11-27T14:30:00Z",
+    }
+]
+
+
+async def test_budgets_are_shown_by_limit_and_only_those_of_own_tenants(site: Site) -> None:
+    assert (await site.busbar("budget")).out == "No tenant that you may see has a budget.\n"
+    for tenant in ("ada", "bob-corp"):
+        site.world.kube.status(TENANTS, "", tenant, budgets=BUDGETS)
+    await site.world.settle()
+    lines = [line.split() for line in (await site.busbar("budget")).lines]
+    assert lines[1:] == [
+        ["ada", "month", "accelerator-hours", "75", "25", "75%", "Warning", "2026-11-27", "14:30", "2026-12-01", "00:00"],
+        ["ada", "month", "kWh", "48.2", "1.8", "96%", "Warning", "2026-11-27", "14:30", "2026-12-01", "00:00"],
+    ]  # fmt: skip
+    found = json.loads((await site.busbar("budget", "ada", "-o", "json")).out)
+    assert [item["tenant"] for item in found["items"]] == ["ada"]
+    assert found["items"][0]["budgets"][0]["kilowattHoursLeft"] == 1.8
+    refused = await site.busbar("budget", "bob-corp")
+    assert (refused.code, "no tenant 'bob-corp' that you may see" in refused.err) == (3, True)
+
+
 async def test_names_of_objects_are_completed(site: Site) -> None:
     site.monkeypatch.setattr("busbar.cli.completions.PATIENCE_S", 30.0)
     site.monkeypatch.setenv("COMP_WORDS", "busbar describe ada")

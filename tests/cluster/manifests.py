@@ -218,7 +218,16 @@ def tenant() -> JSON:
                 "storageGib": 1000,
             },
             "onDelete": "refuse",
-            "budgets": [{"period": "month", "acceleratorHours": 100, "cost": 500}],
+            "budgets": [
+                {
+                    "period": "month",
+                    "acceleratorHours": 100,
+                    "cost": 500,
+                    "kilowattHours": 50,
+                    "enforcement": "StopAdmitting",
+                    "warnAtPercent": 90,
+                }
+            ],
         },
     )
 

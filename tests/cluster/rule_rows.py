@@ -502,10 +502,11 @@ TENANT = (
     ),
     Row(
         m.tenant,
-        "spec.budgets[].kilowattHours",
-        "energy is not measured yet",
-        {"spec/budgets/0/kilowattHours": 50},
-        blames="spec.budgets[0].kilowattHours",
+        "spec.budgets[]",
+        "running work is not stopped for a budget",
+        {"spec/budgets/0/enforcement": "Preempt"},
+        {"spec/budgets/0/enforcement": "Warn"},
+        blames="spec.budgets[0].enforcement",
     ),
 )
 

@@ -11,6 +11,7 @@ from busbar.operator.power.metrics import PowerMetrics
 
 NAMES = {
     "busbar_accelerators",
+    "busbar_budget_used_ratio",
     "busbar_energy_joules",
     "busbar_events",
     "busbar_forecast_kept_ratio",

@@ -11,6 +11,7 @@ from tests.api.conftest import JOB, SERVICE
 
 from busbar.api.errors import Invalid
 from busbar.api.kubernetes.typed import read
+from busbar.api.objects.budgets import budget_lines
 from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml, whole_or_none
 from busbar.api.portal.formatting import ago, number
 from busbar.api.portal.pool_views import node_view, pool_view, profile_view, tenant_view
@@ -514,3 +515,35 @@ def test_a_pool_shows_what_others_hold_of_it_only_while_they_do() -> None:
         return pool_view(AcceleratorPool.model_validate(of), []).elsewhere
 
     assert (shown("True"), shown("False")) == ("4 accelerators are held.", "")
+
+
+def test_a_tenants_budgets_are_a_line_for_each_limit() -> None:
+    use = {
+        "period": "day",
+        "started": "2026-11-21T00:00:00Z",
+        "ends": "2026-11-22T00:00:00Z",
+        "state": "Within",
+    }
+    amounts = {
+        "cost": 9.0,
+        "acceleratorHours": 2.0,
+        "acceleratorHoursLeft": 6.0,
+        "kilowattHours": 1.0,
+        "kilowattHoursLeft": 0.0,
+    }
+    of = Tenant.model_validate(
+        {
+            "metadata": {"name": "ada"},
+            "kind": "Tenant",
+            "spec": {},
+            "status": {"budgets": [{**use, **amounts}]},
+        }
+    )
+    hours, energy = budget_lines([of])
+    assert (hours.tenant, hours.period, hours.resource) == ("ada", "day", "accelerator-hours")
+    assert (hours.used, hours.left, hours.percent) == (2.0, 6.0, 25.0)
+    assert (energy.resource, energy.percent) == ("kWh", 100.0)
+    page = templates().get_template("usage_budgets.html").render(budgets=[hours, energy], number=number)
+    assert "kWh" in page
+    assert "2026-11-22 00:00" in page
+    assert templates().get_template("usage_budgets.html").render(budgets=[], number=number).strip() == ""

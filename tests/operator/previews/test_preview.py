@@ -25,6 +25,7 @@ from busbar.operator.previews.preview import (
     answer,
     as_sentence,
     loads_of,
+    over_budget,
     with_forecast,
 )
 from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
@@ -275,3 +276,14 @@ async def test_more_than_may_wait_are_told_to_come_back(
     with pytest.raises(Busy, match="try again"):
         await worker.ask(asked(job("draft")), 5.0)
     assert worker._child is None
+
+
+def test_a_draft_of_a_tenant_whose_budget_is_spent_is_told_so() -> None:
+    budget = {"period": "month", "cost": 0, "enforcement": "StopAdmitting"}
+    seen = ClusterObjects(tenants=(tenant("team", ["team"], budgets=[budget]),))
+    found = over_budget(seen, job(), NOW)
+    assert found is not None
+    assert (found.starts_now, found.possible, found.code) == (False, True, "BudgetSpent")
+    assert "budget of 0 in cost a month" in found.reason
+    assert over_budget(seen, service(), NOW) is None
+    assert over_budget(ClusterObjects(tenants=TENANTS), job(), NOW) is None

@@ -21,7 +21,7 @@ from tests.operator.builders import (
 )
 
 from busbar.kube.informer import Key
-from busbar.kube.types import TrainingJob
+from busbar.kube.types import Tenant, TrainingJob
 from busbar.operator.accounting.allocations import allocations
 from busbar.operator.pools.nodes import pool_of_node
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, build
@@ -211,3 +211,27 @@ def test_a_gang_that_must_stay_in_a_rack_says_so_to_the_planner() -> None:
     asks += [job("one", template=own, shape={"minPods": 2, "maxPods": 2, "within": "node"})]
     found = {j.name: j.required_domain for j in build(seen(jobs=tuple(asks)), NOW).jobs}
     assert found == {"job": None, "racked": 3, "one": 5}
+
+
+def spent_team() -> Tenant:
+    budget = {"period": "month", "cost": 0, "enforcement": "StopAdmitting"}
+    return tenant("team", ["team"], budgets=[budget])
+
+
+def test_of_a_tenant_whose_budget_is_spent_only_what_runs_is_offered() -> None:
+    waits = job("waits", status={"phase": "Queued", "reason": "BudgetSpent"})
+    moved = job("moved", status={"phase": "Queued", "reason": "Moved", "attempt": 1})
+    runs = admitted(gang(2), 2)
+    own = pod(kind="", owner="rs", queued=True, gates=("busbar.dev/admission",), uid="uid-own")
+    full = seen(jobs=(waits, moved, runs), pods=(own,))
+    assert len(build(full, NOW).jobs) == 4
+    assert {j.id for j in build(replace(full, tenants=(spent_team(),)), NOW).jobs} == {"uid-moved", "uid-job"}
+
+
+def test_a_spent_budget_leaves_a_service_its_least_number_of_replicas() -> None:
+    of = service(replicas=4, minReplicas=2, status={"desiredReplicas": 4, "observedGeneration": 1})
+    full = seen(services=(of,), tenants=(spent_team(),))
+    assert [j.id for j in build(full, NOW).jobs] == ["uid-web/0", "uid-web/1"]
+    one = replica(3, placement='{"pool": "cpu", "accelerator": "cpu", "mode": "resident", "node": "node-0", "perPod": {"accelerators_m": 1000, "cpu_m": 1000}}')  # fmt: skip
+    found = build(replace(full, pods=(one,)), NOW).jobs
+    assert [(j.id, j.run is None) for j in found] == [("uid-web/0", True), ("uid-web/3", False)]

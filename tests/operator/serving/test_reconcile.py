@@ -297,3 +297,21 @@ def test_a_silent_gateway_scales_nothing_down() -> None:
     update = reconcile(view(of))
     assert update.status is not None
     assert update.status.desired_replicas == 3
+
+
+def test_a_spent_budget_holds_replicas_beyond_the_least_number_and_none_below() -> None:
+    held = "Nothing is left of the tenant's budget."
+    of = wanting(3, minReplicas=1)
+    first = reconcile(view(of, budget_spent=held), (admit(index=0), admit(index=1)))
+    assert [a.key.name for a in first.actions if isinstance(a, Create)] == ["web-0"]
+    more = reconcile(view(of, replica(0), budget_spent=held), (admit(index=1),))
+    assert more.actions == ()
+    assert more.status is not None
+    assert more.status.message == f"1 of 3 replicas take requests. {held}"
+    none = service(replicas=2, minReplicas=0, status={"desiredReplicas": 2, "observedGeneration": 1})
+    waits = reconcile(view(none, budget_spent=held))
+    assert waits.status is not None
+    assert (waits.status.phase, waits.status.reason, waits.status.message) == ("Queued", "BudgetSpent", held)
+    again = reconcile(view(none.model_copy(update={"status": waits.status})))
+    assert again.status is not None
+    assert again.status.reason == "Waiting"

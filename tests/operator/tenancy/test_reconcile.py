@@ -231,3 +231,34 @@ def test_a_budget_counts_its_own_period() -> None:
     assert second.status.budgets is not None
     assert second.status.budgets[0].accelerator_hours == 1.0
     assert second.status.budgets[0].used_percent == 10.0
+
+
+def test_energy_goes_to_the_totals_and_to_the_budget_of_kilowatt_hours() -> None:
+    of = tenant("a", ["ns"], budgets=[{"period": "day", "kilowattHours": 2, "warnAtPercent": 40}])
+    first = reconcile(view(of, labels=LABELS, energy_joules=None))
+    assert first.status is not None
+    assert first.notices == ()
+    of = of.model_copy(update={"status": first.status})
+    later = NOW + timedelta(minutes=1)
+    used = view(of, labels=LABELS, energy_joules=3.6e6, drawn_watts=500.0, now=later)
+    second = reconcile(used)
+    assert second.status is not None
+    assert second.status.usage is not None
+    assert second.status.usage.energy_joules == 3.6e6
+    use = (second.status.budgets or [])[0]
+    assert (use.kilowatt_hours, use.kilowatt_hours_left, use.state) == (1.0, 1.0, "Warning")
+    assert use.exhausted == later + timedelta(hours=2)
+    assert [reason for reason, _ in second.notices] == ["BudgetWarning"]
+    budget = (second.status.conditions or [])[-1]
+    assert (budget.type, budget.status, budget.reason) == ("WithinBudget", "True", "BudgetWarning")
+    of = of.model_copy(update={"status": second.status})
+    assert reconcile(replace(used, tenant=of)).status is None, "nothing has changed"
+
+
+def test_a_tenant_is_looked_at_again_when_its_budget_will_be_spent() -> None:
+    of = tenant("a", ["ns"], budgets=[{"period": "day", "acceleratorHours": 10}])
+    allocation = TenantAllocation({"H100": 1800.0}, {}, 0, 0)
+    assert reconcile(view(of, labels=LABELS, allocation=allocation)).again_s == 20.0
+    assert reconcile(view(of, labels=LABELS)).again_s == 60.0
+    late = NOW.replace(hour=23, minute=59, second=45)
+    assert reconcile(view(of, labels=LABELS, now=late)).again_s == 15.0

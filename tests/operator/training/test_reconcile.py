@@ -581,3 +581,37 @@ def test_a_job_that_the_limit_of_pods_cannot_hold_leaves_the_plan_before_it_pree
         assert update.status.reason == "PodLimit"
         assert update.status.retry_at is not None
     assert reconcile(view(gang(4), pod_room=PodRoom(6, 4))) == JobUpdate()
+
+
+SPENT = "Nothing is left of the tenant's budget of 50 kWh a month."
+
+
+def test_a_job_of_a_tenant_whose_budget_is_spent_is_not_admitted_and_says_so_once() -> None:
+    held = view(gang(4), budget_spent=SPENT)
+    update = reconcile(held, admit(4))
+    assert (phase(update), update.actions) == ("Queued", ())
+    assert update.status is not None
+    assert (update.status.reason, update.status.message) == ("BudgetSpent", SPENT)
+    assert update.status.preview is not None
+    assert update.status.preview.reason == SPENT
+    told = with_status(gang(4), update)
+    assert reconcile(view(told, budget_spent=SPENT)) == JobUpdate()
+    assert phase(reconcile(view(told), admit(4))) == "Admitted"
+
+
+def test_a_spent_budget_stops_nothing_that_runs_and_nothing_that_is_only_moved() -> None:
+    of = admitted(gang(1))
+    assert reconcile(view(of, running(0), budget_spent=SPENT)) == reconcile(view(of, running(0)))
+    for reason in ("Moved", "Resized"):
+        moved = gang(4, status={"phase": "Queued", "reason": reason, "attempt": 1})
+        assert phase(reconcile(view(moved, budget_spent=SPENT), admit(4))) == "Admitted"
+
+
+def test_the_energy_of_a_job_is_written_with_its_use() -> None:
+    of = admitted(gang(1))
+    late = view(of, running(0), now=NOW + timedelta(minutes=2))
+    for joules, written in ((None, None), (1234.5, 1234.5)):
+        update = reconcile(replace(late, energy_joules=joules))
+        assert update.status is not None
+        assert update.status.usage is not None
+        assert update.status.usage.energy_joules == written

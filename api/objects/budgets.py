@@ -1,0 +1,55 @@
+"""Budgets of tenants, a line for each limit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from busbar.kube.types import Tenant
+from busbar.kube.types.tenant import BudgetUse
+
+RESOURCES = (
+    ("accelerator-hours", "accelerator_hours"),
+    ("cost", "cost"),
+    ("kWh", "kilowatt_hours"),
+)
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """What is used and left of one limit."""
+
+    tenant: str
+    period: str
+    resource: str
+    used: float
+    left: float
+    state: str
+    exhausted: datetime | None
+    """When the budget's first limit is reached at the present rate."""
+    ends: datetime | None
+
+    @property
+    def percent(self) -> float:
+        limit = self.used + self.left
+        return 100 * self.used / limit if limit else 100.0
+
+
+def budget_lines(tenants: Iterable[Tenant]) -> list[BudgetLine]:
+    """The lines of these tenants, as far as their statuses have counted."""
+    return [
+        line
+        for tenant in tenants
+        for use in (tenant.status.budgets if tenant.status is not None else None) or ()
+        for line in _lines(tenant.metadata.name, use)
+    ]
+
+
+def _lines(tenant: str, use: BudgetUse) -> list[BudgetLine]:
+    state = use.state.value if use.state is not None else ""
+    return [
+        BudgetLine(tenant, use.period.value, title, getattr(use, name), left, state, use.exhausted, use.ends)
+        for title, name in RESOURCES
+        if (left := getattr(use, f"{name}_left")) is not None
+    ]

@@ -1,0 +1,261 @@
+"""Budgets of tenants: what is used in the present periods, what is left, and whether anything more is admitted. Pure.
+
+Use is counted in `Tenant.status.budgets`, with each write of the status. A limit is compared with it whenever a plan is
+made, so a limit that is changed, or a period that begins, counts in the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from busbar.kube.types import Condition, ConditionStatus, Tenant
+from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.kube.types.tenant import Budget, BudgetState, BudgetUse, Enforcement, Period, TenantStatus
+
+FULL = 100.0
+NEVER_MEASURED_H = 0.1
+"""Accelerator-hours after which a tenant without any joule is one whose energy nobody measures."""
+REASONS = {
+    BudgetState.WITHIN: Reason.WITHIN_BUDGET,
+    BudgetState.WARNING: Reason.BUDGET_WARNING,
+    BudgetState.SPENT: Reason.BUDGET_SPENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Amounts of what budgets limit: used, or used per hour."""
+
+    accelerator_hours: float = 0.0
+    cost: float = 0.0
+    kilowatt_hours: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One limit."""
+
+    unit: str
+    """After the number; with a blank."""
+    limit: float
+    used: float
+    per_hour: float = 0.0
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.limit - self.used)
+
+    @property
+    def percent(self) -> float:
+        return FULL if self.limit == 0 else FULL * self.used / self.limit
+
+    def of(self) -> str:
+        return f"{self.used:.4g} of {self.limit:g}{self.unit}"
+
+
+def period_start(period: Period, now: datetime) -> datetime:
+    """When the present period began, in UTC."""
+    day = datetime(now.year, now.month, now.day, tzinfo=UTC)
+    if period is Period.WEEK:
+        return day - timedelta(days=day.weekday())
+    return day.replace(day=1) if period is Period.MONTH else day
+
+
+def period_end(period: Period, now: datetime) -> datetime:
+    """When the next period begins, in UTC."""
+    start = period_start(period, now)
+    if period is Period.MONTH:
+        return (start + timedelta(days=31)).replace(day=1)
+    return start + timedelta(days=7 if period is Period.WEEK else 1)
+
+
+def counted(
+    budgets: Iterable[Budget],
+    old: TenantStatus,
+    used: Amounts,
+    per_hour: Amounts,
+    since: datetime,
+    now: datetime,
+) -> list[BudgetUse] | None:
+    """The next status of each budget.
+
+    Args:
+        used: since the last write of the status, at `since`; the part of it before a period is not counted in it.
+        per_hour: what is used now.
+    """
+    before = {use.period: use for use in old.budgets or ()}
+    return [_counted(b, before.get(b.period), used, per_hour, since, now) for b in budgets] or None
+
+
+def spent(tenant: Tenant, now: datetime) -> str:
+    """Why nothing more of the tenant is admitted, and until when; empty where it is.
+
+    The sentence does not change while the limit does not: it is in the status of every waiting job.
+    """
+    uses = {use.period: use for use in (tenant.status.budgets if tenant.status is not None else None) or ()}
+    found = []
+    for budget in tenant.spec.budgets or ():
+        if budget.enforcement is not Enforcement.STOP_ADMITTING:
+            continue
+        for line in _lines(budget, _present(budget, uses.get(budget.period), now)):
+            if line.percent >= FULL:
+                found.append((period_end(budget.period, now), line, budget.period))
+    if not found:
+        return ""
+    end, line, period = max(found, key=lambda each: each[0])
+    return (
+        f"Nothing is left of the tenant's budget of {line.limit:g}{line.unit} a {period}: nothing more is started until "
+        f"{_moment(end)}, unless an administrator of the platform raises the Tenant's spec.budgets."
+    )
+
+
+def condition(
+    budgets: Sequence[Budget],
+    uses: Sequence[BudgetUse],
+    old: Condition | None,
+    generation: int,
+    now: datetime,
+) -> Condition | None:
+    """WithinBudget of a tenant; None without budgets. Warnings are True: nothing is over yet."""
+    status, reason, message = _told(budgets, uses)
+    if not message:
+        return None
+    return Condition(
+        type=ConditionType.WITHIN_BUDGET,
+        status=status,
+        reason=reason,
+        message=message,
+        last_transition_time=old.last_transition_time
+        if old is not None and old.status is status and old.last_transition_time
+        else now.replace(microsecond=0),
+        observed_generation=generation,
+    )
+
+
+def changes(budgets: Sequence[Budget], old: TenantStatus, new: Sequence[BudgetUse]) -> list[tuple[str, str]]:
+    """Reason and message of an event for each budget that is in another state than before."""
+    before = {use.period: use.state for use in old.budgets or ()}
+    limits = {budget.period: budget for budget in budgets}
+    return [
+        (REASONS[use.state], sentence(limits[use.period], use))
+        for use in new
+        if use.state is not None and use.state is not (before.get(use.period) or BudgetState.WITHIN)
+    ]
+
+
+def sentence(budget: Budget, use: BudgetUse) -> str:
+    """`48.2 of 50 kWh used this month; at the present rate it is spent on 2026-11-27 at 14:00 UTC.`"""
+    lines = _lines(budget, use)
+    if not lines:
+        return ""
+    worst = max(lines, key=lambda line: line.percent)
+    text = f"{worst.of()} used this {budget.period}"
+    end = use.ends or period_end(budget.period, use.started)
+    if use.state is BudgetState.SPENT:
+        stops = budget.enforcement is Enforcement.STOP_ADMITTING
+        what = "nothing more is started" if stops else "only a warning is given"
+        return f"{text}: {what} until {_moment(end)}."
+    if use.exhausted is not None:
+        return f"{text}; at the present rate it is spent on {_moment(use.exhausted)}."
+    return f"{text}; at the present rate it lasts until {_moment(end)}."
+
+
+def _counted(
+    budget: Budget, old: BudgetUse | None, used: Amounts, per_hour: Amounts, since: datetime, now: datetime
+) -> BudgetUse:
+    use = _present(budget, old, now)
+    part = _part_within(use.started, since, now)
+    use = use.model_copy(
+        update={
+            "accelerator_hours": round(use.accelerator_hours + part * used.accelerator_hours, 6),
+            "cost": round(use.cost + part * used.cost, 6),
+            "kilowatt_hours": round(use.kilowatt_hours + part * used.kilowatt_hours, 9),
+        }
+    )
+    lines = _lines(budget, use, per_hour)
+    percent = max((line.percent for line in lines), default=None)
+    end = period_end(budget.period, now)
+    left = {line.unit: round(line.left, 6) for line in lines}
+    return use.model_copy(
+        update={
+            "ends": end,
+            "accelerator_hours_left": left.get(HOURS),
+            "cost_left": left.get(MONEY),
+            "kilowatt_hours_left": left.get(ENERGY),
+            "used_percent": None if percent is None else round(percent, 2),
+            "state": None if percent is None else _state(budget, percent),
+            "exhausted": _exhausted(lines, end, now),
+        }
+    )
+
+
+HOURS, MONEY, ENERGY = " accelerator-hours", " in cost", " kWh"
+
+
+def _lines(budget: Budget, use: BudgetUse, per_hour: Amounts | None = None) -> list[_Line]:
+    rate = per_hour or Amounts()
+    every = (
+        (HOURS, budget.accelerator_hours, use.accelerator_hours, rate.accelerator_hours),
+        (MONEY, budget.cost, use.cost, rate.cost),
+        (ENERGY, budget.kilowatt_hours, use.kilowatt_hours, rate.kilowatt_hours),
+    )
+    return [_Line(unit, limit, used, more) for unit, limit, used, more in every if limit is not None]
+
+
+def _present(budget: Budget, use: BudgetUse | None, now: datetime) -> BudgetUse:
+    """What the status says of the present period; nothing where it is about an earlier one."""
+    started = period_start(budget.period, now)
+    if use is None or use.started != started:
+        return BudgetUse(period=budget.period, started=started)
+    return use
+
+
+def _part_within(start: datetime, since: datetime, now: datetime) -> float:
+    """The part of the time from `since` to `now` that is after `start`."""
+    if since >= start or now <= since:
+        return 1.0
+    return (now - start) / (now - since)
+
+
+def _state(budget: Budget, percent: float) -> BudgetState:
+    if percent >= FULL:
+        return BudgetState.SPENT
+    return BudgetState.WARNING if percent >= budget.warn_at_percent else BudgetState.WITHIN
+
+
+def _exhausted(lines: Iterable[_Line], end: datetime, now: datetime) -> datetime | None:
+    """When the first limit is reached at the present rate; None: not in this period, or it is reached already."""
+    if any(line.percent >= FULL for line in lines):
+        return None
+    hours = min((line.left / line.per_hour for line in lines if line.per_hour > 0), default=float("inf"))
+    if hours >= (end - now) / timedelta(hours=1):
+        return None
+    return (now + timedelta(hours=hours)).replace(microsecond=0)
+
+
+def _told(budgets: Sequence[Budget], uses: Sequence[BudgetUse]) -> tuple[ConditionStatus, str, str]:
+    limits = {budget.period: budget for budget in budgets}
+    known = [use for use in uses if use.period in limits and use.used_percent is not None]
+    if not known:
+        return ConditionStatus.TRUE, Reason.WITHIN_BUDGET, ""
+    worst = max(known, key=lambda use: use.used_percent or 0.0)
+    state = worst.state or BudgetState.WITHIN
+    if state is not BudgetState.SPENT and any(_unmeasured(limits[use.period], use) for use in known):
+        text = "No node reports what the tenant's pods draw, so its limit of energy counts nothing."
+        return ConditionStatus.UNKNOWN, Reason.NOT_MEASURED, text
+    status = ConditionStatus.FALSE if state is BudgetState.SPENT else ConditionStatus.TRUE
+    return status, REASONS[state], sentence(limits[worst.period], worst)
+
+
+def _unmeasured(budget: Budget, use: BudgetUse) -> bool:
+    return (
+        budget.kilowatt_hours is not None
+        and use.kilowatt_hours == 0
+        and use.accelerator_hours > NEVER_MEASURED_H
+    )
+
+
+def _moment(when: datetime) -> str:
+    return f"{when:%Y-%m-%d} at {when:%H:%M} UTC"
