@@ -39,6 +39,7 @@ from busbar.api.objects.preview import Previews
 from busbar.api.records.backup import Backup
 from busbar.api.records.history import History
 from busbar.api.records.usage import Usage
+from busbar.api.records.usage_export import UsageExport
 from busbar.api.records.usage_ledger import UsageLedger
 from busbar.api.settings import Settings
 
@@ -157,7 +158,7 @@ def build(
         audit=audit,
         usage_ledger=usage_ledger,
         history=history,
-        usage=Usage(usage_ledger, history.compute, authorizer, tenancy),
+        usage=Usage(usage_ledger, history.compute, UsageExport(database), authorizer, tenancy),
         backup=Backup(database, history, audit, clock),
         objects=objects,
         pods=Pods(kube, objects, authorizer),

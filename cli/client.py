@@ -184,11 +184,27 @@ class Client:
         self, by: str = "tenant", since: datetime | None = None, until: datetime | None = None
     ) -> results.Usage:
         """Sums by tenant, namespace, service, model, key or day."""
-        asked = {"by": by}
-        for name, moment in (("since", since), ("until", until)):
-            if moment is not None:
-                asked[name] = moment.isoformat()
-        return _parse(results.Usage, self._json("GET", "/usage", params=asked))
+        return _parse(results.Usage, self._json("GET", "/usage", params=_range(by, since, until)))
+
+    def usage_lines(
+        self, by: str = "tenant", since: datetime | None = None, until: datetime | None = None
+    ) -> results.UsageLines:
+        """The lines of an export by tenant, namespace, user, job or service."""
+        return _parse(results.UsageLines, self._json("GET", "/usage/export", params=_range(by, since, until)))
+
+    def usage_file(
+        self,
+        form: str,
+        by: str = "tenant",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        currency: str | None = None,
+    ) -> str:
+        """The same as a file: csv, or focus, which has a row for each object and day and needs a currency."""
+        asked = {**_range(by, since, until), "format": form}
+        if currency is not None:
+            asked["currency"] = currency
+        return self._send("GET", "/usage/export", params=asked).text
 
     def tokens(self, *, subject: str | None = None, state: str | None = None) -> Iterator[results.Token]:
         """Tokens without their texts, newest first; asks for page after page.
@@ -292,6 +308,14 @@ class Client:
         if not response.is_success:
             raise _error(self.server, response)
         return response
+
+
+def _range(by: str, since: datetime | None, until: datetime | None) -> dict[str, str]:
+    asked = {"by": by}
+    for name, moment in (("since", since), ("until", until)):
+        if moment is not None:
+            asked[name] = moment.isoformat()
+    return asked
 
 
 def _address(server: str) -> SplitResult:

@@ -15,14 +15,19 @@ FORMATS = ("table", "json", "yaml", "name")
 
 def output_option(command: F) -> F:
     """The option -o."""
+    return output_of(FORMATS)(command)
+
+
+def output_of(formats: Sequence[str]) -> Callable[[F], F]:
+    """The option -o with these forms."""
     return click.option(
         "-o",
         "--output",
-        type=click.Choice(FORMATS),
+        type=click.Choice(formats),
         default="table",
         show_default=True,
         help="Form of the output.",
-    )(command)
+    )
 
 
 def emit(output: str, document: Any, table: Callable[[], str], names: Iterable[str]) -> None:

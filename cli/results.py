@@ -226,6 +226,34 @@ class Usage(WireModel):
     compute: list[ComputeUsage] = Field(default_factory=list)
 
 
+class UsageLine(WireModel):
+    """One line of an export; texts that it is not summed by are empty."""
+
+    tenant: str = ""
+    namespace: str = ""
+    name: str = ""
+    user: str = ""
+    objects: int = 0
+    accelerator_hours: float = 0.0
+    work_units: float = 0.0
+    kilowatt_hours: float | None = None
+    cost: float = 0.0
+    lost_hours: float = 0.0
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    joules_per_token: float | None = None
+
+
+class UsageLines(WireModel):
+    """Use of a range of time, as an export has it."""
+
+    by: str
+    since: datetime
+    until: datetime
+    items: list[UsageLine] = Field(default_factory=list)
+
+
 class DatabaseState(WireModel):
     """Whether a backup can be restored into the server's database."""
 

@@ -1,7 +1,7 @@
 """Pages about people: usage, tokens, and the audit trail for admins."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
@@ -18,6 +18,7 @@ from busbar.api.objects.budgets import budget_lines
 from busbar.api.portal.drafts import whole_or_none
 from busbar.api.portal.formatting import money, number
 from busbar.api.portal.render import frame, html
+from busbar.api.records.usage_export import Group
 from busbar.api.records.usage_ledger import By
 from busbar.kube.contracts.preview import span
 
@@ -50,11 +51,20 @@ def _usage(routes: APIRouter) -> None:
             "budgets": budget_lines(await services.cluster.tenants(caller)),
             "by": by,
             "days": days,
+            "export": _export_of(by, report.since),
             "choices": list(By),
             "number": number,
             "money": money,
         }
         return html("usage.html", {**await frame(request, caller, "usage"), **context})
+
+
+def _export_of(by: By, since: datetime) -> str:
+    """Where the page's sums are as CSV; empty where there are none."""
+    if by.value not in set(Group):
+        return ""
+    asked = {"by": by.value, "since": since.isoformat(), "format": "csv"}
+    return f"/api/v1alpha1/usage/export?{urlencode(asked)}"
 
 
 def _token_pages(routes: APIRouter) -> None:

@@ -67,7 +67,7 @@ class Compute:
         self, by: str, *, since: datetime, until: datetime, tenants: Collection[str] | None
     ) -> list[ComputeTotals]:
         """What jobs used in a range of time, per group; the range begins and ends with whole hours."""
-        jobs, before, after = tables.jobs, _up_to(since, "before"), _up_to(until, "after")
+        jobs, before, after = tables.jobs, up_to(since, "before"), up_to(until, "after")
         column = {"tenant": jobs.c.tenant, "namespace": jobs.c.namespace, "service": jobs.c.name}[by]
         query = (
             select(
@@ -96,7 +96,7 @@ def _row(job: dict[str, Any], now: datetime) -> dict[str, Any]:
     return {"uid": job["uid"], "at": at, **{name: job[name] for name in AMOUNTS}}
 
 
-def _up_to(end: datetime, name: str) -> Subquery:
+def up_to(end: datetime, name: str) -> Subquery:
     """Each job's totals before a time, and the hour of its last row. Totals never decrease."""
     compute = tables.compute
     amounts = [func.max(compute.c[amount]).label(amount) for amount in AMOUNTS]

@@ -10,7 +10,9 @@ from busbar.api.access.authorization import Authorizer
 from busbar.api.access.identity import Caller
 from busbar.api.access.tenancy import Tenancy
 from busbar.api.records.compute import Compute, ComputeTotals
+from busbar.api.records.usage_export import Group, Line, ObjectUse, Reach, UsageExport
 from busbar.api.records.usage_ledger import By, InferenceTotals, UsageLedger
+from busbar.kube.types.tenant import Role
 
 _COMPUTE = (By.TENANT, By.NAMESPACE, By.SERVICE)
 
@@ -30,12 +32,33 @@ class Usage:
     """Makes usage reports for callers."""
 
     def __init__(
-        self, ledger: UsageLedger, compute: Compute, authorizer: Authorizer, tenancy: Tenancy
+        self,
+        ledger: UsageLedger,
+        compute: Compute,
+        export: UsageExport,
+        authorizer: Authorizer,
+        tenancy: Tenancy,
     ) -> None:
         self._ledger = ledger
+        self._export = export
         self._compute = compute
         self._authorizer = authorizer
         self._tenancy = tenancy
+
+    async def lines(self, caller: Caller, by: Group, since: datetime, until: datetime) -> Sequence[Line]:
+        """The lines of an export: all tenants' for admins, those of the caller's own tenants otherwise."""
+        return await self._export.lines(by, since, until, await self._reach(caller))
+
+    async def days(self, caller: Caller, since: datetime, until: datetime) -> Sequence[ObjectUse]:
+        """The use of each object on each day, as far as the caller may see it. Raises Invalid: too many."""
+        return await self._export.days(since, until, await self._reach(caller))
+
+    async def _reach(self, caller: Caller) -> Reach:
+        if await self._authorizer.is_admin(caller):
+            return Reach()
+        held = self._tenancy.memberships(caller)
+        whole = {m.tenant for m in held if m.role == Role.ADMIN}
+        return Reach({m.tenant for m in held}, whole, caller.subject)
 
     async def report(self, caller: Caller, by: By, since: datetime, until: datetime) -> UsageReport:
         """Usage of all tenants for admins, of the caller's own tenants otherwise."""

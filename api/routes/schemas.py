@@ -365,6 +365,34 @@ class UsageTotals(Answer):
     compute: list[ComputeUsage]
 
 
+class UsageLine(Answer):
+    """One line of an export; texts that it is not summed by are empty."""
+
+    tenant: str
+    namespace: str
+    name: str
+    user: str
+    objects: int
+    accelerator_hours: float
+    work_units: float
+    kilowatt_hours: float | None = Field(description="Null: none was measured.")
+    cost: float = Field(description="At the pools' prices.")
+    lost_hours: float = Field(description="Hours of work that were done twice.")
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    joules_per_token: float | None = Field(description="Of services whose energy was measured.")
+
+
+class UsageExport(Answer):
+    """Use of a range of time, as an export has it."""
+
+    by: str
+    since: datetime
+    until: datetime
+    items: list[UsageLine]
+
+
 class PastJob(Answer):
     """A job that was deleted, with the last totals of its status."""
 

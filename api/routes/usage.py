@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse, Response
 
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, services_of
 from busbar.api.errors import Invalid
+from busbar.api.records.usage_export import Group
+from busbar.api.records.usage_files import csv_of, focus_of
 from busbar.api.records.usage_ledger import By
 from busbar.api.routes import schemas
 from busbar.api.routes.schemas import errors
@@ -42,6 +45,44 @@ def router() -> APIRouter:
         return schemas.UsageTotals.model_validate(found)
 
     @routes.get(
+        "/usage/export",
+        operation_id="exportUsage",
+        summary="Use by tenant, namespace, user, job or service, as JSON, CSV or FOCUS 1.2",
+        description="Members see their own tenants'; by user, they see themselves, and admins of a tenant everybody in "
+        "it. FOCUS has a row for each object and day, whatever `by` says, and needs a currency.",
+        response_model=schemas.UsageExport,
+        responses={
+            200: {"content": {"text/csv": {"schema": {"type": "string"}}}, "description": "The export."},
+            **errors(401, 403, 422, 503),
+        },
+    )
+    async def export(
+        request: Request,
+        caller: Anyone,
+        by: Group = Group.TENANT,
+        since: Annotated[datetime | None, Query(description="Default: 30 days ago.")] = None,
+        until: Annotated[datetime | None, Query(description="Default: now.")] = None,
+        format: Literal["json", "csv", "focus"] = "json",
+        currency: Annotated[
+            str | None, Query(pattern="^[A-Z]{3}$", description="Of the pools' prices, for FOCUS: EUR, USD.")
+        ] = None,
+    ) -> Response:
+        services = services_of(request)
+        start, end = time_range(since, until, services.clock())
+        if format == "focus":
+            if currency is None:
+                raise Invalid(
+                    "FOCUS needs the currency of the pools' prices, for example EUR", field="currency"
+                )
+            text = focus_of(await services.usage.days(caller, start, end), currency)
+            return _file(text, "busbar-focus-1.2.csv")
+        lines = await services.usage.lines(caller, by, start, end)
+        if format == "csv":
+            return _file(csv_of(by, lines), f"busbar-usage-by-{by.value}.csv")
+        found = {"by": by.value, "since": start, "until": end, "items": lines}
+        return JSONResponse(schemas.UsageExport.model_validate(found).model_dump(mode="json", by_alias=True))
+
+    @routes.get(
         "/history",
         operation_id="listPastJobs",
         summary="Objects that were deleted, newest first",
@@ -57,6 +98,14 @@ def router() -> APIRouter:
         return schemas.PastJobList.model_validate({"items": [dict(row) for row in rows]})
 
     return routes
+
+
+def _file(text: str, name: str) -> Response:
+    return Response(
+        text,
+        media_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
 
 
 def time_range(since: datetime | None, until: datetime | None, now: datetime) -> tuple[datetime, datetime]:

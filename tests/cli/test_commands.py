@@ -452,6 +452,40 @@ async def test_usage_is_shown_and_understands_how_long_ago(site: Site) -> None:
     assert (await site.busbar("usage", "--since", "yesterday")).code == 2
 
 
+async def test_usage_is_exported_as_a_file_and_by_user_and_job(site: Site) -> None:
+    usage = {"acceleratorSeconds": 7200.0, "energyJoules": 7.2e6, "cost": 5.0}
+    for namespace, name in (("ada-lab", "ada-run"), ("bob-lab", "bob-run")):
+        site.world.kube.status(TRAINING_JOBS, namespace, name, usage=usage)
+    await site.world.settle()
+    await site.world.services.history.flush()
+    span = ("--since", (site.world.clock.now - timedelta(days=2)).isoformat(), "--until", (site.world.clock.now + timedelta(days=1)).isoformat())  # fmt: skip
+    rows = [line.split() for line in (await site.busbar("usage", "--by", "job", *span)).lines]
+    assert rows[2] == [
+        "TENANT",
+        "NAMESPACE",
+        "NAME",
+        "OBJECTS",
+        "ACCELERATOR",
+        "HOURS",
+        "KWH",
+        "COST",
+        "LOST",
+        "HOURS",
+    ]
+    assert rows[3:] == [["ada", "ada-lab", "ada-run", "1", "2.00", "2.000", "5.00", "0.00"]]
+    found = json.loads((await site.busbar("usage", "--by", "user", "-o", "json", *span)).out)
+    assert {item["tenant"] for item in found["items"]} <= {"ada"}
+    told = (await site.busbar("usage", "--by", "job", "-o", "csv", *span)).lines
+    assert told[0].startswith("tenant,namespace,name,objects,accelerator_hours")
+    assert told[1].startswith("ada,ada-lab,ada-run,1,2,")
+    focus = (await site.busbar("usage", "-o", "focus", "--currency", "EUR", *span)).lines
+    assert focus[0].startswith("BilledCost,BillingAccountId")
+    assert len(focus) == 2
+    assert (await site.busbar("usage", "-o", "focus")).code == 2
+    assert (await site.busbar("usage", "--by", "day", "-o", "csv")).code == 2
+    assert "2.000" in (await site.busbar("usage", *span)).out
+
+
 BUDGETS = [
     {
         "period": "month",

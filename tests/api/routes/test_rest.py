@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -137,3 +140,42 @@ async def test_a_place_in_the_audit_trail_that_no_row_can_have_is_refused(world:
         assert answer.status_code == 422, (at, answer.text)
         assert "before" in answer.text
     assert (await root.get(f"{BASE}/audit", params={"before": str(2**63 - 1)})).status_code == 200
+
+
+async def test_usage_is_exported_to_members_for_their_own_tenants_only(world: World) -> None:
+    for namespace, name in (("ada-lab", "ada-run"), ("bob-lab", "bob-run")):
+        usage = {"acceleratorSeconds": 7200.0, "energyJoules": 7.2e6, "cost": 5.0}
+        world.kube.status(TRAINING_JOBS, namespace, name, usage=usage)
+    await world.settle()
+    await world.services.history.flush()
+    until = f"until={(world.clock.now + timedelta(hours=1)).isoformat().replace('+', '%2B')}"
+    seen = {}
+    for caller, role in (("alice", CallerRole.USER), ("bob", CallerRole.USER), ("root", CallerRole.ADMIN)):
+        answer = await (await world.as_(caller, role)).get(f"{BASE}/usage/export?by=tenant&{until}")
+        assert answer.status_code == 200
+        seen[caller] = {item["tenant"]: item["kilowattHours"] for item in answer.json()["items"]}
+    assert seen == {"alice": {"ada": 2.0}, "bob": {"bob-corp": 2.0}, "root": {"ada": 2.0, "bob-corp": 2.0}}
+    alice = await world.as_("alice")
+    for query in ("format=csv&by=job", "format=focus&currency=EUR"):
+        answer = await alice.get(f"{BASE}/usage/export?{query}&{until}")
+        assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+        assert "attachment" in answer.headers["content-disposition"]
+        assert "ada-run" in answer.text
+        assert "bob" not in answer.text
+    for query, field in (
+        ("format=focus", "currency"),
+        ("format=focus&currency=euro", "currency"),
+        ("by=model", "by"),
+    ):
+        answer = await alice.get(f"{BASE}/usage/export?{query}")
+        assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
+
+
+async def test_the_usage_page_offers_what_it_shows_as_csv(world: World) -> None:
+    alice = await world.as_("alice")
+    page = (await alice.get("/usage?by=namespace")).text
+    link = re.search(r'href="(/api/v1alpha1/usage/export[^"]*)"', page)
+    assert link is not None
+    answer = await alice.get(html.unescape(link.group(1)))
+    assert answer.text.startswith("tenant,namespace,objects,")
+    assert "usage/export" not in (await alice.get("/usage?by=model")).text
