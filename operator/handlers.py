@@ -18,7 +18,6 @@ from busbar.kube.types import Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.tenant import TenantUsage
 from busbar.kube.types.training_job import Usage
-from busbar.operator.accounting import budgets
 from busbar.operator.accounting.allocations import (
     AllocationCounts,
     Allocations,
@@ -47,6 +46,7 @@ from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import ServiceView, model_uri, wanted_indexes
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.settings import Settings
+from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
 from busbar.operator.training.reconcile import reconcile as reconcile_job
@@ -98,12 +98,12 @@ class Handlers:
         self._scaling: dict[str, ScalingState] = {}  # by uid
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
         self._promised = Promised()
+        self._holds = BudgetHolds(caches, controller, rounds.wake)
         self._rooms: dict[
             str, tuple[float, PodRoom | None]
         ] = {}  # by namespace: when it was counted, what is left
         self._pool_told: dict[Key, float] = {}  # when a pool's status was written
         self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
-        self._spent: dict[str, str] = {}  # by tenant: why nothing more is started
         self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
         controller.handles("TrainingJob", self.training_job)
         controller.handles("ModelService", self.model_service)
@@ -148,7 +148,7 @@ class Handlers:
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
             holders=holders(job, own, self._caches.pods.items),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
-            budget_spent=self._budget_spent(key.namespace),
+            budget_spent=self._holds.of_namespace(key.namespace),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
         update = reconcile_job(view, decision, forecast, reserved)
@@ -215,7 +215,7 @@ class Handlers:
             energy_joules=self._energy(
                 service.metadata.uid, service.status.usage if service.status is not None else None
             ),
-            budget_spent=self._budget_spent(key.namespace),
+            budget_spent=self._holds.of_namespace(key.namespace),
             holders=name_holders(service, wanted_indexes(service, own), own, self._caches.pods.items),
         )
         update = reconcile_service(view, decisions)
@@ -246,7 +246,7 @@ class Handlers:
     async def tenant(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         found = self._caches.tenants.items.get(key)
         if found is None:
-            self._spent.pop(key.name, None)
+            self._holds.look(key.name)
             return None
         view = TenantView(
             tenant=found,
@@ -276,30 +276,8 @@ class Handlers:
             await self._writer.write_status(TENANTS, found, update.status)
         for reason, message in update.notices:
             self._writer.notice(TENANTS, found, reason, message)
-        self._budget_seen(key)
+        self._holds.look(key.name)
         return update.again_s
-
-    def _budget_spent(self, namespace: str) -> str:
-        name = tenant_of_namespace(self._caches.tenants.items.values()).get(namespace, "")
-        tenant = self._caches.tenants.items.get(Key("", name))
-        return budgets.spent(tenant, utc_now()) if tenant is not None else ""
-
-    def _budget_seen(self, key: Key) -> None:
-        """Queues what waits in a tenant's namespaces when its budget begins to hold it, or no longer does."""
-        tenant = self._caches.tenants.items.get(key)
-        spent = budgets.spent(tenant, utc_now()) if tenant is not None else ""
-        if spent == self._spent.get(key.name, ""):
-            return
-        self._spent[key.name] = spent
-        spaces = set(tenant.spec.namespaces or ()) if tenant is not None else set()
-        for cache in (self._caches.jobs, self._caches.services):
-            for each in cache.items:
-                if each.namespace in spaces:
-                    self._controller.add(cache.resource.kind, each)
-        for pod in self._caches.pods.items.values():
-            if pod.gated and pod.key.namespace in spaces and is_claim(pod):
-                self._controller.add("Pod", pod.key)
-        self._rounds.wake()
 
     def _energy(self, uid: str, usage: Usage | TenantUsage | None) -> float | None:
         """The new total of an object that has used so much."""
@@ -341,7 +319,7 @@ class Handlers:
             return None
         if found.kind:
             return await self._reaper.handle(found, utc_now())
-        spent = self._budget_spent(key.namespace) if found.gated and is_claim(found) else ""
+        spent = self._holds.of_namespace(key.namespace) if found.gated and is_claim(found) else ""
         if spent:
             waits = Notice("v1", "Pod", key.namespace, key.name, found.uid, Reason.BUDGET_SPENT, spent)
             self._writer.put_notice(waits)

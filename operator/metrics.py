@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from busbar.kube.types import AcceleratorPool, Tenant
-from busbar.kube.types.tenant import used_ratios
+from busbar.kube.types.budget import used_ratios
 
 
 class Metrics:
@@ -122,7 +122,8 @@ class Metrics:
         """Sets what the tenants' statuses say of their budgets."""
         self.budgets.clear()
         for tenant in tenants:
-            for resource, ratio in used_ratios(tenant).items():
+            uses = tenant.status.budgets if tenant.status is not None else None
+            for resource, ratio in used_ratios(tenant.spec.budgets or (), uses or ()).items():
                 self.budgets.labels(tenant.metadata.name, resource).set(ratio)
 
     def show_pools(self, pools: Iterable[AcceleratorPool]) -> None:

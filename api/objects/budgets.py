@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from busbar.kube.types import Tenant
-from busbar.kube.types.tenant import BudgetUse
+from busbar.kube.types.budget import BudgetUse
 
 RESOURCES = (
     ("accelerator-hours", "accelerator_hours"),

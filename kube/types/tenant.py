@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from busbar.kube.types.budget import Budget, BudgetUse
 from busbar.kube.types.limits import Limits, LimitUse
 from busbar.kube.types.meta import (
     AGE,
@@ -42,29 +43,6 @@ class Role(StrEnum):
 class OnDelete(StrEnum):
     REFUSE = "refuse"
     STOP = "stop"
-
-
-class Period(StrEnum):
-    DAY = "day"
-    WEEK = "week"
-    MONTH = "month"
-
-
-class Enforcement(StrEnum):
-    """What happens when a budget is spent."""
-
-    WARN = "Warn"
-    STOP_ADMITTING = "StopAdmitting"
-    PREEMPT = "Preempt"
-    """Refused: it is not built."""
-
-
-class BudgetState(StrEnum):
-    """How a budget stands."""
-
-    WITHIN = "Within"
-    WARNING = "Warning"
-    SPENT = "Spent"
 
 
 class Subject(SpecModel):
@@ -119,48 +97,6 @@ class Quota(SpecModel):
         default=None, description="Largest allocation beyond the guaranteed share; absent: no limit."
     )
     ceiling: Share | None = Field(default=None, description="Largest total allocation; absent: no limit.")
-
-
-class Budget(SpecModel):
-    """A limit per period; at least one of the three."""
-
-    rules = (
-        Rule(
-            cel="has(self.acceleratorHours) || has(self.cost) || has(self.kilowattHours)",
-            message="a budget needs at least one of acceleratorHours, cost and kilowattHours",
-            holds=lambda budget: (
-                budget.accelerator_hours is not None
-                or budget.cost is not None
-                or budget.kilowatt_hours is not None
-            ),
-        ),
-        Rule(
-            cel="self.enforcement != 'Preempt'",
-            message="Preempt is not built yet: running work is not stopped for a budget; use StopAdmitting or Warn",
-            field_path=".enforcement",
-            holds=lambda budget: budget.enforcement is not Enforcement.PREEMPT,
-        ),
-    )
-
-    period: Period = Field(description="day, week (from Monday) or month, in UTC.")
-    accelerator_hours: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="Accelerator-hours."
-    )
-    cost: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="Money, at the pools' prices."
-    )
-    kilowatt_hours: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="Energy of the tenant's pods, where nodes report what they draw."
-    )
-    enforcement: Enforcement = Field(
-        default=Enforcement.WARN,
-        description="When a limit is reached. Warn: a condition and an event. StopAdmitting: besides, nothing more of the "
-        "tenant is started before the next period, except for services that have fewer than minReplicas. "
-        "Preempt is refused: it is not built yet.",
-    )
-    warn_at_percent: Annotated[float, Field(gt=0, le=100)] = Field(
-        default=80.0, description="At so many per cent of a limit there is a warning."
-    )
 
 
 class TenantSpec(SpecModel):
@@ -252,31 +188,6 @@ ByAccelerator = Annotated[
 ]
 
 
-class BudgetUse(StatusModel):
-    """Use in the current period."""
-
-    period: Period = Field(description="Which period.")
-    started: datetime = Field(description="When it began.")
-    ends: datetime | None = Field(default=None, description="When the next one begins.")
-    accelerator_hours: Amount = Field(default=0.0, description="Accelerator-hours used.")
-    cost: Amount = Field(default=0.0, description="Money used.")
-    kilowatt_hours: Amount = Field(default=0.0, description="Energy used.")
-    used_percent: Amount | None = Field(
-        default=None,
-        description="Use of the limit that is closest to exhaustion, in per cent; above 100 it is exceeded.",
-    )
-    accelerator_hours_left: Amount | None = Field(default=None, description="Accelerator-hours left.")
-    cost_left: Amount | None = Field(default=None, description="Money left.")
-    kilowatt_hours_left: Amount | None = Field(default=None, description="Energy left.")
-    state: BudgetState | None = Field(
-        default=None, description="Within, Warning (warnAtPercent is reached) or Spent (a limit is reached)."
-    )
-    exhausted: datetime | None = Field(
-        default=None,
-        description="When the first limit is reached at the present rate; absent: not in this period, or it is reached.",
-    )
-
-
 class TenantUsage(StatusModel):
     """Totals of all jobs and services, also of deleted ones; they never decrease."""
 
@@ -363,10 +274,6 @@ class TenantStatus(StatusModel):
     last_updated: datetime | None = Field(default=None, description="When this was written.")
 
 
-LIMITED = ("accelerator_hours", "cost", "kilowatt_hours")
-"""What a budget limits: the fields of Budget and BudgetUse."""
-
-
 class Tenant(Resource):
     """A group of people with their namespaces, their share of the accelerators and their budget."""
 
@@ -397,19 +304,3 @@ class Tenant(Resource):
     kind: Literal["Tenant"] = "Tenant"
     spec: TenantSpec = Field(description="The tenant's members, namespaces, shares and budgets.")
     status: TenantStatus | None = Field(default=None, description="Its allocation and use.")
-
-
-def used_ratios(tenant: Tenant) -> dict[str, float]:
-    """By what is limited, as manifests call it: the part of the limit that is used, in the period in which it is most."""
-    uses = {use.period: use for use in (tenant.status.budgets if tenant.status is not None else None) or ()}
-    found: dict[str, float] = {}
-    for budget in tenant.spec.budgets or ():
-        use = uses.get(budget.period)
-        for name in LIMITED:
-            limit = getattr(budget, name)
-            if use is None or limit is None:
-                continue
-            ratio = float(getattr(use, name)) / limit if limit else 1.0
-            alias = Budget.model_fields[name].alias or name
-            found[alias] = max(found.get(alias, 0.0), ratio)
-    return found

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from busbar.kube.types import Condition, ConditionStatus, Tenant
+from busbar.kube.types.budget import Budget, BudgetState, BudgetUse, Enforcement, Period
 from busbar.kube.types.reasons import ConditionType, Reason
-from busbar.kube.types.tenant import Budget, BudgetState, BudgetUse, Enforcement, Period, TenantStatus
+from busbar.kube.types.tenant import TenantStatus
 
 FULL = 100.0
 NEVER_MEASURED_H = 0.1

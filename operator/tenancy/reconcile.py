@@ -18,12 +18,12 @@ from datetime import datetime, timedelta
 from busbar.kube.informer import Key
 from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
 from busbar.kube.types import AcceleratorPool, Condition, Tenant
+from busbar.kube.types.budget import BudgetUse
 from busbar.kube.types.limits import LimitUse
 from busbar.kube.types.meta import LABEL_RELEASED, LABEL_TENANT
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import (
     AcceleratorCount,
-    BudgetUse,
     Role,
     TenantStatus,
     TenantUsage,

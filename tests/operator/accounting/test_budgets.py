@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.operator.builders import NOW, tenant
 
 from busbar.kube.types import ConditionStatus, Tenant
-from busbar.kube.types.tenant import BudgetState, BudgetUse, Period, TenantStatus, used_ratios
+from busbar.kube.types.budget import BudgetState, BudgetUse, Period, used_ratios
+from busbar.kube.types.tenant import TenantStatus
 from busbar.operator.accounting.budgets import (
     Amounts,
     changes,
@@ -183,7 +184,11 @@ def test_there_is_one_event_for_each_change_of_a_state() -> None:
 
 def test_the_metric_has_the_period_in_which_most_is_used() -> None:
     made = of({"period": "day", "cost": 10}, {"period": "month", "cost": 100, "kilowattHours": 5}, cost=5.0)
-    assert used_ratios(made) == {"cost": 0.5, "kilowattHours": 0.0}
+    assert made.status is not None
+    assert used_ratios(made.spec.budgets or (), made.status.budgets or ()) == {
+        "cost": 0.5,
+        "kilowattHours": 0.0,
+    }
 
 
 @settings(max_examples=30, derandomize=True)

@@ -1,0 +1,47 @@
+"""What a spent budget holds: tells why, and has everything that waits looked at when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from busbar.kube.informer import Key
+from busbar.operator.accounting.budgets import spent
+from busbar.operator.pods.foreign_pods import is_claim
+from busbar.operator.queue.controller import Controller, utc_now
+from busbar.operator.watch.caches import Caches, tenant_of_namespace
+
+
+class BudgetHolds:
+    """Of all tenants. `wake` asks for a scheduling round."""
+
+    def __init__(self, caches: Caches, controller: Controller, wake: Callable[[], None]) -> None:
+        self._caches, self._controller, self._wake = caches, controller, wake
+        self._known: dict[str, str] = {}  # by tenant: why nothing more is started
+
+    def of_namespace(self, namespace: str) -> str:
+        """Why nothing more of its tenant is started now; empty where it is."""
+        return self._of_tenant(tenant_of_namespace(self._caches.tenants.items.values()).get(namespace, ""))
+
+    def look(self, name: str) -> None:
+        """To be called with each reconcile of a tenant, and when it is gone: queues what waits in its namespaces where
+        its budget begins to hold it, or no longer does."""
+        why = self._of_tenant(name)
+        if why == self._known.get(name, ""):
+            return
+        self._known[name] = why
+        if not why:
+            del self._known[name]
+        tenant = self._caches.tenants.items.get(Key("", name))
+        spaces = set(tenant.spec.namespaces or ()) if tenant is not None else set()
+        for cache in (self._caches.jobs, self._caches.services):
+            for key in cache.items:
+                if key.namespace in spaces:
+                    self._controller.add(cache.resource.kind, key)
+        for pod in self._caches.pods.items.values():
+            if pod.gated and pod.key.namespace in spaces and is_claim(pod):
+                self._controller.add("Pod", pod.key)
+        self._wake()
+
+    def _of_tenant(self, name: str) -> str:
+        tenant = self._caches.tenants.items.get(Key("", name))
+        return spent(tenant, utc_now()) if tenant is not None else ""
