@@ -11,6 +11,7 @@ status when it was killed.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from busbar.kube.informer import Key
@@ -53,7 +54,7 @@ class Ledger:
         tenant_of = tenant_of_namespace(caches.tenants.items.values())
         holders = self._holders.of(nodes, caches.pods.items.values(), pools, tenant_of) if nodes else {}
         passed_s, self._ticked_s = now_s - self._ticked_s, now_s
-        drawn: dict[str, float] = {}
+        every: list[Charge] = []
         for name, reading in readings.items():
             looked = step(self._nodes.get(name), reading, now_s, self._fresh_s)
             self._nodes[name] = looked.metering
@@ -61,11 +62,9 @@ class Ledger:
                 sources = reading.boards_from, reading.host_from
                 charges = shared(looked.drawn, holders.get(name, ()), *sources)
                 charges += nobodys(looked.late, reading.boards_from)
-                self._book(charges)
-                for charge in charges:
-                    drawn[charge.owner.tenant] = drawn.get(charge.owner.tenant, 0.0) + charge.joules
+                every += charges
                 self._book_feeds(charges, feeds_above(found, name))
-        self._watts = smoothed(self._watts, drawn, passed_s)
+        self._watts = smoothed(self._watts, self._book(every), passed_s)
         if now_s - self._kept_s >= KEEP_EVERY_S:
             self._kept_s = now_s
             self.accounts.keep(frozenset(self._uids()))
@@ -87,15 +86,23 @@ class Ledger:
         self.accounts.sent(uid, status.energy_joules)
         self.accounts.sent(uid + UNASSIGNED, status.unassigned_joules)
 
-    def _book(self, charges: Sequence[Charge]) -> None:
+    def _book(self, charges: Sequence[Charge]) -> dict[str, float]:
+        """Books the charges to objects and tenants; returns the joules by tenant."""
+        shown: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+        tenants: defaultdict[str, float] = defaultdict(float)
         for charge in charges:
             owner = charge.owner
-            self._metrics.energy.labels(owner.tenant, owner.kind, charge.source).inc(charge.joules)
+            shown[owner.tenant, owner.kind, charge.source] += charge.joules
+            tenants[owner.tenant] += charge.joules
             if owner.uid:
                 self.accounts.book(owner.uid, charge.joules)
-            tenant = self._caches.tenants.items.get(Key("", owner.tenant))
+        for labels, joules in shown.items():
+            self._metrics.energy.labels(*labels).inc(joules)
+        for name, joules in tenants.items():
+            tenant = self._caches.tenants.items.get(Key("", name))
             if tenant is not None:
-                self.accounts.book(tenant.metadata.uid, charge.joules)
+                self.accounts.book(tenant.metadata.uid, joules)
+        return tenants
 
     def _book_feeds(self, charges: Sequence[Charge], feeds: Iterable[str]) -> None:
         joules = sum(charge.joules for charge in charges)

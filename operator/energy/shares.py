@@ -70,28 +70,50 @@ def shared(
     drawn: Sequence[Drawn], holders: Sequence[Holder], boards_from: Backend, host_from: Backend
 ) -> list[Charge]:
     """Everything that was drawn, each joule once."""
-    boards = sorted((d for d in drawn if d.meter != HOST), key=lambda d: -d.joules)
     held = sum(holder.part for holder in holders)
     scale = 1 / held if held > 1 else 1.0
-    parts = [Holder(holder.owner, holder.part * scale) for holder in holders if holder.part > 0]
+    parts = [(holder.owner, holder.part * scale) for holder in holders if holder.part > 0]
     held = min(1.0, held)
-    sums: defaultdict[tuple[Owner, Source], float] = defaultdict(float)
     whole = not parts or (len(parts) == 1 and held > 1 - NEARLY)
+    sums: defaultdict[tuple[Owner, Source], float] = defaultdict(float)
+    for source, of_holders, of_nobody in (
+        *_boards(drawn, held, boards_from, whole=whole),
+        *_host(drawn, held, host_from, whole=whole),
+    ):
+        for owner, part in parts:
+            sums[owner, source] += of_holders * part / held
+        sums[NOBODY, source] += of_nobody
+    return [Charge(owner, joules, source) for (owner, source), joules in sums.items() if joules > 0]
+
+
+_Split = tuple[Source, float, float]
+"""Joules of one source: those of the holders together, and those of nobody."""
+
+
+def _boards(drawn: Sequence[Drawn], held: float, backend: Backend, *, whole: bool) -> list[_Split]:
+    boards = sorted((d for d in drawn if d.meter != HOST), key=lambda d: -d.joules)
+    sums: dict[Source, list[float]] = {}
     left = held * len(boards)
     for board in boards:
         taken = min(1.0, max(0.0, left))
         left -= taken
-        source = _source(boards_from, Source.COUNTER, sure=whole and board.measured)
-        for holder in parts:
-            sums[holder.owner, source] += board.joules * taken * holder.part / held
-        sums[NOBODY, source] += board.joules * (1 - taken)
-    for host in drawn:
-        if host.meter == HOST:
-            source = _source(host_from, Source.RAPL, sure=whole and host.measured)
-            for holder in parts:
-                sums[holder.owner, source] += host.joules * holder.part
-            sums[NOBODY, source] += host.joules * (1 - held)
-    return [Charge(owner, joules, source) for (owner, source), joules in sums.items() if joules > 0]
+        source = _source(backend, Source.COUNTER, sure=whole and board.measured)
+        sides = sums.setdefault(source, [0.0, 0.0])
+        sides[0] += board.joules * taken
+        sides[1] += board.joules * (1 - taken)
+    return [(source, sides[0], sides[1]) for source, sides in sums.items()]
+
+
+def _host(drawn: Sequence[Drawn], held: float, backend: Backend, *, whole: bool) -> list[_Split]:
+    return [
+        (
+            _source(backend, Source.RAPL, sure=whole and host.measured),
+            host.joules * held,
+            host.joules * (1 - held),
+        )
+        for host in drawn
+        if host.meter == HOST
+    ]
 
 
 def nobodys(drawn: Iterable[Drawn], boards_from: Backend) -> list[Charge]:
