@@ -31,3 +31,8 @@ def as_number(value: object) -> float | None:
     except ValueError:
         return None
     return found if math.isfinite(found) else None
+
+
+def kilowatt_hours(joules: float | None) -> str:
+    """Energy; empty where none was measured."""
+    return f"{number(joules / 3.6e6, 3)} kWh" if joules else ""

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from busbar.api.objects.cluster import model_id
-from busbar.api.portal.formatting import ago, as_number, money, number
+from busbar.api.portal.formatting import ago, as_number, kilowatt_hours, money, number
 from busbar.kube.contracts.preview import span
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.forecast import StartForecast
@@ -96,6 +96,8 @@ class JobView:
     restarts: int
     cost: str
     accelerator_hours: str
+    energy: str
+    """kWh; empty where none was measured."""
     suspended: bool
     finished: bool
     deleting: bool
@@ -148,6 +150,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         restarts=status.restarts or 0,
         cost=money(usage.cost),
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
+        energy=kilowatt_hours(usage.energy_joules),
         suspended=spec.suspend,
         finished=phase in TERMINAL_PHASES,
         deleting=meta.deletion_timestamp is not None,
@@ -203,6 +206,8 @@ class ServiceView:
     deleting: bool
     cost: str
     accelerator_hours: str
+    energy: str
+    """kWh; empty where none was measured."""
     conditions: ConditionRows
     scaling: list[dict[str, str]]
     can_answer: bool
@@ -236,6 +241,7 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         deleting=meta.deletion_timestamp is not None,
         cost=money(usage.cost),
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
+        energy=kilowatt_hours(usage.energy_joules),
         conditions=conditions(status, now),
         scaling=[
             {

@@ -209,6 +209,7 @@ def _usage(status: dict[str, Any]) -> list[tuple[str, object]]:
     return [
         ("Used", f"{duration(seconds)} of accelerators" if seconds else None),
         ("Cost", f"{usage['cost']:.2f}" if usage.get("cost") else None),
+        ("Energy", f"{usage['energyJoules'] / 3.6e6:.3f} kWh" if usage.get("energyJoules") else None),
     ]
 
 

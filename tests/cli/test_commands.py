@@ -459,6 +459,7 @@ async def test_usage_is_exported_as_a_file_and_by_user_and_job(site: Site) -> No
     await site.world.settle()
     await site.world.services.history.flush()
     span = ("--since", (site.world.clock.now - timedelta(days=2)).isoformat(), "--until", (site.world.clock.now + timedelta(days=1)).isoformat())  # fmt: skip
+    assert "Energy:" in (await site.busbar("describe", "job/ada-run")).out
     rows = [line.split() for line in (await site.busbar("usage", "--by", "job", *span)).lines]
     assert rows[2] == [
         "TENANT",

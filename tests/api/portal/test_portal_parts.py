@@ -223,7 +223,7 @@ FULL: dict[str, Any] = {
         "ngramBitsPerByte": 2.0,
         "heldOutBytes": 100,
     },
-    "usage": {"acceleratorSeconds": 7200.0, "workUnits": 7200.0, "energyJoules": 1.0, "cost": 3.0},
+    "usage": {"acceleratorSeconds": 7200.0, "workUnits": 7200.0, "energyJoules": 5.4e6, "cost": 3.0},
     "waiting": {
         "code": "x",
         "resource": "cpu",
@@ -251,6 +251,7 @@ def test_a_status_with_every_field_as_the_kind_defines_it_has_a_view_and_a_page(
     view = job_view(TrainingJob.model_validate(obj(JOB, **FULL)), NOW)
     assert view.eta_range == "60 s at this speed, 2 min at the slowest believed"
     assert (view.accelerator_hours, view.cost, view.lost) == ("2", "3.00", "4 steps, 8 s")
+    assert view.energy == "1.5 kWh"
     page = templates().get_template("job_status.html").render(job=view)
     assert "at the slowest believed" in page
     assert "Likely starts" not in page  # it runs
