@@ -33,6 +33,7 @@ _RUN = (
 )  # fmt: skip
 """What a job that has not ended keeps of its status: what it did, not where it was or waited."""
 _TENANT = ("usage", "decayed", "users", "budgets")
+_FEED = ("energyJoules", "unassignedJoules")
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Stored:
             return _only(status, ("usage",))
         if self.resource is TENANTS:
             return _idle(_only(status, _TENANT))
+        if self.resource is POWER_DOMAINS:
+            return _only(status, _FEED)
         if self.resource is PERFORMANCE_PROFILES:
             return _with_runs(status, uids)
         return {}

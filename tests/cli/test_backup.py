@@ -22,6 +22,7 @@ from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     MODEL_SERVICES,
     PERFORMANCE_PROFILES,
+    POWER_DOMAINS,
     TENANTS,
     TRAINING_JOBS,
 )
@@ -277,6 +278,12 @@ def test_nobody_is_charged_for_the_time_between_backup_and_restore() -> None:
     service = {"usage": {"cost": 1}, "readyReplicas": 2, "lastUsageTime": "t", "pools": [{}]}
     restored = stored(kept(MODEL_SERVICES, found(MODEL_SERVICES, {}, service)))
     assert restored.status({}) == {"usage": {"cost": 1}}
+
+
+def test_a_feed_keeps_its_joules_and_not_what_it_drew() -> None:
+    status = {"energyJoules": 5.5, "unassignedJoules": 1, "drawWatts": 7, "lastOverrun": {}, "conditions": []}
+    feed = stored(kept(POWER_DOMAINS, found(POWER_DOMAINS, {}, status)))
+    assert feed.status({}) == {"energyJoules": 5.5, "unassignedJoules": 1}
 
 
 def test_a_profile_knows_its_counted_runs_by_the_new_uids() -> None:

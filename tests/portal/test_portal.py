@@ -7,14 +7,16 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.api.conftest import JOB
+from tests.api.memory_kube import MemoryKube
 from tests.portal.conftest import Target, Visit, log_in, visit
 from tests.portal.stage import Stage
 
-from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, TRAINING_JOBS
+from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, TENANTS, TRAINING_JOBS
 
 PAGES = (
     "/",
@@ -391,6 +393,44 @@ def test_the_power_page_shows_the_feeds_that_a_member_may_see(
         expect(page.get_by_role("region", name="row", exact=True)).to_contain_text("not measured")
         assert "bob" not in page.content()
         assert page.evaluate(OUT_OF_THEIR_CARD) == []
+
+
+BUDGETS = [
+    {
+        "period": period,
+        "started": "2026-11-01T00:00:00Z",
+        "ends": "2026-12-01T00:00:00Z",
+        "acceleratorHours": 123456.75,
+        "acceleratorHoursLeft": 876543.25,
+        "kilowattHours": 48.2,
+        "kilowattHoursLeft": 0,
+        "state": state,
+        "exhausted": "2026-11-27T14:30:00Z",
+    }
+    for period, state in (("month", "Warning"), ("day", "Spent"))
+]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_usage_page_shows_the_budgets_of_own_tenants(
+    browser: Browser, target: Target, staged: Stage, width: int
+) -> None:
+    for tenant in ("ada", "bob-corp"):
+        staged.kube_call(
+            partial(MemoryKube.status, resource=TENANTS, namespace="", name=tenant, budgets=BUDGETS)
+        )
+    for seen in visit(browser, target, viewport={"width": width, "height": 850}):
+        page = seen.page
+        log_in(page, target.token)
+        page.goto("/usage?by=namespace")
+        lines = page.get_by_role("region", name="Budgets").locator("tbody tr")
+        expect(lines).to_have_count(4)
+        expect(lines.nth(0)).to_contain_text("876,543.25")
+        expect(lines.nth(0)).to_contain_text("2026-11-27 14:30")
+        expect(lines.nth(3)).to_contain_text("Spent")
+        expect(page.get_by_role("link", name="Download as CSV")).to_be_visible()
+        assert "bob" not in page.content()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
