@@ -33,6 +33,7 @@ from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.handlers import Handlers
 from busbar.operator.metrics import Metrics
+from busbar.operator.pods.foreign_pods import is_claim
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.orphans import OWNERS, Reaper
 from busbar.operator.pods.prober import Prober
@@ -306,6 +307,8 @@ class Operator:
                 self.controller.add(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
             if pod is not None and pod.kind == KIND_SERVICE:
                 self._routes_dirty.set()
+            if old is None and new is not None and new.gated and is_claim(new):
+                self.controller.add("Pod", key)  # its tenant's budget may hold it
             if new is not None and self.reaper.is_stray(new):
                 self.controller.add("Pod", key)
             elif old is not None and new is None:

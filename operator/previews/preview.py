@@ -89,6 +89,8 @@ def over_budget(seen: ClusterObjects, draft: Draft, now: datetime) -> PreviewAns
     """The answer where the budget of the draft's tenant is spent; a service gets its least number of replicas."""
     if isinstance(draft, ModelService):
         return None
+    if any(job.key == draft.key and job.status and job.status.admission for job in seen.jobs):
+        return None  # it runs already
     name = tenant_of_namespace(seen.tenants).get(draft.metadata.namespace or "", "")
     reason = next((budgets.spent(t, now) for t in seen.tenants if t.metadata.name == name), "")
     if not reason:

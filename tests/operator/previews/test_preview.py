@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.builders import ENGINE, NOW, SETTINGS, job, pool, service, tenant
+from tests.operator.builders import ENGINE, NOW, SETTINGS, admitted, job, pool, service, tenant
 
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.types import TrainingJob
@@ -286,4 +286,5 @@ def test_a_draft_of_a_tenant_whose_budget_is_spent_is_told_so() -> None:
     assert (found.starts_now, found.possible, found.code) == (False, True, "BudgetSpent")
     assert "budget of 0 in cost a month" in found.reason
     assert over_budget(seen, service(), NOW) is None
+    assert over_budget(replace(seen, jobs=(admitted(job()),)), job(), NOW) is None
     assert over_budget(ClusterObjects(tenants=TENANTS), job(), NOW) is None
