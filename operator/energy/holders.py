@@ -2,7 +2,7 @@
 
 What counts are the devices that pods request from the node's pool: the kubelet gives a board to one pod only, from
 when the pod is bound until it has ended. Of slices (MIG) and shared boards it is the part of the node's devices.
-Pods that request none hold nothing of a node with boards.
+Pods that request none pay for nothing there. On nodes of a CPU pool cores count in their place, for the host alone.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Holders:
             node = nodes.get(pod.node)
             if node is None or pod.ended:
                 continue
-            part = _part(pod, node, self._resource(node))
-            if part > 0:
-                found.setdefault(node.name, []).append(Holder(_owner(pod, tenant_of), part))
+            boards, host = _parts(pod, node, self._resource(node))
+            if host > 0:
+                found.setdefault(node.name, []).append(Holder(_owner(pod, tenant_of), boards, host))
         return found
 
     def _resource(self, node: Node) -> str:
@@ -58,11 +58,13 @@ class Holders:
         return known[1]
 
 
-def _part(pod: Pod, node: Node, resource: str) -> float:
+def _parts(pod: Pod, node: Node, resource: str) -> tuple[float, float]:
+    """The parts of the boards and of the host."""
     if resource == "cpu":
-        return pod.requests.cpu_m / node.cpu_m if node.cpu_m else 0.0
+        return 0.0, pod.requests.cpu_m / node.cpu_m if node.cpu_m else 0.0
     devices = node.device(resource)
-    return pod.requests.device(resource) / devices if devices else 0.0
+    part = pod.requests.device(resource) / devices if devices else 0.0
+    return part, part
 
 
 def _owner(pod: Pod, tenant_of: Mapping[str, str]) -> Owner:

@@ -4,7 +4,7 @@ Which board is whose is not known, only how many each pod holds. So:
 
 * boards that nobody holds are those that draw the least; their idle draw is nobody's;
 * the other boards are shared by the number held. A holder so pays once for the idle draw of what it holds;
-* the host's joules are shared by the part of all boards that each holds, on a node without boards by the part of its
+* the host's joules are shared by the part of all boards that each holds, on a node of a CPU pool by the part of its
   cores that each requests, and the rest is nobody's.
 
 Only a node whose boards are all held by one pod, or all by nobody, has joules that are known to be its holder's; where
@@ -53,8 +53,10 @@ class Holder:
     """What one pod holds of a node."""
 
     owner: Owner
-    part: float
-    """Of the node's boards; on a node without boards, of its cores."""
+    boards: float
+    """The part of the node's boards."""
+    host: float
+    """The part of the host that it pays for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,50 +72,42 @@ def shared(
     drawn: Sequence[Drawn], holders: Sequence[Holder], boards_from: Backend, host_from: Backend
 ) -> list[Charge]:
     """Everything that was drawn, each joule once."""
-    held = sum(holder.part for holder in holders)
-    scale = 1 / held if held > 1 else 1.0
-    parts = [(holder.owner, holder.part * scale) for holder in holders if holder.part > 0]
-    held = min(1.0, held)
-    whole = not parts or (len(parts) == 1 and held > 1 - NEARLY)
     sums: defaultdict[tuple[Owner, Source], float] = defaultdict(float)
-    for source, of_holders, of_nobody in (
-        *_boards(drawn, held, boards_from, whole=whole),
-        *_host(drawn, held, host_from, whole=whole),
+    boards = [d for d in drawn if d.meter != HOST]
+    host = [d for d in drawn if d.meter == HOST]
+    for meters, parts, backend, measured in (
+        (boards, [(h.owner, h.boards) for h in holders], boards_from, Source.COUNTER),
+        (host, [(h.owner, h.host) for h in holders], host_from, Source.RAPL),
     ):
-        for owner, part in parts:
-            sums[owner, source] += of_holders * part / held
-        sums[NOBODY, source] += of_nobody
+        held = sum(part for _, part in parts)
+        owners = sum(part > 0 for _, part in parts)
+        whole = not owners or (owners == 1 and held > 1 - NEARLY)
+        for sure, of_holders, of_nobody in _split(meters, min(1.0, held), whole=whole):
+            source = _source(backend, measured, sure=sure)
+            for owner, part in parts:
+                if part > 0:
+                    sums[owner, source] += of_holders * part / held
+            sums[NOBODY, source] += of_nobody
     return [Charge(owner, joules, source) for (owner, source), joules in sums.items() if joules > 0]
 
 
-_Split = tuple[Source, float, float]
-"""Joules of one source: those of the holders together, and those of nobody."""
+def _split(drawn: Iterable[Drawn], held: float, *, whole: bool) -> list[tuple[bool, float, float]]:
+    """Joules of the holders together and joules of nobody, first those that are sure; what is held draws the most.
 
-
-def _boards(drawn: Sequence[Drawn], held: float, backend: Backend, *, whole: bool) -> list[_Split]:
-    boards = sorted((d for d in drawn if d.meter != HOST), key=lambda d: -d.joules)
-    sums: dict[Source, list[float]] = {}
-    left = held * len(boards)
-    for board in boards:
+    Args:
+        held: the part of the meters that is held.
+        whole: whether it is known whose they are.
+    """
+    meters = sorted(drawn, key=lambda d: -d.joules)
+    sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
+    left = held * len(meters)
+    for meter in meters:
         taken = min(1.0, max(0.0, left))
         left -= taken
-        source = _source(backend, Source.COUNTER, sure=whole and board.measured)
-        sides = sums.setdefault(source, [0.0, 0.0])
-        sides[0] += board.joules * taken
-        sides[1] += board.joules * (1 - taken)
-    return [(source, sides[0], sides[1]) for source, sides in sums.items()]
-
-
-def _host(drawn: Sequence[Drawn], held: float, backend: Backend, *, whole: bool) -> list[_Split]:
-    return [
-        (
-            _source(backend, Source.RAPL, sure=whole and host.measured),
-            host.joules * held,
-            host.joules * (1 - held),
-        )
-        for host in drawn
-        if host.meter == HOST
-    ]
+        sides = sums[whole and meter.measured]
+        sides[0] += meter.joules * taken
+        sides[1] += meter.joules * (1 - taken)
+    return [(sure, sides[0], sides[1]) for sure, sides in sums.items()]
 
 
 def nobodys(drawn: Iterable[Drawn], boards_from: Backend) -> list[Charge]:
