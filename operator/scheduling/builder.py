@@ -298,7 +298,9 @@ class SnapshotBuilder:
         if item.kind == SERVICE:
             name = obj.spec.model.training_job
             served = self._objects[JOB].get(Key(item.key.namespace, name)) if name else None
-            return serving.claims(obj, owned, (served,) if served is not None else (), tenant, now, budget_spent=is_spent)
+            return serving.claims(
+                obj, owned, (served,) if served is not None else (), tenant, now, budget_spent=is_spent
+            )
         found = training.claim(obj, owned, tenant, now, budget_spent=is_spent)
         if (until := training.until(obj, now)) is not None:
             heapq.heappush(self._timed, (until, item))

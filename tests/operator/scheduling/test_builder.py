@@ -98,6 +98,7 @@ TENANTS = [
     tenant("team", ["team"]),
     tenant("team", ["other"]),
     tenant("team", ["team"], quota=[{"accelerator": "cpu", "guaranteed": 2}]),
+    tenant("team", ["team"], budgets=[{"period": "month", "cost": 0, "enforcement": "StopAdmitting"}]),
 ]
 
 
