@@ -43,6 +43,8 @@ class _View:
     told: NodeTelemetry | None
     """Fresh and plausible telemetry."""
     counted_w: float
+    seen_s: float
+    """Leases that ended until then are over."""
     fixed_w: float | None
     """It gets this and takes no part in the sharing."""
     reason: LeaseReason
@@ -104,21 +106,22 @@ def _view(
     if told is not None and (told.epoch, told.clock_s) < (known.epoch, known.clock_s):
         told = None
     if told is not None:
-        known = heard(known, told.epoch, told.clock_s, told.sequence, memory.term, now)
+        known = heard(known, told.epoch, told.clock_s, told.sequence, memory.term, now, told.at_s)
         most_w = known.counted_w(node.floor_w, node.nameplate_w, told.at_s)
         if known.conflict != (told.limit_w > 1.02 * most_w):
             known = replace(known, conflict=not known.conflict)
     fresh = told is not None and now - min(told.at_s, known.advanced_s) <= settings.stale_s
-    counted_w = known.counted_w(node.floor_w, node.nameplate_w, now)
-    silent_w = counted_w if settings.ttl_s is None else node.floor_w
-    fixed_w, reason = _fixed(node, domain, known, None if fresh else silent_w, now)
+    seen_s = known.heard_s if settings.limits_stay else now
+    counted_w = known.counted_w(node.floor_w, node.nameplate_w, seen_s)
+    silent_w = counted_w if settings.ttl_s is None or settings.limits_stay else node.floor_w
+    fixed_w, reason = _fixed(node, domain, known, None if fresh else silent_w, seen_s)
     if reason in NO_LIMIT:
         counted_w = node.nameplate_w
-    return _View(node, domain, known, told if fresh else None, counted_w, fixed_w, reason)
+    return _View(node, domain, known, told if fresh else None, counted_w, seen_s, fixed_w, reason)
 
 
 def _fixed(
-    node: NodePower, domain: Domain, known: NodeMemory, silent_w: float | None, now: float
+    node: NodePower, domain: Domain, known: NodeMemory, silent_w: float | None, seen_s: float
 ) -> tuple[float | None, LeaseReason]:
     """Nodes that take no part in the sharing, and why. The first rule that holds decides.
 
@@ -130,7 +133,7 @@ def _fixed(
         (not node.controllable, node.nameplate_w, LeaseReason.UNCONTROLLABLE),
         (known.conflict, node.nameplate_w, LeaseReason.CONFLICT),
         (silent_w is not None, silent_w or 0.0, LeaseReason.STALE),
-        (not known.certain(now), node.floor_w, LeaseReason.UNKNOWN),
+        (not known.certain(seen_s), node.floor_w, LeaseReason.UNKNOWN),
     )
     for holds, watts, reason in rules:
         if holds:
@@ -220,7 +223,7 @@ def _within_budgets(
         rows = members[name]
         counts = [counted[rows]]
         if name in excess:
-            counts.append(_sent_since([views[int(row)] for row in rows], excess[name].since_s, now))
+            counts.append(_sent_since([views[int(row)] for row in rows], excess[name].since_s, settings))
         for count in counts:
             rise = np.maximum(granted_w[rows] - count, 0.0)
             room = max(tree.domains[name].usable_w - count.sum(), 0.0)
@@ -236,12 +239,13 @@ def _last_sent(views: Sequence[_View], now: float) -> Floats:
     )
 
 
-def _sent_since(views: Sequence[_View], since_s: float, now: float) -> Floats:
+def _sent_since(views: Sequence[_View], since_s: float, settings: ControlSettings) -> Floats:
+    """Of every node what was sent since then; of one that nobody hears and whose limits stay, all that counts."""
     return np.array(
         [
-            view.node.nameplate_w
-            if view.reason in NO_LIMIT
-            else view.memory.sent_since_w(view.node.floor_w, view.node.nameplate_w, since_s, now)
+            view.counted_w
+            if view.reason in NO_LIMIT or (settings.limits_stay and view.told is None)
+            else view.memory.sent_since_w(view.node.floor_w, view.node.nameplate_w, since_s, view.seen_s)
             for view in views
         ]
     )
@@ -330,7 +334,7 @@ def _lease(
         board_limit_w=view.node.board_limit_w(watts),
         burst_s=view.domain.ride_through_s if burst else 0.0,
     )
-    return lease, granted(view.memory, Grant(sequence, watts, now, settings.ends_s(now)))
+    return lease, granted(view.memory, Grant(sequence, watts, now, settings.ends_s(now)), view.seen_s)
 
 
 def _domain_reports(

@@ -26,6 +26,9 @@ class ControlSettings:
     """A lease rises by at most this part of the nameplate in a second."""
     deadband: float = 0.01
     """A lease is not changed by less than this part of itself."""
+    limits_stay: bool = False
+    """The boards keep their limits if nothing on the node is left to lower them. Then a lease that ends on a node that
+    nobody hears counts until the node is heard again."""
 
     def __post_init__(self) -> None:
         if self.ttl_s is not None and not 0 < self.ttl_s < math.inf:

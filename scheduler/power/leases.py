@@ -7,7 +7,9 @@ only leases of its present epoch and of a higher sequence than it has. The contr
 - a lease that it sent ends at the latest `ttl_s` (and the clocks' drift) after it was sent, wherever the message is;
 - once the node has reported a sequence, no lease with a lower one can come into force any more.
 
-Without a time to live (out-of-band limits, which stay in the board) only the second rule ends a lease.
+Without a time to live (out-of-band limits, which stay in the board) only the second rule ends a lease. Where limits are
+in the boards, and what lowers them at the end of a lease may be dead (`ControlSettings.limits_stay`), the first rule
+counts only up to the moment at which the node was last heard.
 """
 
 from __future__ import annotations
@@ -126,13 +128,19 @@ class NodeMemory:
     grants: tuple[Grant, ...] = ()
     conflict: bool = False
     """The limit last read back was above everything that was granted: somebody else writes limits."""
+    heard_s: float = -math.inf
+    """The controller's clock when it asked for the newest telemetry."""
 
     def certain(self, now: float) -> bool:
         """Whether only this controller's leases can be in force."""
         return now >= self.inherited_ends_s
 
     def counted_w(self, floor_w: float, nameplate_w: float, now: float) -> float:
-        """The most that the node may draw now by anything that was ever sent to it."""
+        """The most that the node may draw by anything that was ever sent to it.
+
+        Args:
+            now: leases that ended until then are over.
+        """
         if not self.certain(now):
             return nameplate_w
         return max((floor_w, *(grant.watts for grant in self.grants if grant.ends_s > now)))
@@ -149,31 +157,35 @@ class NodeMemory:
         return self.grants[-1] if self.grants else None
 
 
-def heard(memory: NodeMemory, epoch: int, clock_s: float, sequence: int, term: int, now: float) -> NodeMemory:
+def heard(
+    memory: NodeMemory, epoch: int, clock_s: float, sequence: int, term: int, now: float, asked_s: float
+) -> NodeMemory:
     """After telemetry: what the node has confirmed can no longer be replaced by anything older."""
     if epoch < memory.epoch or (epoch == memory.epoch and clock_s < memory.clock_s):
         return memory
     if epoch > memory.epoch >= 0:  # restarted: it holds its floor and refuses leases of the epoch before
-        return NodeMemory(epoch, clock_s, now, sequence, memory.inherited_ends_s)
+        return NodeMemory(epoch, clock_s, now, sequence, memory.inherited_ends_s, heard_s=asked_s)
+    moved = clock_s > memory.clock_s
     ours = sequence > term * TERM
     confirmed = max(memory.confirmed, sequence)
     return NodeMemory(  # written out: `replace` costs five times as much, and this runs for every node and second
         epoch,
         clock_s,
-        now if clock_s > memory.clock_s else memory.advanced_s,
+        now if moved else memory.advanced_s,
         confirmed,
         -math.inf if ours else memory.inherited_ends_s,
         tuple(grant for grant in memory.grants if grant.sequence >= confirmed),
         memory.conflict,
+        max(memory.heard_s, asked_s) if moved else memory.heard_s,
     )
 
 
-def granted(memory: NodeMemory, grant: Grant) -> NodeMemory:
-    """After sending: the new grant counts, and so does every older one that it does not cover."""
+def granted(memory: NodeMemory, grant: Grant, now: float) -> NodeMemory:
+    """After sending: the new grant counts, and so does every older one that it does not cover and that has not ended."""
     kept = tuple(
         old
         for old in memory.grants
-        if old.ends_s > grant.sent_s and (old.watts > grant.watts or old.ends_s > grant.ends_s)
+        if old.ends_s > now and (old.watts > grant.watts or old.ends_s > grant.ends_s)
     )
     return NodeMemory(
         memory.epoch,
@@ -183,4 +195,5 @@ def granted(memory: NodeMemory, grant: Grant) -> NodeMemory:
         memory.inherited_ends_s,
         (*kept, grant),
         memory.conflict,
+        memory.heard_s,
     )

@@ -53,6 +53,9 @@ class World:
     known: dict[str, NodeTelemetry] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     """Nodes that nobody reaches; what was on its way arrives."""
+    dies: float = 0.0
+    dead: dict[str, float] = field(default_factory=dict)
+    """Nodes on which every process is stopped, with the limit that their boards keep."""
 
     def __post_init__(self) -> None:
         self.budgets = {"site": 24_000.0, "left": 11_000.0, "right": 15_000.0}
@@ -77,10 +80,12 @@ class World:
         self._restart()
         for arrives, lease in [item for item in self.to_nodes if item[0] <= self.now]:
             self.to_nodes.remove((arrives, lease))
+            if lease.node in self.dead:
+                continue
             clock_s = self.now + self.offset_s[lease.node]
             self.held[lease.node] = accepted(self.held[lease.node], lease, clock_s)
         for name in NAMES:
-            if name not in self.away and self.random.random() > self.loss:
+            if name not in self.away and name not in self.dead and self.random.random() > self.loss:
                 self.answers.append((self.late(), self._answer(name)))
         for arrives, answer in [item for item in self.answers if item[0] <= self.now]:
             self.answers.remove((arrives, answer))
@@ -102,6 +107,11 @@ class World:
         if self.random.random() < self.restarts:
             name = self.random.choice(NAMES)
             self.held[name] = HeldLease(self.held[name].epoch + 1, FLOOR_W)
+            self.dead.pop(name, None)
+        if self.random.random() < self.dies:
+            name = self.random.choice(NAMES)
+            if self.dead.pop(name, None) is None:
+                self.dead[name] = allowed_w(self.held[name], self.now + self.offset_s[name])
         if self.random.random() < self.cuts_off:
             self.away ^= {self.random.choice(NAMES)}
         if self.random.random() < 0.1:
@@ -123,7 +133,9 @@ class World:
                 self.to_nodes.append((self.late(), lease))
 
     def may_draw_w(self) -> dict[str, float]:
-        each = {name: allowed_w(self.held[name], self.now + self.offset_s[name]) for name in NAMES}
+        each = {
+            name: allowed_w(self.held[name], self.now + self.offset_s[name]) for name in NAMES
+        } | self.dead
         return {
             "site": sum(each.values()),
             "left": sum(each[name] for name in NAMES[:3]),
@@ -154,6 +166,7 @@ def _run(world: World, steps: int, cuts: bool) -> float:
 
 
 IN_BAND = ControlSettings(ttl_s=10.0)
+IN_BOARDS = ControlSettings(ttl_s=10.0, limits_stay=True)
 OUT_OF_BAND = ControlSettings(ttl_s=None, stale_s=20.0, repeat_s=5.0, raise_per_s=1.0)
 
 
@@ -164,24 +177,44 @@ OUT_OF_BAND = ControlSettings(ttl_s=None, stale_s=20.0, repeat_s=5.0, raise_per_
     delay_s=st.sampled_from((0.0, 0.9, 5.0, 20.0)),
     restarts=st.sampled_from((0.0, 0.01, 0.05)),
     cuts_off=st.sampled_from((0.0, 0.1)),
-    in_band=st.booleans(),
+    settings_=st.sampled_from((IN_BAND, IN_BOARDS, OUT_OF_BAND)),
     cuts=st.booleans(),
 )
 def test_the_sum_never_exceeds_the_budget(
-    seed: int, loss: float, delay_s: float, restarts: float, cuts_off: float, in_band: bool, cuts: bool
+    seed: int,
+    loss: float,
+    delay_s: float,
+    restarts: float,
+    cuts_off: float,
+    settings_: ControlSettings,
+    cuts: bool,
 ) -> None:
-    world = World(Random(seed), loss, delay_s, restarts, cuts_off, IN_BAND if in_band else OUT_OF_BAND)
-    _run(world, 160, cuts)
+    _run(World(Random(seed), loss, delay_s, restarts, cuts_off, settings_), 160, cuts)
 
 
-@pytest.mark.parametrize("settings_", [IN_BAND, OUT_OF_BAND])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    loss=st.sampled_from((0.0, 0.3)),
+    delay_s=st.sampled_from((0.0, 0.9, 5.0, 20.0)),
+    restarts=st.sampled_from((0.0, 0.02)),
+    dies=st.sampled_from((0.02, 0.1, 0.3)),
+)
+def test_nor_does_it_where_limits_stay_in_boards_that_nothing_is_left_to_lower(
+    seed: int, loss: float, delay_s: float, restarts: float, dies: float
+) -> None:
+    _run(World(Random(seed), loss, delay_s, restarts, 0.0, IN_BOARDS, dies=dies), 160, cuts=False)
+
+
+@pytest.mark.parametrize("settings_", [IN_BAND, IN_BOARDS, OUT_OF_BAND])
 def test_with_a_sound_network_the_budget_is_used(settings_: ControlSettings) -> None:
     world = World(Random(1), 0.0, 0.4, 0.0, 0.0, settings_)
     assert _run(world, 120, cuts=False) > 0.97
 
 
-def test_after_the_network_has_healed_the_row_is_fast_again_within_30_s() -> None:
-    world = World(Random(2), 0.0, 0.4, 0.0, 0.0, IN_BAND)
+@pytest.mark.parametrize("settings_", [IN_BAND, IN_BOARDS])
+def test_after_the_network_has_healed_the_row_is_fast_again_within_30_s(settings_: ControlSettings) -> None:
+    world = World(Random(2), 0.0, 0.4, 0.0, 0.0, settings_)
     _run(world, 60, cuts=False)
     world.loss = 1.0
     _run(world, 40, cuts=False)
