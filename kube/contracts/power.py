@@ -1,4 +1,4 @@
-"""`GET /telemetry` of the node agents: what the boards and the processors of a node draw.
+"""`GET /telemetry` and `POST /lease` of the node agents: what a node draws, and how much it may draw.
 
 The operator dials the agent on port 8094, and the agent dials nobody. The bearer is derived from the chart's power key
 and the node's name, so the agent needs no right in the cluster to check it. One process may answer for many nodes: the
@@ -6,6 +6,11 @@ simulator does, under the name `simulated`.
 
 Energy counters decide: the operator computes means from them between two answers, so neither a late answer nor a
 single wrong reading of watts changes a sum. Time is the agent's monotonic clock, of which only the passing counts.
+
+A *lease* lets the node draw so many watts until a moment of that clock. When it ends, and when the agent starts, the
+node holds its *standing cap*: each board at its lowest limit. Only a *release*, a message like a lease, puts the boards'
+default limits back; silence never does. Leases are counted from the clock of the report that they answer, so a message
+that arrives late has less time left. Each message has a sequence; the agent takes only higher ones, of its own epoch.
 """
 
 from __future__ import annotations
@@ -13,14 +18,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from busbar.kube.contracts.wire import WireModel
 
 PORT = 8094
 PATH = "/telemetry"
+LEASE_PATH = "/lease"
 SIMULATED_LABEL = "sim.busbar.dev/power"
 """A node with this label, whatever its value, is played by the simulator; its watts are invented."""
 SIMULATOR = "simulated"
@@ -28,6 +34,10 @@ SIMULATOR = "simulated"
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 Text = Annotated[str, Field(max_length=253)]
+Watts = Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)]
+MOST_SEQUENCE = 2**53
+"""Larger numbers are not exact in every JSON reader."""
+MOST_TTL_S = 60.0
 
 
 class Backend(StrEnum):
@@ -62,6 +72,35 @@ class Meter(WireModel):
     """The lowest limit that it accepts; without limits, its nameplate."""
     nameplate_watts: float
     """What it draws at most if nobody limits it."""
+    limit_watts: float | None = None
+    """The limit in force, as read back; None: it has none, or none is known."""
+    refuses: bool = False
+    """It takes no limit from this agent, or draws more than its limit: it counts with its nameplate."""
+
+
+class LeaseState(StrEnum):
+    """What the agent holds the boards to."""
+
+    STANDING = "Standing"
+    """The standing cap: no lease since the agent's start, or the last one has ended."""
+    LEASED = "Leased"
+    RELEASED = "Released"
+    """The boards' default limits."""
+
+
+class LimitsReport(WireModel):
+    """What an agent that may set limits has done."""
+
+    state: LeaseState
+    sequence: Annotated[int, Field(ge=0, le=MOST_SEQUENCE)]
+    """The newest message whose limits are in force by read-back; 0: none since the agent's start."""
+    lease_watts: float | None = None
+    """Of the lease in force."""
+    remaining_s: float | None = None
+    actuation_s: float | None = None
+    """From the arrival of the newest message to its limits being read back."""
+    conflicts: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    """Boards with a limit that somebody else has written in the last minute."""
 
 
 class AgentReport(WireModel):
@@ -77,12 +116,64 @@ class AgentReport(WireModel):
     boards: Annotated[tuple[Meter, ...], Field(max_length=64)] = ()
     host: Meter | None = None
     probes: Annotated[tuple[Probe, ...], Field(max_length=8)] = ()
+    limits: LimitsReport | None = None
+    """None: this agent may not set limits."""
 
 
 class AgentAnswer(WireModel):
     """Answer of `GET /telemetry`: one report, or the simulator's many."""
 
     reports: Annotated[tuple[AgentReport, ...], Field(max_length=1000)]
+
+
+class LeaseMessage(WireModel):
+    """A lease, or a release: then there are no watts and no end."""
+
+    node: Name
+    epoch: Name
+    """Of the report that it answers."""
+    sequence: Annotated[int, Field(ge=1, le=MOST_SEQUENCE)]
+    watts: Watts | None = None
+    """Of the whole node."""
+    host_watts: Watts = 0.0
+    """Part of these watts that is not for the boards."""
+    clock_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Of the report that it answers; the time to live counts from there."""
+    ttl_s: Annotated[float, Field(gt=0, le=MOST_TTL_S, allow_inf_nan=False)] | None = None
+
+    @property
+    def releases(self) -> bool:
+        return self.watts is None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.watts is None) != (self.ttl_s is None):
+            raise ValueError("a lease has watts and ttlS; a release has neither")
+        return self
+
+
+class LeaseOrder(WireModel):
+    """Body of `POST /lease`: one message, or one for each of the simulator's nodes."""
+
+    leases: Annotated[tuple[LeaseMessage, ...], Field(min_length=1, max_length=1000)]
+
+
+class LeaseRefusal(WireModel):
+    """Why a message changed nothing."""
+
+    node: str
+    why: str
+
+
+class LeaseAnswer(WireModel):
+    """Answer of `POST /lease`: 200 if every message was taken, else 409."""
+
+    refused: tuple[LeaseRefusal, ...] = ()
+
+
+def lease_bearer(key: bytes, name: str) -> str:
+    """The bearer for leases of the agent of this node, or of the simulator; another than for telemetry."""
+    return hmac.new(key, f"lease:{name}".encode(), hashlib.sha256).hexdigest()
 
 
 def telemetry_bearer(key: bytes, name: str) -> str:

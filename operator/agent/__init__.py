@@ -1,5 +1,7 @@
-"""The node agent: says what the boards and processors of a node draw. A process of its own; it limits nothing.
+"""The node agent: says what the boards and processors of a node draw, and, where it may, limits the boards.
 
-It imports nothing of the operator and dials nobody. `main.py` is the process, `meters.py` keeps the counters,
-`nvml.py`, `rapl.py` and `simulated.py` are the back ends, `server.py` is its port.
+Two processes of their own, agent and guard. They import nothing of the operator and dial nobody. `main.py` is the
+process, `meters.py` keeps the counters, `nvml.py`, `rapl.py` and `simulated.py` are the back ends, `probing.py` chooses
+them, `leases.py` is what a node holds, `split.py` shares it out among the boards, `limits.py` writes it, `server.py` is
+the port, `guard.py` lowers the boards when the agent is dead, and `heartbeat.py` is how it knows.
 """

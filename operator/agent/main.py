@@ -1,4 +1,7 @@
-"""``busbar-agent``: settings, logs, and the end of the process. Exit codes: 0 stopped by a signal, 1 could not start."""
+"""``busbar-agent`` and ``busbar-agent guard``: settings, logs, and the end of the process.
+
+Exit codes: 0 stopped by a signal, 1 could not start.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,44 @@ import asyncio
 import contextlib
 import signal
 import sys
+import threading
+import time
 
 from busbar.kube import logs
 from busbar.kube.errors import SettingsError
-from busbar.operator.agent.server import Agent, probed
+from busbar.operator.agent.guard import Guard
+from busbar.operator.agent.probing import limited, probed
+from busbar.operator.agent.server import Agent
 from busbar.operator.agent.settings import Settings, load
 
 
 def main() -> None:
     """The entry point."""
+    if sys.argv[1:] not in ([], ["guard"]):
+        print("usage: busbar-agent [guard]", file=sys.stderr)
+        sys.exit(1)
     try:
         settings = load()
         logs.set_up(settings.log_format, settings.log_level)
-        asyncio.run(_serve(settings))
+        if sys.argv[1:]:
+            _guard(settings)
+        else:
+            asyncio.run(_serve(settings))
     except (SettingsError, OSError) as error:
         print(f"busbar-agent: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _guard(settings: Settings) -> None:
+    if not settings.heartbeat_file or not settings.set_limits:
+        raise SettingsError("the guard needs BUSBAR_AGENT_HEARTBEAT_FILE and BUSBAR_AGENT_SET_LIMITS")
+    stopped = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stopped.set())
+    nodes = ((node.name, limited(settings, node)) for node in probed(settings))
+    Guard(settings, {name: boards for name, boards in nodes if boards is not None}, time.monotonic).run(
+        stopped
+    )
 
 
 async def _serve(settings: Settings) -> None:

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from busbar.kube.contracts.power import AgentReport, Backend, Meter, Probe
 
+from .limits import Limiter
+
 HOST = "host"
 
 
@@ -90,8 +92,8 @@ def sampled(node: Node, clock_s: float) -> Node:
     return Node(node.name, node.epoch, node.boards, node.host, node.probes, counters, clock_s)
 
 
-def report(node: Node) -> AgentReport:
-    """What the node says."""
+def report(node: Node, limiter: Limiter | None = None) -> AgentReport:
+    """What the node says; without a limiter its boards may not be limited."""
     meters = {
         uuid: Meter(
             uuid=uuid,
@@ -99,6 +101,8 @@ def report(node: Node) -> AgentReport:
             joules=counter.joules,
             floor_watts=counter.sample.floor_w,
             nameplate_watts=counter.sample.nameplate_w,
+            limit_watts=limiter.limit_w(uuid) if limiter is not None else None,
+            refuses=limiter is not None and uuid != HOST and limiter.refuses(uuid),
         )
         for uuid, counter in node.counters.items()
     }
@@ -111,4 +115,5 @@ def report(node: Node) -> AgentReport:
         boards=tuple(meter for uuid, meter in meters.items() if uuid != HOST),
         host=meters.get(HOST),
         probes=node.probes,
+        limits=limiter.report() if limiter is not None else None,
     )

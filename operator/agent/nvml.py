@@ -1,6 +1,7 @@
-"""Boards of NVIDIA through NVML (the package nvidia-ml-py, if it is installed). It only reads.
+"""Boards of NVIDIA through NVML (the package nvidia-ml-py, if it is installed). Setting a limit needs root.
 
-Units of NVML: milliwatts, and millijoules since the driver was loaded (Volta and newer).
+The limit that was set and the limit in force are two numbers: the lowest of what is set in the board, in band and out
+of band holds. Units of NVML: milliwatts, and millijoules since the driver was loaded (Volta and newer).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from busbar.kube.contracts.power import Backend
 
+from .limits import BoardLimit, LimitFailed
 from .meters import BackendAbsent, Sample
 
 
@@ -41,6 +43,26 @@ class Nvml:
 
     def sample(self, clock_s: float) -> Sequence[Sample]:
         return [self._sample(*board) for board in self._boards]
+
+    def limits(self) -> Sequence[BoardLimit]:
+        """Of the boards that take limits."""
+        return [self._limit(*board) for board in self._boards if board[2] < board[3]]
+
+    def set_limit(self, uuid: str, watts: float) -> None:
+        handle = next(handle for handle, name, _, _ in self._boards if name == uuid)
+        try:
+            self._nvml.nvmlDeviceSetPowerManagementLimit(handle, int(watts * 1000))
+        except self._error as error:
+            raise LimitFailed(f"{uuid}: {error}") from error
+
+    def _limit(self, handle: Any, uuid: str, floor_w: float, nameplate_w: float) -> BoardLimit:
+        try:
+            default = self._nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+            is_set = self._nvml.nvmlDeviceGetPowerManagementLimit(handle)
+            enforced = self._nvml.nvmlDeviceGetEnforcedPowerLimit(handle)
+        except self._error as error:
+            raise BackendAbsent(f"{uuid}: {error}") from error
+        return BoardLimit(uuid, floor_w, nameplate_w, default / 1000, is_set / 1000, enforced / 1000)
 
     def _board(self, index: int) -> tuple[Any, str, float, float]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)

@@ -1,91 +1,76 @@
-"""The agent's port: `GET /telemetry` with the bearer of this node, `/healthz` for the kubelet, and nothing else."""
+"""The agent's port: `GET /telemetry` and `POST /lease`, each with its bearer, `/healthz` for the kubelet, and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
+import math
+import threading
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from aiohttp import web
+from pydantic import ValidationError
 
-from busbar.kube.contracts.power import PATH, SIMULATOR, AgentAnswer, Backend, Probe, telemetry_bearer
+from busbar.kube.contracts.power import (
+    LEASE_PATH,
+    PATH,
+    SIMULATOR,
+    AgentAnswer,
+    LeaseAnswer,
+    LeaseMessage,
+    LeaseOrder,
+    LeaseRefusal,
+    LeaseState,
+    lease_bearer,
+    telemetry_bearer,
+)
 
-from .meters import BackendAbsent, BoardsOrHost, Node, report, sampled
-from .nvml import Nvml
-from .rapl import Rapl
+from . import heartbeat
+from .leases import LeaseRefused
+from .limits import Limiter
+from .meters import HOST, BackendAbsent, Node, report, sampled
+from .probing import limited
 from .settings import Settings
-from .simulated import SimulatedBoards, SimulatedHost
 
 log = logging.getLogger(__name__)
 
-
-def probed(settings: Settings) -> list[Node]:
-    """The nodes for which this process answers, each with its back ends; what was tried is logged and reported."""
-    epoch = uuid.uuid4().hex
-    if settings.backend == "simulated":
-        invented = (Probe(backend=Backend.SIMULATED, used=True, why="these watts are invented"),)
-        return [
-            Node(
-                name,
-                epoch,
-                _boards(settings, name),
-                SimulatedHost(settings.simulated_host_watts),
-                invented,
-                {},
-                0,
-            )
-            for name in settings.simulated_nodes
-        ]
-    probes: list[Probe] = []
-    boards = _tried(probes, Backend.NVML, Nvml)
-    host = _tried(probes, Backend.RAPL, Rapl)
-    return [Node(settings.node, epoch, boards, host, tuple(probes), {}, 0)]
-
-
-def _boards(settings: Settings, name: str) -> SimulatedBoards:
-    return SimulatedBoards(
-        name,
-        settings.simulated_boards,
-        settings.simulated_board_watts,
-        settings.simulated_board_floor_watts,
-        settings.simulated_seed,
-    )
-
-
-def _tried(probes: list[Probe], backend: Backend, make: Callable[[], BoardsOrHost]) -> BoardsOrHost | None:
-    try:
-        made = make()
-    except BackendAbsent as error:
-        probes.append(Probe(backend=backend, used=False, why=str(error)[:253]))
-        log.info("back end not used", extra={"backend": backend.value, "why": str(error)})
-        return None
-    probes.append(Probe(backend=backend, used=True))
-    log.info("back end used", extra={"backend": backend.value})
-    return made
+LAPSE_PART = 0.9
+"""An agent that stood still for this part of its guard's patience gives up its leases."""
+MOST_BYTES = 1024 * 1024
 
 
 class Agent:
-    """Reads the meters and serves what they say."""
+    """Reads the meters, serves what they say, and sets limits where it may."""
 
     def __init__(
         self, settings: Settings, nodes: list[Node], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings, self._clock = settings, clock
         self._nodes = {node.name: node for node in nodes}
+        lapse_s = LAPSE_PART * settings.guard_after_s
+        self._limiters = {
+            node.name: Limiter(node.epoch, boards, clock, lapse_s)
+            for node in nodes
+            if (boards := limited(settings, node)) is not None
+        }
         self._failing: dict[str, str] = {}
+        self._beat_s = -math.inf
+        self._lock = threading.Lock()  # of the meters and limits: two threads use them
         name = SIMULATOR if settings.backend == "simulated" else settings.node
-        self._expected = f"Bearer {telemetry_bearer(settings.key, name)}".encode()
+        self._telemetry_bearer = f"Bearer {telemetry_bearer(settings.key, name)}".encode()
+        self._lease_bearer = f"Bearer {lease_bearer(settings.key, name)}".encode()
         self._runner: web.AppRunner | None = None
         self.port = 0
 
     async def start(self) -> None:
-        """Reads the meters once and opens the port."""
+        """Reads the meters once, with limits takes the standing cap, and opens the port."""
         await asyncio.to_thread(self.sample)
-        app = web.Application()
+        app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_get(PATH, self._telemetry)
+        app.router.add_post(LEASE_PATH, self._lease)
         app.router.add_get("/healthz", self._health)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -99,26 +84,101 @@ class Agent:
             await asyncio.to_thread(self.sample)
 
     async def stop(self) -> None:
+        """Closes the port; boards that were limited are left at their standing cap."""
         if self._runner is not None:
             await self._runner.cleanup()
+        await asyncio.to_thread(self._stand)
 
     def sample(self) -> None:
-        """One look at all meters. A node whose meters fail keeps its last report, whose clock then stands still."""
-        for name, node in self._nodes.items():
+        """One look at all meters and limits. A node whose meters fail keeps its last report, whose clock stands still."""
+        with self._lock:
+            failed = [self._sample(node) for node in tuple(self._nodes.values())]
+            if self._limiters and not any(failed):
+                self._beat_s = self._clock()
+                try:
+                    self._beat()
+                except OSError as error:  # then the guard lowers the boards
+                    log.warning("heartbeat not written", extra={"error": str(error)})
+
+    def _sample(self, node: Node) -> bool:
+        """Whether its limits failed: then there is no heartbeat, and the guard tries."""
+        limits_failed = node.name in self._limiters
+        try:
             try:
-                self._nodes[name] = sampled(node, self._clock())
-                self._failing.pop(name, None)
-            except (OSError, ValueError, BackendAbsent) as error:
-                if self._failing.get(name) != str(error):
-                    self._failing[name] = str(error)
-                    log.warning("meters not read", extra={"node": name, "error": str(error)})
+                self._nodes[node.name] = node = sampled(node, self._clock())
+            finally:  # a lease ends although the meters fail
+                if limiter := self._limiters.get(node.name):
+                    drawn = {u: c.watts for u, c in node.counters.items() if u != HOST}
+                    limiter.look(drawn)
+                    limits_failed = False
+            self._failing.pop(node.name, None)
+        except (OSError, ValueError, BackendAbsent) as error:
+            if self._failing.get(node.name) != str(error):
+                self._failing[node.name] = str(error)
+                log.warning("meters or limits failed", extra={"node": node.name, "error": str(error)})
+        return limits_failed
+
+    def _beat(self, leased: Iterable[str] = ()) -> None:
+        """Tells the guard when limits were last as they should be, and which nodes are released but for these."""
+        if self._limiters and self._settings.heartbeat_file:
+            released = {n for n, limiter in self._limiters.items() if _is_released(limiter)} - set(leased)
+            heartbeat.write(Path(self._settings.heartbeat_file), self._beat_s, released)
+
+    def _stand(self) -> None:
+        with self._lock:
+            for name, limiter in self._limiters.items():
+                try:
+                    limiter.stand()
+                except (OSError, BackendAbsent) as error:
+                    log.warning("limits failed", extra={"node": name, "error": str(error)})
 
     async def _telemetry(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(given, self._expected):
-            return web.json_response({"error": {"code": "Unauthorized", "message": "no"}}, status=401)
-        answer = AgentAnswer(reports=tuple(report(node) for node in self._nodes.values()))
-        return web.json_response(text=answer.model_dump_json(by_alias=True))
+        if not _has(request, self._telemetry_bearer):
+            return _refused(401, "Unauthorized", "no")
+        reports = tuple(report(node, self._limiters.get(node.name)) for node in self._nodes.values())
+        return web.json_response(text=AgentAnswer(reports=reports).model_dump_json(by_alias=True))
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        if not _has(request, self._lease_bearer):
+            return _refused(401, "Unauthorized", "no")
+        if not self._settings.set_limits:
+            return _refused(403, "Forbidden", "this agent may not set limits (power.agent.setLimits)")
+        try:
+            order = LeaseOrder.model_validate_json(await request.read())
+        except ValidationError as error:
+            first = error.errors()[0]
+            return _refused(422, "Invalid", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        refused = await asyncio.to_thread(self._take, order.leases)
+        answer = LeaseAnswer(refused=refused)
+        return web.json_response(text=answer.model_dump_json(by_alias=True), status=409 if refused else 200)
+
+    def _take(self, messages: Sequence[LeaseMessage]) -> tuple[LeaseRefusal, ...]:
+        refused = []
+        with self._lock:
+            # Before a limit is raised the guard knows that it is to be guarded.
+            self._beat(message.node for message in messages if not message.releases)
+            for message in messages:
+                limiter = self._limiters.get(message.node)
+                try:
+                    if limiter is None:
+                        raise LeaseRefused("no board of this node takes limits from this agent")
+                    limiter.take(message)
+                except (LeaseRefused, OSError, BackendAbsent) as error:
+                    refused.append(LeaseRefusal(node=message.node, why=str(error)))
+            self._beat()
+        return tuple(refused)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"failing": self._failing})
+
+
+def _is_released(limiter: Limiter) -> bool:
+    return limiter.held.state is LeaseState.RELEASED
+
+
+def _has(request: web.Request, bearer: bytes) -> bool:
+    return hmac.compare_digest(request.headers.get("Authorization", "").encode(), bearer)
+
+
+def _refused(status: int, code: str, message: str) -> web.Response:
+    return web.json_response({"error": {"code": code, "message": message}}, status=status)

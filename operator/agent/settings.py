@@ -29,12 +29,18 @@ class Settings:
     port: Port = PORT
     period_s: Positive = 0.2  # the meters are read this often
 
+    # whether it may set limits of boards; it then holds the boards at their lowest limits until it is told otherwise
+    set_limits: bool = False
+    heartbeat_file: str = ""  # shared with the guard; empty: there is none
+    guard_after_s: Positive = 1.0  # the guard lowers the boards when the heartbeat is older
+
     simulated_nodes: tuple[str, ...] = ()  # names of the nodes that are played
     simulated_boards: Count = 8  # of each of them
     simulated_board_watts: Positive = 400.0
     simulated_board_floor_watts: Positive = 100.0
     simulated_host_watts: float = 1750.0
     simulated_seed: int = 0
+    simulated_limits_dir: str = ""  # keeps the limits of the boards that are played; empty: memory
 
     log_format: LogFormat = setting("json", shared="BUSBAR_LOG_FORMAT")
     log_level: LogLevel = "info"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busbar.kube.contracts.power import Backend, Probe
+from busbar.operator.agent.limits import BoardLimit, LimitFailed
 from busbar.operator.agent.meters import (
     HOST,
     BackendAbsent,
@@ -100,6 +101,22 @@ def test_a_board_without_limits_or_counter_is_still_read() -> None:
     limits = "nvmlDeviceGetPowerManagementLimitConstraints"
     fake = FakeNvml(**{limits: NO, "nvmlDeviceGetTotalEnergyConsumption": NO})
     assert Nvml(fake).sample(0.0) == [Sample("GPU-1", 350.0, 350.0, 123.456, None)]
+
+
+def test_nvml_limits_are_read_back_and_set_in_watts() -> None:
+    answers = {
+        "nvmlDeviceGetPowerManagementDefaultLimit": 650_000,
+        "nvmlDeviceGetPowerManagementLimit": 500_000,
+    }
+    boards = Nvml(FakeNvml(**answers, nvmlDeviceSetPowerManagementLimit=None))
+    assert boards.limits() == [BoardLimit("GPU-1", 200.0, 700.0, 650.0, 500.0, 350.0)]
+    boards.set_limit("GPU-1", 300.0)
+    with pytest.raises(LimitFailed, match="Not Supported"):
+        Nvml(FakeNvml(**answers, nvmlDeviceSetPowerManagementLimit=NO)).set_limit("GPU-1", 300.0)
+    unlimited = Nvml(FakeNvml(nvmlDeviceGetPowerManagementLimitConstraints=NO))
+    assert unlimited.limits() == [], "it takes none"
+    with pytest.raises(BackendAbsent, match="GPU-1"):
+        Nvml(FakeNvml(nvmlDeviceGetPowerManagementDefaultLimit=NO)).limits()
 
 
 @pytest.mark.parametrize(

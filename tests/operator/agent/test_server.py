@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.operator.agent.boards import Clock
 
 from busbar.kube.contracts.power import (
+    LEASE_PATH,
     PATH,
     PORT,
     SIMULATOR,
     AgentAnswer,
     Backend,
+    LeaseState,
+    lease_bearer,
     telemetry_bearer,
 )
 from busbar.kube.errors import SettingsError
+from busbar.operator.agent import heartbeat
+from busbar.operator.agent.limits import BoardLimit
 from busbar.operator.agent.meters import BackendAbsent, Node, Sample
-from busbar.operator.agent.server import Agent, probed
+from busbar.operator.agent.probing import probed
+from busbar.operator.agent.server import Agent
 from busbar.operator.agent.settings import Settings, load
 from busbar.operator.agent.simulated import SimulatedBoards
 
@@ -54,6 +62,106 @@ async def test_only_the_bearer_of_this_agent_is_answered() -> None:
         assert (await ask(agent, "", "/healthz"))[0] == 200
     finally:
         await agent.stop()
+
+
+async def post(agent: Agent, bearer: str, body: object) -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {bearer}"}
+    text = body if isinstance(body, str) else json.dumps(body)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{agent.port}{LEASE_PATH}", headers=headers, data=text) as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+LEASES = lease_bearer(KEY, SIMULATOR)
+
+
+async def test_leases_are_taken_refused_and_reported() -> None:
+    settings, clock = replace(PLAYED, set_limits=True), Clock()
+    agent = Agent(settings, probed(settings), clock)
+    await agent.start()
+    try:
+        _, body = await ask(agent, telemetry_bearer(KEY, SIMULATOR))
+        first = AgentAnswer.model_validate_json(body).reports
+        assert [r.limits and r.limits.state for r in first] == [LeaseState.STANDING] * 2
+        assert [b.limit_watts for b in first[0].boards] == [100.0, 100.0], "from the start"
+        message = {"node": "a", "epoch": first[0].epoch, "sequence": 7, "watts": 2350.0, "hostWatts": 1750.0}
+        message |= {"clockS": clock.now_s, "ttlS": 10.0}
+        release = {"node": "b", "epoch": first[1].epoch, "sequence": 1}
+        assert (await post(agent, LEASES, {"leases": [message, release]}))[0] == 200
+        clock.now_s += 0.5
+        agent.sample()
+        _, body = await ask(agent, telemetry_bearer(KEY, SIMULATOR))
+        a, b = AgentAnswer.model_validate_json(body).reports
+        assert a.limits is not None
+        assert (a.limits.state, a.limits.sequence, a.limits.remaining_s) == (LeaseState.LEASED, 7, 9.0)
+        assert [board.limit_watts for board in a.boards] == [300.0, 300.0]
+        assert all(board.watts <= 300.0 for board in a.boards)
+        assert [board.limit_watts for board in b.boards] == [400.0, 400.0]
+        status, text = await post(agent, LEASES, {"leases": [message, {**release, "sequence": 2}]})
+        assert status == 409
+        assert json.loads(text)["refused"] == [
+            {"node": "a", "why": "its sequence is 7, and 7 was taken already"}
+        ]
+        elsewhere = {**message, "node": "c", "sequence": 9}
+        assert (await post(agent, LEASES, {"leases": [elsewhere]}))[0] == 409
+        bad: tuple[object, ...] = ("{", {"leases": []}, {"leases": [{**message, "watts": -1}]})
+        for body_ in (*bad, json.dumps({"leases": [{**message, "watts": float("nan")}]})):
+            status, text = await post(agent, LEASES, body_)
+            assert (status, "Invalid" in text) == (422, True), body_
+    finally:
+        await agent.stop()
+
+
+async def test_leases_need_their_own_bearer_and_an_agent_that_may_set_limits() -> None:
+    agent = Agent(PLAYED, probed(PLAYED))
+    await agent.start()
+    try:
+        order = {"leases": [{"node": "a", "epoch": "e", "sequence": 1}]}
+        for wrong in ("", telemetry_bearer(KEY, SIMULATOR), lease_bearer(KEY, "a")):
+            assert (await post(agent, wrong, order))[0] == 401
+        status, text = await post(agent, LEASES, order)
+        assert (status, "power.agent.setLimits" in text) == (403, True)
+        _, body = await ask(agent, telemetry_bearer(KEY, SIMULATOR))
+        assert all(r.limits is None for r in AgentAnswer.model_validate_json(body).reports)
+        assert (await ask(agent, LEASES))[0] == 401, "nor does it read"
+    finally:
+        await agent.stop()
+
+
+async def test_limits_that_fail_stop_the_heartbeat_and_meters_that_fail_do_not(tmp_path: Path) -> None:
+    file = tmp_path / "beat"
+    settings = replace(PLAYED, set_limits=True, heartbeat_file=str(file), simulated_nodes=("a",))
+    clock = Clock()
+    (node,) = probed(settings)
+    failing: set[str] = set()
+
+    class Failing(SimulatedBoards):
+        def sample(self, clock_s: float) -> Sequence[Sample]:
+            if "meters" in failing:
+                raise BackendAbsent("no")
+            return super().sample(clock_s)
+
+        def limits(self) -> Sequence[BoardLimit]:
+            if "limits" in failing:
+                raise BackendAbsent("no")
+            return super().limits()
+
+    agent = Agent(settings, [replace(node, boards=Failing("a", 2))], clock)
+
+    def beats() -> bool:
+        clock.now_s += 1.0
+        agent.sample()
+        return heartbeat.read(file).at_s == clock.now_s
+
+    assert beats()
+    failing.add("meters")
+    assert beats(), "limits are kept although nothing is measured"
+    failing.add("limits")
+    assert not beats()
+    failing.clear()
+    assert beats()
 
 
 class Breaking:

@@ -1,0 +1,180 @@
+"""Limits are written, read back, and never above what the node holds."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator.agent.boards import EPOCH, Boards, Clock, lease, release
+
+from busbar.kube.contracts.power import LeaseState
+from busbar.operator.agent.leases import LeaseRefused
+from busbar.operator.agent.limits import NEAR_W, Limiter
+
+BUSY = dict.fromkeys("abcd", 100.0)
+
+
+class Made:
+    """A limiter that has looked once, as after the agent's start."""
+
+    def __init__(self) -> None:
+        self.clock, self.boards = Clock(), Boards()
+        self.limiter = Limiter(EPOCH, self.boards, self.clock, 0.9)
+        self.limiter.look({})
+
+    def looks(self, seconds: float, **drawn: float) -> None:
+        """Looks five times a second; boards draw all that they may, or what is said."""
+        for _ in range(round(seconds * 5)):
+            self.clock.now_s += 0.2
+            self.limiter.look({n: drawn.get(n, self.boards.limit_w(n)) for n in self.boards.names})
+
+    def lease(self, watts: float, sequence: int) -> None:
+        self.limiter.take(lease(watts, sequence, self.clock.now_s))
+
+
+def test_the_start_holds_the_standing_cap_until_something_is_said() -> None:
+    made = Made()
+    assert made.boards.total_w == 400.0
+    told = made.limiter.report()
+    assert (told.state, told.sequence, told.lease_watts, told.conflicts) == (LeaseState.STANDING, 0, None, ())
+
+
+def test_a_lease_is_split_written_read_back_and_reported() -> None:
+    made = Made()
+    made.lease(1700.0, 3)
+    assert made.boards.total_w == 1200.0, "less 500 W of the host"
+    told = made.limiter.report()
+    assert (told.state, told.sequence, told.lease_watts) == (LeaseState.LEASED, 3, 1700.0)
+    assert told.remaining_s == 9.5
+    assert told.actuation_s == 0.0
+    assert made.limiter.limit_w("a") == 300.0
+
+
+def test_a_lease_that_ends_leaves_the_standing_cap_and_nothing_raises_it_again() -> None:
+    made = Made()
+    made.lease(1700.0, 3)
+    made.looks(9.2)
+    assert made.boards.total_w == 1200.0
+    made.looks(0.4)
+    assert made.boards.total_w == 400.0
+    with pytest.raises(LeaseRefused):
+        made.limiter.take(lease(1700.0, 3, made.clock.now_s))
+    made.looks(20)
+    assert (made.boards.total_w, made.limiter.report().sequence) == (400.0, 3)
+
+
+def test_lowering_comes_first_and_its_failure_stops_the_raise() -> None:
+    made = Made()
+    made.lease(1700.0, 1)
+    made.looks(1.0, a=60.0, b=60.0)
+    made.boards.most_w = 0.0
+    made.looks(12.0, c=60.0, d=60.0)  # the work moves from c and d to a and b; the old lease ends
+    made.lease(1700.0, 2)
+    assert made.boards.limit_w("a") > made.boards.limit_w("c")
+    assert made.boards.most_w <= 1200.0
+    made.boards.refusing = {"a"}
+    made.boards.writes.clear()
+    made.lease(1100.0, 3)
+    assert made.limiter.report().sequence == 2, "not in force: a is above its share"
+    assert made.limiter.refuses("a")
+    made.looks(0.2)
+    assert made.limiter.report().sequence == 3, "a counts with its nameplate, the others are at their lowest"
+    assert {made.boards.limit_w(n) for n in "bcd"} == {100.0}
+
+
+def test_a_board_that_ignores_its_limit_counts_with_its_nameplate_within_three_seconds() -> None:
+    made = Made()
+    made.lease(1700.0, 1)
+    made.looks(1.0)
+    made.looks(2.4, a=390.0)
+    assert made.limiter.refuses("a")
+    assert made.boards.total_w - made.boards.limit_w("a") <= 1200.0 - 400.0
+    made.boards.deaf = {"b"}
+    made.lease(900.0, 2)
+    assert made.limiter.refuses("b"), "it kept the limit that it had"
+
+
+def test_a_foreign_limit_is_a_conflict_is_lowered_and_not_raised() -> None:
+    made = Made()
+    made.lease(1700.0, 1)
+    made.boards.set_w["a"] = 400.0
+    made.looks(0.2)
+    assert made.limiter.report().conflicts == ("a",)
+    assert made.boards.limit_w("a") == 300.0
+    made.boards.set_w["b"] = 150.0
+    made.looks(0.2)
+    assert made.limiter.report().conflicts == ("a", "b")
+    assert made.boards.limit_w("b") == 150.0
+    for sequence in range(2, 70):
+        made.lease(1700.0, sequence)
+        made.looks(1.0)
+    assert made.limiter.report().conflicts == ()
+    assert made.boards.limit_w("b") == 300.0
+
+
+def test_an_agent_that_stood_still_gives_up_its_lease() -> None:
+    made = Made()
+    made.lease(1700.0, 1)
+    made.clock.now_s += 2.0
+    made.boards.set_w = dict.fromkeys("abcd", 100.0)  # the guard was there
+    made.limiter.look(BUSY)
+    told = made.limiter.report()
+    assert (told.state, told.conflicts, made.boards.total_w) == (LeaseState.STANDING, (), 400.0)
+    made.lease(1700.0, 2)
+    assert made.boards.total_w == 1200.0
+
+
+def test_a_raise_that_was_decided_before_the_agent_stood_still_is_not_written() -> None:
+    made = Made()
+    reads = made.boards.limits
+
+    def stopped() -> object:
+        made.clock.now_s += 5.0  # between the reading and the write
+        return reads()
+
+    made.boards.limits = stopped  # type: ignore[assignment, method-assign]
+    made.lease(1700.0, 1)
+    assert made.boards.total_w == 400.0
+
+
+def test_a_release_puts_the_defaults_back_once_and_then_touches_nothing() -> None:
+    made = Made()
+    made.lease(1700.0, 1)
+    made.boards.set_w["a"] = 222.0
+    made.looks(0.2)
+    made.limiter.take(release(2))
+    assert [made.boards.limit_w(n) for n in "abcd"] == [222.0, 400.0, 400.0, 400.0], "a is somebody else's"
+    made.boards.set_w["b"] = 333.0
+    made.looks(3.0)
+    made.limiter.stand()
+    assert made.boards.limit_w("b") == 333.0
+    told = made.limiter.report()
+    assert (told.state, told.sequence, told.conflicts) == (LeaseState.RELEASED, 2, ())
+
+
+def test_the_end_of_the_agent_leaves_the_standing_cap() -> None:
+    made = Made()
+    made.lease(1700.0, 1)
+    made.limiter.stand()
+    assert made.boards.total_w == 400.0
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(st.integers(0, 10_000))
+def test_limits_are_within_the_lease_whatever_happens(seed: int) -> None:
+    """Leases, ends, pauses and foreign writes; after each look the boards have no more than is held."""
+    random, made = Random(seed), Made()
+    for sequence in range(1, 60):
+        made.clock.now_s += random.choice((0.2, 0.2, 0.5, 1.5, 12.0))
+        if random.random() < 0.7:
+            made.limiter.take(
+                lease(random.uniform(0, 3000), sequence, made.clock.now_s - random.uniform(0, 5))
+            )
+        if random.random() < 0.2:
+            made.boards.set_w[random.choice("abcd")] = random.uniform(100, 400)
+        made.limiter.look({n: random.choice((50.0, made.boards.limit_w(n))) for n in "abcd"})
+        held = made.limiter.held
+        most_w = max(held.boards_w, 400.0) if held.state is LeaseState.LEASED else 400.0
+        assert made.boards.total_w <= most_w + 4 * NEAR_W / 2, "each to half of what drivers round"
