@@ -336,7 +336,7 @@ class Pools(Section):
 
 
 class Agent(Section):
-    """`busbar-agent`: says what the boards of its node draw. It limits nothing."""
+    """`busbar-agent`: says what the boards of its node draw, and limits them if it may."""
 
     enabled: bool = Field(default=False, description="Run one on each node that is selected.")
     node_selector: Labels = Field(default_factory=dict, description="Labels of the nodes.")
@@ -344,15 +344,20 @@ class Agent(Section):
     runtime_class_name: Name = Field(
         default="", description="RuntimeClass that gives a container the driver's libraries, e.g. nvidia."
     )
+    set_limits: bool = Field(
+        default=False,
+        description="Let agents limit boards, by docs/power.md: as root, with a guard beside each. "
+        "Played nodes are limited too.",
+    )
     resources: Resources = Field(
         default_factory=lambda: Resources(limits=Amounts(cpu="", memory="128Mi")),
-        description="Of an agent's pod.",
+        description="Of an agent's container, and of its guard's.",
     )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="How much it logs.")
 
 
 class Power(Section):
-    """What PowerDomains are measured with."""
+    """What PowerDomains are measured and kept with."""
 
     agent: Agent = Field(default_factory=Agent, description="The node agent.")
     simulated_nodes: Annotated[list[Name], Field(max_length=1000)] = Field(
@@ -389,7 +394,7 @@ class Values(Section):
         default_factory=Pools, description="AcceleratorPools for devices that no pool describes."
     )
     admission: Admission = Field(default_factory=Admission, description="The policies that keep the queue.")
-    power: Power = Field(default_factory=Power, description="What PowerDomains are measured with.")
+    power: Power = Field(default_factory=Power, description="What PowerDomains are measured and kept with.")
     monitoring: Monitoring = Field(
         default_factory=Monitoring,
         description="Alerts and metrics, for clusters with the Prometheus Operator.",

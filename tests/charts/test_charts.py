@@ -249,6 +249,49 @@ def test_agents_have_no_rights_and_no_token_and_are_reached_by_the_operator_alon
     assert bound & {"busbar-agent", "busbar-power-simulator"} == set()
 
 
+def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_text("k" * 64)
+    found = documents(render("busbar", *POWER, "power.agent.setLimits=true"))
+    pod = find(found, "DaemonSet", "busbar-agent")["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert not any("hostPath" in volume for volume in pod["volumes"])
+    assert (pod["automountServiceAccountToken"], pod.get("hostPID"), pod.get("hostNetwork")) == (
+        False,
+        None,
+        None,
+    )
+    agent, guard = pod["containers"]
+    assert (agent["command"], guard["command"]) == (["busbar-agent"], ["busbar-agent", "guard"])
+    for container in (agent, guard):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        given = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+        read = agent_settings.load({**given, "BUSBAR_POWER_KEY_FILE": str(key), "NODE_NAME": "n"})
+        assert (read.set_limits, read.heartbeat_file) == (True, "/run/busbar/heartbeat")
+        assert {"name": "heartbeat", "mountPath": "/run/busbar"}.items() <= (
+            next(mount for mount in container["volumeMounts"] if mount["name"] == "heartbeat").items()
+        )
+    assert "ports" not in guard
+    simulator = find(found, "Deployment", "busbar-power-simulator")["spec"]["template"]["spec"]
+    assert simulator["securityContext"]["runAsNonRoot"] is True, "there is no driver to ask"
+    given = environment(found, "busbar-power-simulator")
+    assert given["BUSBAR_AGENT_SET_LIMITS"] == "true"
+    assert len(simulator["containers"]) == 1
+    for kind, name in (("DaemonSet", "busbar-agent"), ("Deployment", "busbar-power-simulator")):
+        off = environment(documents(render("busbar", *POWER)), name, kind)
+        assert not {"BUSBAR_AGENT_SET_LIMITS", "BUSBAR_AGENT_HEARTBEAT_FILE"} & off.keys()
+
+
 def test_agent_and_operator_read_the_environment_and_agree_on_address_and_owner(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
