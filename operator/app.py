@@ -122,6 +122,7 @@ class Operator:
             self.reaper,
             self.metrics,
         )
+        self.handlers.power.lessor.left_s = self.fence.left_s
         self.rounds.after = self._after_round
         self.feed = RoutesFeed(
             lambda revision: build_routes(
@@ -212,6 +213,7 @@ class Operator:
                 if term != before:
                     self.rounds.forget()
                     self.handlers.energy.accounts.forget()
+                    self.handlers.power.lessor.forget()
             log.info("lease held again", extra={"new_term": term != before})
             self.everything()
 

@@ -20,6 +20,8 @@ class FeedView:
     budget: str
     draw: str
     headroom: str
+    leased: str
+    """What its nodes may draw by their leases; empty: nothing is limited."""
     percent: float | None
     """Of the budget that is drawn, and assumed of silent nodes; None: nothing is known."""
     problem: str
@@ -59,6 +61,7 @@ def _view(feed: FeedPower, nodes: Sequence[NodePower]) -> FeedView:
         budget=kilowatts(feed.budget_watts),
         draw=kilowatts(feed.draw_watts) or "not measured",
         headroom=kilowatts(feed.headroom_watts),
+        leased=kilowatts(feed.leased_watts),
         percent=min(100.0, 100.0 * most / feed.budget_watts) if known else None,
         problem=_problem(feed),
         told=_told(feed),
@@ -76,6 +79,8 @@ def _problem(feed: FeedPower) -> str:
 
 def _told(feed: FeedPower) -> str:
     said = [f"{feed.nodes} nodes"]
+    if feed.capped_nodes:
+        said.append(f"{feed.capped_nodes} capped")
     if feed.silent_nodes:
         said.append(f"{feed.silent_nodes} silent ({kilowatts(feed.assumed_watts)} assumed)")
     if feed.simulated_nodes:
@@ -91,7 +96,8 @@ def node_view(node: NodePower) -> NodeView:
     if node.watts is None:
         label = f"{node.name}: has never reported"
     else:
-        kind = ", simulated" if node.boards_from.value == "simulated" else ""
+        kind = ", capped" if node.capped else ""
+        kind += ", simulated" if node.boards_from.value == "simulated" else ""
         label = f"{node.name}: {amount} of {kilowatts(node.nameplate_watts)}{kind}{state}"
     return NodeView(
         name=node.name, heat=round(10 * min(1.0, share)), label=label, amount=amount, ready=not node.silent

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.errors import ErrorBody
-from busbar.kube.contracts.power import Backend
+from busbar.kube.contracts.power import Backend, LeaseState
 from busbar.kube.contracts.power_view import Resolution
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 
@@ -283,6 +283,11 @@ class FeedPowerInfo(Answer):
     )
     floor_watts: float | None = Field(description="The nodes with all boards at their lowest limit.")
     nameplate_watts: float | None = Field(description="The most that the nodes can draw.")
+    policy: str = Field(description="Observe, Static or Lease: of the nodes that hang on it directly.")
+    leased_watts: float | None = Field(
+        description="The most that its nodes may draw by their leases; null: nothing on it is limited."
+    )
+    capped_nodes: int = Field(description="Nodes with a board whose limit is below its nameplate.")
     silent_nodes: int = Field(description="Nodes without a report of the last seconds.")
     simulated_nodes: int = Field(description="Nodes whose watts are invented.")
 
@@ -302,6 +307,11 @@ class NodePowerInfo(Answer):
     boards: int = Field(description="Boards that report.")
     boards_from: Backend = Field(description="Where the boards' numbers come from.")
     host_from: Backend = Field(description="Where the host's numbers come from.")
+    lease_watts: float | None = Field(description="The lease in force, as the node said; null: none.")
+    capped: bool = Field(description="Whether a board's limit is below its nameplate.")
+    limits: LeaseState | None = Field(
+        description="What the agent holds the boards to; null: it may not limit them."
+    )
     age_seconds: float | None = Field(description="Time since the last report that was believed.")
     silent: bool = Field(description="Whether that is too long.")
 

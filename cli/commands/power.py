@@ -52,7 +52,19 @@ def nodes(session: Session, output: str) -> None:
 def _tree(found: Sequence[FeedPower]) -> str:
     if not found:
         return "There is no power domain with a node that you may use."
-    heads = ["domain", "use", "draw", "budget", "headroom", "nodes", "silent", "simulated", "reason"]
+    heads = [
+        "domain",
+        "use",
+        "draw",
+        "leased",
+        "budget",
+        "headroom",
+        "nodes",
+        "capped",
+        "silent",
+        "simulated",
+    ]
+    heads.append("reason")
     return columns(heads, [_row(feed, depth) for feed, depth in _ordered(found)])
 
 
@@ -61,9 +73,11 @@ def _row(feed: FeedPower, depth: int) -> list[object]:
         "  " * depth + feed.name,
         bar(feed.draw_watts, feed.assumed_watts, feed.budget_watts),
         watts(feed.draw_watts),
+        "-" if feed.leased_watts is None else watts(feed.leased_watts),
         watts(feed.budget_watts),
         watts(feed.headroom_watts),
         feed.nodes,
+        feed.capped_nodes,
         feed.silent_nodes,
         feed.simulated_nodes,
         feed.reason,
@@ -109,13 +123,22 @@ def watts(value: float | None) -> str:
     return f"{value:.0f} W"
 
 
+def limits(node: NodePower) -> str:
+    """`leased, capped`; `not ours` where the agent may not set limits."""
+    told = "not ours" if node.limits is None else node.limits.value.lower()
+    return f"{told}, capped" if node.capped else told
+
+
 def _nodes(found: Sequence[NodePower]) -> str:
-    heads = ["node", "domain", "draw", "nameplate", "boards", "boards from", "host from", "last report"]
+    heads = ["node", "domain", "draw", "lease", "limits", "nameplate", "boards", "boards from", "host from"]
+    heads.append("last report")
     rows = [
         (
             node.name,
             node.feeds[0] if node.feeds else "",
             watts(node.watts),
+            "-" if node.lease_watts is None else watts(node.lease_watts),
+            limits(node),
             watts(node.nameplate_watts),
             node.boards,
             node.boards_from.value,

@@ -5,7 +5,7 @@ Only the operator has the readings and their means; the API passes on what its c
 
 from enum import StrEnum
 
-from busbar.kube.contracts.power import Backend
+from busbar.kube.contracts.power import Backend, LeaseState
 from busbar.kube.contracts.wire import WireModel
 
 PATH = "/power"
@@ -42,6 +42,12 @@ class FeedPower(WireModel):
     headroom_watts: float | None = None
     floor_watts: float | None = None
     nameplate_watts: float | None = None
+    policy: str = "Observe"
+    """Of the nodes that hang on it directly."""
+    leased_watts: float | None = None
+    """The most that its nodes may draw by their leases; None: nothing on it is limited."""
+    capped_nodes: int = 0
+    """Nodes with a board whose limit is below its nameplate."""
     silent_nodes: int = 0
     simulated_nodes: int = 0
 
@@ -59,6 +65,12 @@ class NodePower(WireModel):
     boards: int = 0
     boards_from: Backend = Backend.NONE
     host_from: Backend = Backend.NONE
+    lease_watts: float | None = None
+    """The lease in force, as the node said; None: it has none."""
+    capped: bool = False
+    """A board's limit is below its nameplate."""
+    limits: LeaseState | None = None
+    """What the agent holds the boards to; None: it may not limit them."""
     age_seconds: float | None = None
     silent: bool = True
 

@@ -26,10 +26,14 @@ Watts = Annotated[float, Field(ge=0)]
 
 
 class Policy(StrEnum):
-    """What is done to keep the budget; policies that limit boards will be added here."""
+    """What is done to keep the budget."""
 
     OBSERVE = "Observe"
     """The draw is measured, and nothing is limited."""
+    STATIC = "Static"
+    """The nodes that hang on the domain itself have equal leases, whatever runs."""
+    LEASE = "Lease"
+    """Their leases go where they save the most work."""
 
 
 class PowerDomainSpec(SpecModel):
@@ -48,10 +52,20 @@ class PowerDomainSpec(SpecModel):
             "Of several domains that select a node, one below another comes first, then the one with more labels.",
         )
     )
-    policy: Policy = Field(default=Policy.OBSERVE, description="Observe: measure, and limit nothing.")
+    policy: Policy = Field(
+        default=Policy.OBSERVE,
+        description="Of the nodes that hang on this domain itself. Observe: measure, and limit nothing. Static: limit "
+        "the boards by equal leases. Lease: by leases that go where they save the most work. The budget binds the "
+        "leases of all domains below, whatever the policy.",
+    )
+    host_watts: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="The most that one node of this domain draws beside its boards: processors, memory, fans and "
+        "supplies. Static and Lease need it: leases leave room for it.",
+    )
     margin_percent: Annotated[float, Field(ge=0, le=50)] = Field(
         default=1.0,
-        description="Part of the budget that the headroom leaves out, for what is not measured.",
+        description="Part of the budget that headroom and leases leave out, for what is not measured.",
     )
 
 
@@ -87,6 +101,15 @@ class PowerDomainStatus(StatusModel):
     nameplate_watts: Watts | None = Field(
         default=None, description="The most that the nodes can draw, as they report it."
     )
+    leased_watts: Watts | None = Field(
+        default=None,
+        description="The most that the nodes may draw by the leases in force or on their way; nodes that nothing limits "
+        "count with their nameplates. Absent where nothing on this feed is limited.",
+    )
+    capped_nodes: Count | None = Field(
+        default=None,
+        description="Nodes with a board whose limit in force is below the most that it can draw.",
+    )
     silent_nodes: Count | None = Field(
         default=None, description="Nodes without a report of the last seconds."
     )
@@ -116,6 +139,16 @@ class PowerDomain(Resource):
             field_path=".spec.parent",
             holds=lambda domain: not domain.spec.parent or domain.spec.parent != domain.metadata.name,
         ),
+        Rule(
+            cel="self.spec.policy == 'Observe' || !has(self.spec.nodeSelector) || has(self.spec.hostWatts)",
+            message="Static and Lease need spec.hostWatts: the most that one node draws beside its boards",
+            field_path=".spec.hostWatts",
+            holds=lambda domain: (
+                domain.spec.policy is Policy.OBSERVE
+                or not domain.spec.node_selector
+                or domain.spec.host_watts is not None
+            ),
+        ),
     )
     info: ClassVar[KindInfo] = KindInfo(
         plural="powerdomains",
@@ -129,6 +162,15 @@ class PowerDomain(Resource):
             PrinterColumn(name="Draw", type="number", json_path=".status.drawWatts", description="In watts."),
             PrinterColumn(
                 name="Headroom", type="number", json_path=".status.headroomWatts", description="In watts."
+            ),
+            PrinterColumn(
+                name="Leased", type="number", json_path=".status.leasedWatts", description="In watts."
+            ),
+            PrinterColumn(
+                name="Capped",
+                type="integer",
+                json_path=".status.cappedNodes",
+                description="Nodes with a limited board.",
             ),
             PrinterColumn(
                 name="Nodes", type="integer", json_path=".status.nodes", description="On this feed."

@@ -42,14 +42,19 @@ class Board:
 
 
 def wanted(
-    last: BoardWant | None, drawn_w: float, limit_w: float, nameplate_w: float, clock_s: float
+    last: BoardWant | None,
+    drawn_w: float,
+    limit_w: float,
+    nameplate_w: float,
+    clock_s: float,
+    forget_s: float = FORGET_S,
 ) -> BoardWant:
     """What the board wants after this reading: rising at once, falling when a peak is forgotten."""
     step_w = WANT_STEP * nameplate_w
     want_w = min(nameplate_w, step_w * (int(drawn_w / step_w) + 1))
     if limit_w < nameplate_w and drawn_w >= AT_LIMIT * limit_w:
         want_w = nameplate_w
-    if last is None or want_w >= last.watts or clock_s - last.since_s > FORGET_S:
+    if last is None or want_w >= last.watts or clock_s - last.since_s > forget_s:
         return BoardWant(want_w, clock_s)
     return last
 

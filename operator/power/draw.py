@@ -29,6 +29,12 @@ class Draw:
     """Both of all nodes that were ever read."""
     age_s: float | None = None
     """Of the oldest reading."""
+    capped: int = 0
+    """Nodes with a board whose limit is below its nameplate."""
+    refusing: tuple[str, ...] = ()
+    """Nodes that take no limits, or with a board that does not."""
+    conflicts: tuple[str, ...] = ()
+    """Nodes with a board whose limit somebody else has written."""
 
     @property
     def silent(self) -> int:
@@ -37,7 +43,8 @@ class Draw:
 
 def draw_of(nodes: Iterable[str], readings: Mapping[str, Reading], now_s: float, fresh_s: float) -> Draw:
     """The draw of a feed with these nodes; `now_s` is the clock of `Reading.at_s`."""
-    count = fresh = unknown = simulated = 0
+    count = fresh = unknown = simulated = capped = 0
+    refusing, conflicts = [], []
     watts = assumed = floor = nameplate = 0.0
     age: float | None = None
     for node in nodes:
@@ -51,12 +58,30 @@ def draw_of(nodes: Iterable[str], readings: Mapping[str, Reading], now_s: float,
         simulated += reading.is_simulated
         floor += reading.floor_w
         nameplate += reading.nameplate_w
+        capped += reading.is_capped
+        if reading.refuses:
+            refusing.append(node)
+        if reading.limits is not None and reading.limits.conflicts:
+            conflicts.append(node)
         if old <= fresh_s:
             fresh += 1
             watts += reading.watts
         else:
             assumed += reading.nameplate_w
-    return Draw(count, fresh, unknown, simulated, watts, assumed, floor, nameplate, age)
+    return Draw(
+        count,
+        fresh,
+        unknown,
+        simulated,
+        watts,
+        assumed,
+        floor,
+        nameplate,
+        age,
+        capped,
+        tuple(refusing),
+        tuple(conflicts),
+    )
 
 
 @dataclass(frozen=True, slots=True)

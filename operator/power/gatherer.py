@@ -127,7 +127,10 @@ class Gatherer:
         if source.simulates and not told <= {Backend.SIMULATED, Backend.NONE}:
             self._note(self._refused, report.node, "the simulator may only say that its watts are simulated")
             return
-        judged = read(self.readings.get(report.node), report, at_s)
+        last = self.readings.get(report.node)
+        if last is not None and at_s < last.at_s:
+            return  # overtaken by a later answer, perhaps of a later start
+        judged = read(last, report, at_s)
         if isinstance(judged, Refusal):
             self._note(self._refused, report.node, judged.why)
             return

@@ -1,6 +1,6 @@
-"""Keeps the power domains: once a second who hangs where and what is drawn, and now and then a status.
+"""Keeps the power domains: once a second who hangs where, what is drawn and who may draw what; now and then a status.
 
-Nothing here limits anything. A status is written when a condition changes, at most every two seconds, and otherwise
+Leases are sent by `lessor.py`, and only while this operator leads. A status is written when a condition changes, at most every two seconds, and otherwise
 once in `power_status_s`.
 """
 
@@ -21,7 +21,8 @@ from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
-from busbar.operator.power.gatherer import Gatherer, sources
+from busbar.operator.power.gatherer import Gatherer, Source, sources
+from busbar.operator.power.lessor import Lessor
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.reconcile import Seen, reconcile
@@ -68,6 +69,7 @@ class PowerKeeper:
         self._membership: Membership | None = None
         self._energy = energy
         self.gatherer = Gatherer(settings, clock)
+        self.lessor = Lessor(settings, metrics, clock)
         self.feeds: dict[str, Feed] = {}
         self._began_s = self._ticked_s = math.inf
         controller.handles(POWER_DOMAINS.kind, self.handle)
@@ -94,16 +96,19 @@ class PowerKeeper:
         """Ticks until cancelled."""
         try:
             while True:
-                self.tick()
+                found = self.tick()
+                await self.lessor.round(self.membership, self.gatherer.readings, found)
                 await asyncio.sleep(TICK_S - self._clock() % TICK_S)
         finally:
             await self.gatherer.close()
+            await self.lessor.close()
 
-    def tick(self) -> None:
-        """Asks the agents, and takes stock of what they have said so far."""
+    def tick(self) -> list[Source]:
+        """Asks the agents, and takes stock of what they have said so far; gives the agents."""
         now_s = self._clock()
         caches, gatherer = self._caches, self.gatherer
-        gatherer.ask(sources(self._settings, caches.nodes.items.values(), caches.pods.items.values()))
+        agents = sources(self._settings, caches.nodes.items.values(), caches.pods.items.values())
+        gatherer.ask(agents)
         gatherer.keep(key.name for key in caches.nodes.items)
         passed_s = min(max(0.0, now_s - self._ticked_s), LONGEST_TICK_S)
         self._began_s, self._ticked_s = min(self._began_s, now_s), now_s
@@ -118,6 +123,9 @@ class PowerKeeper:
             key = Key("", name)
             if self._status_of(key) is not None:
                 self._controller.add(POWER_DOMAINS.kind, key)
+        fresh = [r for r in gatherer.readings.values() if now_s - r.at_s <= self._settings.power_fresh_s]
+        self._metrics.count_capped(fresh, passed_s)
+        return agents
 
     async def handle(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         domain = self._caches.power_domains.items.get(key)
@@ -138,7 +146,9 @@ class PowerKeeper:
         """What feeds and nodes draw now."""
         draws = {name: feed.draw for name, feed in self.feeds.items() if feed.draw is not None}
         fresh_s = self._settings.power_fresh_s
-        return picture(self.membership, draws, self.gatherer.readings, self._clock(), fresh_s)
+        return picture(
+            self.membership, draws, self.gatherer.readings, self._clock(), fresh_s, self.lessor.feeds
+        )
 
     def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:
         """The means of the feed, or of the node where no feed is named."""
@@ -155,6 +165,7 @@ class PowerKeeper:
                 for name, feed in self.feeds.items()
                 if name in found and feed.draw is not None
             },
+            self.lessor.feeds,
             self.gatherer.readings.values(),
             self._clock(),
         )
@@ -178,7 +189,8 @@ class PowerKeeper:
         since_s = self._clock() - feed.written_s
         heard = self._clock() - self._began_s > self._settings.power_fresh_s and since_s >= CHANGE_S
         energy = self._energy.feed(domain.metadata.uid, domain.status) if self._energy is not None else None
-        seen = Seen(feed.draw, feed.overrun, energy) if heard and feed.draw is not None else None
+        leases = self.lessor.feeds.get(key.name)
+        seen = Seen(feed.draw, feed.overrun, energy, leases) if heard and feed.draw is not None else None
         due = seen is not None and since_s >= self._settings.power_status_s
         return reconcile(domain, self.membership, seen, utc_now(), due=due)
 

@@ -38,6 +38,14 @@ class Membership:
     """Domain to the nodes on it and on all domains below it, each once, in name order."""
     faults: Mapping[str, Fault]
     """Of domains that are not ready for the tree's sake."""
+    host_w: Mapping[str, float | None]
+    """Domain to what one of its nodes draws at most beside its boards."""
+    limited: frozenset[str] = frozenset()
+    """Domains with a node, on them or below, that a policy limits."""
+
+    def is_limited(self, node: str) -> bool:
+        """Whether a policy limits the node."""
+        return any(self.domains[feed].policy is not PowerPolicy.OBSERVE for feed in self.feeds.get(node, ()))
 
 
 def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Membership:
@@ -55,6 +63,7 @@ def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Members
     above = {name: _above(name, known) for name in known}
     feeds: dict[str, tuple[str, ...]] = {}
     members: dict[str, set[str]] = {name: set() for name in known}
+    limited: set[str] = set()
     for node in nodes:
         on = _feeds(frozenset(node.labels), selectors, above)
         if not on:
@@ -63,12 +72,16 @@ def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Members
         for feed in on:
             for name in (feed, *above[feed]):
                 members[name].add(node.name)
+            if known[feed].policy is not PowerPolicy.OBSERVE:
+                limited.update((feed, *above[feed]))
     return Membership(
         domains=known,
         above=above,
         feeds=feeds,
         members={name: tuple(sorted(found)) for name, found in members.items()},
         faults={**_contested(feeds), **_faults(known, above)},
+        host_w={name: domain.spec.host_watts for name, domain in objects.items()},
+        limited=frozenset(limited),
     )
 
 
@@ -78,7 +91,7 @@ def _scheduler_domain(domain: PowerDomain) -> Domain:
         domain.metadata.name,
         spec.budget_watts,
         spec.parent,
-        PowerPolicy.OBSERVE,
+        PowerPolicy(spec.policy.value),
         margin_percent=spec.margin_percent,
     )
 

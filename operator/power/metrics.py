@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from busbar.kube.contracts.power import LeaseState
 from busbar.operator.power.draw import Draw
+from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.readings import Reading
+
+ELSEWHERE = "Elsewhere"
+"""The reason of a limit that our agent has not set."""
 
 
 class PowerMetrics:
@@ -16,8 +21,8 @@ class PowerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.domains = Gauge(
             "busbar_power_domain_watts",
-            "Of each PowerDomain: draw (mean of the last second of the nodes that report), budget, and floor (its nodes "
-            "with all boards at their lowest limit)",
+            "Of each PowerDomain: draw (mean of the last second of the nodes that report), budget, floor (its nodes "
+            "with all boards at their lowest limit), and leased (the most that its nodes may draw by their leases)",
             ["domain", "kind"],
             registry=registry,
         )
@@ -45,6 +50,31 @@ class PowerMetrics:
             ["backend"],
             registry=registry,
         )
+        self.leases = Gauge(
+            "busbar_power_lease_watts",
+            "The lease in force on each node, as it says",
+            ["node"],
+            registry=registry,
+        )
+        self.limits = Gauge(
+            "busbar_power_board_limit_watts",
+            "The limit in force on each board, as its agent read it back",
+            ["node", "uuid"],
+            registry=registry,
+        )
+        self.capped = Counter(
+            "busbar_power_capped_seconds",
+            "Time in which a board of the node had a limit below the most that it can draw, by reason: Leased, Standing "
+            "(no lease: the lowest limits), Elsewhere (not by our agent)",
+            ["node", "reason"],
+            registry=registry,
+        )
+        self.actuation = Histogram(
+            "busbar_power_actuation_seconds",
+            "From the arrival of a lease at an agent to its limits being read back",
+            buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+            registry=registry,
+        )
         self.energy = Counter(
             "busbar_energy_joules",
             "Energy by who used it (tenant; kind: job, service, pod, unassigned) and by how it is known (counter, rapl, "
@@ -54,7 +84,11 @@ class PowerMetrics:
         )
 
     def show(
-        self, domains: Mapping[str, tuple[float, Draw]], readings: Iterable[Reading], now_s: float
+        self,
+        domains: Mapping[str, tuple[float, Draw]],
+        leases: Mapping[str, FeedLeases],
+        readings: Iterable[Reading],
+        now_s: float,
     ) -> None:
         """Sets the gauges.
 
@@ -62,7 +96,7 @@ class PowerMetrics:
             domains: budget in watts and draw, by name.
             now_s: the clock of `Reading.at_s`.
         """
-        for gauge in (self.domains, self.boards, self.age, self.nodes):
+        for gauge in (self.domains, self.boards, self.age, self.nodes, self.leases, self.limits):
             gauge.clear()
         for name, (budget_w, draw) in domains.items():
             kinds = {"budget": budget_w}
@@ -70,6 +104,8 @@ class PowerMetrics:
                 kinds["draw"] = draw.watts
             if draw.unknown < draw.nodes:
                 kinds["floor"] = draw.floor_w
+            if name in leases:
+                kinds["leased"] = leases[name].leased_w
             for kind, watts in kinds.items():
                 self.domains.labels(name, kind).set(watts)
         for reading in readings:
@@ -77,3 +113,15 @@ class PowerMetrics:
             self.age.labels(reading.node).set(now_s - reading.at_s)
             for uuid, meter in reading.boards.items():
                 self.boards.labels(reading.node, uuid).set(meter.watts)
+                if meter.limit_w is not None:
+                    self.limits.labels(reading.node, uuid).set(meter.limit_w)
+            if reading.limits is not None and reading.limits.lease_watts is not None:
+                self.leases.labels(reading.node).set(reading.limits.lease_watts)
+
+    def count_capped(self, readings: Iterable[Reading], passed_s: float) -> None:
+        """Counts the time in which boards were limited."""
+        for reading in readings:
+            if reading.is_capped:
+                state = reading.limits.state if reading.limits is not None else None
+                reason = ELSEWHERE if state in (None, LeaseState.RELEASED) else str(state)
+                self.capped.labels(reading.node, reason).inc(passed_s)

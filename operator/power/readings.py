@@ -16,13 +16,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from busbar.kube.contracts.power import AgentReport, Backend, Meter
+from busbar.kube.contracts.power import AgentReport, Backend, LimitsReport, Meter
 from busbar.scheduler.errors import PowerError
 from busbar.scheduler.power import NodePower, NodeTelemetry
 from busbar.scheduler.power.telemetry import plausible
 
 CLOCK_SLACK_S = 5.0
 """A report may be so much younger than the request for it, and a clock that stood still may catch up."""
+CAPPED_W = 1.0
+"""A limit this far below the nameplate is one: drivers round."""
 HOST = "host"
 """Key of the host's meter beside the boards' uuids."""
 
@@ -36,6 +38,14 @@ class Metered:
     joules: float
     floor_w: float
     nameplate_w: float
+    limit_w: float | None = None
+    """In force, as the agent read it back; None: none is known."""
+    refuses: bool = False
+    """It takes no limit, or ignores it."""
+
+    @property
+    def is_capped(self) -> bool:
+        return self.limit_w is not None and self.limit_w < self.nameplate_w - CAPPED_W
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class Reading:
     """By the boards' uuids, and HOST."""
     boards_from: Backend
     host_from: Backend
+    limits: LimitsReport | None = None
+    """None: the agent may not set limits."""
 
     @property
     def watts(self) -> float:
@@ -67,6 +79,16 @@ class Reading:
     @property
     def nameplate_w(self) -> float:
         return sum(meter.nameplate_w for meter in self.meters.values())
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether a board's limit is below what it can draw."""
+        return any(meter.is_capped for meter in self.meters.values())
+
+    @property
+    def refuses(self) -> bool:
+        """Whether a board takes no limits: its agent may not set any, or the board takes none, or ignores them."""
+        return self.limits is None or any(meter.refuses for meter in self.meters.values())
 
     @property
     def is_simulated(self) -> bool:
@@ -110,6 +132,7 @@ def read(last: Reading | None, told: AgentReport, at_s: float) -> Reading | Refu
         meters=found,
         boards_from=told.boards_from,
         host_from=told.host_from,
+        limits=told.limits,
     )
 
 
@@ -142,4 +165,7 @@ def _judged(last: Reading | None, told: AgentReport, name: str, meter: Meter) ->
         watts = (meter.joules - before.joules) / (told.clock_s - last.clock_s)
     if not plausible(power, replace(said, drawn_w=watts)):
         return Refusal(f"{name}: its counter says {watts:g} W, of {nameplate_w:g} W")
-    return Metered(watts, meter.joules, meter.floor_watts, nameplate_w)
+    limit_w = meter.limit_watts
+    if limit_w is not None and not (math.isfinite(limit_w) and limit_w >= 0):
+        return Refusal(f"{name}: a limit of {limit_w:g} W")
+    return Metered(watts, meter.joules, meter.floor_watts, nameplate_w, limit_w, meter.refuses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,7 +11,8 @@ from busbar.kube.types.power_domain import PowerDomainStatus, PowerOverrun
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.operator.power.draw import Draw, Overrun
 from busbar.operator.power.energy import FeedEnergy
-from busbar.operator.power.membership import Fault, Membership
+from busbar.operator.power.leasing import FeedLeases
+from busbar.operator.power.membership import Membership
 from busbar.operator.write.status import clip
 
 
@@ -21,10 +23,14 @@ class Seen:
     draw: Draw
     overrun: Overrun | None = None
     energy: FeedEnergy | None = None
+    leases: FeedLeases | None = None
+    """None: nothing on the feed is limited, or this operator has not decided yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Observation:
+class Observation:
+    """A condition without its times."""
+
     status: ConditionStatus
     reason: str
     message: str
@@ -42,13 +48,19 @@ def reconcile(
     old = domain.status or PowerDomainStatus()
     generation = domain.metadata.generation
     nodes = len(found.members[domain.metadata.name])
-    observed = {ConditionType.READY: _ready(found.faults.get(domain.metadata.name), nodes, seen)}
+    limited = domain.metadata.name in found.limited
+    observed = {ConditionType.READY: ready(domain.metadata.name, found, seen)}
     numbers: dict[str, object] = {}
     if seen is not None:
         observed[ConditionType.WITHIN_BUDGET] = _within(domain.spec.budget_watts, seen.draw)
         observed[ConditionType.TELEMETRY_FRESH] = _fresh(seen.draw)
+        if limited:
+            observed[ConditionType.CAP_CONFLICT] = _conflict(seen.draw)
         numbers = _numbers(found.domains[domain.metadata.name].usable_w, seen, old)
-    before = {c.type: c for c in old.conditions or ()}
+        if seen.leases is not None or not limited:
+            leased_w = seen.leases.leased_w if seen.leases is not None else None
+            numbers["leased_watts"] = round(leased_w, 1) if leased_w is not None else None
+    before = {c.type: c for c in old.conditions or () if limited or c.type != ConditionType.CAP_CONFLICT}
     new = old.model_copy(
         update={
             "observed_generation": generation,
@@ -68,43 +80,73 @@ def reconcile(
     return new
 
 
-def _ready(fault: Fault | None, nodes: int, seen: Seen | None) -> _Observation:
+def ready(name: str, found: Membership, seen: Seen | None) -> Observation:
+    """Whether the domain does what its policy says."""
+    fault, nodes = found.faults.get(name), len(found.members[name])
     if fault is not None:
-        return _Observation(ConditionStatus.FALSE, fault.reason, fault.message)
+        return Observation(ConditionStatus.FALSE, fault.reason, fault.message)
     if not nodes:
         text = "No node has the labels of this domain or of one below it."
-        return _Observation(ConditionStatus.FALSE, Reason.NO_NODES, text)
-    text = f"{nodes} nodes hang on this feed; nothing limits them."
+        return Observation(ConditionStatus.FALSE, Reason.NO_NODES, text)
+    limited = name in found.limited
+    if limited and seen is not None and seen.leases is not None:
+        if unknown := seen.leases.unknown:
+            text = f"{_some(unknown)} never reported: leases stay at the lowest limits until all nodes have."
+            return Observation(ConditionStatus.FALSE, Reason.NODES_UNKNOWN, text)
+        if seen.leases.floor_above_budget:
+            text = "Hosts, and boards at their lowest limits, add up to more than the budget less its margin."
+            return Observation(ConditionStatus.FALSE, Reason.FLOOR_ABOVE_BUDGET, text)
+    text = f"{nodes} nodes hang on this feed; "
+    text += "leases limit their boards." if limited else "nothing limits them."
+    if limited and seen is not None and seen.draw.refusing:
+        text += f" {_some(seen.draw.refusing)} boards that take no limits: these count with their nameplates."
     if seen is not None and seen.draw.simulated:
         text += f" The watts of {seen.draw.simulated} are simulated."
-    return _Observation(ConditionStatus.TRUE, Reason.OBSERVING, text)
+    return Observation(ConditionStatus.TRUE, Reason.LEASING if limited else Reason.OBSERVING, text)
 
 
-def _within(budget_w: float, draw: Draw) -> _Observation:
+def _some(nodes: Sequence[str]) -> str:
+    """`Node a has`, `Nodes a and b have`, `Nodes a, b and 3 more have`."""
+    if len(nodes) == 1:
+        return f"Node {nodes[0]} has"
+    if len(nodes) == 2:
+        return f"Nodes {nodes[0]} and {nodes[1]} have"
+    return f"Nodes {nodes[0]}, {nodes[1]} and {len(nodes) - 2} more have"
+
+
+def _conflict(draw: Draw) -> Observation:
+    if draw.conflicts:
+        text = f"{_some(draw.conflicts)} a limit that something else has written; such a node counts with its nameplate."
+        return Observation(ConditionStatus.TRUE, Reason.CAP_CONFLICT, text)
+    text = "Nothing else writes limits of the boards."
+    return Observation(ConditionStatus.FALSE, Reason.NO_CONFLICT, text)
+
+
+def _within(budget_w: float, draw: Draw) -> Observation:
     """True and False only where it is known: silent nodes count with their nameplates, unknown ones prove nothing."""
     if not draw.nodes:
-        return _Observation(ConditionStatus.UNKNOWN, Reason.NO_NODES, "There are no nodes.")
+        return Observation(ConditionStatus.UNKNOWN, Reason.NO_NODES, "There are no nodes.")
     if draw.watts > budget_w:
         text = f"The draw of {draw.watts:.0f} W is above the budget of {budget_w:g} W."
-        return _Observation(ConditionStatus.FALSE, Reason.OVER_BUDGET, text)
+        return Observation(ConditionStatus.FALSE, Reason.OVER_BUDGET, text)
     if draw.unknown:
         text = f"{draw.unknown} of {draw.nodes} nodes have never reported what they draw."
-        return _Observation(ConditionStatus.UNKNOWN, Reason.NOT_MEASURED, text)
+        return Observation(ConditionStatus.UNKNOWN, Reason.NOT_MEASURED, text)
     most_w = draw.watts + draw.assumed_w
     if most_w > budget_w:
         text = f"With the nameplates of {draw.silent} silent nodes it could draw {most_w:.0f} W of {budget_w:g} W."
-        return _Observation(ConditionStatus.UNKNOWN, Reason.NOT_MEASURED, text)
+        return Observation(ConditionStatus.UNKNOWN, Reason.NOT_MEASURED, text)
     text = f"It draws at most {most_w:.0f} W of {budget_w:g} W."
-    return _Observation(ConditionStatus.TRUE, Reason.WITHIN_BUDGET, text)
+    return Observation(ConditionStatus.TRUE, Reason.WITHIN_BUDGET, text)
 
 
-def _fresh(draw: Draw) -> _Observation:
+def _fresh(draw: Draw) -> Observation:
     if not draw.nodes:
-        return _Observation(ConditionStatus.UNKNOWN, Reason.NO_NODES, "There are no nodes.")
+        return Observation(ConditionStatus.UNKNOWN, Reason.NO_NODES, "There are no nodes.")
     if draw.silent:
         text = f"{draw.silent} of {draw.nodes} nodes do not report what they draw."
-        return _Observation(ConditionStatus.FALSE, Reason.NODES_SILENT, text)
-    return _Observation(
+        return Observation(ConditionStatus.FALSE, Reason.NODES_SILENT, text)
+    return Observation(
         ConditionStatus.TRUE, Reason.ALL_REPORT, f"All {draw.nodes} nodes report what they draw."
     )
 
@@ -116,6 +158,7 @@ def _numbers(usable_w: float, seen: Seen, old: PowerDomainStatus) -> dict[str, o
         "draw_watts": round(draw.watts, 1) if draw.fresh else None,
         "assumed_watts": round(draw.assumed_w, 1) if known else None,
         "headroom_watts": round(usable_w - draw.watts - draw.assumed_w, 1) if all_known else None,
+        "capped_nodes": draw.capped if known else None,
         "floor_watts": round(draw.floor_w, 1) if known else None,
         "nameplate_watts": round(draw.nameplate_w, 1) if known else None,
         "silent_nodes": draw.silent,
@@ -139,7 +182,7 @@ def _overrun(over: Overrun) -> PowerOverrun:
 
 
 def _condition(
-    old: Condition | None, kind: str, what: _Observation, generation: int, now: datetime
+    old: Condition | None, kind: str, what: Observation, generation: int, now: datetime
 ) -> Condition:
     since = old.last_transition_time if old is not None and old.status is what.status else None
     return Condition(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
-from busbar.kube.types.reasons import Reason
+from busbar.kube.types import ConditionStatus
 from busbar.operator.power.draw import Draw
+from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.readings import Reading
+from busbar.operator.power.reconcile import Seen, ready
 from busbar.operator.power.rings import MINUTES, SECONDS, Series
 
 
@@ -18,11 +20,12 @@ def picture(
     readings: Mapping[str, Reading],
     now_s: float,
     fresh_s: float,
+    leases: Mapping[str, FeedLeases],
 ) -> PowerPicture:
     """All feeds, and all nodes on one or with a reading."""
     names = sorted({*found.feeds, *readings})
     return PowerPicture(
-        feeds=tuple(_feed(name, found, draws.get(name)) for name in sorted(found.domains)),
+        feeds=tuple(_feed(name, found, draws.get(name), leases.get(name)) for name in sorted(found.domains)),
         nodes=tuple(_node(name, found, readings.get(name), now_s, fresh_s) for name in names),
     )
 
@@ -40,25 +43,27 @@ def series_of(name: str, series: Series | None, resolution: Resolution, now_s: f
     )
 
 
-def _feed(name: str, found: Membership, draw: Draw | None) -> FeedPower:
-    domain, fault = found.domains[name], found.faults.get(name)
-    nodes = len(found.members[name])
+def _feed(name: str, found: Membership, draw: Draw | None, leases: FeedLeases | None) -> FeedPower:
+    domain, nodes = found.domains[name], len(found.members[name])
     draw = draw or Draw(nodes=nodes, unknown=nodes)
-    reason = fault.reason if fault is not None else Reason.OBSERVING if nodes else Reason.NO_NODES
+    state = ready(name, found, Seen(draw, leases=leases))
     known = draw.unknown < draw.nodes
     room_w = domain.usable_w - draw.watts - draw.assumed_w
     return FeedPower(
         name=name,
         parent=domain.parent or "",
         budget_watts=domain.budget_w,
-        ready=fault is None and nodes > 0,
-        reason=str(reason),
+        ready=state.status is ConditionStatus.TRUE,
+        reason=str(state.reason),
         nodes=nodes,
         draw_watts=round(draw.watts, 1) if draw.fresh else None,
         assumed_watts=round(draw.assumed_w, 1),
         headroom_watts=round(room_w, 1) if not draw.unknown else None,
         floor_watts=round(draw.floor_w, 1) if known else None,
         nameplate_watts=round(draw.nameplate_w, 1) if known else None,
+        policy=domain.policy.value,
+        leased_watts=round(leases.leased_w, 1) if leases is not None else None,
+        capped_nodes=draw.capped,
         silent_nodes=draw.silent,
         simulated_nodes=draw.simulated,
     )
@@ -79,6 +84,9 @@ def _node(name: str, found: Membership, reading: Reading | None, now_s: float, f
         boards=len(reading.boards),
         boards_from=reading.boards_from,
         host_from=reading.host_from,
+        lease_watts=reading.limits.lease_watts if reading.limits is not None else None,
+        capped=reading.is_capped,
+        limits=reading.limits.state if reading.limits is not None else None,
         age_seconds=round(max(0.0, now_s - reading.at_s), 1),
         silent=now_s - reading.at_s > fresh_s,
     )

@@ -306,9 +306,11 @@ def _chosen(view: _View, watts: float, over: bool, now: float, settings: Control
         over and watts < newest.watts
     )
     # Holding the old watts is allowed only while they are counted, which `newest` is.
-    if settings.ttl_s is not None:
-        return newest.watts if same else watts
     confirmed = view.memory.confirmed >= newest.sequence
+    if settings.ttl_s is not None:
+        if same and confirmed and now - newest.sent_s < settings.renew_s:
+            return None
+        return newest.watts if same else watts
     if not confirmed and now - newest.sent_s < settings.repeat_s and (same or watts > newest.watts):
         return None
     if same:

@@ -22,6 +22,8 @@ class ControlSettings:
     """Telemetry older than this is silence: no lease is renewed, the node falls to its floor."""
     repeat_s: float = 0.0
     """A write that was not read back is repeated after this time, unless something lower is due."""
+    renew_s: float = 0.0
+    """A confirmed lease that does not change is renewed after this time; far less than its time to live."""
     raise_per_s: float = 0.10
     """A lease rises by at most this part of the nameplate in a second."""
     deadband: float = 0.01
@@ -33,7 +35,8 @@ class ControlSettings:
     def __post_init__(self) -> None:
         if self.ttl_s is not None and not 0 < self.ttl_s < math.inf:
             raise PowerError("ttl_s must be above 0 or None")
-        if min(self.drift_s, self.stale_s, self.repeat_s, self.raise_per_s, self.deadband) < 0:
+        times = (self.drift_s, self.stale_s, self.repeat_s, self.renew_s, self.raise_per_s, self.deadband)
+        if min(times) < 0:
             raise PowerError("the controller's times and parts must not be negative")
 
     def ends_s(self, now: float) -> float:

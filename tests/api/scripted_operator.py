@@ -9,7 +9,7 @@ from typing import Any
 from tests.api.memory_kube import MemoryKube
 
 from busbar.api.errors import Unavailable
-from busbar.kube.contracts.power import Backend
+from busbar.kube.contracts.power import Backend, LeaseState
 from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import NodeLoad, PreviewAnswer
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
@@ -61,14 +61,16 @@ class ScriptedOperator:
             if name not in [feed.name for feed in feeds]:
                 feeds.append(
                     FeedPower(
-                        name=name, parent="row", budget_watts=2000.0, ready=True, reason="Observing", nodes=2,
+                        name=name, parent="row", budget_watts=2000.0, ready=True, reason="Leasing", nodes=2,
+                        policy="Lease", leased_watts=1900.0, capped_nodes=1,
                         draw_watts=800.0, assumed_watts=1000.0, headroom_watts=180.0, silent_nodes=1, simulated_nodes=2,
                     )
                 )  # fmt: skip
             nodes.append(
                 NodePower(
                     name=load.name, feeds=(name, "row"), watts=800.0, nameplate_watts=1000.0, boards=8,
-                    boards_from=Backend.SIMULATED, age_seconds=0.5, silent=load.name.endswith("1"),
+                    boards_from=Backend.SIMULATED, lease_watts=850.0, capped=True, limits=LeaseState.LEASED,
+                    age_seconds=0.5, silent=load.name.endswith("1"),
                 )
             )  # fmt: skip
         row = FeedPower(name="row", budget_watts=4000.0, ready=False, reason="NoNodes", nodes=2 * len(feeds))

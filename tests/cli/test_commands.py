@@ -105,18 +105,42 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
     done = await site.busbar("power")
     assert done.code == 0, done.err
     assert done.lines[0].split() == (
-        ["DOMAIN", "USE", "DRAW", "BUDGET", "HEADROOM", "NODES", "SILENT", "SIMULATED", "REASON"]
+        [
+            "DOMAIN",
+            "USE",
+            "DRAW",
+            "LEASED",
+            "BUDGET",
+            "HEADROOM",
+            "NODES",
+            "CAPPED",
+            "SILENT",
+            "SIMULATED",
+            "REASON",
+        ]
     )
     assert done.lines[1].startswith("row ")
     assert "[....................]    ?" in done.lines[1]
     assert done.lines[2].startswith("  rack-cpu ")
     assert "[########++++++++++..]  90%" in done.lines[2]
-    assert done.lines[2].split()[-7:] == ["kW", "180", "W", "2", "1", "2", "Observing"]
+    assert done.lines[2].split()[-11:] == [
+        "1.9",
+        "kW",
+        "2.0",
+        "kW",
+        "180",
+        "W",
+        "2",
+        "1",
+        "1",
+        "2",
+        "Leasing",
+    ]
+    assert done.lines[1].split()[4] == "-", "nothing is leased"
     assert "bobs" not in done.out
     nodes = await site.busbar("power", "nodes")
-    assert nodes.lines[1].split() == (
-        ["cpu-node-0", "rack-cpu", "800", "W", "1.0", "kW", "8", "simulated", "none", "0s"]
-    )
+    shown = " ".join(nodes.lines[1].split())
+    assert shown == "cpu-node-0 rack-cpu 800 W 850 W leased, capped 1.0 kW 8 simulated none 0s"
     assert nodes.lines[2].endswith("0s silent")
     assert len(json.loads((await site.busbar("power", "nodes", "-o", "json")).out)["items"]) == 4
     assert (await site.busbar("power", "-o", "name")).lines == ["row", "rack-cpu", "rack-h100"]

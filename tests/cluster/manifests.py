@@ -277,7 +277,8 @@ def power_domain() -> JSON:
             "budgetWatts": 52_000.5,
             "parent": "row-1",
             "nodeSelector": {"topology.kubernetes.io/rack": "a1"},
-            "policy": "Observe",
+            "policy": "Lease",
+            "hostWatts": 1_750.5,
             "marginPercent": 1.5,
         },
     )

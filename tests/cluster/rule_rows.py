@@ -548,6 +548,14 @@ POWER = (
     ),
     Row(
         m.power_domain,
+        "",
+        "Static and Lease need spec.hostWatts",
+        {"spec/hostWatts": ...},
+        {"spec/hostWatts": ..., "spec/policy": "Observe"},
+        blames="spec.hostWatts",
+    ),
+    Row(
+        m.power_domain,
         "spec.nodeSelector",
         "every key must have at most 316 characters",
         {"spec/nodeSelector": {"a b": "x"}},
@@ -570,6 +578,8 @@ STAYS_MUTABLE = (
     ("a feed moves in the tree", m.power_domain, {}, {"spec/parent": "row-2"}),
     ("a feed becomes the root", m.power_domain, {}, {"spec/parent": ...}),
     ("a feed gets other nodes", m.power_domain, {}, {"spec/nodeSelector": {"rack": "b1"}}),
+    ("a feed is limited no more", m.power_domain, {}, {"spec/policy": "Observe"}),
+    ("a feed is limited from now on", m.power_domain, {"spec/policy": "Observe"}, {"spec/policy": "Static"}),
     ("a feed gets another margin", m.power_domain, {}, {"spec/marginPercent": 5}),
     *(
         (f"a suspended service changes its {name}", m.model_service, SUSPENDED, change)

@@ -18,14 +18,37 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
     ("margin 101 %", {"spec/marginPercent": 101}, {"spec/marginPercent": 50}, "spec.marginPercent", "less"),
     ("margin -1 %", {"spec/marginPercent": -1}, {"spec/marginPercent": 0}, "spec.marginPercent", "greater"),
     *(
-        (policy, {"spec/policy": policy}, {"spec/policy": "Observe"}, "spec.policy", "Unsupported value")
-        for policy in ("Static", "Lease", "LeaseWithBurst", "observe")
+        (policy, {"spec/policy": policy}, {"spec/policy": good}, "spec.policy", "Unsupported value")
+        for policy, good in (("LeaseWithBurst", "Lease"), ("static", "Static"), ("observe", "Observe"))
     ),
-    ("all nodes", {"spec/nodeSelector": {}}, {"spec/nodeSelector": ...}, "spec.nodeSelector", "at least 1"),
+    *(
+        (
+            f"{policy} without a host",
+            {"spec/policy": policy, "spec/hostWatts": ...},
+            {"spec/policy": policy},
+            "spec.hostWatts",
+            "Static and Lease need spec.hostWatts",
+        )
+        for policy in ("Static", "Lease")
+    ),
+    (
+        "a negative host",
+        {"spec/hostWatts": -1},
+        {"spec/hostWatts": 0},
+        "spec.hostWatts",
+        "greater than or equal",
+    ),
+    (
+        "all nodes",
+        {"spec/nodeSelector": {}},
+        {"spec/nodeSelector": ..., "spec/hostWatts": ...},
+        "spec.nodeSelector",
+        "at least 1",
+    ),
     ("itself", {"spec/parent": "sample"}, {"spec/parent": ...}, "spec.parent", "its own parent"),
     ("no name", {"spec/parent": "Row 1"}, {"spec/parent": "row-1"}, "spec.parent", "should match"),
 )
-NOT_BUILT = ("enforcement", "meter", "quantile", "hostWatts", "rideThroughSeconds")
+NOT_BUILT = ("enforcement", "meter", "quantile", "rideThroughSeconds")
 
 
 @pytest.mark.parametrize(("bad", "good", "field", "says"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS])

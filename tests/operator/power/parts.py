@@ -10,9 +10,17 @@ from busbar.operator.power.readings import Reading, read
 from busbar.operator.watch.projections import Node
 
 
-def domain(name: str, budget_w: float = 1000.0, parent: str | None = None, **labels: str) -> PowerDomain:
+def domain(
+    name: str,
+    budget_w: float = 1000.0,
+    parent: str | None = None,
+    policy: str = "Observe",
+    host_w: float | None = None,
+    **labels: str,
+) -> PowerDomain:
     """A domain that selects nodes with these labels; without labels, none."""
     spec: dict[str, Any] = {"budgetWatts": budget_w, "nodeSelector": labels or None}
+    spec |= {"policy": policy, "hostWatts": host_w}
     if parent is not None:
         spec["parent"] = parent
     return PowerDomain.model_validate(

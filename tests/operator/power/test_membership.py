@@ -102,7 +102,7 @@ def test_every_tree_has_an_answer_that_does_not_depend_on_the_order(
     trees: list[tuple[int, str | None, dict[str, str]]], labels: list[dict[str, str]]
 ) -> None:
     domains = [
-        domain(name, watts * 100.0, parent if parent != name else None, **selector)
+        domain(name, watts * 100.0, parent if parent != name else None, "Observe", None, **selector)
         for name, (watts, parent, selector) in zip(NAMES, trees, strict=False)
     ]
     nodes = [node(f"n{i}", **each) for i, each in enumerate(labels)]

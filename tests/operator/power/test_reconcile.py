@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,8 @@ from tests.operator.power.parts import domain, node, reading
 
 from busbar.kube.types import PowerDomain
 from busbar.kube.types.power_domain import PowerDomainStatus
-from busbar.operator.power.draw import Overrun, draw_of, watched
+from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
+from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import membership
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.reconcile import Seen, reconcile
@@ -131,3 +133,43 @@ def test_an_overrun_is_kept_after_it_ends_and_across_a_restart() -> None:
     }
     assert look(told, *ALL, overrun=None) is None, "a new operator knows of none, and keeps it"
     assert watched(over, 1.0, 1.0, NOW) == Overrun(NOW, 1.0, 1.0, 1.0)
+
+
+LEASED = domain("rack", 1000.0, None, "Lease", 0.0, rack="a")
+
+
+def leases(of: PowerDomain, draw: Draw, found: FeedLeases | None) -> PowerDomainStatus:
+    status = reconcile(of, membership([of], NODES), Seen(draw, None, found), NOW, due=True)
+    assert status is not None
+    return status
+
+
+def test_a_limited_feed_says_what_is_leased_capped_refused_and_fought_over() -> None:
+    draw = Draw(nodes=3, fresh=3, watts=800.0, capped=2, refusing=("n0",), age_s=0.0)
+    status = leases(LEASED, draw, FeedLeases(980.0))
+    assert (status.leased_watts, status.capped_nodes) == (980.0, 2)
+    assert said(status)["Ready"] == ("True", "Leasing")
+    assert said(status)["CapConflict"] == ("False", "NoConflict")
+    text = (status.conditions or [])[0].message
+    assert "Node n0 has boards that take no limits" in text
+    fought = replace(draw, conflicts=("n0", "n1", "n2"))
+    again = leases(written(LEASED, status), fought, FeedLeases(980.0))
+    assert said(again)["CapConflict"] == ("True", "CapConflict")
+    observed = written(domain("rack", 1000.0, rack="a"), again)
+    after = leases(observed, draw, None)
+    assert "CapConflict" not in said(after)
+    assert (after.leased_watts, said(after)["Ready"]) == (None, ("True", "Observing"))
+
+
+def test_a_feed_whose_lowest_limits_are_too_much_or_unknown_is_not_ready() -> None:
+    draw = Draw(nodes=3, fresh=3, watts=800.0, age_s=0.0)
+    assert said(leases(LEASED, draw, FeedLeases(1200.0, True)))["Ready"] == ("False", "FloorAboveBudget")
+    unknown = leases(LEASED, draw, FeedLeases(980.0, False, ("n1", "n2")))
+    assert said(unknown)["Ready"] == ("False", "NodesUnknown")
+    assert "Nodes n1 and n2 have never reported" in (unknown.conditions or [])[0].message
+
+
+def test_before_the_first_round_a_limited_feed_keeps_what_it_said_of_leases() -> None:
+    draw = Draw(nodes=3, fresh=3, watts=800.0, age_s=0.0)
+    told = written(LEASED, leases(LEASED, draw, FeedLeases(980.0)))
+    assert leases(told, replace(draw, watts=700.0), None).leased_watts == 980.0

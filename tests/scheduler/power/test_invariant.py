@@ -166,7 +166,7 @@ def _run(world: World, steps: int, cuts: bool) -> float:
 
 
 IN_BAND = ControlSettings(ttl_s=10.0)
-IN_BOARDS = ControlSettings(ttl_s=10.0, limits_stay=True)
+IN_BOARDS = ControlSettings(ttl_s=10.0, renew_s=3.0, limits_stay=True)
 OUT_OF_BAND = ControlSettings(ttl_s=None, stale_s=20.0, repeat_s=5.0, raise_per_s=1.0)
 
 

@@ -1,0 +1,90 @@
+"""What goes into a round, and what a round says; that nothing is overrun is in `test_failures.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.power.parts import domain, node, told
+
+from busbar.kube.contracts.power import MOST_SEQUENCE, LeaseState, LimitsReport
+from busbar.operator.power.leasing import Round, new_leader, node_power, take_round
+from busbar.operator.power.lessor import control_settings
+from busbar.operator.power.membership import membership
+from busbar.operator.power.readings import Metered, Reading, read
+from busbar.operator.settings import Settings
+
+CONTROL = control_settings(Settings())
+NODES = [node(f"n{i}", rack="a") for i in range(2)]
+RACK = domain("rack", 2000.0, None, "Lease", 200.0, rack="a")
+
+
+def standing(name: str, at_s: float = 0.0, sequence: int = 0, **boards: tuple[float, float]) -> Reading:
+    """A node at its standing cap; boards are of 100 to 400 W."""
+    meters: dict[str, Any] = boards or {"a": (100.0, 0.0)}
+    found = read(None, told(name, 10.0 + at_s, **meters), at_s)
+    assert isinstance(found, Reading)
+    limited = {uuid: replace(meter, limit_w=100.0) for uuid, meter in found.meters.items()}
+    limits = LimitsReport(state=LeaseState.STANDING, sequence=sequence)
+    return replace(found, meters=limited, limits=limits)
+
+
+def one_round(*readings: Reading) -> Round:
+    found = membership([RACK], NODES)
+    return take_round(new_leader(0.0), found, {r.node: r for r in readings}, 0.5, CONTROL)
+
+
+def test_the_first_leases_are_the_lowest_limits_and_count_from_the_nodes_clock() -> None:
+    made = one_round(standing("n0"), standing("n1", sequence=9))
+    assert {m.node: (m.watts, m.host_watts, m.clock_s, m.ttl_s) for m in made.messages} == {
+        "n0": (300.0, 200.0, 10.0, 10.0),
+        "n1": (300.0, 200.0, 10.0, 10.0),
+    }
+    assert made.feeds["rack"].leased_w == 1200.0, "nobody knows yet what was promised to them before"
+    assert all(m.sequence > 2**20 for m in made.messages)
+
+
+def test_boards_that_refuse_count_with_the_host_and_a_node_of_none_else_is_not_controlled() -> None:
+    reading = standing("n0", a=(100.0, 0.0), b=(100.0, 0.0))
+    refusing = replace(reading, meters={**reading.meters, "b": replace(reading.meters["b"], refuses=True)})
+    power = node_power(refusing, 200.0)
+    assert (power.host_w, power.boards, power.floor_w, power.nameplate_w) == (600.0, 1, 700.0, 1000.0)
+    assert power.controllable
+    every = {uuid: replace(meter, refuses=True) for uuid, meter in reading.meters.items()}
+    assert not node_power(replace(reading, meters=every), 200.0).controllable
+    assert not node_power(replace(reading, limits=None), 200.0).controllable
+    full = one_round(standing("n0", sequence=MOST_SEQUENCE), standing("n1"))
+    assert [m.node for m in full.messages] == ["n1"], "no sequence is left for n0"
+
+
+@pytest.mark.parametrize(("host_w", "expected"), [(None, 1400.0), (300.0, 700.0), (0.0, 400.0)])
+def test_what_the_domain_says_of_the_host_goes_before_its_meter(
+    host_w: float | None, expected: float
+) -> None:
+    reading = standing("n0")
+    with_host = replace(reading, meters={**reading.meters, "host": Metered(90.0, 0.0, 1000.0, 1000.0)})
+    assert node_power(with_host, host_w).nameplate_w == expected
+
+
+def test_the_part_of_a_lease_for_boards_leaves_refusing_boards_to_the_agent() -> None:
+    """The agent takes the nameplates of such boards off by itself, at once when it sees it."""
+    reading = standing("n0", a=(100.0, 0.0), b=(100.0, 0.0))
+    refusing = replace(reading, meters={**reading.meters, "b": replace(reading.meters["b"], refuses=True)})
+    (message,) = [m for m in one_round(refusing, standing("n1")).messages if m.node == "n0"]
+    assert (message.watts, message.host_watts) == (700.0, 200.0)
+
+
+def test_nodes_on_no_feed_are_released_and_those_that_may_not_set_limits_are_left_alone() -> None:
+    away, dumb = standing("away"), replace(standing("dumb"), limits=None)
+    silent = standing("silent", at_s=-9.0)
+    made = take_round(
+        new_leader(0.0), membership([], []), {r.node: r for r in (away, dumb, silent)}, 0.5, CONTROL
+    )
+    assert [(m.node, m.watts) for m in made.messages] == [("away", None)]
+    assert made.feeds == {}
+    released = replace(
+        away, limits=LimitsReport(state=LeaseState.RELEASED, sequence=made.messages[0].sequence)
+    )
+    again = take_round(made.state, membership([], []), {"away": released}, 1.5, CONTROL)
+    assert again.messages == ()
