@@ -57,9 +57,10 @@ def reconcile(
         if limited:
             observed[ConditionType.CAP_CONFLICT] = _conflict(seen.draw)
         numbers = _numbers(found.domains[domain.metadata.name].usable_w, seen, old)
-        if seen.leases is not None or not limited:
-            leased_w = seen.leases.leased_w if seen.leases is not None else None
-            numbers["leased_watts"] = round(leased_w, 1) if leased_w is not None else None
+        if seen.leases is not None:
+            numbers["leased_watts"] = round(seen.leases.leased_w, 1)
+    if not limited:
+        numbers["leased_watts"] = None
     before = {c.type: c for c in old.conditions or () if limited or c.type != ConditionType.CAP_CONFLICT}
     new = old.model_copy(
         update={

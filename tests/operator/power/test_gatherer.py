@@ -73,6 +73,14 @@ def test_a_source_is_believed_for_its_nodes_only_and_the_simulator_may_not_claim
     assert set(gatherer.readings) == set(gatherer.series) == {"real"}
 
 
+def test_an_answer_that_was_overtaken_does_not_count() -> None:
+    """Two starts of an agent may be asked at the same time; what was asked for later is newer."""
+    gatherer, source = Gatherer(CONFIGURED, clock=lambda: 0.0), Source("r", "real", frozenset({"real"}))
+    gatherer.take(source, told("real", epoch="new", a=(2.0, 1.0)), 5.0)
+    gatherer.take(source, told("real", epoch="old", a=(3.0, 1.0)), 4.0)
+    assert gatherer.readings["real"].epoch == "new"
+
+
 async def test_an_answer_that_is_wrong_redirects_or_is_too_long_is_no_reading() -> None:
     good = AgentAnswer(reports=(told("n", a=(1.0, 1.0)),)).model_dump_json(by_alias=True)
     answers: dict[str, Any] = {

@@ -88,3 +88,18 @@ def test_nodes_on_no_feed_are_released_and_those_that_may_not_set_limits_are_lef
     )
     again = take_round(made.state, membership([], []), {"away": released}, 1.5, CONTROL)
     assert again.messages == ()
+
+
+def test_a_node_that_returns_counts_whole_until_it_confirms_what_was_sent_since() -> None:
+    """Leases from before it left may still be on their way."""
+    inside, outside = membership([RACK], NODES), membership([RACK], NODES[1:])
+    made, told = one_round(standing("n0"), standing("n1")), dict.fromkeys(("n0", "n1"), 0)
+    leased_w = []
+    for second, found in enumerate((inside, outside, inside, inside), start=1):
+        told |= {m.node: m.sequence for m in made.messages}
+        readings = {name: standing(name, float(second), told[name]) for name in told}
+        made = take_round(made.state, found, readings, second + 0.5, CONTROL)
+        leased_w.append(made.feeds["rack"].leased_w)
+    assert leased_w[0] < 2 * 600.0, "both have confirmed a lease"
+    assert leased_w[2] >= 600.0 + 300.0, "n0 with its nameplate"
+    assert made.state.counted["n0"][1] < 600.0

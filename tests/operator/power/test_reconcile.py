@@ -159,6 +159,9 @@ def test_a_limited_feed_says_what_is_leased_capped_refused_and_fought_over() -> 
     after = leases(observed, draw, None)
     assert "CapConflict" not in said(after)
     assert (after.leased_watts, said(after)["Ready"]) == (None, ("True", "Observing"))
+    at_once = reconcile(observed, membership([observed], NODES), None, NOW, due=False)
+    assert at_once is not None
+    assert (at_once.leased_watts, at_once.draw_watts) == (None, 800.0)
 
 
 def test_a_feed_whose_lowest_limits_are_too_much_or_unknown_is_not_ready() -> None:
