@@ -176,7 +176,10 @@ class Limiter:
     def _board(self, board: BoardLimit) -> Board:
         want = self._wants.get(board.uuid)
         want_w = want.watts if want is not None else board.nameplate_w
-        return Board(board.uuid, board.floor_w, board.nameplate_w, want_w)
+        most_w = max(
+            board.floor_w, min(board.nameplate_w, board.default_w)
+        )  # no lease raises above the default
+        return Board(board.uuid, board.floor_w, most_w, want_w)
 
     def _waits(self, uuid: str, now_s: float) -> bool:
         """Whether the board has just refused a limit, and is not asked again yet."""
@@ -206,15 +209,21 @@ class Limiter:
                 self._wrote.pop(uuid, None)
 
     def _release(self) -> None:
-        """Puts the default back once, except where somebody else has written a limit; then touches nothing."""
+        """Puts the defaults back, except where somebody else has written a limit; then touches nothing."""
         if self._confirmed == self.held.sequence:
             return
         now_s = self._clock()
-        ours = {u for u in self._found if u not in self._wrote or self._conflicts.get(u, -math.inf) <= now_s}
-        self._write({u: self._found[u].default_w for u in ours}, now_s)
-        self._wrote.clear()
-        self._conflicts.clear()
-        self._confirm()
+        defaults = {
+            board.uuid: board.default_w
+            for board in self._found.values()
+            if self._conflicts.get(board.uuid, -math.inf) <= now_s
+        }
+        low = {u: watts for u, watts in defaults.items() if self._found[u].set_w < watts - NEAR_W}
+        self._write({u: watts for u, watts in low.items() if not self._waits(u, now_s)}, now_s)
+        if all(self._found[u].set_w >= watts - NEAR_W for u, watts in low.items()):
+            self._wrote.clear()
+            self._conflicts.clear()
+            self._confirm()
 
     def _confirm(self) -> None:
         if self._confirmed != self.held.sequence and self._arrived_s is not None:

@@ -30,13 +30,16 @@ class Boards:
     """They take a limit, and keep the one they had."""
     writes: list[tuple[str, float]] = field(default_factory=list)
     lost: bool = False
+    default_w: float = 400.0
     most_w: float = 0.0
     """The largest sum of limits since it was set to zero."""
 
     def limits(self) -> Sequence[BoardLimit]:
         if self.lost:
             raise OSError("the driver is gone")
-        return [BoardLimit(n, 100.0, 400.0, 400.0, self.limit_w(n), self.limit_w(n)) for n in self.names]
+        return [
+            BoardLimit(n, 100.0, 400.0, self.default_w, self.limit_w(n), self.limit_w(n)) for n in self.names
+        ]
 
     def set_limit(self, uuid: str, watts: float) -> None:
         if uuid in self.refusing:

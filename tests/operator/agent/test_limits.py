@@ -154,6 +154,28 @@ def test_a_release_puts_the_defaults_back_once_and_then_touches_nothing() -> Non
     assert (told.state, told.sequence, told.conflicts) == (LeaseState.RELEASED, 2, ())
 
 
+def test_a_board_that_refuses_its_default_is_asked_again() -> None:
+    made = Made()
+    made.boards.refusing = {"a"}
+    made.limiter.take(release(1))
+    assert [made.boards.limit_w(n) for n in "ab"] == [100.0, 400.0]
+    made.boards.refusing = set()
+    made.looks(9.0)
+    assert made.boards.limit_w("a") == 100.0
+    made.looks(2.0)
+    assert made.boards.limit_w("a") == 400.0
+    assert made.limiter.report().sequence == 1
+
+
+def test_no_lease_raises_a_board_above_its_default() -> None:
+    made = Made()
+    made.boards.default_w = 350.0
+    made.lease(9000.0, 1)
+    assert made.boards.total_w == 4 * 350.0
+    made.limiter.take(release(2))
+    assert made.boards.total_w == 4 * 350.0
+
+
 def test_the_end_of_the_agent_leaves_the_standing_cap() -> None:
     made = Made()
     made.lease(1700.0, 1)
