@@ -56,6 +56,7 @@ class Agent:
             for node in nodes
             if (boards := limited(settings, node)) is not None
         }
+        self._told = {name: report(node, self._limiters.get(name)) for name, node in self._nodes.items()}
         self._failing: dict[str, str] = {}
         self._beat_s = -math.inf
         self._lock = threading.Lock()  # of the meters and limits: two threads use them
@@ -93,6 +94,7 @@ class Agent:
         """One look at all meters and limits. A node whose meters fail keeps its last report, whose clock stands still."""
         with self._lock:
             failed = [self._sample(node) for node in tuple(self._nodes.values())]
+            self._tell(self._nodes)
             if self._limiters and not any(failed):
                 self._beat_s = self._clock()
                 try:
@@ -118,6 +120,11 @@ class Agent:
                 log.warning("meters or limits failed", extra={"node": node.name, "error": str(error)})
         return limits_failed
 
+    def _tell(self, names: Iterable[str]) -> None:
+        """Makes reports of one moment: the other thread serves them while this one goes on."""
+        told = {name: report(self._nodes[name], self._limiters.get(name)) for name in names}
+        self._told = self._told | told
+
     def _beat(self, leased: Iterable[str] = ()) -> None:
         """Tells the guard when limits were last as they should be, and which nodes are released but for these."""
         if self._limiters and self._settings.heartbeat_file:
@@ -135,8 +142,9 @@ class Agent:
     async def _telemetry(self, request: web.Request) -> web.Response:
         if not _has(request, self._telemetry_bearer):
             return _refused(401, "Unauthorized", "no")
-        reports = tuple(report(node, self._limiters.get(node.name)) for node in self._nodes.values())
-        return web.json_response(text=AgentAnswer(reports=reports).model_dump_json(by_alias=True))
+        return web.json_response(
+            text=AgentAnswer(reports=tuple(self._told.values())).model_dump_json(by_alias=True)
+        )
 
     async def _lease(self, request: web.Request) -> web.Response:
         if not _has(request, self._lease_bearer):
@@ -166,6 +174,7 @@ class Agent:
                 except (LeaseRefused, OSError, BackendAbsent) as error:
                     refused.append(LeaseRefusal(node=message.node, why=str(error)))
             self._beat()
+            self._tell(message.node for message in messages if message.node in self._nodes)
         return tuple(refused)
 
     async def _health(self, request: web.Request) -> web.Response:

@@ -19,7 +19,7 @@ from busbar.kube.contracts.power import AgentReport, Backend, LeaseMessage
 from busbar.kube.types import PowerDomain
 from busbar.operator.agent.guard import Guard
 from busbar.operator.agent.limits import BoardLimit
-from busbar.operator.agent.meters import HOST, Node, Sample, report
+from busbar.operator.agent.meters import HOST, Node, Sample
 from busbar.operator.agent.server import Agent
 from busbar.operator.agent.settings import Settings
 from busbar.operator.agent.simulated import SimulatedBoards
@@ -103,8 +103,7 @@ class Machine:
 
     def answer(self) -> AgentReport:
         assert self.agent is not None
-        (of,) = self.agent._nodes.values()
-        return report(of, self.agent._limiters[self.name])
+        return self.agent._told[self.name]
 
     def take(self, message: LeaseMessage) -> None:
         if self.works:
