@@ -139,7 +139,7 @@ LEASED = domain("rack", 1000.0, None, "Lease", 0.0, rack="a")
 
 
 def leases(of: PowerDomain, draw: Draw, found: FeedLeases | None) -> PowerDomainStatus:
-    status = reconcile(of, membership([of], NODES), Seen(draw, None, found), NOW, due=True)
+    status = reconcile(of, membership([of], NODES), Seen(draw, None, leases=found), NOW, due=True)
     assert status is not None
     return status
 
