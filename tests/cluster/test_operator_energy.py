@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import QUICK, Cluster, gang_job
 from tests.cluster.kubelet import Script
+from tests.cluster.tenancy import becomes
 from tests.cluster.test_operator_power import KEY, feed, simulator
 
 from busbar.kube.contracts.power import SIMULATED_LABEL
@@ -51,3 +53,64 @@ async def test_a_job_pays_for_its_node_and_a_killed_operator_goes_on_from_the_to
                 POWER_DOMAINS, "row", lambda s: s["energyJoules"] - s["unassignedJoules"] >= joules(again)
             )
             assert whole["energyJoules"] <= MOST_W * (clock() - began_s + 1)
+
+
+PARTS = ("/tenants/", "/powerdomains/", "/trainingjobs/")
+
+
+async def test_every_joule_is_written_once_whatever_becomes_of_the_writes(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    """Writes of totals are refused, or done and answered by an error. Once the job holds nothing any more, its tenant
+    and the feed agree to the joule, and with the metric."""
+    settings = replace(QUICK, power_key=KEY, power_status_s=0.3, usage_period_s=0.3)
+    async with Cluster(apiserver, settings=settings, script=lambda pod: Script(run_s=None)) as cluster:
+        node, tenant = f"{cluster.namespace}-node-0", f"tenant-{cluster.namespace}"
+        async with simulator(tmp_path, node) as (url, _):
+            await cluster.client.patch(NODES, node, {"metadata": {"labels": {SIMULATED_LABEL: ""}}})
+            await cluster.create(feed("row", 20_000, pool=cluster.namespace))
+            operator = await cluster.start(power_simulator_url=url)
+            await cluster.create(gang_job("work", 1))
+            await cluster.until(TENANTS, tenant, lambda s: joules(s) > 0)
+            for done in (True, False):
+                await fail_writes(cluster, tenant, done=done)
+            await cluster.client.patch(TRAINING_JOBS, "work", {"spec": {"suspend": True}}, cluster.namespace)
+            await becomes(cluster.pods, lambda pods: pods == {})
+
+            async def apart() -> float:
+                row, of = await cluster.status(POWER_DOMAINS, "row"), await cluster.status(TENANTS, tenant)
+                return abs(float(row["energyJoules"]) - float(row["unassignedJoules"]) - joules(of))
+
+            await becomes(apart, lambda found: bool(found < 0.1))
+            labels = {"tenant": tenant, "kind": "job", "source": "simulated"}
+            shown = operator.metrics.registry.get_sample_value("busbar_energy_joules_total", labels) or 0.0
+            assert abs(shown - joules(await cluster.status(TENANTS, tenant))) < 0.1
+
+
+async def fail_writes(cluster: Cluster, tenant: str, *, done: bool) -> None:
+    """Three writes of a status of each kind are answered by an error, after they were done or instead; then all is well
+    again, and the tenant's total goes on."""
+    hit: set[str] = set()
+    give = cluster.proxy.answer_after if done else cluster.proxy.answer
+    for part in PARTS:
+        give(totals_of(part, hit), 500, "InternalError", times=3)
+
+    async def parts_hit() -> int:
+        return len(hit)
+
+    await becomes(parts_hit, lambda found: bool(found == len(PARTS)))
+    before = joules(await cluster.status(TENANTS, tenant))
+    await cluster.until(TENANTS, tenant, lambda s: joules(s) > before + 50)
+    cluster.proxy.forgive()
+    await cluster.until(TENANTS, tenant, lambda s: joules(s) > before + 100)
+
+
+def totals_of(part: str, hit: set[str]) -> Callable[[str, str], bool]:
+    """Whether a request writes a status of this kind; those that do are noted."""
+
+    def matches(method: str, path: str) -> bool:
+        found = method in ("PUT", "PATCH") and part in path and path.endswith("/status")
+        hit.update([part] if found else [])
+        return found
+
+    return matches
