@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from busbar.kube.informer import Key
+from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.operator.energy.accounts import Accounts
 from busbar.operator.energy.holders import Holders
@@ -64,7 +65,7 @@ class Ledger:
                 charges += nobodys(looked.late, reading.boards_from)
                 every += charges
                 self._book_feeds(charges, feeds_above(found, name))
-        self._watts = smoothed(self._watts, self._book(every), passed_s)
+        self._watts = smoothed(self._watts, self._book(every, tenant_of), passed_s)
         if now_s - self._kept_s >= KEEP_EVERY_S:
             self._kept_s = now_s
             self.accounts.keep(frozenset(self._uids()))
@@ -86,15 +87,27 @@ class Ledger:
         self.accounts.sent(uid, status.energy_joules)
         self.accounts.sent(uid + UNASSIGNED, status.unassigned_joules)
 
-    def _book(self, charges: Sequence[Charge]) -> dict[str, float]:
-        """Books the charges to objects and tenants; returns the joules by tenant."""
+    def _book(self, charges: Sequence[Charge], tenant_of: Mapping[str, str]) -> dict[str, float]:
+        """Books the charges to objects and tenants; returns the joules by tenant.
+
+        A pod's owner reference counts only for an object of the pod's own tenant.
+        """
+        caches = self._caches
+        objects: list[TrainingJob | ModelService] = [
+            *caches.jobs.items.values(),
+            *caches.services.items.values(),
+        ]
+        tenants_of = {
+            obj.metadata.uid: tenant_of.get(obj.metadata.namespace or "")
+            for obj in (objects if charges else ())
+        }
         shown: defaultdict[tuple[str, str, str], float] = defaultdict(float)
         tenants: defaultdict[str, float] = defaultdict(float)
         for charge in charges:
             owner = charge.owner
             shown[owner.tenant, owner.kind, charge.source] += charge.joules
             tenants[owner.tenant] += charge.joules
-            if owner.uid:
+            if owner.uid and tenants_of.get(owner.uid) == owner.tenant:
                 self.accounts.book(owner.uid, charge.joules)
         for labels, joules in shown.items():
             self._metrics.energy.labels(*labels).inc(joules)

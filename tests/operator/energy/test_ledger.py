@@ -6,13 +6,13 @@ import random
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.operator.builders import pool, tenant
+from tests.operator.builders import job, pool, service, tenant
 from tests.operator.power.parts import domain, node
 
 from busbar.kube.client import KubeClient
 from busbar.kube.informer import Key
 from busbar.kube.login import Login
-from busbar.kube.types import PowerDomain
+from busbar.kube.types import PowerDomain, TrainingJob
 from busbar.operator.agent.meters import Node as AgentNode
 from busbar.operator.agent.meters import report, sampled
 from busbar.operator.agent.simulated import SimulatedBoards, SimulatedHost
@@ -56,6 +56,16 @@ def hold(of: Caches, namespace: str, name: str, on: str, boards: int, kind: str 
     of.pods.items[key] = Pod(
         key, f"uid-pod-{name}", "Running", None, on, requests, kind=kind, owner_uid=f"uid-{name}"
     )
+
+
+def own(of: Caches, namespace: str, name: str) -> None:
+    """The object of these pods."""
+    made = job(name) if name == "train" else service(name)
+    made.metadata.namespace = namespace
+    if isinstance(made, TrainingJob):
+        of.jobs.items[Key(namespace, name)] = made
+    else:
+        of.services.items[Key(namespace, name)] = made
 
 
 class Row:
@@ -123,6 +133,8 @@ def test_tenants_and_nobody_add_up_to_the_feeds_and_to_what_was_drawn() -> None:
 
 def test_the_metric_says_whose_joules_they_are_and_that_they_are_invented() -> None:
     of = caches()
+    own(of, "a", "train")
+    own(of, "b", "web")
     hold(of, "a", "train", "red-0", 8)
     hold(of, "b", "web", "red-1", 8, KIND_SERVICE)
     hold(of, "b", "own", "blue-0", 8, "")
@@ -136,6 +148,17 @@ def test_the_metric_says_whose_joules_they_are_and_that_they_are_invented() -> N
     assert row.ledger.accounts.total("uid-own", None) is None
     assert row.metric(tenant="", kind="unassigned", source="simulated") == 0
     assert row.feed("row").unassigned_joules == 0
+
+
+def test_a_pod_cannot_charge_another_tenants_job() -> None:
+    of = caches()
+    own(of, "a", "train")
+    hold(of, "b", "train", "red-0", 8)
+    row = Row(of)
+    for _ in range(3):
+        row.tick()
+    assert row.ledger.accounts.total("uid-train", None) is None
+    assert row.tenant("b") > 0
 
 
 def test_pods_of_no_tenant_and_nodes_of_no_pool_are_nobodys() -> None:
