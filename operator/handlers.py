@@ -54,6 +54,7 @@ from busbar.operator.training.view import JobView, holders, waits_for_its_turn
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.write.actions import Action, Create
 from busbar.operator.write.events import Notice
+from busbar.operator.write.pace import paced
 from busbar.operator.write.writer import Writer
 from busbar.scheduler import Snapshot
 from busbar.scheduler.autoscale import ScalingState
@@ -102,6 +103,7 @@ class Handlers:
         self._rooms: dict[
             str, tuple[float, PodRoom | None]
         ] = {}  # by namespace: when it was counted, what is left
+        self._pace = 0, settings
         self._pool_told: dict[Key, float] = {}  # when a pool's status was written
         self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
         self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
@@ -135,7 +137,7 @@ class Handlers:
             job=job,
             pods=own,
             now=utc_now(),
-            settings=self._settings,
+            settings=self._paced(),
             rendering=self._rendering,
             pool=self._caches.pools.items.get(Key("", name)),
             readings=self._prober.training,
@@ -202,7 +204,7 @@ class Handlers:
             service=service,
             pods=own,
             now=utc_now(),
-            settings=self._settings,
+            settings=self._paced(),
             rendering=self._rendering,
             model=model_uri(service, self._caches.jobs.items.values()),
             pools={k.name: p for k, p in self._caches.pools.items.items()},
@@ -278,6 +280,13 @@ class Handlers:
             self._writer.notice(TENANTS, found, reason, message)
         self._holds.look(key.name)
         return update.again_s
+
+    def _paced(self) -> Settings:
+        """The settings for jobs and services, as their number allows."""
+        running = sum(tenant.running for tenant in self._allocations.tenants.values())
+        if running != self._pace[0]:
+            self._pace = running, paced(self._settings, running)
+        return self._pace[1]
 
     def _energy(self, uid: str, usage: Usage | TenantUsage | None) -> float | None:
         """The new total of an object that has used so much."""

@@ -16,6 +16,7 @@ there.
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 
 from busbar.kube.resources import PODS, SECRETS, SERVICES
@@ -39,6 +40,8 @@ from busbar.operator.training.status import (
     counted_to,
     in_phase,
     numbers_due,
+    numbers_due_in,
+    usage_period_s,
     with_image,
     with_readings,
 )
@@ -213,9 +216,8 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
         return begin_release(view, reason, "The job is being suspended: it saves its state first.")
     if isinstance(decision, Release) and decision.assumed_version == view.job.metadata.resource_version:
         return begin_release(view, decision.reason, decision.message, moved=True, taken=decision.taken)
-    limit_s = spec.active_deadline_seconds
-    if limit_s is not None and status.start_time is not None and _held_s(view, admission) >= limit_s:
-        text = f"The job ran longer than activeDeadlineSeconds ({limit_s} s)."
+    if status.start_time is not None and _left_s(view, admission) <= 0:
+        text = f"The job ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)."
         return fail(view, Reason.DEADLINE_EXCEEDED, text)
     stale = [delete_pod(p, view) for p in leftovers(status, view.pods) if not p.deleting]
     # Ended pods of earlier attempts were kept for their logs; the new attempt replaces them.
@@ -245,6 +247,12 @@ def _held_s(view: JobView, admission: Admission) -> float:
     counted = status.usage.accelerator_seconds / devices if status.usage is not None and devices else 0.0
     since = counted_to(status) or view.now
     return counted + max(0.0, (view.now - since) / timedelta(seconds=1))
+
+
+def _left_s(view: JobView, admission: Admission) -> float:
+    """Until its activeDeadlineSeconds are over."""
+    limit_s = view.job.spec.active_deadline_seconds
+    return limit_s - _held_s(view, admission) if limit_s is not None else math.inf
 
 
 def _create(view: JobView, admission: Admission, missing: list[int]) -> JobUpdate:
@@ -303,8 +311,9 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> Jo
     new = in_phase(view, new, TrainingPhase.RUNNING, Reason.RUNNING, text)
     new = with_readings(view, new, current)
     if new.phase is status.phase and not numbers_due(view, new):
-        return JobUpdate(None, (), view.settings.progress_period_s)
-    return JobUpdate(count_usage(view, new, view.now), (), view.settings.usage_period_s)
+        return JobUpdate(None, (), min(numbers_due_in(view), _left_s(view, admission)))
+    again_s = min(usage_period_s(view), _left_s(view, admission))
+    return JobUpdate(count_usage(view, new, view.now), (), again_s)
 
 
 def _name_taken(view: JobView, admission: Admission) -> JobUpdate:

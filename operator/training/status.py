@@ -16,6 +16,7 @@ from busbar.operator.profiles.table import rates_of, workload
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.view import JobView
 from busbar.operator.watch.projections import Pod
+from busbar.operator.write.pace import spread
 from busbar.operator.write.status import (
     Held,
     add_usage,
@@ -68,12 +69,26 @@ def count_usage(view: JobView, status: TrainingJobStatus, until: datetime) -> Tr
     return status.model_copy(update={"usage": usage, "last_usage_time": until})
 
 
+def numbers_due_in(view: JobView) -> float:
+    """Seconds until usage is written although nothing else changes."""
+    return max(view.settings.progress_period_s, usage_period_s(view) - _age_s(view))
+
+
+def usage_period_s(view: JobView) -> float:
+    """How often this job's use is written while nothing else changes."""
+    return view.settings.usage_period_s * spread(view.job.metadata.uid)
+
+
+def _age_s(view: JobView) -> float:
+    """Since the numbers were written."""
+    counted = view.status.last_usage_time
+    return (view.now - counted) / timedelta(seconds=1) if counted is not None else float("inf")
+
+
 def numbers_due(view: JobView, new: TrainingJobStatus) -> bool:
     """Whether progress or usage should be written now although nothing else changed."""
-    old = view.status
-    counted = old.last_usage_time
-    age = (view.now - counted) / timedelta(seconds=1) if counted is not None else float("inf")
-    if age >= view.settings.usage_period_s:
+    old, age = view.status, _age_s(view)
+    if age >= usage_period_s(view):
         return True
     if old.admission != new.admission:
         return True

@@ -477,6 +477,18 @@ def test_time_in_the_queue_does_not_count_against_the_active_deadline() -> None:
     assert phase(reconcile(view(of, running(), now=NOW + timedelta(seconds=5)))) == "Failed"
 
 
+def test_a_running_job_is_looked_at_again_when_its_use_is_due_and_when_its_deadline_is() -> None:
+    of = running_job(last_usage_time=NOW)
+    idle = reconcile(view(of, running(), now=NOW + timedelta(seconds=10)))
+    assert idle.status is None
+    assert idle.again_s is not None
+    assert 0.75 * 60 - 10 <= idle.again_s <= 1.25 * 60 - 10
+    due = reconcile(view(of, running(), now=NOW + timedelta(seconds=10.01 + idle.again_s)))
+    assert due.status is not None
+    limited = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 12})})
+    assert reconcile(view(limited, running(), now=NOW + timedelta(seconds=10))).again_s == pytest.approx(2.0)
+
+
 def test_a_pod_that_its_node_does_not_let_go_is_named_with_what_to_do() -> None:
     dead = running(deleting=True, deletes_at=NOW - timedelta(seconds=61))
     waits = reconcile(view(job(status={"attempt": 1, "phase": "Queued", "reason": "Retrying"}), dead))

@@ -1,0 +1,26 @@
+"""How often the numbers of what runs are written while nothing happens: the more runs, the less often each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from zlib import crc32
+
+from busbar.operator.settings import Settings
+
+MOST_USAGE_S = 600.0
+"""Use is written at least so often, however much runs."""
+
+
+def paced(settings: Settings, running: int) -> Settings:
+    """The settings with the periods that so many running jobs and replicas allow."""
+    most_s = max(MOST_USAGE_S, settings.usage_period_s)
+    return replace(
+        settings,
+        usage_period_s=min(most_s, max(settings.usage_period_s, running / settings.usage_writes_per_s)),
+        progress_period_s=max(settings.progress_period_s, running / settings.progress_writes_per_s),
+    )
+
+
+def spread(uid: str) -> float:
+    """A factor between 0.75 and 1.25 for an object's periods, so that what began together is not written together."""
+    return 0.75 + crc32(uid.encode()) / 2**33
