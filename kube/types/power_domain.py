@@ -63,6 +63,11 @@ class PowerDomainSpec(SpecModel):
         description="The most that one node of this domain draws beside its boards: processors, memory, fans and "
         "supplies. Static and Lease need it: leases leave room for it.",
     )
+    unreported_node_watts: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="What a node of this domain counts with while it has not reported since the operator's start; "
+        "absent: until then nothing above the lowest limits is leased on its feeds.",
+    )
     margin_percent: Annotated[float, Field(ge=0, le=50)] = Field(
         default=1.0,
         description="Part of the budget that headroom and leases leave out, for what is not measured.",

@@ -4,7 +4,8 @@ The controller (`busbar.scheduler.power`) decides. Here its input is made, and w
 
 * a node that has left the domains is kept out of their budgets until its lease has ended, and one whose domain is at
   fault out of those above it, and of those in which it was before;
-* where a node has never reported, nothing above the lowest limits is leased on its feeds;
+* where a node has never reported, it counts with what its domain says of such nodes; where that says nothing, nothing
+  above the lowest limits is leased on its feeds;
 * a node that no policy limits any more is released: its boards get their default limits, by an explicit message, once
   its nameplate fits in every budget above it that binds others.
 """
@@ -77,7 +78,7 @@ class FeedLeases:
     leased_w: float
     floor_above_budget: bool = False
     unknown: tuple[str, ...] = ()
-    """Nodes that have never reported."""
+    """Nodes that have never reported, and of which nobody knows what they draw."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,13 @@ def _refused_w(reading: Reading) -> float:
     return sum(board.nameplate_w for board in reading.boards.values() if board.refuses)
 
 
+def _most_w(reading: Reading | None, feed: str, found: Membership) -> float | None:
+    """What a node of the feed draws at most if nobody limits it; None: nobody knows."""
+    return (
+        found.unreported_w[feed] if reading is None else node_power(reading, found.host_w[feed]).nameplate_w
+    )
+
+
 def _up(feed: str, found: Membership) -> tuple[str, ...]:
     return feed, *found.above[feed]
 
@@ -198,13 +206,13 @@ class _Placed:
             if reading is not None and len(feeds) == 1 and feeds[0] in sound:
                 leaf[node] = feeds[0]
                 continue
+            most = [_most_w(reading, feed, found) for feed in feeds]
             over = {name for feed in feeds for name in _up(feed, found)}
             for name in over.union(state.homes.get(node, ())) & sound:
-                if reading is None:
+                if None in most:
                     unknown.setdefault(name, []).append(node)
                 else:
-                    most_w = max(node_power(reading, found.host_w[feed]).nameplate_w for feed in feeds)
-                    reserved[name] = reserved.get(name, 0.0) + most_w
+                    reserved[name] = reserved.get(name, 0.0) + max(watts or 0.0 for watts in most)
         for left in state.gone.values():
             for name in sound.intersection(left.feeds):
                 reserved[name] = reserved.get(name, 0.0) + left.watts

@@ -40,6 +40,8 @@ class Membership:
     """Of domains that are not ready for the tree's sake."""
     host_w: Mapping[str, float | None]
     """Domain to what one of its nodes draws at most beside its boards."""
+    unreported_w: Mapping[str, float | None]
+    """Domain to what one of its nodes counts with before it has reported; None: nobody knows."""
     limited: frozenset[str] = frozenset()
     """Domains with a node, on them or below, that a policy limits."""
 
@@ -81,6 +83,7 @@ def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Members
         members={name: tuple(sorted(found)) for name, found in members.items()},
         faults={**_contested(feeds), **_faults(known, above)},
         host_w={name: domain.spec.host_watts for name, domain in objects.items()},
+        unreported_w={name: domain.spec.unreported_node_watts for name, domain in objects.items()},
         limited=frozenset(limited),
     )
 

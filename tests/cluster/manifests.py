@@ -279,6 +279,7 @@ def power_domain() -> JSON:
             "nodeSelector": {"topology.kubernetes.io/rack": "a1"},
             "policy": "Lease",
             "hostWatts": 1_750.5,
+            "unreportedNodeWatts": 6_500,
             "marginPercent": 1.5,
         },
     )

@@ -245,6 +245,11 @@ class Feeds:
             budget_w = self.domains[name].spec.budget_watts
             assert watts <= budget_w + 1e-6, f"{name} carries {watts:.0f} W of {budget_w:.0f} W"
 
+    def unknown(self, name: str) -> tuple[str, ...]:
+        """Nodes of the feed of which the last round knew nothing."""
+        assert self.last is not None
+        return self.last.feeds[name].unknown
+
     def used(self, name: str = "row") -> float:
         """Part of the budget less margin that is drawn."""
         return self.draws()[name] / (0.99 * self.domains[name].spec.budget_watts)

@@ -344,8 +344,16 @@ def test_a_node_that_never_reported_keeps_all_others_at_their_lowest_limits(tmp_
     made.network.no_answers.add("red-0")
     made.run(20, made.within)
     assert made.draws()["row"] == 6 * FLOOR_W
-    assert made.last is not None
-    assert made.last.feeds["red"].unknown == made.last.feeds["row"].unknown == ("red-0",)
+    assert [made.unknown(name) for name in ("red", "row", "blue")] == [("red-0",), ("red-0",), ()]
+    for name in ("red", "blue"):
+        made.set(name, unreportedNodeWatts=2_100.0)
+    made.machines["red-0"].boards.truth.set_w.clear()
+    made.machines["red-0"].agent, made.machines["red-0"].guarded = None, False
+    made.run(30, made.within)
+    assert made.machines["red-0"].limit_w == 2_100, "whatever it does"
+    assert made.unknown("red") == ()
+    assert made.used() > 0.97
+    made.machines["red-0"].start()
     made.network.no_answers.clear()
     made.run(30, made.within)
     assert made.used() > 0.97
