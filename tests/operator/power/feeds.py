@@ -165,6 +165,8 @@ class Feeds:
             )
         }
         self.settings = OperatorSettings(power_key=b"0123456789abcdef")
+        self.dies_after: int | None = None
+        """The operator is killed when it has sent so many messages of a round."""
         self.steps = 0
         self.means: dict[str, list[float]] = {"row": [], "red": [], "blue": []}
         self._sums = dict.fromkeys(self.means, 0.0)
@@ -220,7 +222,10 @@ class Feeds:
             self.state, self.membership, self.gatherer.readings, at_s, control_settings(self.settings)
         )
         self.state = self.last.state
-        for message in self.last.messages:
+        for sent, message in enumerate(self.last.messages):
+            if sent == self.dies_after:
+                self.away()
+                break
             if message.node not in self.network.no_leases:
                 take = self.machines[message.node].take
                 self.network.carry(at_s, lambda t=take, m=message: t(m))  # type: ignore[misc]

@@ -124,6 +124,23 @@ def test_an_operator_that_is_back_before_its_leases_have_ended_raises_nothing_to
     feeds.run(40, feeds.within)
 
 
+@pytest.mark.parametrize("messages", range(6))
+def test_an_operator_that_is_killed_between_two_messages(feeds: Feeds, messages: int) -> None:
+    """Work moves from red to blue, and the round that follows is sent in part."""
+    for name in RED:
+        feeds.machines[name].boards.wants.update(dict.fromkeys("abcd", 60.0))
+    feeds.run(65, feeds.within)
+    for name in RED:
+        feeds.machines[name].boards.wants.clear()
+    feeds.dies_after = messages
+    feeds.run(8, feeds.within)
+    assert feeds.state is None
+    feeds.dies_after = None
+    feeds.lead()
+    feeds.run(30, feeds.within)
+    assert feeds.used() > 0.97
+
+
 def test_a_third_of_the_nodes_is_cut_off_both_ways_or_one(feeds: Feeds) -> None:
     for cut in (feeds.network.no_answers, feeds.network.no_leases):
         cut |= {"red-0", "blue-0"}
