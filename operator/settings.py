@@ -113,6 +113,9 @@ class Settings:
 
     # the bearers of the node agents are derived from it; empty: no agent is asked
     power_key: WorkloadKey = setting(b"", own=False, file="BUSBAR_POWER_KEY_FILE", secret=True)
+    power_lease_key: bytes = setting(
+        b"", own=False, file="BUSBAR_POWER_LEASE_KEY_FILE", secret=True
+    )  # signs leases
     power_simulator_url: str = ""  # plays the nodes labelled sim.busbar.dev/power; empty: nobody does
     power_fresh_s: Positive = 3.0  # a node that has not reported for longer is silent
     # nodes lower their boards when they have heard of no lease for this long

@@ -27,6 +27,8 @@ from busbar.kube.contracts.wire import WireModel
 PORT = 8094
 PATH = "/telemetry"
 LEASE_PATH = "/lease"
+SIGNATURE = "Busbar-Signature"
+"""Header of a lease: the body's signature with the operator's Ed25519 key, in base64."""
 SIMULATED_LABEL = "sim.busbar.dev/power"
 """A node with this label, whatever its value, is played by the simulator; its watts are invented."""
 SIMULATOR = "simulated"

@@ -2,6 +2,6 @@
 
 Two processes of their own, agent and guard. They import nothing of the operator and dial nobody. `main.py` is the
 process, `meters.py` keeps the counters, `nvml.py`, `rapl.py` and `simulated.py` are the back ends, `probing.py` chooses
-them, `leases.py` is what a node holds, `split.py` shares it out among the boards, `limits.py` writes it, `server.py` is
+them, `leases.py` is what a node holds, `signing.py` says who may change that, `split.py` shares it out among the boards, `limits.py` writes it, `server.py` is
 the port, `guard.py` lowers the boards when the agent is dead, and `heartbeat.py` is how it knows.
 """

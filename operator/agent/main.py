@@ -50,7 +50,12 @@ def _guard(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    agent = Agent(settings, probed(settings))
+    if settings.set_limits and not settings.lease_cert:
+        raise SettingsError("BUSBAR_AGENT_SET_LIMITS needs BUSBAR_POWER_LEASE_CERT_FILE: who may send leases")
+    try:
+        agent = Agent(settings, probed(settings))
+    except ValueError as error:
+        raise SettingsError(f"BUSBAR_POWER_LEASE_CERT_FILE: {error}") from error
     await agent.start()
     task = asyncio.get_running_loop().create_task(agent.run())
     for name in (signal.SIGTERM, signal.SIGINT):

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from busbar.kube.contracts.power import (
     LEASE_PATH,
     PATH,
+    SIGNATURE,
     SIMULATOR,
     AgentAnswer,
     LeaseAnswer,
@@ -34,6 +35,7 @@ from .limits import Limiter
 from .meters import HOST, BackendAbsent, Node, report, sampled
 from .probing import limited
 from .settings import Settings
+from .signing import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Agent:
         name = SIMULATOR if settings.backend == "simulated" else settings.node
         self._telemetry_bearer = f"Bearer {telemetry_bearer(settings.key, name)}".encode()
         self._lease_bearer = f"Bearer {lease_bearer(settings.key, name)}".encode()
+        self._verifier = Verifier(settings.lease_cert) if settings.lease_cert else None
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -151,8 +154,11 @@ class Agent:
             return _refused(401, "Unauthorized", "no")
         if not self._settings.set_limits:
             return _refused(403, "Forbidden", "this agent may not set limits (power.agent.setLimits)")
+        body = await request.read()
+        if self._verifier is None or not self._verifier.is_signed(body, request.headers.get(SIGNATURE, "")):
+            return _refused(401, "Unauthorized", "the signature is not that of this platform's operator")
         try:
-            order = LeaseOrder.model_validate_json(await request.read())
+            order = LeaseOrder.model_validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
             return _refused(422, "Invalid", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")

@@ -31,6 +31,8 @@ class Settings:
 
     # whether it may set limits of boards; it then holds the boards at their lowest limits until it is told otherwise
     set_limits: bool = False
+    # the operator's certificate for leases; with set_limits it is required
+    lease_cert: bytes = setting(b"", own=False, file="BUSBAR_POWER_LEASE_CERT_FILE")
     heartbeat_file: str = ""  # shared with the guard; empty: there is none
     guard_after_s: Positive = 1.0  # the guard lowers the boards when the heartbeat is older
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import aiohttp
 
-from busbar.kube.contracts.power import LEASE_PATH, PATH, LeaseMessage, LeaseOrder, lease_bearer
+from busbar.kube.contracts.power import LEASE_PATH, PATH, SIGNATURE, LeaseMessage, LeaseOrder, lease_bearer
+from busbar.kube.errors import SettingsError
+from busbar.operator.agent.signing import Signer
 from busbar.operator.power.gatherer import CONNECT_S, TIMEOUT_S, Source
 from busbar.operator.power.leasing import FeedLeases, State, new_leader, take_round
 from busbar.operator.power.membership import Membership
@@ -38,6 +40,14 @@ def control_settings(settings: Settings) -> ControlSettings:
     )
 
 
+def _signer(pem: bytes) -> Signer | None:
+    """None without a key: then agents refuse every lease, and say so."""
+    try:
+        return Signer(pem) if pem else None
+    except ValueError as error:
+        raise SettingsError(f"BUSBAR_POWER_LEASE_KEY_FILE: {error}") from error
+
+
 class Lessor:
     """Keeps the controller's state, and sends what it says."""
 
@@ -50,6 +60,7 @@ class Lessor:
         self._control = control_settings(settings)
         self._state: State | None = None
         self._seen: dict[str, tuple[str, int]] = {}  # by node: start and sequence whose actuation was counted
+        self._signer = _signer(settings.power_lease_key)
         self._said: dict[str, str] = {}  # by address: why messages fail, as logged
         self._sending: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
@@ -112,7 +123,9 @@ class Lessor:
             "Authorization": f"Bearer {lease_bearer(self._settings.power_key, name)}",
             "Content-Type": "application/json",
         }
-        body = order.model_dump_json(by_alias=True)
+        body = order.model_dump_json(by_alias=True).encode()
+        if self._signer is not None:
+            headers[SIGNATURE] = self._signer.sign(body)
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status == 200:
                 return ""

@@ -5,6 +5,7 @@ When a golden file differs on purpose, `python -m tests.charts.test_charts` writ
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 
@@ -20,6 +21,7 @@ from busbar.kube.contracts.power import PORT
 from busbar.kube.errors import SettingsError
 from busbar.operator import settings as operator_settings
 from busbar.operator.agent import settings as agent_settings
+from busbar.operator.agent.signing import Signer, Verifier
 from busbar.operator.power.gatherer import AGENT_OWNER
 
 pytestmark = pytest.mark.apiserver
@@ -249,6 +251,34 @@ def test_agents_have_no_rights_and_no_token_and_are_reached_by_the_operator_alon
     assert bound & {"busbar-agent", "busbar-power-simulator"} == set()
 
 
+def test_only_the_operator_has_the_key_that_signs_leases(tmp_path_factory: pytest.TempPathFactory) -> None:
+    command = helm.__wrapped__(
+        "template", "busbar", str(CHARTS / "busbar"), "-n", "busbar-system", "--set", "power.agent.enabled=true",
+        "--set", "power.agent.setLimits=true", "--set", "power.simulatedNodes={a}",
+    )  # fmt: skip
+    assert isinstance(command, subprocess.CompletedProcess)
+    found = documents(command.stdout)
+    key = base64.b64decode(find(found, "Secret", "busbar-power-lease-key")["data"]["key"])
+    certificate = find(found, "ConfigMap", "busbar-power-lease-certificate")["binaryData"]["key"]
+    signature = Signer(key).sign(b"a lease")
+    verifier = Verifier(base64.b64decode(certificate))
+    assert verifier.is_signed(b"a lease", signature)
+    assert not verifier.is_signed(b"another", signature)
+    holders = {
+        document["metadata"]["name"]
+        for document in workloads(found)
+        if "busbar-power-lease-key" in str(document["spec"]["template"]["spec"]["volumes"])
+    }
+    assert holders == {"busbar-operator"}
+    folder = tmp_path_factory.mktemp("keys")
+    given = environment(found, "busbar-operator")
+    for name in ("BUSBAR_WORKLOAD_KEY_FILE", "BUSBAR_POWER_KEY_FILE", "BUSBAR_POWER_LEASE_KEY_FILE"):
+        assert name in given
+        (folder / name).write_bytes(key)
+        given[name] = str(folder / name)
+    assert operator_settings.load(given).power_lease_key.startswith(b"-----BEGIN PRIVATE KEY-----")
+
+
 def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -276,7 +306,9 @@ def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(
             "capabilities": {"drop": ["ALL"]},
         }
         given = {variable["name"]: variable.get("value", "") for variable in container["env"]}
-        read = agent_settings.load({**given, "BUSBAR_POWER_KEY_FILE": str(key), "NODE_NAME": "n"})
+        files = {"BUSBAR_POWER_KEY_FILE": str(key), "BUSBAR_POWER_LEASE_CERT_FILE": str(key)}
+        assert given.keys() >= files.keys()
+        read = agent_settings.load({**given, **files, "NODE_NAME": "n"})
         assert (read.set_limits, read.heartbeat_file) == (True, "/run/busbar/heartbeat")
         assert {"name": "heartbeat", "mountPath": "/run/busbar"}.items() <= (
             next(mount for mount in container["volumeMounts"] if mount["name"] == "heartbeat").items()

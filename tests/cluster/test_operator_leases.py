@@ -20,13 +20,17 @@ from typing import Any
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import QUICK, Cluster
 from tests.cluster.tenancy import becomes
-from tests.cluster.test_operator_power import HOME, KEY, add_racks, conditions, feed
+from tests.cluster.test_operator_power import KEY, add_racks, conditions, feed
 from tests.free_port import free_port
+from tests.operator.agent.lease_keys import CERTIFICATE
+from tests.operator.agent.lease_keys import KEY as SIGNING
 
 from busbar.kube.contracts.power import SIMULATED_LABEL
 from busbar.kube.resources import EVENTS, NODES, POWER_DOMAINS
 from busbar.operator.agent.simulated import FolderLimits
 
+HOME = "lease-home"
+"""The platform's namespace here."""
 NAMES = ("red-0", "red-1")
 BOARDS = tuple(f"SIMULATED-{name}-{i}" for name in NAMES for i in range(2))
 HOSTS_W, FLOORS_W, NAMEPLATES_W = 200.0, 600.0, 1800.0
@@ -45,6 +49,7 @@ class Rack:
 
     def __post_init__(self) -> None:
         (self.folder / "power-key").write_bytes(KEY)
+        (self.folder / "certificate").write_bytes(CERTIFICATE)
         (self.folder / "limits").mkdir()
         self.limits = FolderLimits(self.folder / "limits")
 
@@ -63,6 +68,7 @@ class Rack:
             **os.environ,
             "PYTHONPATH": ".src",
             "BUSBAR_POWER_KEY_FILE": str(self.folder / "power-key"),
+            "BUSBAR_POWER_LEASE_CERT_FILE": str(self.folder / "certificate"),
             "BUSBAR_AGENT_BACKEND": "simulated",
             "BUSBAR_AGENT_SIMULATED_NODES": ",".join(NAMES),
             "BUSBAR_AGENT_SIMULATED_BOARDS": "2",
@@ -123,7 +129,9 @@ def is_leasing(status: dict[str, Any]) -> bool:
 async def test_leases_hold_whatever_dies_and_end_with_their_domain(
     apiserver: ApiServer, tmp_path: Path
 ) -> None:
-    settings = replace(QUICK, namespace=HOME, power_key=KEY, power_status_s=0.5, power_lease_s=4.0)
+    settings = replace(
+        QUICK, namespace=HOME, power_key=KEY, power_lease_key=SIGNING, power_status_s=0.5, power_lease_s=4.0
+    )
     await asyncio.to_thread(apiserver.make_namespace, HOME)
     rack = Rack(tmp_path)
     async with (

@@ -55,13 +55,16 @@ def test_the_accounts_and_roles_are_those_of_the_chart() -> None:
 
 
 def test_every_secret_of_the_chart_has_its_commands() -> None:
-    made = set(re.findall(r'\(dict "name" "([\w-]+)"', (TEMPLATES / "secrets.yaml").read_text()))
+    made = set(
+        re.findall(r'(?:\(dict "name"|\$name :=) "([\w-]+)"', (TEMPLATES / "secrets.yaml").read_text())
+    )
     rotate = section("Rotate a secret")
     assert set(re.findall(r"delete secret (\S+)", rotate)) == made
     assert made <= set(re.findall(r"^\| `([\w-]+)` \|", rotate, re.MULTILINE))
     users = {
         "busbar-workload-key": "operator",
         "busbar-power-key": "operator",
+        "busbar-power-lease-key": "operator",
         "busbar-api-session": "api",
     }
     for name in made:

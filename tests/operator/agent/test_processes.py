@@ -17,15 +17,19 @@ from typing import Any
 
 import aiohttp
 from tests.free_port import free_port
+from tests.operator.agent.lease_keys import CERTIFICATE
+from tests.operator.agent.lease_keys import KEY as SIGNING
 
 from busbar.kube.contracts.power import (
     LEASE_PATH,
     PATH,
+    SIGNATURE,
     AgentAnswer,
     AgentReport,
     lease_bearer,
     telemetry_bearer,
 )
+from busbar.operator.agent.signing import Signer
 from busbar.operator.agent.simulated import FolderLimits
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -40,12 +44,14 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         (folder / "key").write_bytes(KEY)
+        (folder / "certificate").write_bytes(CERTIFICATE)
         (folder / "limits").mkdir()
         self.limits = FolderLimits(folder / "limits")
         self.env = {
             **os.environ,
             "PYTHONPATH": ".src",
             "BUSBAR_POWER_KEY_FILE": str(folder / "key"),
+            "BUSBAR_POWER_LEASE_CERT_FILE": str(folder / "certificate"),
             "BUSBAR_AGENT_BACKEND": "simulated",
             "BUSBAR_AGENT_SIMULATED_NODES": "n",
             "BUSBAR_AGENT_SIMULATED_BOARDS": "2",
@@ -100,13 +106,17 @@ class Node:
         message = {"node": "n", "epoch": report.epoch, "sequence": self.sequence, **fields}
         if "watts" in fields:
             message |= {"clockS": report.clock_s, "ttlS": 60.0, "hostWatts": 100.0}
-        headers = {"Authorization": f"Bearer {lease_bearer(KEY, NAME)}"}
+        body = json.dumps({"leases": [message]}).encode()
+        headers = {
+            "Authorization": f"Bearer {lease_bearer(KEY, NAME)}",
+            SIGNATURE: Signer(SIGNING).sign(body),
+        }
         async with (
             aiohttp.ClientSession() as session,
             session.post(
                 f"http://127.0.0.1:{self.port}{LEASE_PATH}",
                 headers=headers,
-                data=json.dumps({"leases": [message]}),
+                data=body,
             ) as answer,
         ):
             return answer.status

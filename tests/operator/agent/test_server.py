@@ -10,11 +10,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.operator.agent.boards import Clock
+from tests.operator.agent.lease_keys import ANOTHER_KEY, CERTIFICATE
+from tests.operator.agent.lease_keys import KEY as SIGNING
 
 from busbar.kube.contracts.power import (
     LEASE_PATH,
     PATH,
     PORT,
+    SIGNATURE,
     SIMULATOR,
     AgentAnswer,
     Backend,
@@ -29,6 +32,7 @@ from busbar.operator.agent.meters import BackendAbsent, Node, Sample
 from busbar.operator.agent.probing import probed
 from busbar.operator.agent.server import Agent
 from busbar.operator.agent.settings import Settings, load
+from busbar.operator.agent.signing import Signer
 from busbar.operator.agent.simulated import SimulatedBoards
 
 KEY = b"0123456789abcdef"
@@ -64,9 +68,9 @@ async def test_only_the_bearer_of_this_agent_is_answered() -> None:
         await agent.stop()
 
 
-async def post(agent: Agent, bearer: str, body: object) -> tuple[int, str]:
-    headers = {"Authorization": f"Bearer {bearer}"}
+async def post(agent: Agent, bearer: str, body: object, key: bytes = SIGNING) -> tuple[int, str]:
     text = body if isinstance(body, str) else json.dumps(body)
+    headers = {"Authorization": f"Bearer {bearer}", SIGNATURE: Signer(key).sign(text.encode())}
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"http://127.0.0.1:{agent.port}{LEASE_PATH}", headers=headers, data=text) as answer,
@@ -78,7 +82,7 @@ LEASES = lease_bearer(KEY, SIMULATOR)
 
 
 async def test_leases_are_taken_refused_and_reported() -> None:
-    settings, clock = replace(PLAYED, set_limits=True), Clock()
+    settings, clock = replace(PLAYED, set_limits=True, lease_cert=CERTIFICATE), Clock()
     agent = Agent(settings, probed(settings), clock)
     await agent.start()
     try:
@@ -104,6 +108,9 @@ async def test_leases_are_taken_refused_and_reported() -> None:
         assert json.loads(text)["refused"] == [
             {"node": "a", "why": "its sequence is 7, and 7 was taken already"}
         ]
+        newer = {"leases": [{**release, "sequence": 5}]}
+        status, text = await post(agent, LEASES, newer, ANOTHER_KEY)
+        assert (status, "the signature is not" in text) == (401, True)
         elsewhere = {**message, "node": "c", "sequence": 9}
         assert (await post(agent, LEASES, {"leases": [elsewhere]}))[0] == 409
         bad: tuple[object, ...] = ("{", {"leases": []}, {"leases": [{**message, "watts": -1}]})

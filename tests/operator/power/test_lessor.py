@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.agent.boards import Clock
+from tests.operator.agent.lease_keys import CERTIFICATE
+from tests.operator.agent.lease_keys import KEY as SIGNING
 from tests.operator.power.parts import domain, node
 
 from busbar.kube.contracts.power import SIMULATOR, LeaseState
@@ -30,7 +32,7 @@ class Site:
 
     def __init__(self, agent: Agent, clock: Clock) -> None:
         self.agent, self.clock = agent, clock
-        settings = Settings(power_key=KEY)
+        settings = Settings(power_key=KEY, power_lease_key=SIGNING)
         self.registry = CollectorRegistry()
         self.gatherer = Gatherer(settings, clock)
         self.lessor = Lessor(settings, PowerMetrics(self.registry), clock)
@@ -53,7 +55,7 @@ async def site() -> AsyncIterator[Site]:
     clock = Clock()
     settings = AgentSettings(
         key=KEY, backend="simulated", host="127.0.0.1", port=0, simulated_nodes=("n",), simulated_boards=2,
-        simulated_host_watts=100.0, set_limits=True,
+        simulated_host_watts=100.0, set_limits=True, lease_cert=CERTIFICATE,
     )  # fmt: skip
     agent = Agent(settings, probed(settings), clock)
     await agent.start()
