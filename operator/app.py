@@ -19,7 +19,6 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from busbar.kube.client import ClientLimits, KubeClient, Object
@@ -28,7 +27,7 @@ from busbar.kube.informer import Cache, Informer, Key, key_of, version_of
 from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.kube.types import TrainingJob
-from busbar.operator.accounting.allocations import HeldElsewhere
+from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.handlers import Handlers
@@ -388,8 +387,8 @@ class Operator:
     def _post_to_pod(self, post: PostToPod) -> None:
         self.prober.post(post, self.caches.pods.items.get(post.key))
 
-    async def _after_round(self, snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere]) -> None:
-        await self.handlers.after_round(snapshot, elsewhere)
+    async def _after_round(self, snapshot: Snapshot, remarks: PoolRemarks) -> None:
+        await self.handlers.after_round(snapshot, remarks)
         self.previews.after_round()
 
     # -- what others ask -------------------------------------------------------------------------------

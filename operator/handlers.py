@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
@@ -21,7 +20,7 @@ from busbar.kube.types.training_job import Usage
 from busbar.operator.accounting.allocations import (
     AllocationCounts,
     Allocations,
-    HeldElsewhere,
+    PoolRemarks,
     TenantAllocation,
 )
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
@@ -398,10 +397,10 @@ class Handlers:
         pods = self._caches.pods.items.values()
         return any(p.kind and p.key.namespace == namespace and not p.ended for p in pods)
 
-    async def after_round(self, snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere]) -> None:
+    async def after_round(self, snapshot: Snapshot, remarks: PoolRemarks) -> None:
         """Queues the tenants and pools whose allocation changed, and makes pools for devices that no pool covers."""
         old = self._allocations
-        self._allocations = await asyncio.to_thread(self._counts.follow, snapshot, elsewhere)
+        self._allocations = await asyncio.to_thread(self._counts.follow, snapshot, remarks)
         for name, now_held in self._allocations.tenants.items():
             if old.tenants.get(name) != now_held:
                 self._controller.add("Tenant", Key("", name))

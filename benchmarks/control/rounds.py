@@ -25,7 +25,6 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +35,7 @@ from tests.operator.builders import ENGINE, SETTINGS
 
 from busbar.kube.client import Object
 from busbar.kube.informer import Key
-from busbar.operator.accounting.allocations import AllocationCounts, HeldElsewhere
+from busbar.operator.accounting.allocations import AllocationCounts, PoolRemarks
 from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller
@@ -200,8 +199,8 @@ async def measure(jobs: int, rounds_of: int) -> Object:
     rounds = Rounds(caches, controller, SETTINGS, metrics)
     counts = AllocationCounts()
 
-    async def after(snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere]) -> None:
-        await asyncio.to_thread(counts.follow, snapshot, elsewhere)
+    async def after(snapshot: Snapshot, remarks: PoolRemarks) -> None:
+        await asyncio.to_thread(counts.follow, snapshot, remarks)
 
     rounds.after = after
     before = memory_mib()

@@ -34,6 +34,24 @@ class HeldElsewhere:
     namespaces: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, order=True)
+class Overlap:
+    """Nodes that another pool selects too."""
+
+    other: str
+    nodes: int
+    ours: bool
+    """Whether they belong to this pool, and not to the other."""
+
+
+@dataclass(frozen=True)
+class PoolRemarks:
+    """What concerns pools besides the jobs, by pool; pools without are left out."""
+
+    elsewhere: Mapping[str, HeldElsewhere] = field(default_factory=dict)
+    overlaps: Mapping[str, tuple[Overlap, ...]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class PoolAllocation:
     """One pool at one moment, in accelerators."""
@@ -42,6 +60,7 @@ class PoolAllocation:
     capacity: float = 0.0
     allocated: float = 0.0
     elsewhere: HeldElsewhere = field(default_factory=HeldElsewhere)
+    overlaps: tuple[Overlap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,15 +96,15 @@ class AllocationCounts:
         """Those of jobs that run."""
         return {name for name, runs in self._classes if runs}
 
-    def follow(self, snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere] | None = None) -> Allocations:
-        """The allocations in a snapshot, and by pool what pods of no job hold."""
+    def follow(self, snapshot: Snapshot, remarks: PoolRemarks | None = None) -> Allocations:
+        """The allocations in a snapshot."""
         gone, come = differing(self._snapshot.jobs, snapshot.jobs)
         for jobs, sign in ((gone, -1), (come, 1)):
             for job in jobs:
                 self._count_job(job, sign)
         self._count_nodes(snapshot)
         self._snapshot = snapshot
-        return self._allocations(elsewhere or {})
+        return self._allocations(remarks or PoolRemarks())
 
     def _count_job(self, job: Job, sign: int) -> None:
         if job.workload_class:
@@ -114,7 +133,7 @@ class AllocationCounts:
                     size_m = sign * _accelerators_m(pools[node.pool], node)
                     self._nodes[node.pool] = count + sign, total_m + size_m
 
-    def _allocations(self, elsewhere: Mapping[str, HeldElsewhere]) -> Allocations:
+    def _allocations(self, remarks: PoolRemarks) -> Allocations:
         by_type: dict[str, Counter[str]] = {}
         by_pool: dict[str, Counter[str]] = {}
         by_user: dict[str, dict[str, Counter[str]]] = {}
@@ -134,8 +153,13 @@ class AllocationCounts:
         free_m: Counter[str] = Counter()
         for pool in self._snapshot.pools:
             nodes, size_m = self._nodes.get(pool.name, (0, 0))
-            here = elsewhere.get(pool.name, HeldElsewhere())
-            pools[pool.name] = PoolAllocation(nodes, size_m / 1000, taken_m[pool.name] / 1000, here)
+            pools[pool.name] = PoolAllocation(
+                nodes,
+                size_m / 1000,
+                taken_m[pool.name] / 1000,
+                remarks.elsewhere.get(pool.name, HeldElsewhere()),
+                remarks.overlaps.get(pool.name, ()),
+            )
             free_m[pool.accelerator] += max(0, size_m - taken_m[pool.name])
         return Allocations(
             tenants={
@@ -154,9 +178,9 @@ class AllocationCounts:
         )
 
 
-def allocations(snapshot: Snapshot, elsewhere: Mapping[str, HeldElsewhere] | None = None) -> Allocations:
-    """The allocations in a snapshot, and by pool what pods of no job hold."""
-    return AllocationCounts().follow(snapshot, elsewhere)
+def allocations(snapshot: Snapshot) -> Allocations:
+    """The allocations in a snapshot."""
+    return AllocationCounts().follow(snapshot)
 
 
 class _Holder(NamedTuple):

@@ -6,13 +6,14 @@ or pinned to, with the use that is made of its requests (`Use`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from enum import Enum, auto
 
 from busbar.kube.types import AcceleratorPool
-from busbar.operator.accounting.allocations import HeldElsewhere
+from busbar.operator.accounting.allocations import HeldElsewhere, Overlap, PoolRemarks
 from busbar.operator.pools.held_elsewhere import held_on_node, total
-from busbar.operator.pools.nodes import pool_of_node, scheduler_node
+from busbar.operator.pools.nodes import pool_of_node, pools_selecting, scheduler_node
 from busbar.operator.watch.projections import HOSTNAME, Node, Pod
 from busbar.scheduler import Node as SNode
 
@@ -42,6 +43,8 @@ class Capacities:
         """The nodes of pools."""
         self._held: dict[str, tuple[str, HeldElsewhere]] = {}
         """By node: its pool, and what pods of no job hold of it."""
+        self._selected: dict[str, tuple[str, ...]] = {}
+        """By node that several pools select: their names; it belongs to the first."""
         self._stale: set[str] = set()
         self._current: tuple[SNode, ...] = ()
 
@@ -99,15 +102,27 @@ class Capacities:
             self._current = tuple(self._made[name] for name in sorted(self._made))
         return self._current
 
-    def held_elsewhere(self) -> Mapping[str, HeldElsewhere]:
-        """By pool, what pods of no job hold; as of the last `nodes`."""
-        return total(self._held[name] for name in sorted(self._held))
+    def remarks(self) -> PoolRemarks:
+        """What pods of no job hold, and nodes that several pools select; as of the last `nodes`."""
+        elsewhere = total(self._held[name] for name in sorted(self._held))
+        counts: Counter[tuple[str, str, bool]] = Counter()
+        for first, *others in self._selected.values():
+            counts.update((first, other, True) for other in others)
+            counts.update((other, first, False) for other in others)
+        overlaps: dict[str, tuple[Overlap, ...]] = {}
+        for (pool, other, ours), nodes in sorted(counts.items()):
+            overlaps[pool] = (*overlaps.get(pool, ()), Overlap(other, nodes, ours))
+        return PoolRemarks(elsewhere, overlaps)
 
     def _count(self, name: str) -> bool:
         """Counts one node again; returns whether the scheduler's node differs."""
         node, was = self._nodes.get(name), self._made.get(name)
-        pool = self.pool_of(node) if node is not None else None
+        selecting = pools_selecting(node, self.pools) if node is not None else []
+        pool = selecting[0] if selecting else None
         self._held.pop(name, None)
+        self._selected.pop(name, None)
+        if len(selecting) > 1:
+            self._selected[name] = tuple(each.metadata.name for each in selecting)
         if node is None or pool is None:
             return self._made.pop(name, None) is not None
         here = [(pod, use) for pod, use in self._pods.get(name, {}).values() if not pod.ended]

@@ -2,7 +2,7 @@
 
 A node that offers a known device, and that no pool selects, gets a pool made from its labels (those that the GPU
 operator's feature discovery sets). Such a pool carries the label ``busbar.dev/discovered``; to change
-it, people make their own with a narrower selector, or edit it: the operator never writes it again.
+it, people make their own, which takes the nodes that it selects, or edit it: the operator never writes it again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS
 from busbar.kube.types import AcceleratorPool
-from busbar.operator.pools.nodes import pool_of_node
+from busbar.operator.pools.nodes import DISCOVERED, pool_of_node
 from busbar.operator.watch.projections import Node
 from busbar.operator.write.actions import Create
 
-DISCOVERED = "busbar.dev/discovered"
 PRODUCT_LABELS = {"nvidia.com/gpu": "nvidia.com/gpu.product", "amd.com/gpu": "amd.com/gpu.product-name"}
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
 _MODEL = re.compile(r"\b(RTX-)?(GH\d+|GB\d+|[A-Z]{1,2}\d{1,4}[A-Z]?|MI\d+[A-Z]?|RTX-?\d+)\b")

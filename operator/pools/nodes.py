@@ -20,11 +20,23 @@ TOPOLOGY: Mapping[Domain, tuple[str, ...]] = {
 itself is the innermost. At a level without a label the node is in no domain."""
 
 
-def pool_of_node(node: Node, pools: Iterable[AcceleratorPool]) -> AcceleratorPool | None:
-    """The pool a node belongs to: of those that select it, the most specific, then the first by name."""
+DISCOVERED = "busbar.dev/discovered"
+"""Label of the pools that discovery.py has made."""
+
+
+def pools_selecting(node: Node, pools: Iterable[AcceleratorPool]) -> list[AcceleratorPool]:
+    """The pools that select a node. It belongs to the first: those that people made come before discovered ones, then
+    those with more labels, then by name."""
     labels = set(node.labels)
     matching = [p for p in pools if set(p.spec.node_selector.items()) <= labels]
-    return min(matching, key=lambda p: (-len(p.spec.node_selector), p.metadata.name), default=None)
+    return sorted(
+        matching, key=lambda p: (DISCOVERED in p.metadata.labels, -len(p.spec.node_selector), p.metadata.name)
+    )
+
+
+def pool_of_node(node: Node, pools: Iterable[AcceleratorPool]) -> AcceleratorPool | None:
+    """The pool that a node belongs to, if any."""
+    return next(iter(pools_selecting(node, pools)), None)
 
 
 def unit_m(pool: AcceleratorPool) -> int:

@@ -8,9 +8,9 @@ from datetime import datetime
 from busbar.kube.types import AcceleratorPool
 from busbar.kube.types.accelerator_pool import AcceleratorPoolStatus, ForeignCapacity
 from busbar.kube.types.reasons import ConditionType, Reason
-from busbar.operator.accounting.allocations import HeldElsewhere, PoolAllocation
+from busbar.operator.accounting.allocations import HeldElsewhere, Overlap, PoolAllocation
 from busbar.operator.pools.held_elsewhere import namespaces_sentence, sentence
-from busbar.operator.write.status import conditions
+from busbar.operator.write.status import clip, conditions
 
 COUNTS_S = 2.0
 """What jobs hold of a pool is written at most so often."""
@@ -34,6 +34,7 @@ def reconcile(pool: AcceleratorPool, allocation: PoolAllocation, now: datetime) 
     reason = Reason.NODES_READY if ready else Reason.NO_NODES
     selector = ", ".join(f"{k}={v}" for k, v in sorted(pool.spec.node_selector.items()))
     text = f"{allocation.nodes} nodes are ready." if ready else f"No ready node has the labels {selector}."
+    text = clip(" ".join([text, *map(overlap_sentence, allocation.overlaps)]))
     new = old.model_copy(
         update={
             "observed_generation": generation,
@@ -62,6 +63,14 @@ def reconcile(pool: AcceleratorPool, allocation: PoolAllocation, now: datetime) 
     return PoolUpdate(
         new, waits, f"{sentence(pool, elsewhere)} {namespaces_sentence(elsewhere)}" if changed else ""
     )
+
+
+def overlap_sentence(overlap: Overlap) -> str:
+    """What both pools say of nodes that both select."""
+    nodes, are = ("1 node", "is") if overlap.nodes == 1 else (f"{overlap.nodes} nodes", "are")
+    if overlap.ours:
+        return f"{nodes} {are} selected by pool {overlap.other} too, and {'counts' if overlap.nodes == 1 else 'count'} here."
+    return f"{nodes} that it selects {'belongs' if overlap.nodes == 1 else 'belong'} to pool {overlap.other}."
 
 
 def _foreign(held: HeldElsewhere) -> ForeignCapacity | None:

@@ -24,7 +24,7 @@ from busbar.kube.types import PerformanceProfile, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingPhase
 from busbar.operator.decisions import Decision
-from busbar.operator.pools.discovery import DISCOVERED
+from busbar.operator.pools.nodes import DISCOVERED
 from busbar.operator.profiles.observations import by_class, digests, read, slack_at
 from busbar.operator.profiles.reconcile import (
     PastAttempt,

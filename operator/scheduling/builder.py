@@ -31,7 +31,7 @@ from typing import Any
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob
 from busbar.operator.accounting import budgets
-from busbar.operator.accounting.allocations import HeldElsewhere
+from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.accounting.usage import HALF_LIFE_S, scheduler_tenant
 from busbar.operator.pods import foreign_pods, orphans
 from busbar.operator.pods.claims import Claim
@@ -214,9 +214,9 @@ class SnapshotBuilder:
         """The tenant of a namespace; empty if it has none."""
         return self._tenant_of.get(namespace, "")
 
-    def held_elsewhere(self) -> Mapping[str, HeldElsewhere]:
-        """By pool, what pods of no job hold, as of the last snapshot."""
-        return self._places.held_elsewhere()
+    def remarks(self) -> PoolRemarks:
+        """What concerns pools besides the jobs, as of the last snapshot."""
+        return self._places.remarks()
 
     def table_with(self, drafts: Iterable[TrainingJob]) -> PerformanceTable:
         """The table as if these jobs were there too."""
@@ -401,4 +401,4 @@ def _terms(kind: str, obj: Any) -> object:
 
 def _selects(pool: AcceleratorPool) -> object:
     """What a node's or a pod's translation depends on."""
-    return pool.metadata.name, pool.metadata.uid, pool.spec
+    return pool.metadata.name, pool.metadata.uid, pool.metadata.labels, pool.spec

@@ -39,7 +39,7 @@ from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.training_job import TERMINAL_PHASES
-from busbar.operator.accounting.allocations import HeldElsewhere
+from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
 from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
@@ -126,7 +126,7 @@ class Decided:
 
     snapshot: Snapshot
     plan: Plan
-    elsewhere: Mapping[str, HeldElsewhere]
+    remarks: PoolRemarks
     reasons: Counter[str]
     faults: Counter[str]
     """Of quarantined speeds."""
@@ -175,8 +175,8 @@ class Rounds:
         self.forecasts: dict[
             str, Forecast
         ] = {}  # by job: forecasts that the next round passes to the reconciles
-        # called with each round's snapshot, and with what pods of no job hold of each pool
-        self.after: Callable[[Snapshot, Mapping[str, HeldElsewhere]], Awaitable[None]] | None = None
+        # called with each round's snapshot
+        self.after: Callable[[Snapshot, PoolRemarks], Awaitable[None]] | None = None
 
     def changed(self, kind: str, key: Key, new: Any) -> None:
         """An object is another one now; None: it is gone. The next round takes it in."""
@@ -277,7 +277,7 @@ class Rounds:
             # A decision may not have been carried out (the object changed, the write failed): check soon.
             asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
         if self.after is not None:
-            await self.after(decided.snapshot, decided.elsewhere)
+            await self.after(decided.snapshot, decided.remarks)
         return decided.plan
 
     def _show(self, decided: Decided) -> None:
@@ -302,7 +302,7 @@ class Rounds:
         decided = Decided(
             snapshot,
             made,
-            builder.held_elsewhere(),
+            builder.remarks(),
             Counter(str(record.code) for record in made.waiting),
             Counter(str(record.fault) for record in quarantined(snapshot.table)),
         )

@@ -46,7 +46,7 @@ def held(*pods: Pod, nodes: dict[str, Node] = NODES) -> dict[str, HeldElsewhere]
         nobodys = is_unaccounted(pod, OWNERS, NAMESPACES)
         places.put(replace(pod, uid=f"u{index}"), Use.NOBODY if nobodys else Use.OTHER)
     places.nodes()
-    return dict(places.held_elsewhere())
+    return dict(places.remarks().elsewhere)
 
 
 def test_any_foreign_pod_with_an_accelerator_counts_however_few_it_has() -> None:

@@ -7,7 +7,9 @@ from datetime import timedelta
 from tests.operator.builders import NOW, pool
 
 from busbar.operator.accounting.allocations import PoolAllocation
+from busbar.operator.pools.capacities import Capacities
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
+from busbar.operator.watch.projections import Node
 
 
 def test_a_pool_says_what_it_has() -> None:
@@ -24,3 +26,26 @@ def test_only_what_jobs_hold_may_be_told_later() -> None:
     told = pool().model_copy(update={"status": first.status})
     assert reconcile_pool(told, PoolAllocation(2, 8.0, 4.0), NOW).waits
     assert not reconcile_pool(told, PoolAllocation(1, 4.0, 4.0), NOW).waits
+
+
+def test_two_pools_that_select_one_node_say_so_at_both() -> None:
+    places = Capacities()
+    places.set_pools((pool(), pool("narrow", nodeSelector={"pool": "cpu", "zone": "a"})))
+    for name, zone in (("n0", "a"), ("n1", "a"), ("n2", "b")):
+        labels = (("pool", "cpu"), ("zone", zone))
+        places.set_node(name, Node(name, labels, (), 8000, 32768, 100_000, (), True))
+    places.nodes()
+    overlaps = places.remarks().overlaps
+    told = {}
+    for name, nodes in (("cpu", 1), ("narrow", 2)):
+        update = reconcile_pool(pool(name), PoolAllocation(nodes, 8.0, overlaps=overlaps[name]), NOW)
+        assert update.status is not None
+        told[name] = (update.status.conditions or [])[0].message
+    assert told == {
+        "cpu": "1 nodes are ready. 2 nodes that it selects belong to pool narrow.",
+        "narrow": "2 nodes are ready. 2 nodes are selected by pool cpu too, and count here.",
+    }
+    places.set_node("n0", None)
+    places.set_node("n1", None)
+    places.nodes()
+    assert places.remarks().overlaps == {}

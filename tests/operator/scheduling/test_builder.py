@@ -24,6 +24,7 @@ from tests.operator.builders import (
 
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
+from busbar.operator.pools.nodes import DISCOVERED
 from busbar.operator.queue.controller import Item
 from busbar.operator.scheduling.builder import JOB, NODE, POD, POOL, SERVICE, TENANT, SnapshotBuilder
 from busbar.operator.scheduling.snapshot import ClusterObjects, build, builder_of
@@ -93,6 +94,9 @@ def node(name: str, host: str, **fields: Any) -> Node:
 
 NODES = [None, node("", "host-1"), node("", "host-1", ready=False), node("", "host-2", cpu_m=4000)]
 POOLS = [None, pool(), pool(unit="500m"), pool(reserved={"cpu": "1"})]
+MADE_BY_US = pool("found", nodeSelector={"pool": "cpu", HOSTNAME: "host-1"})
+MADE_BY_US.metadata.labels[DISCOVERED] = "true"
+OTHER_POOLS = [None, pool("found", nodeSelector={"pool": "cpu", HOSTNAME: "host-1"}), MADE_BY_US]
 TENANTS = [
     None,
     tenant("team", ["team"]),
@@ -118,9 +122,11 @@ def changes(draw: st.DrawFn) -> Change:
         return kind, Key("team", "a"), draw(st.sampled_from(JOBS))
     if kind == SERVICE:
         return kind, Key("team", "web"), draw(st.sampled_from(SERVICES))
-    return (kind, Key("", "cpu"), draw(st.sampled_from(POOLS))) if kind == POOL else (
-        kind, Key("", "team"), draw(st.sampled_from(TENANTS))
-    )  # fmt: skip
+    if kind == TENANT:
+        return kind, Key("", "team"), draw(st.sampled_from(TENANTS))
+    if slot:
+        return kind, Key("", "found"), draw(st.sampled_from(OTHER_POOLS))
+    return kind, Key("", "cpu"), draw(st.sampled_from(POOLS))
 
 
 def objects(there: dict[tuple[str, Key], Any]) -> ClusterObjects:
@@ -161,7 +167,7 @@ def _same(builder: SnapshotBuilder, seen: ClusterObjects, now: datetime, *, full
     expected = fresh.snapshot(now)
     assert (made.pools, made.nodes, made.jobs) == (expected.pools, expected.nodes, expected.jobs)
     assert made.reservations == expected.reservations
-    assert builder.held_elsewhere() == fresh.held_elsewhere()
+    assert builder.remarks() == fresh.remarks()
     assert set(builder.waiting()) == set(fresh.waiting())
     assert [builder.target(one.id) for one in made.jobs] == [fresh.target(one.id) for one in made.jobs]
     if full:

@@ -23,7 +23,7 @@ from tests.operator.builders import (
 from busbar.kube.informer import Key
 from busbar.kube.types import Tenant, TrainingJob
 from busbar.operator.accounting.allocations import allocations
-from busbar.operator.pools.nodes import pool_of_node
+from busbar.operator.pools.nodes import DISCOVERED, pool_of_node
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, build
 from busbar.operator.watch.projections import Node, Pod, Requests
 from busbar.scheduler import Policy, Snapshot, plan
@@ -178,6 +178,12 @@ def test_a_namespace_claimed_twice_belongs_to_the_tenant_that_was_first() -> Non
 def test_the_most_specific_pool_takes_a_node() -> None:
     narrow = pool("narrow", nodeSelector={"pool": "cpu", "zone": "a"})
     assert pool_of_node(node(labels=(("pool", "cpu"), ("zone", "a"))), [pool(), narrow]) is narrow
+
+
+def test_a_pool_that_people_made_takes_a_node_before_a_discovered_one() -> None:
+    found = pool("a-found", nodeSelector={"pool": "cpu", "zone": "a"})
+    found.metadata.labels[DISCOVERED] = "true"
+    assert pool_of_node(node(labels=(("pool", "cpu"), ("zone", "a"))), [found, pool()]) == pool()
 
 
 def test_the_same_world_gives_the_same_snapshot_in_any_order() -> None:
