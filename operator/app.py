@@ -38,8 +38,9 @@ from busbar.operator.pods.orphans import OWNERS, Reaper
 from busbar.operator.pods.prober import Prober
 from busbar.operator.previews.worker import Previews
 from busbar.operator.queue.controller import Controller, Item, utc_now
-from busbar.operator.scheduling.rounds import Rounds, matters, policy_of
+from busbar.operator.scheduling.rounds import Rounds, policy_of
 from busbar.operator.scheduling.snapshot import ClusterObjects, build
+from busbar.operator.scheduling.wakes import matters
 from busbar.operator.server import RoutesFeed, Server
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.routes import build_routes

@@ -110,7 +110,6 @@ class SnapshotBuilder:
             for node in (old, obj):
                 self._stale.update(Item(POD, pod.key) for pod in self._places.pods_at(node))
             self._places.set_node(key.name, obj)
-            self._stale.update(Item(POD, pod.key) for pod in self._places.pods_at(obj))
         elif kind in (JOB, SERVICE):
             self._owner_changed(kind, key, old, obj)
         else:

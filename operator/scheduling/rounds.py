@@ -3,7 +3,7 @@
     events ──► wake ──(debounce)──► snapshot ──► react ──► decisions ──► each object's reconcile
     clock  ──► every round_period_s while something waits: plan instead of react
 
-An event wakes a round if it asks for something or frees something (``matters``). The round begins after three times
+An event wakes a round if it asks for something or frees something (``wakes.py``). The round begins after three times
 the planning time of the last one, so rounds take a quarter of the time at most, however large the cluster is.
 
 Between two full plans ``react`` plans only for what differs between the last snapshot and this one; a waiting job
@@ -37,8 +37,6 @@ from typing import Any
 
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
-from busbar.kube.types import TrainingJob, TrainingPhase
-from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
 from busbar.operator.errors import Fenced, PlanRefused
@@ -50,7 +48,6 @@ from busbar.operator.scheduling.snapshot import ClusterObjects, builder_of
 from busbar.operator.settings import Settings
 from busbar.operator.training.reservation import moved, same_place
 from busbar.operator.watch.caches import Caches
-from busbar.operator.watch.projections import Pod
 from busbar.operator.write.status import clip
 from busbar.scheduler import (
     Action,
@@ -505,67 +502,4 @@ def record_for_members(record: WaitingRecord) -> dict[str, Any]:
     return {k: v for k, v in fields.items() if v is not None}
 
 
-def matters(kind: str, old: Any, new: Any) -> bool:
-    """Whether a change of an object asks for something or frees something; what only takes its place does not."""
-    if kind == "Pod":
-        return _pod_matters(old, new)
-    if old is None or new is None:
-        return True
-    if kind == "TrainingJob":
-        return _job_matters(old, new)
-    if kind == "ModelService":
-        return _service_facts(old) != _service_facts(new)
-    if kind in ("AcceleratorPool", "Tenant", "PerformanceProfile"):
-        return bool(old.metadata.generation != new.metadata.generation)
-    return kind == "Node"
-
-
-def _pod_matters(old: Pod | None, new: Pod | None) -> bool:
-    """Pods of our jobs take what their admission has set aside; what other pods take changes what a pool has."""
-    pod = new or old
-    if pod is None or not pod.kind:
-        return old is None or new is None or _pod_facts(old) != _pod_facts(new)
-    if old is None:
-        return False
-    if new is None:
-        return not old.ended
-    before, after = (
-        (p.uid, p.owner_uid, p.ended, p.deleting, p.draining_since, p.requests) for p in (old, new)
-    )
-    return before != after
-
-
-def _pod_facts(pod: Pod) -> tuple[object, ...]:
-    facts = (pod.uid, pod.owner_uid, pod.place, pod.ended, pod.gated, pod.deleting)
-    return (*facts, pod.draining_since, pod.requests)
-
-
-def _job_matters(old: TrainingJob, new: TrainingJob) -> bool:
-    if _identity(old) != _identity(new):
-        return True
-    before, after = _job_state(old), _job_state(new)
-    return before != after and not (before[0] == "waits" and after[0] == "placed")
-
-
-def _identity(job: TrainingJob) -> tuple[object, ...]:
-    return job.metadata.uid, job.metadata.generation, job.metadata.deletion_timestamp
-
-
-def _job_state(job: TrainingJob) -> tuple[object, ...]:
-    """Whether the job waits, has a place or has ended; and what else of its status a plan depends on."""
-    status = job.status
-    if status is None:
-        return "waits", None, False
-    if status.phase in TERMINAL_PHASES:
-        return ("ended",)
-    if status.admission is not None:
-        return "placed", status.admission.id, status.release
-    return "waits", status.retry_at, status.phase is TrainingPhase.SUSPENDED
-
-
-def _service_facts(service: Any) -> tuple[object, ...]:
-    desired = service.status.desired_replicas if service.status else None
-    return (service.metadata.uid, service.metadata.generation, service.metadata.deletion_timestamp, desired)
-
-
-__all__ = ["Rounds", "Target", "matters", "record_for_members"]
+__all__ = ["Rounds", "Target", "record_for_members"]

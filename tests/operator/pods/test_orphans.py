@@ -10,8 +10,8 @@ from tests.operator.builders import NOW, admitted, ended, gated, job, pod, pool,
 
 from busbar.operator.accounting.allocations import allocations
 from busbar.operator.pods.orphans import Owner, Verdict, is_stray, judge
-from busbar.operator.scheduling.rounds import matters
 from busbar.operator.scheduling.snapshot import ClusterObjects, build
+from busbar.operator.scheduling.wakes import matters
 from busbar.operator.watch.projections import Node, Requests
 from busbar.scheduler import Policy, plan
 

@@ -11,13 +11,10 @@ import pytest
 from tests.operator.builders import NOW as NOW_UTC
 from tests.operator.builders import (
     SETTINGS,
-    ended,
-    gated,
     job,
     placement,
     pool,
     queued,
-    running,
     tenant,
     view,
 )
@@ -29,7 +26,7 @@ from busbar.operator.errors import PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.builder import SnapshotBuilder
-from busbar.operator.scheduling.rounds import Rounds, Target, matters
+from busbar.operator.scheduling.rounds import Rounds, Target
 from busbar.operator.settings import Settings
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.watch.caches import Caches
@@ -291,42 +288,3 @@ def test_the_next_round_leaves_three_times_the_last_ones_duration(took_s: float,
     rounds = Rounds(cast(Any, None), cast(Any, None), Settings(), cast(Any, None), Policy())
     rounds.took_s = took_s
     assert rounds.debounce_s == pytest.approx(debounce_s)
-
-
-def _status(phase: str, **fields: Any) -> dict[str, Any]:
-    return {"phase": phase, **fields}
-
-
-ADMITTED = {"admission": {"id": "a-1", "pool": "cpu", "accelerator": "cpu", "pods": 1, "nodes": ["n"]}}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "wakes"),
-    [
-        (None, None, True),  # submitted
-        (_status("Queued"), _status("Queued", message="other"), False),
-        (_status("Queued"), _status("Admitted", **ADMITTED), False),  # by the round itself
-        (_status("Admitted", **ADMITTED), _status("Starting", **ADMITTED), False),
-        (_status("Starting", **ADMITTED), _status("Running", **ADMITTED), False),
-        (_status("Running", **ADMITTED), _status("Succeeded", **ADMITTED), True),
-        (_status("Preempting", **ADMITTED), _status("Queued"), True),
-        (_status("Queued"), _status("Suspended"), True),
-        (_status("Suspended"), _status("Queued"), True),
-    ],
-)
-def test_a_job_wakes_a_round_when_it_asks_or_frees(
-    old: dict[str, Any] | None, new: dict[str, Any] | None, wakes: bool
-) -> None:
-    before = job(status=old) if old is not None else None
-    assert matters("TrainingJob", before, job(status=new)) is wakes
-
-
-def test_a_pod_wakes_a_round_when_it_frees_or_is_not_of_an_admitted_job() -> None:
-    mine = gated()
-    assert not matters("Pod", None, mine)
-    assert not matters("Pod", mine, running())
-    assert matters("Pod", running(), ended())
-    assert matters("Pod", running(), None)
-    assert not matters("Pod", ended(), None)
-    assert matters("Pod", None, replace(mine, kind="", job="", owner_uid=""))
-    assert matters("Pod", running(), replace(running(), draining_since=NOW_UTC))
