@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from busbar.kube.contracts.preview import Change, NodeLoad, NodeLoads, PreviewAnswer, span
-from busbar.kube.types import ModelService
+from busbar.kube.informer import Key
+from busbar.kube.types import ModelService, Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting import budgets
 from busbar.operator.forecasts.worker import Answer, Question
+from busbar.operator.pods.room import Promised, pod_room
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
 from busbar.operator.watch.caches import tenant_of_namespace
 from busbar.scheduler import Action, ActionKind, Job, Plan, Policy, Snapshot, TableView, plan, sentence
@@ -85,14 +87,35 @@ def answer(question: PreviewQuestion) -> PreviewAnswer:
     return _waiting(jobs[0], decided, question.admin)
 
 
-def over_budget(seen: ClusterObjects, draft: Draft, now: datetime) -> PreviewAnswer | None:
-    """The answer where the budget of the draft's tenant is spent; a service gets its least number of replicas."""
+def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> PreviewAnswer | None:
+    """The answer where the draft's tenant has spent its budget, or where its limit of pods leaves too few for a job.
+
+    None: neither, or the job runs already. A service gets its least number of replicas whatever is spent.
+    """
     if isinstance(draft, ModelService):
         return None
     if any(job.key == draft.key and job.status and job.status.admission for job in seen.jobs):
-        return None  # it runs already
+        return None
     name = tenant_of_namespace(seen.tenants).get(draft.metadata.namespace or "", "")
-    reason = next((budgets.spent(t, now) for t in seen.tenants if t.metadata.name == name), "")
+    tenant = next((t for t in seen.tenants if t.metadata.name == name), None)
+    if tenant is None:
+        return None
+    return _over_budget(tenant, now) or _over_pods(seen, tenant, draft)
+
+
+def _over_pods(seen: ClusterObjects, tenant: Tenant, draft: TrainingJob) -> PreviewAnswer | None:
+    key = Key(draft.metadata.namespace or "", draft.metadata.name)
+    room, least = pod_room(tenant, key, seen.pods, seen.jobs, Promised()), draft.spec.shape.min_pods
+    reason = room.lacking(least) if room is not None else ""
+    if room is None or not reason:
+        return None
+    possible = least <= room.most
+    when = "When enough pods of the namespace have ended" if possible else ""
+    return PreviewAnswer(starts_now=False, possible=possible, reason=reason, when=when, code=Reason.POD_LIMIT)
+
+
+def _over_budget(tenant: Tenant, now: datetime) -> PreviewAnswer | None:
+    reason = budgets.spent(tenant, now)
     if not reason:
         return None
     when = "When the budget's next period begins, or when it is raised"

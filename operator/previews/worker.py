@@ -35,7 +35,7 @@ from busbar.operator.previews.preview import (
     Hold,
     PreviewQuestion,
     answer,
-    over_budget,
+    held_by_tenant,
     with_forecast,
 )
 from busbar.operator.queue.controller import utc_now
@@ -202,7 +202,7 @@ class Previews:
         """What the next round would do with the draft. Raises Busy, PreviewFailed."""
         self._asked_at = time.monotonic()
         seen, now = self._seen(), utc_now()
-        if (held := over_budget(seen, draft, now)) is not None:
+        if (held := held_by_tenant(seen, draft, now)) is not None:
             return held
         last = self._last() or build(seen, now, half_life_s=self._policy.usage_half_life_s)
         base, job = with_draft(last, seen, draft, now)

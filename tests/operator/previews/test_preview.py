@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.builders import ENGINE, NOW, SETTINGS, admitted, job, pool, service, tenant
+from tests.operator.builders import ENGINE, NOW, SETTINGS, admitted, gang, job, pool, running, service, tenant
 
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.types import TrainingJob
@@ -24,8 +24,8 @@ from busbar.operator.previews.preview import (
     PreviewQuestion,
     answer,
     as_sentence,
+    held_by_tenant,
     loads_of,
-    over_budget,
     with_forecast,
 )
 from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
@@ -281,10 +281,24 @@ async def test_more_than_may_wait_are_told_to_come_back(
 def test_a_draft_of_a_tenant_whose_budget_is_spent_is_told_so() -> None:
     budget = {"period": "month", "cost": 0, "enforcement": "StopAdmitting"}
     seen = ClusterObjects(tenants=(tenant("team", ["team"], budgets=[budget]),))
-    found = over_budget(seen, job(), NOW)
+    found = held_by_tenant(seen, job(), NOW)
     assert found is not None
     assert (found.starts_now, found.possible, found.code) == (False, True, "BudgetSpent")
     assert "budget of 0 in cost a month" in found.reason
-    assert over_budget(seen, service(), NOW) is None
-    assert over_budget(replace(seen, jobs=(admitted(job()),)), job(), NOW) is None
-    assert over_budget(ClusterObjects(tenants=TENANTS), job(), NOW) is None
+    assert held_by_tenant(seen, service(), NOW) is None
+    assert held_by_tenant(replace(seen, jobs=(admitted(job()),)), job(), NOW) is None
+    assert held_by_tenant(ClusterObjects(tenants=TENANTS), job(), NOW) is None
+
+
+def test_a_draft_that_needs_more_pods_than_its_tenants_limit_leaves_is_told_so() -> None:
+    limited = (tenant("team", ["team"], limits={"pods": 3}),)
+    taken = (running(0, owner="other"), running(1, owner="other"))
+    seen = ClusterObjects(tenants=limited, pods=taken)
+    assert held_by_tenant(seen, gang(1), NOW) is None
+    waits, never = (held_by_tenant(seen, gang(size), NOW) for size in (2, 4))
+    assert waits is not None
+    assert (waits.starts_now, waits.possible, waits.code) == (False, True, "PodLimit")
+    assert waits.reason.startswith("It needs 2 pods, and 1 of the 3 are left")
+    assert never is not None
+    assert (never.possible, never.when) == (False, "")
+    assert held_by_tenant(replace(seen, tenants=TENANTS), gang(4), NOW) is None
