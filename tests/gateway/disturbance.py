@@ -161,10 +161,10 @@ class Disturbance:
         self._expected: list[Answer] = []
         self._engines: list[EngineProcess] = []
         """Two that serve, and one that starts and takes the place of the next that is ended."""
-        self._started = 0
-        """Events so far."""
+        self._passed = 0
+        """How often an event has begun, or its engine has ended: a request in between may meet the event as well."""
         self._running: dict[object, int] = {}
-        """Requests in hand, with the number of events before each."""
+        """Requests in hand, with this number when each began."""
         self._stopping = False
         self.report = Report()
 
@@ -211,10 +211,10 @@ class Disturbance:
     async def _disturb(self, happening: signal.Signals) -> None:
         """End an engine, once the last such event has met all it will ever meet, and put another in its place."""
         async with asyncio.timeout(PATIENCE_S):
-            while len(self._running) < self._clients or min(self._running.values()) < self._started:  # noqa: ASYNC110
+            while len(self._running) < self._clients or min(self._running.values()) < self._passed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.sleep(random.uniform(0.0, 0.3))
-        self._started += 1
+        self._passed += 1
         victim = self._engines.pop(0)
         if happening is signal.SIGKILL:
             victim.process.kill()
@@ -224,6 +224,7 @@ class Disturbance:
             self.report.terminations += 1
         await self._engines[1].ready(self._session)
         await victim.ended()
+        self._passed += 1
         await self._publish()
         self._engines.append(EngineProcess(self._model))
 
@@ -232,7 +233,7 @@ class Disturbance:
         while not self._stopping:
             which = turn % len(self._asks)
             me = object()
-            self._running[me] = self._started
+            self._running[me] = self._passed
             answer = await self._ask(self._asks[which])
             del self._running[me]
             expected, report = self._expected[which], self.report
