@@ -174,83 +174,94 @@ def memory_mib() -> float:
     return float("nan")
 
 
-async def measure(jobs: int, rounds_of: int) -> Object:
-    metrics = Metrics()
-    caches = Caches(
-        cast(Any, None), lambda kind, key, old, new: rounds.changed(kind, key, new), inactivity_s=60.0
-    )
-    controller = Controller(metrics, workers=1)
+class Operator:
+    """Caches and rounds, whose decisions are in the jobs' statuses at once."""
 
-    versions = itertools.count(2)
+    def __init__(self) -> None:
+        metrics = Metrics()
+        controller = Controller(metrics, workers=1)
+        controller.handles("TrainingJob", self._carry_out)
+        self.caches = Caches(cast(Any, None), self._changed, inactivity_s=60.0)
+        self.rounds = Rounds(self.caches, controller, SETTINGS, metrics)
+        self.rounds.after = self._after
+        self._counts = AllocationCounts()
+        self._versions = itertools.count(2)
+        self._ended = self._arrived = 0
 
-    async def carry_out(key: Key, decisions: tuple[Decision, ...]) -> None:
+    def change(self, jobs: int, changed: int) -> None:
+        """One job ends, one arrives, and the others of so many report progress; there were so many jobs at first."""
+        for index in range(changed - 2):
+            number, version = 2 * (100 + index), next(self._versions)
+            where = f"node-{number // 2 // PER_NODE:05d}"
+            self.caches.jobs.observe(job(number, "runs", where, version, version))
+        self.caches.jobs.observe(over := job(self._ended, "ended", "", next(self._versions)))
+        self.caches.pods.observe(pod(self._ended, over, "node-00000", "Succeeded", next(self._versions)))
+        self.caches.jobs.observe(job(jobs + self._arrived, "waits", "", next(self._versions)))
+        self._ended, self._arrived = self._ended + 2, self._arrived + 1
+
+    def _changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
+        self.rounds.changed(kind, key, new)
+
+    async def _after(self, snapshot: Snapshot, remarks: PoolRemarks) -> None:
+        await asyncio.to_thread(self._counts.follow, snapshot, remarks)
+
+    async def _carry_out(self, key: Key, decisions: tuple[Decision, ...]) -> None:
         number = int(key.name.removeprefix("job-"))
         for decision in decisions:
             if isinstance(decision, Admit):
                 where = decision.placement.nodes[0]
-                made = job(number, "runs", where, next(versions))
-                caches.jobs.observe(made)
-                caches.pods.observe(pod(number, made, where, "Running", next(versions)))
+                made = job(number, "runs", where, next(self._versions))
+                self.caches.jobs.observe(made)
+                self.caches.pods.observe(pod(number, made, where, "Running", next(self._versions)))
             elif isinstance(decision, Release):
-                caches.pods.forget(Key(key.namespace, f"pod-{number}"))
-                caches.jobs.observe(job(number, "waits", "", next(versions)))
+                self.caches.pods.forget(Key(key.namespace, f"pod-{number}"))
+                self.caches.jobs.observe(job(number, "waits", "", next(self._versions)))
 
-    controller.handles("TrainingJob", carry_out)
-    rounds = Rounds(caches, controller, SETTINGS, metrics)
-    counts = AllocationCounts()
 
-    async def after(snapshot: Snapshot, remarks: PoolRemarks) -> None:
-        await asyncio.to_thread(counts.follow, snapshot, remarks)
-
-    rounds.after = after
+async def measure(jobs: int, rounds_of: int) -> Object:
+    """One row: a cluster of so many jobs, and so many rounds of each number of changes."""
+    operator = Operator()
     before = memory_mib()
-    nodes = fill(caches, jobs)
+    nodes = fill(operator.caches, jobs)
     gc.collect()
     kept = memory_mib()
-    start = time.process_time()
-    await rounds.once(full=True)
-    row: Object = {
-        "jobs": jobs, "pods": len(caches.pods.items), "nodes": nodes,
-        "first_plan_cpu_s": round(time.process_time() - start, 3), "rounds": {},
-    }  # fmt: skip
+    row: Object = {"jobs": jobs, "pods": len(operator.caches.pods.items), "nodes": nodes}
+    row["first_plan_cpu_s"] = await _full_plan_cpu_s(operator)
     for _ in range(SETTLE):
-        await rounds.once(full=False)
-    arrived, ended = jobs, 0
-    for changed in CHANGED:
-        cpu, loop = [], []
-        for _ in range(rounds_of):
-            for index in range(changed - 2):
-                number, version = 2 * (100 + index), next(versions)
-                caches.jobs.observe(
-                    job(number, "runs", f"node-{number // 2 // PER_NODE:05d}", version, version)
-                )
-            caches.jobs.observe(over := job(ended, "ended", "", next(versions)))
-            caches.pods.observe(pod(ended, over, "node-00000", "Succeeded", next(versions)))
-            caches.jobs.observe(job(arrived, "waits", "", next(versions)))
-            ended, arrived = ended + 2, arrived + 1
-            gc.collect()
-            gc.disable()
-            start, loop_s = time.process_time(), time.thread_time()
-            await rounds.once(full=False)
-            cpu.append(time.process_time() - start)
-            loop.append(time.thread_time() - loop_s)
-            gc.enable()
-        row["rounds"][str(changed)] = {
-            "cpu_ms": {"p50": ms(cpu), "max": round(1000 * max(cpu), 1)},
-            "event_loop_ms": {"p50": ms(loop), "max": round(1000 * max(loop), 1)},
-            "bar_ms": BAR_MS + BAR_PER_CHANGE_MS * changed,
-        }
-    start = time.process_time()
-    await rounds.once(full=True)
-    row["full_plan_cpu_s"] = round(time.process_time() - start, 3)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    row["memory_mib"] = {
-        "process": round(before),
-        "with_objects": round(kept),
-        "peak": round(peak),
-        "bar": BAR_MIB,
+        await operator.rounds.once(full=False)
+    row["rounds"] = {
+        str(changed): await _reactions(operator, jobs, changed, rounds_of) for changed in CHANGED
     }
+    row["full_plan_cpu_s"] = await _full_plan_cpu_s(operator)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found = {"process": before, "with_objects": kept, "peak": peak, "bar": BAR_MIB}
+    row["memory_mib"] = {name: round(mib) for name, mib in found.items()}
     return row
+
+
+async def _full_plan_cpu_s(operator: Operator) -> float:
+    start = time.process_time()
+    await operator.rounds.once(full=True)
+    return round(time.process_time() - start, 3)
+
+
+async def _reactions(operator: Operator, jobs: int, changed: int, rounds_of: int) -> Object:
+    """What rounds cost that answer so many changes; garbage is collected between them."""
+    cpu, loop = [], []
+    for _ in range(rounds_of):
+        operator.change(jobs, changed)
+        gc.collect()
+        gc.disable()
+        start, loop_s = time.process_time(), time.thread_time()
+        await operator.rounds.once(full=False)
+        cpu.append(time.process_time() - start)
+        loop.append(time.thread_time() - loop_s)
+        gc.enable()
+    return {
+        "cpu_ms": {"p50": ms(cpu), "max": round(1000 * max(cpu), 1)},
+        "event_loop_ms": {"p50": ms(loop), "max": round(1000 * max(loop), 1)},
+        "bar_ms": BAR_MS + BAR_PER_CHANGE_MS * changed,
+    }
 
 
 def ms(seconds: list[float]) -> float:
