@@ -30,7 +30,6 @@ from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_job import Progress, TrainingJobStatus, Usage
 from busbar.operator.decisions import Release, Wait
 from busbar.operator.pods.readings import parse_reading
-from busbar.operator.pods.room import PodRoom
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.training.view import JobUpdate, holders
@@ -570,53 +569,6 @@ def test_only_pods_that_meet_get_a_service() -> None:
 
     assert made(1) == ["Pod"]
     assert made(2) == ["Service", "Pod", "Pod"]
-
-
-def test_a_gang_that_the_limit_of_pods_cannot_hold_waits_whole_and_says_so() -> None:
-    short = view(gang(4), pod_room=PodRoom(6, 3))
-    update = reconcile(short, admit(4))
-    assert update.actions == ()
-    assert phase(update) == "Queued"
-    assert update.status is not None
-    assert update.status.reason == "PodLimit"
-    assert "needs 4 pods, and 3 of the 6 are left" in (update.status.message or "")
-    assert update.status.admission is None
-    assert update.status.retry_at == NOW + timedelta(seconds=30)
-    assert update.again_s == 30.0
-    assert phase(reconcile(replace(short, pod_room=PodRoom(6, 4)), admit(4))) == "Admitted"
-
-
-def test_a_job_that_the_limit_of_pods_cannot_hold_leaves_the_plan_before_it_preempts_anybody() -> None:
-    for decision in (None, Wait("InsufficientCapacity", "Needs 4 H100.", {})):
-        update = reconcile(view(gang(4), pod_room=PodRoom(6, 3)), decision)
-        assert update.status is not None
-        assert update.status.reason == "PodLimit"
-        assert update.status.retry_at is not None
-    assert reconcile(view(gang(4), pod_room=PodRoom(6, 4))) == JobUpdate()
-
-
-SPENT = "Nothing is left of the tenant's budget of 50 kWh a month."
-
-
-def test_a_job_of_a_tenant_whose_budget_is_spent_is_not_admitted_and_says_so_once() -> None:
-    held = view(gang(4), budget_spent=SPENT)
-    update = reconcile(held, admit(4))
-    assert (phase(update), update.actions) == ("Queued", ())
-    assert update.status is not None
-    assert (update.status.reason, update.status.message) == ("BudgetSpent", SPENT)
-    assert update.status.preview is not None
-    assert update.status.preview.reason == SPENT
-    told = with_status(gang(4), update)
-    assert reconcile(view(told, budget_spent=SPENT)) == JobUpdate()
-    assert phase(reconcile(view(told), admit(4))) == "Admitted"
-
-
-def test_a_spent_budget_stops_nothing_that_runs_and_nothing_that_is_only_moved() -> None:
-    of = admitted(gang(1))
-    assert reconcile(view(of, running(0), budget_spent=SPENT)) == reconcile(view(of, running(0)))
-    for reason in ("Moved", "Resized"):
-        moved = gang(4, status={"phase": "Queued", "reason": reason, "attempt": 1})
-        assert phase(reconcile(view(moved, budget_spent=SPENT), admit(4))) == "Admitted"
 
 
 def test_the_energy_of_a_job_is_written_with_its_use() -> None:
