@@ -42,6 +42,7 @@ from .model.plans import Plan, Policy, Price, RecordIndex, SharePrice, WaitCode
 from .model.snapshot import JobId, Snapshot
 from .search.actions import actions
 from .search.defragment import defragment
+from .search.exchange import exchange
 from .search.growth import grow
 from .search.holds import lifted
 from .search.migration import move
@@ -121,6 +122,7 @@ def _settled(round_: Round) -> list[Assignment]:
             continue
         changed = improve(round_, blocked) or changed
         changed = move(round_) or changed
+        changed = exchange(round_) or changed
         changed = defragment(round_, blocked) or changed
         if not changed:
             break

@@ -3,7 +3,7 @@
     python -m benchmarks.scheduling.kit gate t1 t3 t5 seeds decision openb reclaim --data DIR
 
 DIR contains `gavel/` and `alibaba_openb_2023/` with the layout of the public repositories (see README.md); `decision`,
-`reclaim`, `entitlements`, `scenarios` and `waiting` need none of it. Every file contains the policy's hash, versions, the
+`reclaim`, `entitlements`, `scenarios`, `waiting` and `work_shares` need none of it. Every file contains the policy's hash, versions, the
 command and the commit; a row that misses its bar is marked.
 """
 
@@ -31,6 +31,7 @@ from benchmarks.scheduling import (
     scenarios,
     static_makespan,
     waiting,
+    work_shares,
 )
 from benchmarks.scheduling.gavel_generator import generate
 from benchmarks.scheduling.peers import finish_time, max_min
@@ -168,8 +169,9 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "scenarios": lambda data: scenarios.rows(),
     "makespan": static_makespan.rows,
     "waiting": lambda data: waiting.rows(),
+    "work_shares": lambda data: work_shares.rows(),
 }
-WITHOUT_DATA = frozenset({"decision", "entitlements", "reclaim", "scenarios", "waiting"})
+WITHOUT_DATA = frozenset({"decision", "entitlements", "reclaim", "scenarios", "waiting", "work_shares"})
 
 
 def main() -> None:

@@ -259,6 +259,9 @@ class Policy:
     max_preemptions: int = 5
     """After this many (a shrink counts) a job is preempted only to give back a guarantee, or for a job of its
     own tenant with a higher priority."""
+    rotation_s: float = 3600.0
+    """Jobs of different tenants that are each too large for their tenant's share take turns of this length at least
+    (`search/preemption.py`): long beside a restart, short beside a working day."""
     move_gain_factor: float = 2.0
     """A running job moves only if the forecast gain is at least this many times the cost."""
     churn: float = 0.05
@@ -282,9 +285,16 @@ class Policy:
     expected_run_s: float = 3600.0
     """Least expected duration of a job whose length is unknown. More is expected where the jobs that run now have
     run for longer on average."""
+    work_share: float = 0.95
+    """A tenant whose running jobs do less than this part of the work that it is entitled to may exchange places with
+    jobs of tenants that are better off (`search/exchange.py`). Below 1, so that the last exchange is not sought for
+    ever; 0: none for a share."""
     reservations: int = 8
     """The most reservations at a time; at most half of them for patience alone. Each keeps nodes from jobs that
     would not be gone in time."""
+    backfill_run_s: float = 1800.0
+    """A job that is started in the room of a reservation, and cannot end before it, runs this long before it is stopped
+    for it; it does not start if there is less time."""
     solver: bool = True
     """Improve the plan with the mixed-integer solver if the certified gap is above 1 % and there are at most
     20,000 variables (`milp.py`)."""
