@@ -12,12 +12,20 @@ from dataclasses import dataclass, field
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
-from ..model.snapshot import JobId, JobKind
+from ..model.snapshot import Job, JobId, JobKind
 from ..placement.pool import request
 from .holds import Hold
-from .preemption import may_be_preempted_again, spare_m
+from .preemption import may_be_preempted_again, share_run_s, spare_m
 from .round import Round
 from .state import Assignment
+
+
+def backfill_run_s(round_: Round, job: Job) -> float:
+    """How long a job that starts in the room of a reservation runs before it is stopped for it. Where lengths are
+    unknown, so is when the room will be there: then it does not hold it up for longer than it must."""
+    policy = round_.policy
+    least_s = policy.min_run_s + policy.move_gain_factor * job.restart_s
+    return least_s if job.remaining_work is None else max(policy.backfill_run_s, least_s)
 
 
 @dataclass(slots=True)
@@ -28,6 +36,8 @@ class Leaver:
     ends_at_s: float
     may_stop_at_s: float = math.inf
     """From when the claim may stop it."""
+    backfilled: bool = False
+    """Whether it was started on nodes that are collected already."""
     budget: str | None = None
     """The tenant whose surplus it is taken from; None: no limit."""
 
@@ -71,6 +81,7 @@ class Collection:
         self.right = round_.holdings.right(
             assignment.job.tenant, candidate.accelerator, candidate.accelerators_m
         )
+        self.share_run_s = share_run_s(round_, assignment.job.tenant)
         self.patient = patient
         taken = (round_.barred(assignment, candidate.pool) | others) - since_s.keys()
         allowed = self.nodes.selected_nodes(assignment.job)
@@ -107,18 +118,25 @@ class Collection:
         leaver = self._leavers[job.id] = Leaver(assignment, ends_at_s)
         yields = job.tenant == own.tenant or self.budgets.get(job.tenant, 0) > 0 or bool(self.since_s)
         if yields and job.preemptible and self._gives_way(assignment, leaver, holds):
+            run_s = self._run_s(leaver)
             fresh = job.run is None
-            leaver.may_stop_at_s = (
-                round_.now if fresh else max(round_.now, assignment.started_at_s + round_.policy.min_run_s)
-            )
+            leaver.may_stop_at_s = round_.now if fresh else max(round_.now, assignment.started_at_s + run_s)
         elif job.run is None and self._was_passed_by(assignment):
             leaver.may_stop_at_s = round_.now
         return leaver
+
+    def _run_s(self, leaver: Leaver) -> float:
+        """How long a job must have run that gives way to the claim."""
+        if leaver.backfilled:
+            return backfill_run_s(self.round, leaver.assignment.job)
+        by_share = leaver.budget is not None and self.right is Right.ENTITLED
+        return self.share_run_s if by_share else self.round.policy.min_run_s
 
     def _gives_way(self, assignment: Assignment, leaver: Leaver, on: Iterable[int]) -> bool:
         """Whether the claim may stop the job, which is on these nodes, once it has run `min_run_s`."""
         round_, own, job = self.round, self.assignment.job, assignment.job
         backfilled = any(i in self.since_s and assignment.started_at_s >= self.since_s[i] - 1e-6 for i in on)
+        leaver.backfilled = backfilled
         if backfilled and job.kind is JobKind.TRAINING and may_be_preempted_again(round_, assignment):
             return True
         if job.tenant == own.tenant:

@@ -5,14 +5,17 @@ Who may be stopped for whom. Both jobs are in the same pool; the victim is preem
 
     the job's right   victims
     GUARANTEED        jobs that other tenants run above their own guarantee
-    ENTITLED          jobs of tenants that keep their whole fair share without them, not preempted too often
+    ENTITLED          jobs of tenants that keep their whole fair share without them, not preempted too often; they ran
+                      the longer the less of its share the job's tenant lacks (`share_run_s`)
     any               jobs of the same tenant with a lower priority
     any, inside its   jobs of the same tenant and priority whose users keep their whole share of the tenant's
     user's share      without them, not preempted too often
+    too large for     training jobs of other tenants that are too large for their share as well and ran for a turn,
+    its share         once the job has waited for its own
     any               training jobs of the same tenant and priority that ran min_run_s, if the value gained over
                       the job's remaining time is `move_gain_factor` times the work lost
 
-All rows but the last may also take a place that such a job was given only in this round. Their elastic
+All rows but the last two may also take a place that such a job was given only in this round. Their elastic
 victims keep the pods that are not needed (`elastic.py`); if its tenant's fair share covers a victim in part,
 only the rest is taken. The last row leaves other users their share.
 
@@ -21,7 +24,11 @@ A guarantee is reclaimed within its deadline. A claim that is still blocked when
 of short borrowers could block it forever. All its candidates are first tried with victims that ran
 `min_run_s`, so no job loses this protection without need.
 
-Each row is a strict order, so no job is stopped for one that it could stop in turn.
+A turn: a tenant whose job is larger than its share has the share in time. It runs for `Policy.rotation_s`, or longer
+if its restart is more than a twentieth of that, and waits until turn / (wait + turn) is what its tenant is entitled to
+of what the job takes. Not covered: smaller jobs do not give way to such a job (see `reservations.py`).
+
+Each row is a strict order, so no job is stopped for one that it could stop in turn, before it ran for a turn of its own.
 """
 
 from __future__ import annotations
@@ -44,6 +51,9 @@ from .victims import Victim, VictimGroup, choose_victims
 
 MARGIN = 1.1
 """What is gained must exceed what is lost by this factor, so that noise in the speeds moves nothing."""
+
+TURN_PER_RESTART = 20.0
+"""A turn is this many times a restart at least: taking turns costs a twentieth at most."""
 
 
 def reclaim(round_: Round, blocked: list[Assignment]) -> bool:
@@ -189,9 +199,59 @@ def _by_right(
             found.append(_outranked(round_, candidate, tenant, round_.priority(job), planned))
             if holdings.has_several_users(tenant) and round_.can_disrupt():
                 found.append(_other_users(round_, assignment, candidate, planned))
-        elif right is not Right.BORROWING and not holdings.inside_guarantee(tenant, candidate.accelerator):
-            found.append(_borrowed(round_, candidate, tenant, right, planned))
+        elif holdings.inside_guarantee(tenant, candidate.accelerator):
+            continue
+        elif right is not Right.BORROWING:
+            run_s = share_run_s(round_, job.tenant) if right is Right.ENTITLED else 0.0
+            found.append(_borrowed(round_, candidate, tenant, right, planned, run_s))
+        elif right is Right.BORROWING and _has_its_turn(round_, assignment, candidate):
+            found.append(_had_their_turn(round_, candidate, tenant))
     return [group for group in found if group.count]
+
+
+def share_run_s(round_: Round, tenant: str) -> float:
+    """How long jobs of tenants above their share must have run to give way to this tenant's fair share:
+    `Policy.min_run_s` if it held nothing when the round began, longer the less it lacks, so that small differences move
+    no job often."""
+    policy = round_.policy
+    held = round_.held_before.get(tenant, 0.0)
+    lacks = 1 - held / max(round_.holdings.entitled.get(tenant, 0.0), EPS)
+    longest_s = max(policy.rotation_s, policy.min_run_s)
+    return longest_s if lacks <= 0 else min(policy.min_run_s / lacks, longest_s)
+
+
+def _has_its_turn(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
+    """Whether the job is too large for its tenant's share and has waited so long that a turn now is its share."""
+    job, holdings = assignment.job, round_.holdings
+    hold, turn_s = round_.holds.get(job.id), _turn_s(round_, job)
+    if job.kind is not JobKind.TRAINING or (hold is not None and hold.start_s <= round_.now + turn_s):
+        return False
+    asked = holdings.units_of(candidate.accelerator, candidate.accelerators_m)
+    share = holdings.entitled.get(job.tenant, 0.0)
+    if asked <= share + EPS or share <= 0 or holdings.units(job.tenant) > EPS:
+        return False
+    waits_since_s = max(job.submitted_at_s, job.last_move_at_s or 0.0)
+    return round_.now - waits_since_s >= turn_s * (asked / share - 1)
+
+
+def _had_their_turn(round_: Round, candidate: Candidate, tenant: str) -> VictimGroup:
+    """Jobs of the tenant that are too large for its share, and have run for a turn."""
+    nodes, share = round_.cluster.pools[candidate.pool], round_.holdings.entitled.get(tenant, 0.0)
+    return VictimGroup(
+        [
+            victim
+            for victim in round_.preemptible_victims(candidate.pool, tenant)
+            if victim.assignment.job.kind is JobKind.TRAINING
+            and round_.holdings.units_of(candidate.accelerator, victim.amount_m) > share + EPS
+            and round_.now - victim.assignment.started_at_s >= _turn_s(round_, victim.assignment.job)
+        ],
+        nodes,
+    )
+
+
+def _turn_s(round_: Round, job: Job) -> float:
+    """How long a job runs before others of its kind have their turn."""
+    return max(round_.policy.rotation_s, TURN_PER_RESTART * job.restart_s)
 
 
 def _outranked(round_: Round, candidate: Candidate, tenant: str, priority: int, planned: bool) -> VictimGroup:
@@ -241,8 +301,11 @@ def _keeps_user_share(round_: Round, assignment: Assignment, taken: dict[str, in
     return True
 
 
-def _borrowed(round_: Round, candidate: Candidate, tenant: str, right: Right, planned: bool) -> VictimGroup:
-    """Jobs of another tenant, of what it holds above its guarantee or fair share, cheapest first."""
+def _borrowed(
+    round_: Round, candidate: Candidate, tenant: str, right: Right, planned: bool, run_s: float
+) -> VictimGroup:
+    """Jobs of another tenant that ran for so many seconds, of what it holds above its guarantee or fair share,
+    cheapest first."""
     holdings, nodes = round_.holdings, round_.cluster.pools[candidate.pool]
     fair = right is Right.ENTITLED
 
@@ -257,7 +320,8 @@ def _borrowed(round_: Round, candidate: Candidate, tenant: str, right: Right, pl
         for victim in _above_first(
             round_, _candidates_for_preemption(round_, candidate.pool, tenant, planned)
         ):
-            if fair and not may_be_preempted_again(round_, victim.assignment):
+            other = victim.assignment
+            if fair and not (may_be_preempted_again(round_, other) and _ran(round_, other, run_s)):
                 continue
             amount_m = victim.amount_m
             if taken + amount_m > spare:
@@ -272,7 +336,13 @@ def _borrowed(round_: Round, candidate: Candidate, tenant: str, right: Right, pl
             taken += amount_m
         return VictimGroup(found, nodes)
 
-    return round_.cached(("borrowed", candidate.pool, tenant, right, planned), tenant, find)
+    return round_.cached(("borrowed", candidate.pool, tenant, right, planned, run_s), tenant, find)
+
+
+def _ran(round_: Round, assignment: Assignment, run_s: float) -> bool:
+    """Whether it ran so long; what this round has placed or shrunk loses no work."""
+    placed = assignment.job.run is None or round_.shrunk(assignment)
+    return placed or round_.now - assignment.started_at_s >= run_s
 
 
 def spare_m(round_: Round, tenant: str, accelerator: str, right: Right) -> int:

@@ -7,7 +7,8 @@ these holds:
     priority   a job of its tenant with a lower priority runs or waits         preemptible jobs of its tenant with a
                                                                                lower priority, after `min_run_s`
     share      it is inside its tenant's fair share, and another tenant        preemptible jobs of tenants above their
-               holds more than its own                                         share, of that surplus, after `min_run_s`
+               holds more than its own                                         share, of that surplus, after
+                                                                               `share_run_s` (preemption.py)
     patience   there are smaller jobs, and it has waited `Policy.patience`     nobody: jobs leave when they end
                times its expected duration; first of the tenant that holds
                least for its weight
@@ -48,7 +49,7 @@ from ..fairness.quota import Right
 from ..model.plans import Action
 from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation
 from ..placement.pool import PoolNodes
-from .collection import Collection
+from .collection import Collection, backfill_run_s
 from .holds import Hold
 from .preemption import may_be_preempted_again, preempt, spare_m
 from .round import Round
@@ -323,8 +324,8 @@ def may_backfill(round_: Round, hold: Hold, assignment: Assignment, candidate: C
         return False
     if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
         return True
-    earns_s = round_.policy.min_run_s + round_.policy.move_gain_factor * job.restart_s
-    return job.preemptible and may_be_preempted_again(round_, assignment) and window_s >= earns_s
+    stoppable = job.preemptible and may_be_preempted_again(round_, assignment)
+    return stoppable and window_s >= backfill_run_s(round_, job)
 
 
 def take(round_: Round) -> bool:

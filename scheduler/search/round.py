@@ -62,6 +62,8 @@ class Round:
         """Room kept for reservations (`reservations.py`), by holder, in order of precedence."""
         self._typical_run_s: float | None = None
         self._stays: dict[JobId, tuple[Placement, float, tuple[float, dict[int, tuple[int, ...]]]]] = {}
+        self.held_before = {tenant: state.holdings.units(tenant) for tenant in state.holdings.tenants}
+        """Units that each tenant held when the round began."""
         self._disruption_budget = self._budget(state.snapshot)
         self.cluster.begin()
 

@@ -130,3 +130,49 @@ def test_a_failed_preemption_leaves_everything_as_it_was(monkeypatch: pytest.Mon
     assert not reclaim(round_, [asks])
     assert place_of(planned) == before
     assert planned.waits_for_release
+
+
+@pytest.mark.parametrize(
+    ("holds", "ran_s", "gives_way"),
+    [(0, 301, True), (2, 301, False), (2, 899, False), (2, 901, True), (3, 1199, False), (3, 1201, True)],
+)
+def test_the_less_of_its_share_is_lacking_the_longer_others_run_before_they_give_way(
+    holds: int, ran_s: int, gives_way: bool
+) -> None:
+    # a asks for one more than it holds, and may have it: it lacks all, a third or a quarter of its share.
+    lent = [_running(f"l{i}", "b", 1, since=NOW - ran_s) for i in range(8 - holds)]
+    own = [_running(f"o{i}", "a", 1) for i in range(holds)]
+    started, stopped = _reclaimed(cluster(*lent, *own, job("w", "a", size=1), H100=1))
+    assert (started, len(stopped)) == (gives_way, int(gives_way))
+
+
+def _turn(
+    *, waited_h: float, ran_h: float, runs: int = 8, restart_s: float = 60.0, tenants: tuple[Tenant, ...] = ()
+) -> bool:
+    """Whether a job of eight of tenant a starts in the place of jobs that tenant b runs on all of eight."""
+    waits = replace(job("w", "a", size=8, submitted=NOW - waited_h * 3600), restart_s=restart_s)
+    lent = [_running(f"l{i}", "b", runs, since=NOW - ran_h * 3600) for i in range(8 // runs)]
+    jobs = [replace(one, restart_s=restart_s) for one in lent]
+    return _reclaimed(cluster(*jobs, waits, tenants=tenants, H100=1))[0]
+
+
+def test_jobs_that_are_too_large_for_their_share_take_turns() -> None:
+    assert _turn(waited_h=1, ran_h=1)
+    assert not _turn(waited_h=0.9, ran_h=1), "it has not waited for its turn"
+    assert not _turn(waited_h=1, ran_h=0.9), "the other one's turn is not over"
+    assert not _turn(waited_h=2, ran_h=2, runs=4), "smaller jobs do not give way"
+
+
+def test_a_turn_is_long_beside_a_restart() -> None:
+    assert not _turn(waited_h=1.9, ran_h=2, restart_s=360)
+    assert _turn(waited_h=2, ran_h=2, restart_s=360)
+
+
+def test_a_turn_is_as_often_as_the_share_is_large() -> None:
+    light = (Tenant("a"), Tenant("b", weight=3.0))
+    assert not _turn(waited_h=2.9, ran_h=9, tenants=light)
+    assert _turn(waited_h=3, ran_h=9, tenants=light)
+
+
+def test_a_guarantee_takes_no_turns() -> None:
+    assert not _turn(waited_h=9, ran_h=9, tenants=(Tenant("a"), tenant("b", H100=(8, None, None))))
