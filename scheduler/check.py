@@ -94,8 +94,8 @@ def _placements(snapshot: Snapshot, jobs: Mapping[str, Job], new: Mapping[str, P
         elif placement.devices:
             wrong.append(f"{job.key}: it names devices without asking for a share of one")
         for name in sorted(set(placement.nodes)):
-            if name not in nodes or nodes[name].pool != pool.name:
-                wrong.append(f"{job.key}: node {name} is not in pool {pool.name}")
+            if name not in nodes or not _same_pool(pool, pools.get(nodes[name].pool), job):
+                wrong.append(f"{job.key}: node {name} is not in pool {pool.name}, nor in one like it")
                 continue
             wrong += _node(job, pool, nodes[name])
         if job.required_domain is not None and len(placement.nodes) > 1:
@@ -107,6 +107,13 @@ def _placements(snapshot: Snapshot, jobs: Mapping[str, Job], new: Mapping[str, P
             elif not alone and any(len(domain) < depth or not domain[depth - 1] for domain in inside):
                 wrong.append(f"{job.key}: its nodes stand in no domain of level {depth}")
     return wrong
+
+
+def _same_pool(pool: Pool, other: Pool | None, job: Job) -> bool:
+    """Whether a job with a place in the first pool may have nodes of the other one."""
+    if other is None or (job.pools and other.name not in job.pools):
+        return False
+    return replace(other, name=pool.name) == pool
 
 
 def _enough(job: Job, pool: Pool, placement: Placement) -> list[str]:

@@ -37,6 +37,7 @@ from dataclasses import replace
 from .candidates.prices import prices_of
 from .errors import SolverError
 from .explain.records import records
+from .model.alike import Together
 from .model.events import Event, Happened
 from .model.plans import Plan, Policy, Price, RecordIndex, SharePrice, WaitCode
 from .model.snapshot import JobId, Snapshot
@@ -68,9 +69,10 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     Raises:
         SnapshotError: a name stands twice, or a node names a pool that does not exist.
     """
-    state = PlanningState(snapshot, policy, now)
+    together = Together.of(snapshot)
+    state = PlanningState(together.snapshot, policy, now)
     round_ = Round(state, now)
-    keep(round_, snapshot.reservations)
+    keep(round_, together.snapshot.reservations)
     blocked = _settled(round_)
     gained, solver_error = 0.0, state.candidates.solver_error
     if policy.solver and worth_trying(state.value(), state.market.bound):
@@ -105,7 +107,8 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     )
     round_.rewind()
     state.rank()
-    return result, Memo(state, record_index)
+    result = together.parted(result)
+    return result, Memo(state, record_index.renewed(result.waiting))
 
 
 def _settled(round_: Round) -> list[Assignment]:
@@ -147,7 +150,9 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
     Raises:
         SnapshotError: as for `plan`.
     """
-    state = _planning_state(snapshot, last, memo)
+    together = Together.of(snapshot)
+    last, event = together.joined(last), together.event(event)
+    state = _planning_state(together.snapshot, last, memo)
     round_ = Round(state, event.at_s)
     keep(round_, last.reservations, thorough=False)
     blocked = Blocked()
@@ -191,7 +196,8 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         solver_error=state.candidates.solver_error,
     )
     round_.rewind()
-    return result, Memo(state, record_index)
+    result = together.parted(result)
+    return result, Memo(state, record_index.renewed(result.waiting))
 
 
 def _planning_state(snapshot: Snapshot, last: Plan, memo: Memo | None) -> PlanningState:

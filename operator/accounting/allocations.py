@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from busbar.scheduler import Job, Node, Pool, Snapshot
+from busbar.scheduler import Job, JobId, Node, Placement, Pool, Snapshot
 from busbar.scheduler.model.diff import differing
 
 
@@ -85,6 +85,10 @@ class AllocationCounts:
         self._classes: Counter[tuple[str, bool]] = Counter()
         self._nodes: dict[str, tuple[int, int]] = {}
         """Ready nodes of each pool, and their thousandths of accelerators."""
+        self._pool_of: dict[str, str] = {}
+        """The pool of each node."""
+        self._spread: dict[JobId, Mapping[str, int]] = {}
+        """Pods by pool of gangs that stand in several pools, as they were counted."""
 
     @property
     def classes(self) -> set[str]:
@@ -98,11 +102,11 @@ class AllocationCounts:
 
     def follow(self, snapshot: Snapshot, remarks: PoolRemarks | None = None) -> Allocations:
         """The allocations in a snapshot."""
+        self._count_nodes(snapshot)
         gone, come = differing(self._snapshot.jobs, snapshot.jobs)
         for jobs, sign in ((gone, -1), (come, 1)):
             for job in jobs:
                 self._count_job(job, sign)
-        self._count_nodes(snapshot)
         self._snapshot = snapshot
         return self._allocations(remarks or PoolRemarks())
 
@@ -113,12 +117,26 @@ class AllocationCounts:
             _add(self._waiting, job.tenant, sign)
             return
         place = job.run.placement
-        holder = _Holder(job.tenant, job.user, place.accelerator, place.pool)
-        held_m, jobs = self._held.get(holder, (0, 0))
-        self._held[holder] = held_m + sign * place.accelerators_m, jobs + sign
-        if self._held[holder][1] == 0:
-            del self._held[holder]
+        per_pod_m = place.per_pod.accelerators_m
+        for pool, pods in self._pods_by_pool(job.id, place, sign).items():
+            holder = _Holder(job.tenant, job.user, place.accelerator, pool)
+            held_m, jobs = self._held.get(holder, (0, 0))
+            self._held[holder] = held_m + sign * pods * per_pod_m, jobs + sign
+            if self._held[holder][1] == 0:
+                del self._held[holder]
         _add(self._running, (job.tenant, job.namespace), sign)
+
+    def _pods_by_pool(self, job: JobId, place: Placement, sign: int) -> Mapping[str, int]:
+        """The pods of a placement by the pool of their node. They are taken from where they were counted, although a
+        node may have changed its pool meanwhile."""
+        if len(place.nodes) == 1:
+            return {place.pool: 1}
+        if sign < 0:
+            return self._spread.pop(job, {place.pool: place.pods})
+        pods = Counter(self._pool_of.get(name, place.pool) for name in place.nodes)
+        if pods.keys() != {place.pool}:
+            self._spread[job] = pods
+        return pods
 
     def _count_nodes(self, snapshot: Snapshot) -> None:
         pools = {pool.name: pool for pool in snapshot.pools}
@@ -128,6 +146,8 @@ class AllocationCounts:
             self._nodes.clear()
         for nodes, sign in ((gone, -1), (come, 1)):
             for node in nodes:
+                if sign > 0:
+                    self._pool_of[node.name] = node.pool
                 if node.ready and node.pool in pools:
                     count, total_m = self._nodes.get(node.pool, (0, 0))
                     size_m = sign * _accelerators_m(pools[node.pool], node)

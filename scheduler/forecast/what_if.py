@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..model.alike import Together
 from ..model.plans import Action, Policy, WaitingRecord
 from ..model.snapshot import Job, Snapshot
 from ..planner import plan
@@ -72,7 +73,7 @@ def what_if(
     if record is None or not record.foreseeable:
         return Forecast(False, None, record)
     past = History.of(history)
-    queue = Queue(with_job, policy, now, past)
+    queue = Queue(Together.of(with_job).snapshot, policy, now, past)
     horizon_s = _horizon_s(past, now)
     waits = queue.simulate(job.id, futures, seed, horizon_s)
     raw = float(np.quantile(waits, 0.5)), float(np.quantile(waits, 0.9))

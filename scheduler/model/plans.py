@@ -235,6 +235,10 @@ class RecordIndex:
             records, by_job, {job: record for job, record in by_job.items() if record.code in REACT_CODES}
         )
 
+    def renewed(self, records: tuple[WaitingRecord, ...]) -> RecordIndex:
+        """The index of these records: itself if they are its own."""
+        return self if records is self.records else RecordIndex.of(records)
+
 
 MIN_DISRUPTION_BUDGET = 8
 """Even the smallest cluster may disrupt this many jobs (`Policy.churn`)."""

@@ -44,15 +44,22 @@ class Cluster:
 
     def take(self, placement: Placement, sign: int = -1) -> None:
         """Take the resources of a placement (sign=1: give them back)."""
-        pool = self.pools.get(placement.pool)
-        if pool is not None:
+        for pool in self._pools_of(placement):
             pool.take(placement, sign)
 
     def take_releasing(self, placement: Placement, sign: int = -1) -> None:
         """Take the resources of a job that is being stopped (sign=1: it is gone)."""
-        pool = self.pools.get(placement.pool)
-        if pool is not None:
+        for pool in self._pools_of(placement):
             pool.take_releasing(placement, sign)
+
+    def _pools_of(self, placement: Placement) -> Iterable[PoolNodes]:
+        """The pool of a placement; all of them for a gang that started on pools which are not alike any more."""
+        own = self.pools.get(placement.pool)
+        if own is None:
+            return ()
+        if len(placement.nodes) == 1 or all(name in own.index for name in placement.nodes):
+            return (own,)
+        return [pool for pool in self.pools.values() if any(name in pool.index for name in placement.nodes)]
 
     def begin(self) -> None:
         """The round begins."""
