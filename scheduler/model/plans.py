@@ -296,9 +296,6 @@ class Policy:
     reservations: int = 8
     """The most reservations at a time; at most half of them for patience alone. Each keeps nodes from jobs that
     would not be gone in time."""
-    backfill_run_s: float = 1800.0
-    """A job that is started in the room of a reservation, and cannot end before it, runs this long before it is stopped
-    for it; it does not start if there is less time."""
     solver: bool = True
     """Improve the plan with the mixed-integer solver if the certified gap is above 1 % and there are at most
     20,000 variables (`milp.py`)."""

@@ -12,20 +12,12 @@ from dataclasses import dataclass, field
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
-from ..model.snapshot import Job, JobId, JobKind
+from ..model.snapshot import JobId, JobKind
 from ..placement.pool import request
 from .holds import Hold
 from .preemption import may_be_preempted_again, share_run_s, spare_m
 from .round import Round
 from .state import Assignment
-
-
-def backfill_run_s(round_: Round, job: Job) -> float:
-    """How long a job that starts in the room of a reservation runs before it is stopped for it. Where lengths are
-    unknown, so is when the room will be there: then it does not hold it up for longer than it must."""
-    policy = round_.policy
-    least_s = policy.min_run_s + policy.move_gain_factor * job.restart_s
-    return least_s if job.remaining_work is None else max(policy.backfill_run_s, least_s)
 
 
 @dataclass(slots=True)
@@ -36,8 +28,6 @@ class Leaver:
     ends_at_s: float
     may_stop_at_s: float = math.inf
     """From when the claim may stop it."""
-    backfilled: bool = False
-    """Whether it was started on nodes that are collected already."""
     budget: str | None = None
     """The tenant whose surplus it is taken from; None: no limit."""
 
@@ -127,8 +117,6 @@ class Collection:
 
     def _run_s(self, leaver: Leaver) -> float:
         """How long a job must have run that gives way to the claim."""
-        if leaver.backfilled:
-            return backfill_run_s(self.round, leaver.assignment.job)
         by_share = leaver.budget is not None and self.right is Right.ENTITLED
         return self.share_run_s if by_share else self.round.policy.min_run_s
 
@@ -136,7 +124,6 @@ class Collection:
         """Whether the claim may stop the job, which is on these nodes, once it has run `min_run_s`."""
         round_, own, job = self.round, self.assignment.job, assignment.job
         backfilled = any(i in self.since_s and assignment.started_at_s >= self.since_s[i] - 1e-6 for i in on)
-        leaver.backfilled = backfilled
         if backfilled and job.kind is JobKind.TRAINING and may_be_preempted_again(round_, assignment):
             return True
         if job.tenant == own.tenant:

@@ -49,7 +49,7 @@ from ..fairness.quota import Right
 from ..model.plans import Action
 from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation
 from ..placement.pool import PoolNodes
-from .collection import Collection, backfill_run_s
+from .collection import Collection
 from .holds import Hold
 from .preemption import may_be_preempted_again, preempt, spare_m
 from .round import Round
@@ -324,8 +324,8 @@ def may_backfill(round_: Round, hold: Hold, assignment: Assignment, candidate: C
         return False
     if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
         return True
-    stoppable = job.preemptible and may_be_preempted_again(round_, assignment)
-    return stoppable and window_s >= backfill_run_s(round_, job)
+    earns_s = round_.policy.min_run_s + round_.policy.move_gain_factor * job.restart_s
+    return job.preemptible and may_be_preempted_again(round_, assignment) and window_s >= earns_s
 
 
 def take(round_: Round) -> bool:

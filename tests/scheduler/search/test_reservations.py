@@ -106,14 +106,6 @@ def test_what_starts_beside_a_reservation_is_gone_in_time_or_can_be_stopped() ->
     assert memo is not None
 
 
-@pytest.mark.parametrize(("left_h", "starts"), [(0.49, False), (0.51, True)])
-def test_what_is_stopped_for_a_reservation_runs_for_some_time_before(left_h: float, starts: bool) -> None:
-    """Where lengths are known: half an hour at least (`Policy.backfill_run_s`)."""
-    runs = held("r", 0, left_h, preemptible=False)
-    result = made(fast(cluster(runs, known("gang", **GANG), known("long", 5, size=8), H100=2)))
-    assert ("long" in started(result)) is starts
-
-
 def test_an_answer_to_an_event_keeps_reservations_and_the_next_plan_makes_new_ones() -> None:
     runs = [held("r0", 0, 9, preemptible=False), held("r1", 1, 1, preemptible=False)]
     before = fast(cluster(*runs, known("first", size=8, priority=500), known("small"), H100=2))
