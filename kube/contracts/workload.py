@@ -178,6 +178,8 @@ class TrainingStatus(WireModel):
     restored_attempt: int | None = None
     skipped_steps: int = 0
     """Steps that were skipped because their gradient norm was not finite."""
+    bad_rows: int = 0
+    """Rows of the data that were left out (data.onBadRow: skip), of those that were read for training."""
     replayed_steps: int = 0
     replay_mismatches: int = 0
     """Steps that were repeated after a restart and gave another loss."""

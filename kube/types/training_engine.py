@@ -63,6 +63,18 @@ class Schedule(StrEnum):
     COSINE = "cosine"
 
 
+class DataFormat(StrEnum):
+    TEXT = "text"
+    JSONL = "jsonl"
+
+
+class BadRow(StrEnum):
+    """What a row gets that cannot be trained on: end the run, or leave the row out and count it."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
 class ModelSource(SpecModel):
     """The model: a new one from a configuration, or weights to start from; exactly one."""
 
@@ -92,12 +104,62 @@ class TokenizerSource(SpecModel):
     uri: ClaimUri | None = Field(default=None, description="A folder with tokenizer files: pvc://claim/path.")
 
 
+FieldName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class DataFields(SpecModel):
+    """Names of the fields of a row; only the kinds that are named here are read."""
+
+    rules = (
+        Rule(
+            cel="has(self.text) || has(self.completion) || has(self.messages)",
+            message="fields names at least one of text, completion and messages",
+            holds=lambda fields: (
+                fields.text is not None or fields.completion is not None or fields.messages is not None
+            ),
+        ),
+        Rule(
+            cel="has(self.prompt) == has(self.completion)",
+            message="prompt and completion are named together",
+            holds=lambda fields: (fields.prompt is None) == (fields.completion is None),
+        ),
+    )
+
+    text: FieldName | None = Field(default=None, description="A document.")
+    prompt: FieldName | None = Field(default=None, description="What is given; no loss.")
+    completion: FieldName | None = Field(default=None, description="What the model learns to answer.")
+    messages: FieldName | None = Field(
+        default=None, description="A conversation: a list of objects with role and content."
+    )
+
+
 class DataSource(SpecModel):
     """The training text."""
 
+    rules = (
+        Rule(
+            cel="!has(self.fields) || !has(self.format) || self.format != 'text'",
+            message="data.fields are of rows, and plain text has none; remove it, or set format: jsonl",
+            holds=lambda data: data.fields is None or data.format is not DataFormat.TEXT,
+        ),
+    )
+
     uri: DataUri = Field(
         description="builtin://python-stdlib, or a file or folder of text or JSONL: pvc://claim/path. Each line of a "
-        "JSONL file is an object whose field text is a document."
+        "JSONL file is an object with a text, a prompt and its completion, or the messages of a conversation."
+    )
+    format: DataFormat | None = Field(
+        default=None,
+        description="text or jsonl for every file; default by each file's ending (.jsonl, .ndjson, and .json with an "
+        "object per line).",
+    )
+    fields: DataFields | None = Field(
+        default=None,
+        description="Names of the fields of a JSONL row; default text, or prompt and completion, or messages.",
+    )
+    on_bad_row: BadRow = Field(
+        default=BadRow.FAIL,
+        description="fail ends the run at a row that is not JSON or lacks its fields; skip leaves it out and counts it.",
     )
     holdout_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
         default=0.05,

@@ -71,6 +71,7 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         loss=_finite(reading.loss, 4),
         tokens_per_second=_amount(reading.tokens_per_second, 1),
         tokens=_count(reading.tokens),
+        bad_rows=_count(reading.bad_rows),
         eta_seconds=eta,
         eta=human_duration(eta) if eta is not None else None,
         eta_p50=_moment(now, eta, 1.0),

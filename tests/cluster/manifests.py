@@ -79,7 +79,12 @@ def engine_job_from_weights() -> JSON:
     spec = document["spec"]
     spec["engine"]["model"] = {"uri": "pvc://base/model"}
     spec["engine"]["tokenizer"] = {"uri": "pvc://base/model"}
-    spec["engine"]["data"]["uri"] = "pvc://corpus/text"
+    spec["engine"]["data"] |= {
+        "uri": "pvc://corpus/rows.jsonl",
+        "format": "jsonl",
+        "fields": {"text": "body", "prompt": "question", "completion": "answer", "messages": "turns"},
+        "onBadRow": "skip",
+    }
     spec["checkpoint"] = {"everySeconds": 60}
     return document
 

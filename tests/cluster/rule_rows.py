@@ -100,6 +100,27 @@ TRAINING = (
         blames="spec.shape",
     ),
     Row(
+        m.engine_job_from_weights,
+        "spec.engine.data",
+        "plain text has none",
+        {"spec/engine/data/format": "text"},
+        {"spec/engine/data/format": "text", "spec/engine/data/fields": ...},
+    ),
+    Row(
+        m.engine_job_from_weights,
+        "spec.engine.data.fields",
+        "at least one of text, completion and messages",
+        {"spec/engine/data/fields": {}},
+        {"spec/engine/data/fields": {"messages": "turns"}},
+    ),
+    Row(
+        m.engine_job_from_weights,
+        "spec.engine.data.fields",
+        "named together",
+        {"spec/engine/data/fields/prompt": ...},
+        {"spec/engine/data/fields": {"prompt": "q", "completion": "a"}},
+    ),
+    Row(
         m.engine_job,
         "spec.deadline",
         "deadlines are not built yet",

@@ -42,18 +42,33 @@ def train_plainly(
     fused: bool | None = None,
     dtype: torch.dtype = torch.float32,
     spoil: Callable[[int, torch.nn.Module], None] = lambda step, model: None,
+    labels: Sequence[torch.Tensor] | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
 
     `spoil` may change the gradients of a step before they are used. A step whose gradient norm is not finite is
-    skipped.
+    skipped. With `labels` the loss of a step is the mean over its labels that are not -100.
     """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
     make: Any = AutoModelForCausalLM.from_config
     model: torch.nn.Module = make(AutoConfig.for_model(given.pop("model_type"), **given), dtype=dtype)
+    return train_model_plainly(model, batches, micro_batch, settings, fused, dtype, spoil, labels)
+
+
+def train_model_plainly(
+    model: torch.nn.Module,
+    batches: Sequence[torch.Tensor],
+    micro_batch: int,
+    settings: dict[str, Any],
+    fused: bool | None,
+    dtype: torch.dtype,
+    spoil: Callable[[int, torch.nn.Module], None] = lambda step, model: None,
+    labels: Sequence[torch.Tensor] | None = None,
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The same for a model that exists; parameters without `requires_grad` are not trained."""
     model.train()
-    narrow = list(model.parameters())
+    narrow = [parameter for parameter in model.parameters() if parameter.requires_grad]
     masters = narrow
     if dtype != torch.float32:
         masters = [torch.nn.Parameter(p.detach().float()) for p in narrow]
@@ -74,8 +89,13 @@ def train_plainly(
         model.zero_grad(set_to_none=True)
         total = torch.zeros(())
         parts = torch.split(batch, micro_batch)
-        for part in parts:
-            loss = model(input_ids=part, labels=part).loss / len(parts)
+        wanted = parts if labels is None else torch.split(labels[step], micro_batch)
+        counts = [int((own[:, 1:] != -100).sum()) for own in wanted]
+        for part, own, count in zip(parts, wanted, counts, strict=True):
+            if count == 0:
+                continue
+            loss = model(input_ids=part, labels=own).loss
+            loss = loss / len(parts) if labels is None else loss * (count / sum(counts))
             loss.backward()
             total += loss.detach()
         losses.append(float(total))

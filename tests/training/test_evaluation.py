@@ -98,5 +98,5 @@ def test_whole_documents_are_chosen_up_to_the_limit(tmp_path: Path) -> None:
         path = tmp_path / f"{len(documents)}.txt"
         path.write_text(name)
         documents.append(Document(name, path))
-    assert select_documents(documents, 7) == ["aaaa", "cc"]
-    assert select_documents(documents[1:2], 5) == ["bbbbb"]
+    assert [row.text for row in select_documents(documents, 7)] == ["aaaa", "cc"]
+    assert [row.text for row in select_documents(documents[1:2], 5)] == ["bbbbb"]

@@ -41,8 +41,8 @@ def spoil(step: int, model: torch.nn.Module) -> None:
 def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
     backward = Trainer._forward_and_backward
 
-    def spoiling(trainer: Trainer, tokens: torch.Tensor) -> torch.Tensor:
-        loss = backward(trainer, tokens)
+    def spoiling(trainer: Trainer, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
+        loss = backward(trainer, tokens, labels)
         spoil(trainer.done, trainer.model)
         return loss
 
@@ -117,8 +117,8 @@ def test_a_run_ends_after_ten_bad_steps_and_keeps_what_was_good(
     result = (claims / "out/model/model.safetensors").read_bytes()
     backward = Trainer._forward_and_backward
 
-    def nothing_but_nan(trainer: Trainer, tokens: torch.Tensor) -> torch.Tensor:
-        loss = backward(trainer, tokens)
+    def nothing_but_nan(trainer: Trainer, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
+        loss = backward(trainer, tokens, labels)
         if trainer.done >= 6:
             for parameter in trainer.model.parameters():
                 assert parameter.grad is not None
@@ -139,7 +139,7 @@ def test_a_run_ends_after_ten_bad_steps_and_keeps_what_was_good(
 def test_a_run_ends_after_as_many_bad_steps_as_it_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nan(trainer: Trainer, tokens: torch.Tensor) -> torch.Tensor:
+    def nan(trainer: Trainer, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
         for parameter in trainer.model.parameters():
             assert parameter.grad is not None
             parameter.grad.fill_(math.inf)

@@ -15,11 +15,13 @@ from tests.training.small import TEXTS, VOCABULARY, engine
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from busbar.workloads.training.corpus import PIECE_BYTES, Document, open_corpus
+from busbar.workloads.training.encoding import Encoded
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.packing import Packed, document_order, pack
 from busbar.workloads.training.paths import claim_root
 from busbar.workloads.training.preparation import prepare
+from busbar.workloads.training.rows import Row, RowReader
 from busbar.workloads.training.tokenizer import (
     bytes_decoder,
     decode_bytes,
@@ -97,9 +99,9 @@ def test_files_that_cannot_be_opened_are_named(text_folder: Path, monkeypatch: p
 
 
 def test_a_folder_of_nothing_but_other_files_is_refused_with_their_names(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1\0\0")
+    (tmp_path / "a.npy").write_bytes(b"NUMPY\0\0")
     (tmp_path / "b.txt").touch()
-    with pytest.raises(InvalidJob, match=r"holds no text .*binary: a\.parquet.* empty: b\.txt"):
+    with pytest.raises(InvalidJob, match=r"holds no text .*binary: a\.npy.* empty: b\.txt"):
         open_corpus("pvc://text", tmp_path, 0.0)
     (tmp_path / "b.txt").write_text("b")
     assert len(open_corpus("pvc://text", tmp_path, 0.0).train) == 1
@@ -139,11 +141,11 @@ def test_packing_stops_when_it_has_enough(text_folder: Path) -> None:
     documents = open_corpus("pvc://text", text_folder, 0.0).train
     read = list[str]()
 
-    def encode(text: str) -> list[int]:
-        read.append(text)
-        return [1] * 50
+    def encode(row: Row) -> Encoded:
+        read.append(row.text)
+        return Encoded([1] * 50)
 
-    stream = np.concatenate(list(pack(documents, encode, 0, 120)))
+    stream = np.concatenate(list(pack(documents, encode, 0, 120, 10)))
     assert len(read) == 3
     assert stream.tolist() == ([0] + [1] * 50) * 2 + [0] + [1] * 17
 
@@ -240,10 +242,10 @@ def test_documents_come_in_a_seeded_order(text_folder: Path) -> None:
 def whole(document: Document) -> list[str]:
     """The documents of a file, joined from their pieces."""
     texts: list[str] = []
-    for begins, text in document.pieces():
-        if begins:
+    for piece in document.pieces():
+        if piece.begins:
             texts.append("")
-        texts[-1] += text
+        texts[-1] += piece.row.text
     return texts
 
 
@@ -265,7 +267,7 @@ def test_each_line_of_a_jsonl_file_is_a_document(tmp_path: Path) -> None:
     file.write_text('{"text": "the first", "id": 1}\n\n{"id": 2, "text": "the\\nsecond"}\n')
     (document,) = open_corpus("pvc://text", tmp_path, 0.0).train
     assert whole(document) == ["the first", "the\nsecond"]
-    stream = np.concatenate(list(pack([document], lambda text: [len(text)], 0, 100)))
+    stream = np.concatenate(list(pack([document], lambda row: Encoded([len(row.text)]), 0, 100, 8)))
     assert stream.tolist() == [0, 9, 0, 10]
 
 
@@ -289,9 +291,9 @@ def test_lines_of_objects_are_documents_also_in_a_json_file(
 
 
 BAD_LINES = [
-    ('{"messages": []}', "has no field `text` of type string, but messages", '{"text": ""}'),
-    ('{"text": 3}', "has no field `text`", '{"text": "3"}'),
-    ('["text"]', "has no field `text` of type string, but list", '{"text": "t"}'),
+    ('{"body": "x"}', "has no field `text` or `completion` or `messages`, but body", '{"text": ""}'),
+    ('{"text": 3}', "has no field `text` of type string, but int", '{"text": "3"}'),
+    ('["text"]', "has no field `text` or .*, but list", '{"text": "t"}'),
     ('{"text": "torn', "is not JSON", '{"text": "whole"}'),
     ("[" * 100_000, "is not JSON", '{"text": "[[["}'),
 ]
@@ -299,7 +301,7 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("bad", "said", "good"), BAD_LINES, ids=[row[0][:20] for row in BAD_LINES])
 def test_a_line_that_is_no_document_is_named(bad: str, said: str, good: str, tmp_path: Path) -> None:
-    (document,) = (Document("a.jsonl", tmp_path / "a.jsonl"),)
+    document = Document("a.jsonl", tmp_path / "a.jsonl", rows=RowReader())
     document.path.write_text('{"text": "x"}\n' + bad + "\n")
     with pytest.raises(InvalidJob, match=f"line 2, {said}"):
         whole(document)
@@ -332,7 +334,7 @@ def test_links_do_not_lead_out_of_the_claim(tmp_path: Path) -> None:
 def test_huge_files_and_lines_come_in_small_pieces_that_lose_nothing(text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text(text)
-    pieces = [piece for _, piece in Document("a.txt", file).pieces()]
+    pieces = [piece.row.text for piece in Document("a.txt", file).pieces()]
     assert "".join(pieces) == text
     assert len(pieces) > 1
     assert max(len(piece.encode()) for piece in pieces) <= PIECE_BYTES

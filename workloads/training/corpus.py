@@ -2,7 +2,7 @@
 
 `builtin://python-stdlib` is the source of the running Python's standard library: real text that every machine
 has. A claim's file or folder is read as it is: every file that is text (no NUL byte), hidden ones left out. In
-`.jsonl` and `.ndjson` files each line is an object whose field `text` is a document. A file is held out by a hash
+`.jsonl` and `.ndjson` files each line is a row (see `rows`). A file is held out by a hash
 of its name, so that adding files never moves others between the two sides; of a single file the end is held out.
 
 Files are read in pieces of bounded size: neither a huge file nor a huge line has to fit into memory.
@@ -10,16 +10,17 @@ Files are read in pieces of bounded size: neither a huge file nor a huge line ha
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-import json
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.rows import BadRow, Piece, Row, RowReader, text_row
 from busbar.workloads.training.text_files import (
     EMPTY,
     FIELD,
@@ -34,40 +35,49 @@ PIECE_BYTES = 256 * 1024
 _FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
+Skipped = Callable[[InvalidJob], object]  # is told of each row that is left out
+
+
+def _not_told(refusal: InvalidJob) -> None:
+    return
+
+
 @dataclass(frozen=True)
 class Document:
-    """A file of text, or of records; or the part of it between two bytes."""
+    """A file of text, or of rows; or the part of it between two bytes."""
 
     name: str  # relative path with slashes
     path: Path
     start: int = 0
     end: int | None = None
+    rows: RowReader | None = None  # None: the file is a text
 
-    def pieces(self) -> Iterator[tuple[bool, str]]:
-        """The text in order, in pieces of about PIECE_BYTES; True where a new document begins."""
-        if holds_records(self.path):
-            for record in self._records():
-                yield from _cut(record)
+    def pieces(self, skipped: Skipped = _not_told) -> Iterator[Piece]:
+        """The rows in order, texts in pieces of about PIECE_BYTES. Raises InvalidJob for a row that is not skipped."""
+        if self.rows is not None:
+            for row in self._rows(self.rows, skipped):
+                yield from _cut(row)
             return
         first = True
         for raw in self._blocks():
-            yield first, raw.decode("utf-8", errors="replace")
+            yield Piece(first, text_row(raw.decode("utf-8", errors="replace")))
             first = False
         if first:
-            yield True, ""
+            yield Piece(True, text_row(""))
 
-    def texts(self, limit: int) -> Iterator[bytes]:
-        """Each document as UTF-8; one of more than `limit` bytes is cut to a few more than that."""
-        if holds_records(self.path):
-            for record in self._records():
-                yield record.encode()[: limit + 1]
+    def whole(self, limit: int) -> Iterator[Row]:
+        """Each row; a text of more than `limit` bytes is cut to a few more than that."""
+        if self.rows is not None:
+            yield from self._rows(self.rows, _not_told)
             return
-        kept = bytearray()
-        for _, piece in self.pieces():
-            kept += piece.encode()
-            if len(kept) > limit:
+        kept = ""
+        size = 0
+        for piece in self.pieces():
+            kept += piece.row.text
+            size += len(piece.row.text.encode())
+            if size > limit:
                 break
-        yield bytes(kept[: limit + 1])
+        yield text_row(kept)
 
     def _blocks(self) -> Iterator[bytes]:
         """Bytes cut behind a line, or where a line is too long between two characters."""
@@ -87,35 +97,40 @@ class Document:
     def _read(self, file: BinaryIO, size: int) -> bytes:
         return file.read(size if self.end is None else max(0, min(size, self.end - file.tell())))
 
-    def _records(self) -> Iterator[str]:
+    def _rows(self, reader: RowReader, skipped: Skipped) -> Iterator[Row]:
+        for number, line in self._lines():
+            try:
+                if len(line) > RECORD_BYTES:
+                    raise BadRow(f"is longer than {RECORD_BYTES} bytes", "split the record")
+                row = reader.read(line)
+            except BadRow as bad:
+                where = "" if self.start == 0 else f" after byte {self.start}"
+                refusal = InvalidJob(
+                    FIELD,
+                    f"{self.name}, line {number}{where}, {bad.problem}",
+                    f"{bad.remedy}, or leave such rows out with data.onBadRow: skip",
+                )
+                if not reader.skips:
+                    raise refusal from bad
+                skipped(refusal)
+            else:
+                yield row
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Lines that are not blank, by their number; of one that is too long its beginning."""
         with self.path.open("rb") as file:
             file.seek(self.start)
             number = 0
             while line := file.readline(RECORD_BYTES + 1):
                 number += 1
-                if len(line) > RECORD_BYTES:
-                    raise self._bad(number, f"is longer than {RECORD_BYTES} bytes", "split the record")
+                if number == 1 and self.start == 0:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
-                    yield self._record(line, number)
+                    yield number, line
+                while len(line) > RECORD_BYTES and not line.endswith(b"\n"):
+                    line = file.readline(RECORD_BYTES + 1)  # the rest of a line that is too long
                 if self.end is not None and file.tell() >= self.end:
                     return
-
-    def _record(self, line: bytes, number: int) -> str:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as problem:  # the latter: nested a thousand times
-            raise self._bad(number, f"is not JSON: {problem}", "correct it") from problem
-        text = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-            raise self._bad(
-                number, f"has no field `text` of type string, but {keys:.200}", "write the text there"
-            )
-        return text.encode("utf-8", errors="replace").decode()  # JSON may hold half of a surrogate pair
-
-    def _bad(self, number: int, what: str, remedy: str) -> InvalidJob:
-        where = "" if self.start == 0 else f" after byte {self.start}"
-        return InvalidJob(FIELD, f"{self.name}, line {number}{where}, {what}", remedy)
 
 
 @dataclass(frozen=True)
@@ -125,13 +140,27 @@ class Corpus:
     digest: str  # of names and contents
     notes: tuple[str, ...] = ()  # sentences on what is not in it
 
+    @property
+    def has_rows(self) -> bool:
+        return any(document.rows is not None for document in (*self.train, *self.holdout))
 
-def open_corpus(uri: str, place: Path | None, holdout_fraction: float, root: Path | None = None) -> Corpus:
+
+def open_corpus(
+    uri: str,
+    place: Path | None,
+    holdout_fraction: float,
+    root: Path | None = None,
+    *,
+    rows: RowReader | None = None,
+    form: str | None = None,
+) -> Corpus:
     """The corpus behind `uri`. Raises InvalidJob.
 
     Args:
         place: the file or folder where a claim's URI is found.
         root: the folder that links must not leave; None: `place` itself.
+        rows: how rows are read.
+        form: `text` or `jsonl`, of all files; None: by each file's ending.
     """
     if uri == "builtin://python-stdlib":
         found = Found(_python_stdlib(Path(sysconfig.get_path("stdlib"))))
@@ -148,7 +177,10 @@ def open_corpus(uri: str, place: Path | None, holdout_fraction: float, root: Pat
         raise InvalidJob(
             FIELD, f"{uri} holds no text{more}", "name text or JSONL; Parquet and archives are not read"
         )
-    documents = [Document(name, path) for name, path in found.files]
+    reader = rows or RowReader()
+    documents = [
+        Document(name, path, rows=reader if _holds_rows(path, form) else None) for name, path in found.files
+    ]
     digest = _digest(documents)
     if len(documents) == 1:
         kept, held = _split(documents[0], holdout_fraction)
@@ -184,9 +216,18 @@ def _split(document: Document, fraction: float) -> tuple[list[Document], list[Do
     return [replace(document, end=cut)], [replace(document, start=cut)]
 
 
-def _cut(text: str) -> Iterator[tuple[bool, str]]:
+def _holds_rows(path: Path, form: str | None) -> bool:
+    return holds_records(path) if form is None else form == "jsonl"
+
+
+def _cut(row: Row) -> Iterator[Piece]:
+    """A text in pieces; another row as it is."""
+    if not row.plain:
+        yield Piece(True, row)
+        return
+    text = row.text
     for start in range(0, max(1, len(text)), PIECE_BYTES):
-        yield start == 0, text[start : start + PIECE_BYTES]
+        yield Piece(start == 0, text_row(text[start : start + PIECE_BYTES]))
 
 
 def _last_character(data: bytes) -> int:
@@ -203,8 +244,9 @@ def _digest(documents: list[Document]) -> str:
     digest = hashlib.sha256()
     for document in documents:
         digest.update(os.fsencode(document.name) + b"\0")  # a file's name need not be Unicode
-        if holds_records(document.path) and document.path.suffix not in RECORD_SUFFIXES:
-            digest.update(b"records\0")  # which other versions read as text
+        is_named_so = document.path.suffix in RECORD_SUFFIXES
+        if (document.rows is not None) != is_named_so:  # which others read in the other way
+            digest.update(b"text\0" if is_named_so else b"records\0")
         with document.path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -3,7 +3,8 @@
 Bits per byte do not depend on the tokenizer: the model's total code length of a file is divided by the
 file's bytes. Files are read in windows of the training length that overlap by half; each token is scored
 once, with at least half a window of context where the file has it. The first token of a file is scored after
-the end-of-text token, as in training. At most `MAX_BYTES` are scored, whole files, in a seeded order.
+the end-of-text token, as in training. Of a row with a prompt, and of a conversation, the answers are scored, by the
+model and by the n-grams, and their bytes are counted. At most `MAX_BYTES` are scored, whole files, in a seeded order.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from busbar.workloads.training.corpus import Document
+from busbar.workloads.training.encoding import Encode
 from busbar.workloads.training.ngram import Runs, ngram_bits
-from busbar.workloads.training.packing import Tokens
+from busbar.workloads.training.packing import TOKEN, Tokens
+from busbar.workloads.training.rows import Row, text_row
 
 MAX_BYTES = 192 * 1024
 MAX_COUNTED_BYTES = 64 * 2**20  # of training text, for the n-grams
@@ -46,55 +51,69 @@ class Scores:
         }
 
 
-def select_documents(documents: Sequence[Document], limit: int = MAX_BYTES) -> list[str]:
-    """Texts of whole files until `limit` bytes; a first file that is larger is cut."""
-    texts: list[str] = []
+def select_documents(documents: Sequence[Document], limit: int = MAX_BYTES) -> list[Row]:
+    """Whole rows and texts until `limit` bytes; a first text that is larger is cut."""
+    rows: list[Row] = []
     room = limit
     for document in documents:
-        for raw in document.texts(room):
-            if len(raw) > room:
-                if not texts:
-                    texts.append(raw[:room].decode("utf-8", errors="ignore"))
+        for row in document.whole(room):
+            size = len(row.text.encode())
+            if size > room and (rows or not row.plain):
                 continue
-            if raw:
-                texts.append(raw.decode("utf-8", errors="ignore"))
-                room -= len(raw)
+            if size > room:
+                row = text_row(row.text.encode()[:room].decode("utf-8", errors="ignore"))
+            if row.text:
+                rows.append(row)
+                room -= min(room, size)
         if room == 0:
             break
-    return texts
+    return rows
 
 
 def evaluate(
     model: torch.nn.Module,
-    encode: Callable[[str], Sequence[int]],
+    encode: Encode,
     separator: int,
     sequence: int,
     micro_batch: int,
-    held_out: Sequence[str],
+    held_out: Sequence[Row],
     training: Runs,
     order: int,
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Scores:
-    """Score `held_out` texts by the model and by n-grams counted on `training`."""
-    raw = [text.encode() for text in held_out]
+    """Score what is learned in the rows of `held_out` by the model and by n-grams counted on `training`."""
+    raw = [row.text.encode() for row in held_out]
+    scored = [_scored_bytes(row) for row in held_out]
     size = sum(len(text) for text in raw)
     bits = 0.0
     done = 0
-    for text, content in zip(held_out, raw, strict=True):
-        bits += model_bits(model, [separator, *encode(text)], sequence, micro_batch, device)
+    for row, content in zip(held_out, raw, strict=True):
+        found = encode(row)
+        learned = None if found.learned is None else [False, *found.learned]
+        bits += model_bits(model, [separator, *found.ids], sequence, micro_batch, device, learned)
         done += len(content)
         progress(done / size)
-    ngrams = ngram_bits(training, raw, (1, order))
+    ngrams = ngram_bits(training, raw, (1, order), scored)
+    counted = sum(
+        size if mask is None else int(mask.sum()) for size, mask in zip(map(len, raw), scored, strict=True)
+    )
     return Scores(
-        bits_per_byte=bits / size,
-        bigram_bits_per_byte=sum(ngrams[1]) / size,
-        ngram_bits_per_byte=sum(ngrams[order]) / size,
+        bits_per_byte=bits / counted,
+        bigram_bits_per_byte=sum(ngrams[1]) / counted,
+        ngram_bits_per_byte=sum(ngrams[order]) / counted,
         ngram_order=order,
-        held_out_bytes=size,
+        held_out_bytes=counted,
         held_out_files=len(raw),
         training_bytes=sum(len(piece) for run in training() for piece in run),
     )
+
+
+def _scored_bytes(row: Row) -> npt.NDArray[np.bool_] | None:
+    """Which bytes of the row are learned; None: all."""
+    if row.plain:
+        return None
+    return np.concatenate([np.full(len(part.text.encode()), part.learned) for part in row.parts])
 
 
 def training_text(runs: Sequence[Tokens], decode: Callable[[Sequence[int]], bytes]) -> Runs:
@@ -112,15 +131,20 @@ def _decoded(run: Tokens, decode: Callable[[Sequence[int]], bytes], room: list[i
     for start in range(0, len(run), PIECE_TOKENS):
         if room[0] <= 0:
             return
-        piece = decode(run[start : start + PIECE_TOKENS].tolist())[: room[0]]
+        piece = decode((run[start : start + PIECE_TOKENS] & TOKEN).tolist())[: room[0]]
         room[0] -= len(piece)
         yield piece
 
 
 def model_bits(
-    model: torch.nn.Module, ids: Sequence[int], sequence: int, micro_batch: int, device: torch.device
+    model: torch.nn.Module,
+    ids: Sequence[int],
+    sequence: int,
+    micro_batch: int,
+    device: torch.device,
+    learned: Sequence[bool] | None = None,
 ) -> float:
-    """Code length in bits of ids[1:] given ids[0]."""
+    """Code length in bits of ids[1:] given ids[0]; only of those that are `learned`, where that is given."""
     was_training = model.training
     model.eval()
     try:
@@ -130,9 +154,9 @@ def model_bits(
             full = [window for window in windows if window[1] - window[0] == sequence]
             rest = [window for window in windows if window[1] - window[0] != sequence]
             for at in range(0, len(full), micro_batch):
-                total += _score(model, ids, full[at : at + micro_batch], device)
+                total += _score(model, ids, full[at : at + micro_batch], device, learned)
             for window in rest:
-                total += _score(model, ids, [window], device)
+                total += _score(model, ids, [window], device, learned)
             return total / math.log(2)
     finally:
         model.train(was_training)
@@ -151,12 +175,20 @@ def _windows(count: int, sequence: int) -> list[tuple[int, int, int]]:
 
 
 def _score(
-    model: torch.nn.Module, ids: Sequence[int], windows: Sequence[tuple[int, int, int]], device: torch.device
+    model: torch.nn.Module,
+    ids: Sequence[int],
+    windows: Sequence[tuple[int, int, int]],
+    device: torch.device,
+    learned: Sequence[bool] | None,
 ) -> float:
     losses = token_losses(model, torch.tensor([ids[start:end] for start, end, _ in windows], device=device))
-    return sum(
-        float(losses[row, scored - start - 1 :].sum()) for row, (start, _, scored) in enumerate(windows)
-    )
+    total = 0.0
+    for row, (start, end, scored) in enumerate(windows):
+        own = losses[row, scored - start - 1 :]
+        if learned is not None:
+            own = own[torch.tensor(learned[scored:end], device=device)]
+        total += float(own.sum())
+    return total
 
 
 def token_losses(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

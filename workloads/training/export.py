@@ -19,16 +19,25 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from busbar.workloads.training.durable import fsync
-from busbar.workloads.training.tokenizer import save_for_transformers
+from busbar.workloads.training.tokenizer import save_tokenizer
 
 MARKER = "config.json"
 SHARD_BYTES = 1 * 2**30  # bytes that are written at once; on a GPU a host copy of them is made
 
 
 def export(
-    model: torch.nn.Module, tokenizer: Any, output: Path, sequence: int, facts: Mapping[str, Any]
+    model: torch.nn.Module,
+    tokenizer: Any,
+    output: Path,
+    sequence: int,
+    facts: Mapping[str, Any],
+    saved_tokenizer: Path | None = None,
 ) -> None:
-    """Write weights, configs, tokenizer and `busbar.json` (what was trained, and its scores) to `output`."""
+    """Write weights, configs, tokenizer and `busbar.json` (what was trained, and its scores) to `output`.
+
+    Args:
+        saved_tokenizer: the folder of the tokenizer, whose files are taken as they are (with the chat template).
+    """
     from transformers.utils.logging import disable_progress_bar
 
     staging = output / ".tmp-export"
@@ -37,7 +46,7 @@ def export(
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(staging, state_dict=_views(model), max_shard_size=SHARD_BYTES)  # type: ignore[operator]
     context = getattr(model.config, "max_position_embeddings", sequence)
-    save_for_transformers(tokenizer, staging, int(context))
+    save_tokenizer(tokenizer, staging, int(context), saved_tokenizer)
     (staging / "busbar.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
     for file in staging.iterdir():
         file.chmod(0o644)  # another pod, with another uid, will read it

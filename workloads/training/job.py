@@ -17,7 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from busbar.kube.types.quantity import to_bytes
 from busbar.kube.types.rules import refusals
-from busbar.kube.types.training_engine import TrainingEngine
+from busbar.kube.types.training_engine import BadRow, TrainingEngine
+from busbar.kube.types.training_engine import DataFields as RowFields
+from busbar.kube.types.training_engine import DataSource as DataFields
 from busbar.kube.types.training_job import CheckpointPolicy as CheckpointFields
 from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
@@ -28,6 +30,7 @@ from busbar.workloads.training.settings import (
     DataSource,
     EngineSpec,
     Evaluation,
+    Fields,
     ModelSource,
     TokenizerSource,
 )
@@ -35,7 +38,16 @@ from busbar.workloads.training.settings import (
 BUILTIN_CORPORA = ("builtin://python-stdlib",)
 DEFAULT_EVERY_STEPS = 50
 # Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
-_NEUTRAL = {"mode", "deviceMemory", "evaluation", "state", "maxBadSteps", "steps", "threads"}
+_NEUTRAL = {
+    "mode",
+    "deviceMemory",
+    "evaluation",
+    "state",
+    "maxBadSteps",
+    "steps",
+    "threads",
+    "data.onBadRow",  # a run that goes on met none, or left them out from the start
+}
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -75,13 +87,17 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
     _check_corpus(engine, path)
     optimizer, tokenizer = engine.optimizer, engine.tokenizer
     wire = engine.to_wire()
-    settings = dict(_flat({key: value for key, value in wire.items() if key not in _NEUTRAL}))
+    settings = {
+        path: value
+        for path, value in _flat(wire)
+        if path not in _NEUTRAL and path.partition(".")[0] not in _NEUTRAL
+    }
     trained = None if tokenizer is None or tokenizer.train is None else tokenizer.train.vocab_size
     saved = engine.model.uri if tokenizer is None else tokenizer.uri
     return EngineSpec(
         model=ModelSource(engine.model.config, engine.model.uri),
         tokenizer=TokenizerSource(trained, saved),
-        data=DataSource(engine.data.uri, engine.data.holdout_fraction, engine.data.sequence_length),
+        data=_data(engine.data),
         steps=engine.steps,
         batch=Batch(engine.batch.sequences, engine.batch.micro_batch),
         optimizer=AdamW(
@@ -103,6 +119,21 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         settings=settings,
         identity=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
     )
+
+
+def _data(data: DataFields) -> DataSource:
+    return DataSource(
+        uri=data.uri,
+        holdout_fraction=data.holdout_fraction,
+        sequence_length=data.sequence_length,
+        format=None if data.format is None else data.format.value,
+        fields=Fields() if data.fields is None else _names(data.fields),
+        skips_bad_rows=data.on_bad_row is BadRow.SKIP,
+    )
+
+
+def _names(fields: RowFields) -> Fields:
+    return Fields(fields.text, fields.prompt, fields.completion, fields.messages)
 
 
 def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,8 +25,18 @@ Runs = Callable[[], Iterable[Iterable[bytes]]]
 """Gives the training text anew each time: runs of consecutive text, each in pieces of any size."""
 
 
-def ngram_bits(training: Runs, texts: Sequence[bytes], orders: Sequence[int]) -> dict[int, list[float]]:
-    """Code length in bits of each text under the model of each order; a text's first bytes have shorter contexts."""
+def ngram_bits(
+    training: Runs,
+    texts: Sequence[bytes],
+    orders: Sequence[int],
+    scored: Sequence[npt.NDArray[np.bool_] | None] | None = None,
+) -> dict[int, list[float]]:
+    """Code length in bits of each text under the model of each order; a text's first bytes have shorter contexts.
+
+    Args:
+        scored: which bytes of each text count; None: all.
+    """
+    masks = scored or [None] * len(texts)
     probabilities = [np.full(len(text), 1 / 256) for text in texts]
     bits: dict[int, list[float]] = {}
     for context in range(max(orders) + 1):
@@ -37,7 +47,10 @@ def ngram_bits(training: Runs, texts: Sequence[bytes], orders: Sequence[int]) ->
             if len(text) > context:
                 known[context:] = level.mix(_codes(text, context), known[context:])
         if context in orders:
-            bits[context] = [float(-np.log(known).sum() / math.log(2)) for known in probabilities]
+            bits[context] = [
+                float(-np.log(known if mask is None else known[mask]).sum() / math.log(2))
+                for known, mask in zip(probabilities, masks, strict=True)
+            ]
     return bits
 
 

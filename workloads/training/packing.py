@@ -1,6 +1,6 @@
 """From documents to the batch of step n.
 
-Documents are taken in a seeded order, each after an end-of-text token, and laid end to end until the run has
+Documents are taken in a seeded order, each after an end-of-text token (the separator), and laid end to end until the run has
 the tokens it will need (or the corpus ends: then it is read again, in another order). The stream goes to a file
 piece by piece, and training reads it from there. It is cut into
 sequences of fixed length. Which sequences step n trains on is a pure function of (seed, n), whatever the number
@@ -19,10 +19,15 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from busbar.workloads.training.corpus import Document
+from busbar.workloads.training.corpus import Document, Skipped
+from busbar.workloads.training.encoding import Encode
 from busbar.workloads.training.errors import InvalidJob
 
 Tokens = npt.NDArray[np.uint32]
+NOT_LEARNED = np.uint32(1 << 31)  # a token that is read and has no loss
+TOKEN = np.uint32(~NOT_LEARNED)
+IGNORED = -100  # the label that torch's cross-entropy leaves out
+PART_TOKENS = 2**14  # that are cut at once
 WINDOW_TOKENS = 2**18
 _WINDOWS = 2**33  # keys of windows are apart from those of whole passes: seeds are below 2**31
 
@@ -34,21 +39,61 @@ def document_order(documents: Sequence[Document], seed: int) -> list[Document]:
 
 def pack(
     documents: Sequence[Document],
-    encode: Callable[[str], Sequence[int]],
+    encode: Encode,
     separator: int,
     tokens_wanted: int,
+    sequence_length: int,
     progress: Callable[[int], None] = lambda done: None,
+    skipped: Skipped = lambda refusal: None,
 ) -> Iterator[Tokens]:
-    """Tokens of as many documents as `tokens_wanted` asks for, in the given order, piece by piece."""
-    left = tokens_wanted
+    """Tokens of as many documents as `tokens_wanted` asks for, in the given order, piece by piece.
+
+    Tokens that are not learned carry the bit NOT_LEARNED. Sequences without any that is learned are left out.
+    """
+    kept = 0
+    waiting: list[Tokens] = []
+    size = 0
+    for part in _marked(documents, encode, separator, skipped):
+        waiting.append(part)
+        size += part.size
+        if kept + size < tokens_wanted and size < max(sequence_length, PART_TOKENS):
+            continue
+        rows, rest = _cut_rows(np.concatenate(waiting), sequence_length)
+        good = rows[_learns(rows)].reshape(-1)[: tokens_wanted - kept]
+        waiting, size = [rest], rest.size
+        kept += good.size
+        yield good
+        progress(kept)
+        if kept >= tokens_wanted:
+            return
+    rows, rest = _cut_rows(np.concatenate([np.empty(0, np.uint32), *waiting]), sequence_length)
+    yield np.concatenate([rows[_learns(rows)].reshape(-1), rest])[: tokens_wanted - kept]
+
+
+def _marked(
+    documents: Sequence[Document], encode: Encode, separator: int, skipped: Skipped
+) -> Iterator[Tokens]:
+    """The tokens of each piece, behind the separator where a document begins."""
+    ends = True  # whether the document before is one whose end is learned
     for document in documents:
-        for begins, text in document.pieces():
-            ids = np.asarray([*([separator] if begins else []), *encode(text)], dtype=np.uint32)[:left]
-            left -= ids.size
+        for piece in document.pieces(skipped):
+            found = encode(piece.row)
+            first = [separator if ends else separator | NOT_LEARNED] if piece.begins else []
+            ids = np.asarray([*first, *found.ids], dtype=np.uint32)
+            if found.learned is not None:
+                ids[len(first) :][~np.asarray(found.learned, dtype=np.bool_)] |= NOT_LEARNED
+            ends = piece.row.ends
             yield ids
-            progress(tokens_wanted - left)
-            if left == 0:
-                return
+
+
+def _cut_rows(tokens: Tokens, sequence_length: int) -> tuple[Tokens, Tokens]:
+    whole = tokens.size // sequence_length * sequence_length
+    return tokens[:whole].reshape(-1, sequence_length), tokens[whole:]
+
+
+def _learns(rows: Tokens) -> npt.NDArray[np.bool_]:
+    """Which sequences have a token to learn; the first one of a sequence is never predicted."""
+    return np.asarray(((rows[:, 1:] & NOT_LEARNED) == 0).any(axis=1))
 
 
 def window_sequences(sequence_length: int, batch: int) -> int:
@@ -66,7 +111,7 @@ def tokens_for(steps: int, batch: int, sequence_length: int) -> int:
 class Packed:
     """The training stream cut into sequences, shape [count, sequence_length]."""
 
-    sequences: Tokens
+    sequences: Tokens  # with the bit NOT_LEARNED
     seed: int
     window: int  # sequences that are shuffled together in the first pass
 
@@ -96,10 +141,17 @@ class Packed:
         return first + int(_order(self.seed + _WINDOWS, window, min(self.window, count - first))[place])
 
     def batch(self, step: int, batch: int) -> npt.NDArray[np.int64]:
-        return self.sequences[self.indices(step, batch)].astype(np.int64)
+        """Token ids of step `step`, shape [batch, sequence_length]."""
+        return (self.sequences[self.indices(step, batch)] & TOKEN).astype(np.int64)
+
+    def labels(self, step: int, batch: int) -> npt.NDArray[np.int64] | None:
+        """The same with IGNORED where a token is not learned; None where all are."""
+        rows = self.sequences[self.indices(step, batch)]
+        hidden = (rows & NOT_LEARNED) != 0
+        return np.where(hidden, IGNORED, (rows & TOKEN).astype(np.int64)) if hidden.any() else None
 
     def seen_runs(self, steps: int, batch: int) -> list[Tokens]:
-        """The tokens that steps 0..steps-1 trained on, as runs of consecutive text."""
+        """The tokens that steps 0..steps-1 trained on, as runs of consecutive text (with the bit NOT_LEARNED)."""
         seen = np.zeros(len(self.sequences) + 2, dtype=np.int8)
         for step in range(steps):
             seen[[row + 1 for row in self.indices(step, batch)]] = 1

@@ -6,6 +6,7 @@ seed, so the cache only saves time; its key and checksum decide whether it is va
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from busbar.workloads.training.chat import ChatTemplate
 from busbar.workloads.training.corpus import Corpus, Document
 from busbar.workloads.training.durable import fsync
+from busbar.workloads.training.encoding import encoder
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.packing import Packed, Tokens, document_order, pack, tokens_for
 from busbar.workloads.training.settings import EngineSpec
@@ -39,6 +42,8 @@ class Prepared:
     tokenizer_hash: str
     packed: Packed
     from_cache: bool
+    bad_rows: int = 0  # left out of what was read for training
+    bad_row: str = ""  # the first one: why
 
 
 def prepare(
@@ -54,28 +59,44 @@ def prepare(
     cached = _read_cache(cache, key)
     from_cache = cached is not None
     if cached is None:
+        bad = _Bad()
         order = document_order(corpus.train, spec.seed)
         tokenizer = (
             _make_tokenizer(spec, order) if saved_tokenizer is None else load_tokenizer(saved_tokenizer)
         )
         stream = pack(
             order,
-            lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+            encoder(tokenizer),
             end_of_text_id(tokenizer),
             wanted,
+            spec.data.sequence_length,
             lambda done: progress(done / wanted),
+            bad.count,
         )
-        _write_cache(cache, key, tokenizer, stream)
-        cached = tokenizer, _open_stream(cache)
-    tokenizer, tokens = cached
+        _write_cache(cache, key, tokenizer, stream, bad)
+        cached = tokenizer, _open_stream(cache), bad
+    tokenizer, tokens, bad = cached
     packed = Packed.cut(tokens, spec.data.sequence_length, spec.seed, spec.batch.sequences)
-    return Prepared(tokenizer, tokenizer_hash(tokenizer), packed, from_cache)
+    return Prepared(tokenizer, tokenizer_hash(tokenizer), packed, from_cache, bad.rows, bad.first)
+
+
+@dataclass
+class _Bad:
+    """The rows that were left out."""
+
+    rows: int = 0
+    first: str = ""
+
+    def count(self, refusal: InvalidJob) -> None:
+        self.rows += 1
+        self.first = self.first or refusal.problem
 
 
 def _make_tokenizer(spec: EngineSpec, order: Sequence[Document]) -> Any:
     wanted = spec.tokenizer.vocab_size
     assert wanted is not None
-    tokenizer = train_tokenizer((text for document in order for _, text in document.pieces()), wanted)
+    texts = (piece.row.text for document in order for piece in document.pieces())
+    tokenizer = train_tokenizer(texts, wanted)
     size = tokenizer.get_vocab_size()
     if size != wanted:
         raise InvalidJob(
@@ -90,18 +111,23 @@ def _key(spec: EngineSpec, corpus: Corpus, saved_tokenizer: Path | None, wanted:
     saved = None
     if saved_tokenizer is not None:
         saved = hashlib.sha256((saved_tokenizer / "tokenizer.json").read_bytes()).hexdigest()
-    parts = [2, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
+    parts = [3, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
+    if corpus.has_rows:
+        data = spec.data
+        template = ChatTemplate(saved_tokenizer).digest
+        parts += [data.sequence_length, data.skips_bad_rows, dataclasses.astuple(data.fields), template]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _read_cache(cache: Path, key: str) -> tuple[Any, Tokens] | None:
+def _read_cache(cache: Path, key: str) -> tuple[Any, Tokens, _Bad] | None:
     """None for an incomplete cache: a power failure may leave any of the files empty or truncated."""
     try:
         facts = json.loads((cache / "facts.json").read_text())
-        if facts != _facts(cache, key):
+        bad = _Bad(int(facts["badRows"]), str(facts["badRow"]))
+        if facts != _facts(cache, key, bad):
             return None
-        return load_tokenizer(cache), _open_stream(cache)
-    except (OSError, ValueError, EOFError, InvalidJob):
+        return load_tokenizer(cache), _open_stream(cache), bad
+    except (OSError, ValueError, EOFError, KeyError, TypeError, InvalidJob):
         return None
 
 
@@ -110,11 +136,13 @@ def _open_stream(cache: Path) -> Tokens:
     return np.memmap(cache / TOKENS, dtype=np.uint32, mode="r")
 
 
-def _facts(folder: Path, key: str) -> dict[str, Any]:
+def _facts(folder: Path, key: str, bad: _Bad) -> dict[str, Any]:
     return {
         "key": key,
         "crc32": _file_crc(folder / TOKENS),
         "tokenizerCrc32": _file_crc(folder / "tokenizer.json"),
+        "badRows": bad.rows,
+        "badRow": bad.first,
     }
 
 
@@ -126,7 +154,8 @@ def _file_crc(path: Path) -> int:
     return crc
 
 
-def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Iterable[Tokens]) -> None:
+def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Iterable[Tokens], bad: _Bad) -> None:
+    """Write the stream to its file; `bad` is complete when that has been read to its end."""
     temporary = cache.with_name(f".tmp-{cache.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -135,6 +164,6 @@ def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Iterable[Tokens]
         for part in stream:
             file.write(part.data)
     fsync(temporary / TOKENS)
-    (temporary / "facts.json").write_text(json.dumps(_facts(temporary, key)))
+    (temporary / "facts.json").write_text(json.dumps(_facts(temporary, key, bad)))
     shutil.rmtree(cache, ignore_errors=True)
     temporary.rename(cache)

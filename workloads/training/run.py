@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from busbar.workloads.training.model import ModelRecipe
     from busbar.workloads.training.plan import MemoryPlan
     from busbar.workloads.training.preparation import Prepared
+    from busbar.workloads.training.rows import Row
     from busbar.workloads.training.trainer import StepResult, Trainer
 
 DONE, FAILED, INVALID = int(ExitCode.DONE), int(ExitCode.FAILED), int(ExitCode.INVALID)
@@ -102,6 +103,7 @@ class _Session:
         self.status, self.control, self.reporter = status, control, reporter
         self.fingerprint: dict[str, str | None] = {}
         self.measured: dict[str, int] = {}  # host bytes by phase
+        self.held_out: list[Row] = []
 
     def go(self) -> None:
         """The phases in order."""
@@ -139,7 +141,9 @@ class _Session:
 
     def _open(self) -> Corpus:
         self._phase("Preparing", "reading the corpus")
+        from busbar.workloads.training.chat import ChatTemplate
         from busbar.workloads.training.corpus import open_corpus
+        from busbar.workloads.training.rows import RowReader
 
         check_places(self.places)
         adopt = self.run.checkpoint.adopt
@@ -153,8 +157,14 @@ class _Session:
             self.reporter.note(
                 f"this run goes on from its own checkpoints, which were in {claimed.brought_back}"
             )
+        data = self.spec.data
         corpus = open_corpus(
-            self.spec.data.uri, self.places.data, self.spec.data.holdout_fraction, self.places.data_root
+            data.uri,
+            self.places.data,
+            data.holdout_fraction,
+            self.places.data_root,
+            rows=RowReader(data.fields, ChatTemplate(self.places.tokenizer), data.skips_bad_rows),
+            form=data.format,
         )
         for note in corpus.notes:
             self.reporter.note(f"warning: {note}")
@@ -217,11 +227,26 @@ class _Session:
         self._phase("Preparing", "training the tokenizer and packing tokens")
         cache = self.places.checkpoints / "prepared"
         prepared = prepare(self.spec, corpus, self.places.tokenizer, cache, self._share)
+        self.held_out = self._hold_out(corpus)
+        if prepared.bad_rows:
+            self.reporter.note(
+                f"warning: {prepared.bad_rows} rows are not trained on (data.onBadRow: skip), the first: {prepared.bad_row}"
+            )
+        self.status.update(badRows=prepared.bad_rows)
         rows, length = prepared.packed.sequences.shape
         self.reporter.note(
             f"{rows} sequences of {length} tokens from {len(corpus.train)} files; {len(corpus.holdout)} held out"
         )
         return prepared
+
+    def _hold_out(self, corpus: Corpus) -> list[Row]:
+        """What will be scored at the end; read at the start, so that a bad row there does not end a finished run."""
+        if self.spec.evaluation is None:
+            return []
+        from busbar.workloads.training.evaluation import select_documents
+        from busbar.workloads.training.packing import document_order
+
+        return select_documents(document_order(corpus.holdout, self.spec.seed))
 
     def _build(self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared) -> Trainer:
         from busbar.workloads.training.trainer import Trainer
@@ -271,8 +296,14 @@ class _Session:
             "numerics": self._numerics(),
             "corpus": corpus.digest,
             "tokenizer": prepared.tokenizer_hash,
+            "chatTemplate": self._chat_template(corpus),
             "attempt": self.run.attempt,
         }
+
+    def _chat_template(self, corpus: Corpus) -> str | None:
+        from busbar.workloads.training.chat import ChatTemplate
+
+        return ChatTemplate(self.places.tokenizer).digest if corpus.has_rows else None
 
     def _numerics(self) -> dict[str, Any]:
         """What must stay as it is for a resumed run to repeat the bits of one that was never stopped."""
@@ -333,23 +364,22 @@ class _Session:
             self.reporter.note("no bits per byte: no file is held out; raise data.holdoutFraction")
             return None
         from busbar.workloads.training import evaluation
-        from busbar.workloads.training.packing import document_order
+        from busbar.workloads.training.encoding import encoder
         from busbar.workloads.training.tokenizer import bytes_decoder, end_of_text_id
 
         self._phase("Evaluating", "bits per byte on held-out files")
-        held_out = evaluation.select_documents(document_order(corpus.holdout, self.spec.seed))
-        if not held_out:
+        if not self.held_out:
             self.reporter.note("no bits per byte: the held-out files are empty")
             return None
         decode = bytes_decoder(prepared.tokenizer)
         seen = prepared.packed.seen_runs(self.spec.steps, self.spec.batch.sequences)
         scores = evaluation.evaluate(
             trainer.model,
-            lambda text: prepared.tokenizer.encode(text, add_special_tokens=False).ids,
+            encoder(prepared.tokenizer),
             end_of_text_id(prepared.tokenizer),
             self.spec.data.sequence_length,
             self.spec.batch.micro_batch,
-            held_out,
+            self.held_out,
             evaluation.training_text(seen, decode),
             wanted.ngram_order,
             self.device,
@@ -386,7 +416,14 @@ class _Session:
             "tokenizer": prepared.tokenizer_hash,
             "lostSteps": self.status.to_json(losses=False)["lostSteps"],
         }
-        export(trainer.model, prepared.tokenizer, self.places.output, self.spec.data.sequence_length, facts)
+        export(
+            trainer.model,
+            prepared.tokenizer,
+            self.places.output,
+            self.spec.data.sequence_length,
+            facts,
+            self.places.tokenizer,
+        )
 
 
 class _Loop:
@@ -525,6 +562,11 @@ def _check_same_run(manifest: Any, facts: dict[str, Any], folder: Path) -> None:
         if before.get(path) != now.get(path)
     ]
     changed += [name for name in ("corpus", "tokenizer") if manifest.get(name) != facts[name]]
+    changed += (
+        ["chat template"]
+        if manifest.get("chatTemplate", facts["chatTemplate"]) != facts["chatTemplate"]
+        else []
+    )
     if changed:
         raise ResumeRefused(
             f"the checkpoints in {folder} belong to a run with another {' and '.join(changed)}; "

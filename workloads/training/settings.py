@@ -27,10 +27,23 @@ class TokenizerSource:
 
 
 @dataclass(frozen=True)
+class Fields:
+    """Names of the fields of a JSONL row; a kind of row without a name is not read."""
+
+    text: str | None = "text"
+    prompt: str | None = "prompt"
+    completion: str | None = "completion"
+    messages: str | None = "messages"
+
+
+@dataclass(frozen=True)
 class DataSource:
     uri: str
     holdout_fraction: float  # share of *files* kept out of training
     sequence_length: int  # tokens per packed sequence
+    format: str | None = None  # text | jsonl; None: by each file's ending
+    fields: Fields = Fields()
+    skips_bad_rows: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ RECORD_BYTES = 16 * 2**20  # of one line of a JSONL file
 RECORD_SUFFIXES = {".jsonl", ".ndjson"}
 BINARY, UNREADABLE, LINKED = "binary", "not readable", "links to folders"
 EMPTY = "empty"
+TABLE_SUFFIXES = {".parquet": "Parquet", ".arrow": "Arrow", ".feather": "Feather"}
 PROBE_BYTES = 8192  # of a file, by which its kind is judged
 
 
@@ -90,6 +91,12 @@ def _look_at(found: Found, name: str, path: Path, root: Path) -> None:
 
 
 def _look_into(found: Found, name: str, path: Path) -> None:
+    if (kind := TABLE_SUFFIXES.get(path.suffix.lower())) is not None:
+        raise InvalidJob(
+            FIELD,
+            f"{name} is {kind}, which is not read",
+            'convert it to JSONL (datasets.load_dataset(...).to_json("rows.jsonl")), or remove it',
+        )
     with path.open("rb") as file:
         start = file.read(PROBE_BYTES)
     if b"\0" in start:

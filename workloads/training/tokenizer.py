@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,13 @@ from busbar.workloads.training.errors import InvalidJob
 
 END_OF_TEXT = "<|endoftext|>"
 TRAIN_BYTES = 6 * 2**20  # enough text for a few thousand merges; more only costs time
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 _LONG_WORD = re.compile(r"\S{256}")
 
 
@@ -99,8 +107,13 @@ def bytes_decoder(tokenizer: Any) -> Callable[[Sequence[int]], bytes]:
     return decode
 
 
-def save_for_transformers(tokenizer: Any, folder: Path, context: int) -> None:
-    """Write the files that `AutoTokenizer` reads."""
+def save_tokenizer(tokenizer: Any, folder: Path, context: int, saved: Path | None) -> None:
+    """Write the files that `AutoTokenizer` reads; those of the folder `saved` as they are, if it has all of them."""
+    if saved is not None and (saved / "tokenizer_config.json").is_file():
+        for name in _FILES:
+            if (saved / name).is_file():
+                shutil.copyfile(saved / name, folder / name)
+        return
     from transformers import PreTrainedTokenizerFast
 
     end = tokenizer.id_to_token(end_of_text_id(tokenizer))

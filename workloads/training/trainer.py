@@ -1,7 +1,9 @@
 """One step of training: forward and backward by micro-batches, then the optimizer.
 
 All code that affects the numbers is here, in `groups` and in `optimizer`; no other module changes weights.
-The loss of a step is the sum of its micro-batches' mean losses divided by their number, as in a plain loop.
+The loss of a step is the sum of its micro-batches' mean losses divided by their number, as in a plain loop. Where
+some tokens of the step are not learned, each micro-batch counts by its share of those that are, so that the loss is
+the mean over them.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,11 +23,13 @@ from busbar.workloads.training.checkpoint import Loaded
 from busbar.workloads.training.groups import bind, make_groups, rebind_gradients
 from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
-from busbar.workloads.training.packing import Packed
+from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.streams import open_streams
+
+Scale = Callable[[torch.Tensor], torch.Tensor]  # of a micro-batch's mean loss to its share of the step's
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class Trainer:
         tokens = torch.from_numpy(data.batch(self.done, batch.sequences))
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
-        loss = self._forward_and_backward(tokens)
+        labels = data.labels(self.done, batch.sequences)
+        loss = self._forward_and_backward(tokens, None if labels is None else torch.from_numpy(labels))
         norm = self.optimizer.step(rate)
         value = float(loss)
         self.done += 1
@@ -103,21 +110,21 @@ class Trainer:
         self.bad_in_a_row = self.bad_in_a_row + 1 if result.skipped else 0
         return result
 
-    def _forward_and_backward(self, tokens: torch.Tensor) -> torch.Tensor:
-        parts = torch.split(tokens, self.spec.batch.micro_batch)
+    def _forward_and_backward(self, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
-        for part in parts:
+        for part, wanted, scale in _micro_batches(tokens, labels, self.spec.batch.micro_batch):
             if self.device_arena.peak["activations"] == 0:  # measure once what the plan only predicted
-                with LiveBytes([*known_tensors(self.model), part]) as count:
-                    total += self._micro_batch(part, len(parts))
+                with LiveBytes([*known_tensors(self.model), part, wanted]) as count:
+                    total += self._micro_batch(part, wanted, scale)
                 self.device_arena.observe("activations", max(1, count.peak))
             else:
-                total += self._micro_batch(part, len(parts))
+                total += self._micro_batch(part, wanted, scale)
         return total
 
-    def _micro_batch(self, tokens: torch.Tensor, count: int) -> torch.Tensor:
+    def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
         there = tokens.to(self.device)
-        loss: torch.Tensor = self.model(input_ids=there, labels=there, use_cache=False).loss / count
+        wanted = there if labels is tokens else labels.to(self.device)
+        loss = scale(self.model(input_ids=there, labels=wanted, use_cache=False).loss)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -133,6 +140,21 @@ class Trainer:
     def close(self) -> None:
         self.streams.close()
         self.host_arena.unpin()
+
+
+def _micro_batches(
+    tokens: torch.Tensor, labels: torch.Tensor | None, size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, Scale]]:
+    """Tokens, labels and the scale of the mean loss of each micro-batch; without those from which nothing is learned."""
+    parts = torch.split(tokens, size)
+    if labels is None:
+        for part in parts:
+            yield part, part, lambda mean: mean / len(parts)
+        return
+    counts = [int((wanted[:, 1:] != IGNORED).sum()) for wanted in torch.split(labels, size)]
+    for part, wanted, count in zip(parts, torch.split(labels, size), counts, strict=True):
+        if count:
+            yield part, wanted, partial(torch.mul, other=count / sum(counts))
 
 
 def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:
