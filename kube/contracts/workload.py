@@ -160,6 +160,15 @@ class FingerprintReport(WireModel):
     """Of the final weights."""
 
 
+class ModelReport(WireModel):
+    """How much of the model is trained."""
+
+    parameters: int = 0
+    trainable_parameters: int = 0
+    adapter: Annotated[str, Field(max_length=253)] | None = None
+    """The adapter in words; None: all weights are trained."""
+
+
 class TrainingStatus(WireModel):
     """`GET /status` of a training pod; without `losses` it is also the termination message."""
 
@@ -184,6 +193,7 @@ class TrainingStatus(WireModel):
     replay_mismatches: int = 0
     """Steps that were repeated after a restart and gave another loss."""
     mode: str | None = None
+    model: ModelReport | None = None
     memory: MemoryReport | None = None
     evaluation: EvaluationReport | None = None
     fingerprint: FingerprintReport | None = None

@@ -220,10 +220,44 @@ class Evaluation(SpecModel):
     )
 
 
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=128)]
+
+
+class Adapter(SpecModel):
+    """LoRA: the weights of model.uri stay as they are, and low-rank matrices beside them are trained."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = Field(default=16, description="Rank of the matrices.")
+    alpha: Annotated[float, Field(gt=0, le=65_536)] | None = Field(
+        default=None,
+        description="The adapter counts alpha / rank times; default rank, so once.",
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0, description="Share of the adapter's inputs that are dropped in training."
+    )
+    targets: Annotated[list[ModuleName], Field(min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="Names of the linear layers to adapt, e.g. [q_proj, v_proj]; default all but the output's.",
+    )
+    rs_lora: bool = Field(
+        default=False, description="Count alpha / sqrt(rank) times instead, for large ranks (rsLoRA)."
+    )
+    dora: bool = Field(default=False, description="Train the magnitudes of the weights too (DoRA).")
+    merge: bool = Field(
+        default=False,
+        description="Write the whole model with the adapter added, ready to be served, and the adapter in its "
+        "subfolder adapter; default the adapter alone.",
+    )
+
+
 class TrainingEngine(SpecModel):
     """Busbar's own training engine."""
 
     rules = (
+        Rule(
+            cel="!has(self.adapter) || has(self.model.uri)",
+            message="an adapter needs model.uri, the saved weights that it adapts",
+            holds=lambda engine: engine.adapter is None or engine.model.uri is not None,
+        ),
         Rule(
             cel="has(self.tokenizer) || has(self.model.uri)",
             message="a model from config has no tokenizer of its own; add tokenizer.train or tokenizer.uri",
@@ -239,6 +273,9 @@ class TrainingEngine(SpecModel):
     model: ModelSource = Field(description="Which model.")
     tokenizer: TokenizerSource | None = Field(
         default=None, description="The tokenizer; default the one in the folder of model.uri."
+    )
+    adapter: Adapter | None = Field(
+        default=None, description="Train a LoRA adapter of the model; default all of its weights."
     )
     data: DataSource = Field(description="The training text.")
     steps: Annotated[int, Field(ge=1, le=100_000_000)] = Field(

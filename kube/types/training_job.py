@@ -292,6 +292,16 @@ class Progress(StatusModel):
     )
 
 
+class TrainedModel(StatusModel):
+    """How much of the model is trained."""
+
+    parameters: Count = Field(default=0, description="Parameters in all.")
+    trainable_parameters: Count = Field(default=0, description="Those that are trained.")
+    adapter: ShortText | None = Field(
+        default=None, description="The adapter; absent when all weights are trained."
+    )
+
+
 class MemoryUse(StatusModel):
     """Memory of one process of the engine: what its plan predicted, and the peak so far."""
 
@@ -366,6 +376,7 @@ class TrainingJobStatus(StatusModel):
     )
     promise: Promise | None = Field(default=None, description="The first forecast of its last wait.")
     progress: Progress | None = Field(default=None, description="Progress of the run.")
+    model: TrainedModel | None = Field(default=None, description="How much of the model is trained.")
     memory: MemoryUse | None = Field(default=None, description="Memory by plan and as measured.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The last durable checkpoint.")
     lost_work: LostWork | None = Field(default=None, description="Work done twice.")

@@ -21,6 +21,7 @@ from busbar.kube.types.training_job import (
     LostWork,
     MemoryUse,
     Progress,
+    TrainedModel,
     TrainingJobStatus,
 )
 from busbar.operator.write.status import human_duration
@@ -40,6 +41,12 @@ def merge_reading(
     fields: dict[str, Any] = {}
     if reading.total_steps or reading.step:
         fields["progress"] = _progress(reading, now, slack)
+    if reading.model is not None:
+        fields["model"] = TrainedModel(
+            parameters=_count(reading.model.parameters),
+            trainable_parameters=_count(reading.model.trainable_parameters),
+            adapter=reading.model.adapter,
+        )
     if reading.report is not None:
         fields["memory"] = _memory(reading.report)
     elif reading.tokens_per_second is None:

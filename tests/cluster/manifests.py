@@ -79,6 +79,15 @@ def engine_job_from_weights() -> JSON:
     spec = document["spec"]
     spec["engine"]["model"] = {"uri": "pvc://base/model"}
     spec["engine"]["tokenizer"] = {"uri": "pvc://base/model"}
+    spec["engine"]["adapter"] = {
+        "rank": 16,
+        "alpha": 32,
+        "dropout": 0.05,
+        "targets": ["q_proj", "self_attn.v_proj"],
+        "rsLora": True,
+        "dora": True,
+        "merge": True,
+    }
     spec["engine"]["data"] |= {
         "uri": "pvc://corpus/rows.jsonl",
         "format": "jsonl",

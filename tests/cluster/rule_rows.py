@@ -100,6 +100,13 @@ TRAINING = (
         blames="spec.shape",
     ),
     Row(
+        m.engine_job,
+        "spec.engine",
+        "an adapter needs model.uri",
+        {"spec/engine/adapter": {"rank": 8}},
+        {"spec/engine/adapter": {"rank": 8}, "spec/engine/model": {"uri": "pvc://base/model"}},
+    ),
+    Row(
         m.engine_job_from_weights,
         "spec.engine.data",
         "plain text has none",

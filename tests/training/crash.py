@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ["tests.training.crash", "torch", "transformers.models.llama.modeling_llama"]
+PRELOAD = ["tests.training.crash", "torch", "transformers.models.llama.modeling_llama", "peft"]
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ def peak_activation_bytes(
         model = build()
         model.train()
         for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         tokens = torch.zeros((micro_batch, sequence), dtype=torch.long, device=device)
         with LiveBytes(known_tensors(model)) as count:
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss

@@ -18,10 +18,16 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.durable import fsync
+from busbar.workloads.training.settings import Adapter
 from busbar.workloads.training.tokenizer import save_tokenizer
 
-MARKER = "config.json"
+MARKERS = (
+    "config.json",
+    adapters.CONFIG,
+)  # of a model, of an adapter: without it nothing loads the directory
+ADAPTER = "adapter"  # folder of the adapter of a merged model
 SHARD_BYTES = 1 * 2**30  # bytes that are written at once; on a GPU a host copy of them is made
 
 
@@ -32,8 +38,12 @@ def export(
     sequence: int,
     facts: Mapping[str, Any],
     saved_tokenizer: Path | None = None,
+    adapter: Adapter | None = None,
 ) -> None:
     """Write weights, configs, tokenizer and `busbar.json` (what was trained, and its scores) to `output`.
+
+    Of a model with an adapter the adapter is written, in peft's format. Merged, the model is written as any other, and
+    the adapter beside it in its own folder; the weights of `model` are changed then.
 
     Args:
         saved_tokenizer: the folder of the tokenizer, whose files are taken as they are (with the chat template).
@@ -44,12 +54,16 @@ def export(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    model.save_pretrained(staging, state_dict=_views(model), max_shard_size=SHARD_BYTES)  # type: ignore[operator]
+    if adapter is not None:
+        adapters.save(model, staging / ADAPTER if adapter.merge else staging)
+    if adapter is None or adapter.merge:
+        model = model if adapter is None else adapters.merged(model)
+        model.save_pretrained(staging, state_dict=_views(model), max_shard_size=SHARD_BYTES)  # type: ignore[operator]
     context = getattr(model.config, "max_position_embeddings", sequence)
     save_tokenizer(tokenizer, staging, int(context), saved_tokenizer)
     (staging / "busbar.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
-    for file in staging.iterdir():
-        file.chmod(0o644)  # another pod, with another uid, will read it
+    for file in staging.rglob("*"):
+        file.chmod(0o755 if file.is_dir() else 0o644)  # another pod, with another uid, will read it
         fsync(file)
     fsync(staging)
     _swap_in(staging, output)
@@ -74,9 +88,10 @@ DIGEST_BYTES = 16 * 2**20
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """SHA-256 over name and bytes of every parameter, in the order of their names."""
+    """SHA-256 over name and bytes of every trained parameter, in the order of their names."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    for name, parameter in sorted(trained.items()):
         digest.update(name.encode() + b"\0")
         flat = parameter.detach().reshape(-1).view(torch.uint8)
         for start in range(0, flat.numel(), DIGEST_BYTES):
@@ -85,10 +100,12 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 
 def _swap_in(staging: Path, output: Path) -> None:
-    (output / MARKER).unlink(missing_ok=True)
+    for marker in MARKERS:
+        (output / marker).unlink(missing_ok=True)
     for stale in output.glob("*.safetensors*"):  # an earlier result may have had more shards
         stale.unlink()
-    for file in sorted(staging.iterdir(), key=lambda item: item.name == MARKER):
+    adapters.remove_old(output, ADAPTER)
+    for file in sorted(staging.iterdir(), key=lambda item: item.name in MARKERS):
         file.rename(output / file.name)
     fsync(output)
     staging.rmdir()

@@ -140,6 +140,16 @@ def bind(groups: Sequence[Group], arena: Arena, dtype: torch.dtype) -> tuple[Fla
     return tuple(bound)
 
 
+def settle(parameters: Sequence[nn.Parameter], arena: Arena) -> None:
+    """Move parameters that are not trained into the arena."""
+    for parameter in parameters:
+        view = arena.carve("base", parameter.numel(), parameter.dtype).view(parameter.shape)
+        view.copy_(parameter.detach())
+        parameter.data = view
+    if parameters:
+        release_free_memory()
+
+
 def release_free_memory() -> None:
     """Give what the allocator holds of freed tensors back to the system (glibc keeps it otherwise)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

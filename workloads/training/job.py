@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from busbar.kube.types.quantity import to_bytes
 from busbar.kube.types.rules import refusals
+from busbar.kube.types.training_engine import Adapter as AdapterFields
 from busbar.kube.types.training_engine import BadRow, TrainingEngine
 from busbar.kube.types.training_engine import DataFields as RowFields
 from busbar.kube.types.training_engine import DataSource as DataFields
@@ -25,6 +26,7 @@ from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
     AdamW,
+    Adapter,
     Batch,
     CheckpointPolicy,
     DataSource,
@@ -46,6 +48,7 @@ _NEUTRAL = {
     "maxBadSteps",
     "steps",
     "threads",
+    "adapter.merge",
     "data.onBadRow",  # a run that goes on met none, or left them out from the start
 }
 
@@ -118,6 +121,19 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         evaluation=None if engine.evaluation is None else Evaluation(engine.evaluation.ngram_order),
         settings=settings,
         identity=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        adapter=None if engine.adapter is None else _adapter(engine.adapter),
+    )
+
+
+def _adapter(adapter: AdapterFields) -> Adapter:
+    return Adapter(
+        rank=adapter.rank,
+        alpha=adapter.rank if adapter.alpha is None else adapter.alpha,
+        dropout=adapter.dropout,
+        targets=None if adapter.targets is None else tuple(adapter.targets),
+        rs_lora=adapter.rs_lora,
+        dora=adapter.dora,
+        merge=adapter.merge,
     )
 
 

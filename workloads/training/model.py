@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.checkpoint import is_finite
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.groups import make_groups
-from busbar.workloads.training.plan import Demand
+from busbar.workloads.training.plan import Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
-from busbar.workloads.training.settings import EngineSpec
+from busbar.workloads.training.settings import Adapter, EngineSpec
 
 _PROBE_TOKENS = 8
 _BRIEF = 300  # characters
@@ -33,9 +34,10 @@ class ModelRecipe:
     folder: Path | None
     dtype: torch.dtype
     seed: int
+    adapter: Adapter | None = None
 
     def empty(self) -> torch.nn.Module:
-        """The architecture with arbitrary weights (also under fake tensors)."""
+        """The architecture with arbitrary weights (also under fake tensors), without an adapter."""
         from transformers import AutoModelForCausalLM
 
         make: Any = AutoModelForCausalLM.from_config
@@ -45,7 +47,16 @@ class ModelRecipe:
     def build(self) -> torch.nn.Module:
         """The model to train: saved weights, or new ones drawn from the seed. Raises InvalidJob."""
         torch.manual_seed(self.seed)
-        return self.empty() if self.folder is None else self._load(self.folder)
+        model = self.empty() if self.folder is None else self._load(self.folder)
+        return model if self.adapter is None else adapters.attach(model, self.adapter, self.seed)
+
+    def shadow(self, device: torch.device) -> Callable[[], torch.nn.Module]:
+        """Makes the model to train under fake tensors. Raises InvalidJob."""
+        if self.adapter is None:
+            return self.empty
+        with torch.device("meta"):
+            model = adapters.attach(self.empty(), self.adapter, self.seed)
+        return lambda: adapters.on_device(model, device)
 
     def _load(self, folder: Path) -> torch.nn.Module:
         """The saved weights: all that the model needs, in its shapes, and no others."""
@@ -131,7 +142,7 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         raise InvalidJob(where, f"describes a {config.model_type} model without {lacking}", "correct it")
     if size < vocab_size:
         raise InvalidJob(where, f"vocab_size {size} is less than the tokenizer's {vocab_size}", "raise it")
-    return ModelRecipe(config, folder, DTYPES[spec.dtype], spec.seed)
+    return ModelRecipe(config, folder, DTYPES[spec.dtype], spec.seed, spec.adapter)
 
 
 def _check_fields(config: Any, given: Mapping[str, Any], where: str) -> None:
@@ -165,8 +176,13 @@ def check_causal(model: torch.nn.Module, vocabulary: int) -> None:
     An architecture that takes no such short sequence is not checked.
     """
     kept: list[torch.Tensor] = []  # the embeddings
+
+    def keep(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        kept.append(output.detach().requires_grad_())  # which those of a frozen table do not
+        return kept[-1]
+
     table: Any = model.get_input_embeddings()  # type: ignore[operator]
-    hook = table.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    hook = table.register_forward_hook(keep)
     was_training = model.training
     try:
         tokens = torch.arange(_PROBE_TOKENS, device=table.weight.device)[None] % vocabulary
@@ -190,12 +206,14 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) 
     """Group sizes and peak activations, found on fake tensors: nothing is allocated."""
     try:
         model, activations, evaluation = peak_activation_bytes(
-            recipe.empty,
+            recipe.shadow(device),
             spec.batch.micro_batch,
             spec.data.sequence_length,
             device,
             None if spec.evaluation is None else token_losses,
         )
+    except InvalidJob:
+        raise
     except Exception as problem:  # the model's own code, which may fail in any way
         raise InvalidJob(
             "spec.engine.model",
@@ -203,4 +221,22 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) 
             "correct its config, or choose another",
         ) from problem
     groups = tuple(group.size for group in make_groups(model))
-    return Demand(groups, spec.dtype, spec.batch.micro_batch, activations, evaluation)
+    merges = recipe.adapter is not None and recipe.adapter.merge
+    return Demand(
+        groups,
+        spec.dtype,
+        spec.batch.micro_batch,
+        activations,
+        evaluation,
+        frozen_bytes=sum(aligned(each.numel() * each.itemsize) for each in adapters.frozen(model)),
+        merge_bytes=adapters.merge_bytes(model) if merges else 0,
+    )
+
+
+def model_report(model: torch.nn.Module, adapter: Adapter | None) -> dict[str, Any]:
+    """How much of the model is trained, for the status."""
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trainableParameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
+        "adapter": None if adapter is None else str(adapter)[:253],
+    }

@@ -75,8 +75,18 @@ def find_places(
     )
 
 
-def check_places(places: Places) -> None:
-    """Say early and plainly when a folder is missing or cannot be written. Raises InvalidJob."""
+def check_places(places: Places, *, keeps_model: bool = False) -> None:
+    """Say early and plainly when a folder is missing or cannot be written. Raises InvalidJob.
+
+    Args:
+        keeps_model: the output must not replace the model from which training starts.
+    """
+    if keeps_model and places.model is not None and places.model.resolve() == places.output.resolve():
+        raise InvalidJob(
+            "spec.output.uri",
+            f"{places.output} is the folder of the model that the adapter belongs to, which the result would replace",
+            "choose another folder",
+        )
     for field, folder, needed in (
         ("spec.engine.model.uri", places.model, "config.json"),
         ("spec.engine.tokenizer.uri", places.tokenizer, "tokenizer.json"),

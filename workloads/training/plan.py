@@ -2,13 +2,15 @@
 
 Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bfloat16):
 
+    base          weights that are not trained, beside an adapter: P counts the adapter alone then
     parameters    w P
     gradients     w P        kept whole until the global norm is known, for exact clipping
     optimizer     s R        s = 8 (fp32 m and v), plus 2 for the low half of the master weight under bfloat16;
                              R = parameters of the groups whose state is resident
     staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
                              and its master weight in fp32; nothing when all state is resident in float32
-    activations   what forward and backward of one micro-batch keep alive at their worst moment
+    activations   what forward and backward of one micro-batch keep alive at their worst moment, or an evaluation,
+                  or merging an adapter
 
 Host bytes: the state that is not resident, buffers for the checkpoint that is being written, and, where the
 device is the host's memory (a CPU), the device bytes again. The buffers take what the host has left, up to a
@@ -17,7 +19,7 @@ copy of everything; two blocks are enough (see `snapshot`).
 The host needs the most of what the phases of a run need (`MemoryPlan.phases`), D and H being the bytes above:
 
     preparation   tokenizer and one piece of text; tokens go to a file
-    start         the model as it was made, w P, and on a CPU the parameters that it moves into; after that, and
+    start         the model as it was made, w P (and the base), and on a CPU the parameters that it moves into; after that, and
                   not beside it, the rest of a step but its activations
     step          D (on a CPU) and H; the same while a snapshot is taken and while a checkpoint is read
     evaluation    as a step, and the counts of n-grams; its activations are in `activations`
@@ -65,10 +67,23 @@ class Demand:
     micro_batch: int
     activation_bytes: int  # at `micro_batch` sequences, of training
     evaluation_bytes: int = 0  # the same of an evaluation; 0: there is none
+    frozen_bytes: int = 0  # weights without gradients and state
+    merge_bytes: int = 0  # what adding an adapter to them needs; 0: it is not added
 
     @property
     def parameters(self) -> int:
         return sum(group.parameters for group in self.groups)
+
+    @property
+    def model_bytes(self) -> int:
+        """All weights, as they are when the model was made."""
+        return self.parameters * self.weight_bytes + self.frozen_bytes
+
+    @property
+    def result_bytes(self) -> int:
+        """What is written at the end: all that was trained, and with a merged adapter the whole model."""
+        own = self.parameters * self.weight_bytes
+        return own + (self.model_bytes if self.merge_bytes else 0)
 
     @property
     def weight_bytes(self) -> int:
@@ -173,12 +188,14 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
         "gradients": weights,
         "optimizer": state_bytes(resident),
         "staging": slots * aligned(chunk * state) + scratch,
-        "activations": max(demand.activation_bytes, demand.evaluation_bytes),
+        "activations": max(demand.activation_bytes, demand.evaluation_bytes, demand.merge_bytes),
     }
+    if demand.frozen_bytes:
+        device["base"] = demand.frozen_bytes
     on_host = state_bytes(offloaded)
     checkpoint = demand.parameters * (demand.weight_bytes + state) + RANDOM_STATE_BYTES
     others = on_host + (sum(device.values()) if limits.device_is_host else 0)
-    made = demand.parameters * demand.weight_bytes  # the model before it moves into the arena
+    made = demand.model_bytes  # before it moves into the arena
     beside = {
         "step": 0,
         "evaluation": EVALUATION_BYTES if demand.evaluation_bytes else 0,
@@ -204,7 +221,7 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
         phases={
             "preparation": PREPARATION_BYTES,
             "start": max(
-                made + (weights if limits.device_is_host else 0),
+                made + (weights + demand.frozen_bytes if limits.device_is_host else 0),
                 running - (device["activations"] if limits.device_is_host else 0),
             ),
             **{phase: running + size for phase, size in beside.items()},
@@ -214,7 +231,7 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
 
 def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> InfeasiblePlan | None:
     """Why `free` bytes do not hold what the run writes, or None: checkpoints, one being written, and the result."""
-    result = demand.parameters * demand.weight_bytes
+    result = demand.result_bytes
     needed = plan.checkpoint_bytes * (keep + 1) + result
     if needed <= free:
         return None

@@ -145,7 +145,7 @@ class _Session:
         from busbar.workloads.training.corpus import open_corpus
         from busbar.workloads.training.rows import RowReader
 
-        check_places(self.places)
+        check_places(self.places, keeps_model=self.spec.adapter is not None)
         adopt = self.run.checkpoint.adopt
         claimed = claim_checkpoints(self.places.checkpoints, self.run.owner, adopt=adopt)
         if claimed.moved is not None:
@@ -249,6 +249,7 @@ class _Session:
         return select_documents(document_order(corpus.holdout, self.spec.seed))
 
     def _build(self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared) -> Trainer:
+        from busbar.workloads.training.model import model_report
         from busbar.workloads.training.trainer import Trainer
 
         self._phase("Preparing", "building the model")
@@ -258,6 +259,7 @@ class _Session:
             "mode": plan.mode,
             "accelerator": self.device.type,
         }
+        self.status.update(model=model_report(trainer.model, self.spec.adapter))
         return trainer
 
     def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> None:
@@ -297,6 +299,7 @@ class _Session:
             "corpus": corpus.digest,
             "tokenizer": prepared.tokenizer_hash,
             "chatTemplate": self._chat_template(corpus),
+            "base": self._base(),
             "attempt": self.run.attempt,
         }
 
@@ -304,6 +307,15 @@ class _Session:
         from busbar.workloads.training.chat import ChatTemplate
 
         return ChatTemplate(self.places.tokenizer).digest if corpus.has_rows else None
+
+    def _base(self) -> str | None:
+        """Which weights an adapter belongs to: they are not in its checkpoints."""
+        from busbar.workloads.training.saved_model import weights_identity
+
+        if self.spec.adapter is None or self.places.model is None:
+            return None
+        self._phase("Preparing", "reading the base model for its checksum")
+        return weights_identity(self.places.model)
 
     def _numerics(self) -> dict[str, Any]:
         """What must stay as it is for a resumed run to repeat the bits of one that was never stopped."""
@@ -416,6 +428,8 @@ class _Session:
             "tokenizer": prepared.tokenizer_hash,
             "lostSteps": self.status.to_json(losses=False)["lostSteps"],
         }
+        if self.spec.adapter is not None:
+            facts |= {"adapter": str(self.spec.adapter), "base": self.spec.model.uri}
         export(
             trainer.model,
             prepared.tokenizer,
@@ -423,6 +437,7 @@ class _Session:
             self.spec.data.sequence_length,
             facts,
             self.places.tokenizer,
+            self.spec.adapter,
         )
 
 
@@ -549,6 +564,9 @@ class _Loop:
                 )
 
 
+_FACTS = {"corpus": "corpus", "tokenizer": "tokenizer", "chatTemplate": "chat template", "base": "base model"}
+
+
 def _check_same_run(manifest: Any, facts: dict[str, Any], folder: Path) -> None:
     if manifest.get("format") != facts["format"]:
         raise ResumeRefused(
@@ -561,12 +579,11 @@ def _check_same_run(manifest: Any, facts: dict[str, Any], folder: Path) -> None:
         for path in sorted({*before, *now})
         if before.get(path) != now.get(path)
     ]
-    changed += [name for name in ("corpus", "tokenizer") if manifest.get(name) != facts[name]]
-    changed += (
-        ["chat template"]
-        if manifest.get("chatTemplate", facts["chatTemplate"]) != facts["chatTemplate"]
-        else []
-    )
+    changed += [
+        shown
+        for name, shown in _FACTS.items()
+        if manifest.get(name, facts[name]) != facts[name]  # older ones do not have all of them
+    ]
     if changed:
         raise ResumeRefused(
             f"the checkpoints in {folder} belong to a run with another {' and '.join(changed)}; "
@@ -578,7 +595,8 @@ def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
     """The scheduler's workload class of the run; an architecture that it cannot size has no class of its own."""
     batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
     try:
-        return workload_class(ModelShape.from_config(config), batch)
+        whole = workload_class(ModelShape.from_config(config), batch)
+        return whole if spec.adapter is None else f"{whole}-adapter"  # faster than training all of it
     except ValueError:
         return f"{config.get('model_type', 'unknown')}-unsized"
 

@@ -6,6 +6,7 @@ Whether those tensors are the ones that the model's code asks for is known when 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,16 @@ def vectors(folder: Path) -> set[str]:
     shards = [SINGLE] if (folder / SINGLE).is_file() else list(_index(folder / INDEX))
     shapes = [_tensors(folder / shard) for shard in shards]
     return {name for tensors in shapes for name, dimensions in tensors.items() if dimensions < 2}
+
+
+def weights_identity(folder: Path) -> str:
+    """SHA-256 over `config.json` and the files of the weights: what an adapter belongs to."""
+    shards = [SINGLE] if (folder / SINGLE).is_file() else sorted(_index(folder / INDEX))
+    digest = hashlib.sha256()
+    for name in ("config.json", *shards):
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _instead(folder: Path) -> str:

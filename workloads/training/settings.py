@@ -47,6 +47,23 @@ class DataSource:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """LoRA beside frozen weights, as `peft` names its parts."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...] | None  # None: every linear layer but the output's
+    rs_lora: bool
+    dora: bool
+    merge: bool  # write the whole model
+
+    def __str__(self) -> str:
+        names = "all linear layers" if self.targets is None else ", ".join(self.targets)
+        return f"{'DoRA' if self.dora else 'LoRA'} of rank {self.rank} on {names}"
+
+
+@dataclass(frozen=True)
 class Batch:
     sequences: int  # per optimizer step
     micro_batch: int  # per forward and backward; divides `sequences`
@@ -101,3 +118,4 @@ class EngineSpec:
     max_bad_steps: int  # skipped steps in a row after which the run ends
     settings: Mapping[str, Any]  # every field that decides the run's numbers, by its path
     identity: str  # hash of `settings`
+    adapter: Adapter | None = None  # None: all weights are trained

@@ -17,10 +17,11 @@ from functools import partial
 
 import torch
 
+from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.checkpoint import Loaded
-from busbar.workloads.training.groups import bind, make_groups, rebind_gradients
+from busbar.workloads.training.groups import bind, make_groups, rebind_gradients, settle
 from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
 from busbar.workloads.training.packing import IGNORED, Packed
@@ -65,6 +66,7 @@ class Trainer:
         if device.type == "cuda":
             self.host_arena.pin()
         self.model.train()
+        settle(adapters.frozen(self.model), self.device_arena)
         groups = make_groups(self.model)
         self.groups = bind(groups, self.device_arena, recipe.dtype)
         _move_buffers(self.model, device)
