@@ -12,7 +12,7 @@ from busbar.api.kubernetes.client import Object
 from busbar.api.objects.objects import KINDS, check_unicode
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 
-FORMS = ("train", "image", "serve", "yaml")
+FORMS = ("train", "tune", "image", "serve", "yaml")
 MAX_YAML_CHARS = 200_000
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tiny": (
@@ -54,9 +54,8 @@ def draft(form: str, fields: Fields) -> tuple[Resource, Object]:
         return parse(fields.get("yaml", ""))
     if form == "serve":
         return MODEL_SERVICES, _object(MODEL_SERVICES, fields, _service(fields))
-    return TRAINING_JOBS, _object(
-        TRAINING_JOBS, fields, _image(fields) if form == "image" else _engine(fields)
-    )
+    spec = {"image": _image, "tune": _tuning}.get(form, _training)(fields)
+    return TRAINING_JOBS, _object(TRAINING_JOBS, fields, spec)
 
 
 class _Loader(yaml.SafeLoader):
@@ -135,27 +134,49 @@ def _object(resource: Resource, fields: Fields, spec: Object) -> Object:
     }
 
 
-def _engine(fields: Fields) -> Object:
+def _training(fields: Fields) -> Object:
+    """A new model, with its own tokenizer."""
     preset = PRESETS.get(fields.get("preset", ""))
     if preset is None:
         raise Invalid("choose a model", field="preset")
-    sequence = _whole(fields, "sequence_length", 256)
     heads = preset[1]["num_attention_heads"]
     config = {
         "model_type": "llama",
         **preset[1],
         "num_key_value_heads": heads,
-        "max_position_embeddings": max(512, sequence),
+        "max_position_embeddings": max(512, _whole(fields, "sequence_length", 256)),
         "tie_word_embeddings": True,
     }
-    batch = _whole(fields, "batch", 4)
-    engine: Object = {
+    model: Object = {
         "model": {"config": config},
         "tokenizer": {"train": {"vocabSize": _whole(fields, "vocabulary", 4096)}},
-        "data": {"uri": fields.get("data", "").strip(), "sequenceLength": sequence},
+    }
+    return _engine(fields, model, 0.003)
+
+
+def _tuning(fields: Fields) -> Object:
+    """A saved model, trained on: all of its weights, or an adapter where a rank is given."""
+    base = fields.get("base", "").strip()
+    if not base:
+        raise Invalid("name the model's folder, pvc://claim/path", field="base")
+    model: Object = {"model": {"uri": base}}
+    rank = whole_or_none(fields.get("rank", ""), "rank", "all weights", least=1)
+    if rank is not None:
+        model["adapter"] = {"rank": rank, "merge": fields.get("result") != "adapter"}
+    return _engine(fields, model, 0.0002)
+
+
+def _engine(fields: Fields, model: Object, rate: float) -> Object:
+    batch = _whole(fields, "batch", 4)
+    engine: Object = {
+        **model,
+        "data": {
+            "uri": fields.get("data", "").strip(),
+            "sequenceLength": _whole(fields, "sequence_length", 256),
+        },
         "steps": _whole(fields, "steps", 500),
         "batch": {"sequences": batch, "microBatch": batch},
-        "optimizer": {"learningRate": _decimal(fields, "learning_rate", 0.003), "warmupSteps": 20},
+        "optimizer": {"learningRate": _decimal(fields, "learning_rate", rate), "warmupSteps": 20},
         "mode": fields.get("mode") or "auto",
         "evaluation": {"ngramOrder": 3},
     }

@@ -19,6 +19,7 @@ from busbar.kube.types.training_job import (
     LostWork,
     Preview,
     Progress,
+    TrainedModel,
     TrainingJobStatus,
     TrainingPhase,
     Usage,
@@ -79,6 +80,9 @@ class JobView:
     step: int
     total: int
     percent: float | None
+    adapter: str
+    trained: str
+    bad_rows: str
     loss: str
     speed: str
     eta: str
@@ -131,6 +135,9 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         step=step,
         total=total,
         percent=100.0 * step / total if total else None,
+        adapter=(status.model.adapter if status.model is not None else None) or "",
+        trained=_trained(status.model),
+        bad_rows=number(progress.bad_rows or None, 0),
         loss=number(progress.loss, 4),
         speed=number(progress.tokens_per_second, 0),
         eta=_eta(progress, phase),
@@ -163,6 +170,13 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         forecast=_forecast(status.forecast, now),
         place=status.reservation.sentence(now) if status.reservation is not None else "",
     )
+
+
+def _trained(model: TrainedModel | None) -> str:
+    """How much an adapter trains; empty where that is everything."""
+    if model is None or model.adapter is None:
+        return ""
+    return f"{number(model.trainable_parameters, 0)} of {number(model.parameters, 0)} parameters"
 
 
 def _badge(obj: TrainingJob | ModelService, phase: TrainingPhase | ServicePhase) -> Badge:

@@ -131,6 +131,8 @@ def _job(found: Object) -> list[tuple[str, object]]:
         *_forecast(status),
         ("Place", _place(status)),
         ("Progress", steps),
+        ("Bad rows", _part(status, "progress").get("badRows") or None),
+        ("Trained", _trained(_part(status, "model"))),
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
@@ -148,6 +150,13 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Output", status.get("outputUri") or _part(found.spec, "output").get("uri")),
         *_usage(status),
     ]
+
+
+def _trained(model: dict[str, Any]) -> str | None:
+    """The adapter and its size; nothing where all weights are trained."""
+    if not model.get("adapter"):
+        return None
+    return f"{model['adapter']}: {model['trainableParameters']:,} of {model['parameters']:,} parameters"
 
 
 def _service(found: Object) -> list[tuple[str, object]]:

@@ -196,6 +196,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             "etaSeconds": 300,
         },
         "checkpoint": {"step": 10, "savedAt": "2026-03-01T12:00:00Z"},
+        "model": {"adapter": "LoRA of rank 8 on q_proj", "parameters": 64_000, "trainableParameters": 1024},
         "conditions": [
             {
                 "type": "Ready",
@@ -211,6 +212,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
     done = await site.busbar("describe", "ada-run")
     for text in (
         "20 of 100 steps",
+        "LoRA of rank 8 on q_proj: 1,024 of 64,000 parameters",
         "812 tokens/s",
         "5m00s",
         "Training on pool cpu.",

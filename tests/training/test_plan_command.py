@@ -13,13 +13,16 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from tests.training.small import LLAMA, manifest
+from tests.training.small import LLAMA, engine, manifest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.scheduler.fit import BatchShape, ModelShape, accelerator, memory, tokens_per_s
 from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations
 from busbar.workloads.training.activations import peak_activation_bytes
+from busbar.workloads.training.adapter import attach, merge_bytes
+from busbar.workloads.training.adapter_size import parameters
 from busbar.workloads.training.groups import make_groups
+from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.plan_command import demand_of, plan
 
@@ -38,11 +41,15 @@ BATCH = BatchShape(sequences=8, sequence_length=2048, micro_batch=1, dtype="bflo
 
 def job(folder: Path, **changes: Any) -> Path:
     document = manifest(
-        model={"config": CONFIG_13B},
         tokenizer={"uri": "pvc://tokenizer"},
         dtype="bfloat16",
         batch={"sequences": 8, "microBatch": 1},
-        **{"mode": "auto", "data": {"uri": "pvc://text", "sequenceLength": 2048}, **changes},
+        **{
+            "model": {"config": CONFIG_13B},
+            "mode": "auto",
+            "data": {"uri": "pvc://text", "sequenceLength": 2048},
+            **changes,
+        },
     )
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
     return folder / "job.yaml"
@@ -149,3 +156,50 @@ def test_offload_costs_the_time_of_its_state_on_the_link() -> None:
         BATCH.tokens / tokens_per_s(shape, BATCH, mode, device) for mode in ("resident", "optimizer-offload")
     )
     assert offload - resident == pytest.approx(10 * shape.parameters / (device.link_gb_per_s * 1e9))
+
+
+ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": (LLAMA, {"rank": 8, "targets": ["q_proj", "self_attn.o_proj"]}),
+    "all layers": (LLAMA, {"rank": 4, "dora": True, "merge": True}),
+    "gpt2": ({**GPT2, "n_embd": 48, "n_layer": 2, "n_head": 4}, {"rank": 8, "targets": ["c_proj"]}),
+}
+
+
+@pytest.mark.parametrize(("config", "adapter"), ADAPTERS.values(), ids=ADAPTERS.keys())
+def test_an_adapters_size_is_that_of_the_engines_own_groups(
+    config: dict[str, Any], adapter: dict[str, Any]
+) -> None:
+    given = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, **config}
+    spec = parse_engine(engine(model={"uri": "pvc://base"}, tokenizer=None, adapter=adapter))
+    assert spec.adapter is not None
+    made: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = attach(made(AutoConfig.for_model(**given)), spec.adapter, 0)
+    shape, batch = ModelShape.from_config(given), BatchShape(2, 32, 2)
+    demand = demand_of(shape, batch, adapter=spec.adapter)
+    assert demand.groups == tuple(group.size for group in make_groups(model))
+    assert demand.merge_bytes == (merge_bytes(model) if spec.adapter.merge else 0)
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert parameters(shape, spec.adapter) == trained
+    assert demand.frozen_bytes == pytest.approx(4 * (model_parameters(model) - trained), rel=0.05)
+
+
+def model_parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_an_adapter_fits_where_training_everything_does_not(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text(json.dumps(CONFIG_13B))
+    options = ["--gpu", "H100", "--host", "64Gi", "--claims", str(tmp_path)]
+    whole, _ = ask(tmp_path, *options, model={"uri": "pvc://base"})
+    code, answer = ask(tmp_path, *options, model={"uri": "pvc://base"}, adapter={"rank": 16})
+    assert (whole, code) == (2, 0)
+    assert answer["trainableParameters"] == pytest.approx(answer["parameters"] / 200, rel=0.2)
+    assert answer["modes"]["auto"]["plan"]["device"]["base"] == 2 * answer["parameters"]
+    file = job(tmp_path, model={"uri": "pvc://base"}, adapter={"rank": 16, "targets": ["query_key_value"]})
+    ran = CliRunner().invoke(plan, [str(file), *options])
+    assert ran.exit_code == 2
+    assert "query_key_value has no size that is known without the model" in ran.output
+    ran = CliRunner().invoke(plan, [str(job(tmp_path, model={"uri": "pvc://base"}, adapter={})), *options])
+    assert "million are trained (LoRA of rank 16 on all linear layers)" in ran.output

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import click
 if TYPE_CHECKING:
     from busbar.scheduler.fit import Accelerator, BatchShape, ModelShape
     from busbar.workloads.training.plan import Demand, MemoryLimits
-    from busbar.workloads.training.settings import EngineSpec
+    from busbar.workloads.training.settings import Adapter, EngineSpec
 
 EPILOG = """
 Examples:
@@ -112,11 +112,13 @@ def answer_for(
     )
     batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
     shape = _shape(spec, claims)
-    demand = demand_of(shape, batch, evaluates=spec.evaluation is not None)
+    demand = demand_of(shape, batch, evaluates=spec.evaluation is not None, adapter=spec.adapter)
     limits = machine.limits(spec.device_memory_bytes)
     modes = {mode: _mode(mode, shape, batch, demand, limits, machine) for mode in MODES}
     return {
         "parameters": shape.parameters,
+        "trainableParameters": _trainable(shape, spec),
+        "adapter": None if spec.adapter is None else str(spec.adapter),
         "accelerator": found.name,
         "deviceBytes": limits.device_bytes,
         "hostBytes": limits.host_bytes,
@@ -126,9 +128,21 @@ def answer_for(
     }
 
 
-def demand_of(shape: ModelShape, batch: BatchShape, *, evaluates: bool = False) -> Demand:
-    """The engine's demand of a model of this shape: the same groups, each parameter at full size."""
+def _trainable(shape: ModelShape, spec: EngineSpec) -> int:
+    from busbar.workloads.training.adapter_size import parameters
+
+    return shape.parameters if spec.adapter is None else parameters(shape, spec.adapter)
+
+
+def demand_of(
+    shape: ModelShape, batch: BatchShape, *, evaluates: bool = False, adapter: Adapter | None = None
+) -> Demand:
+    """The engine's demand of a model of this shape: the same groups, each parameter at full size.
+
+    The activations are those of full training, which are more than those beside frozen weights.
+    """
     from busbar.scheduler.fit.memory import activations
+    from busbar.workloads.training import adapter_size
     from busbar.workloads.training.plan import Demand, GroupSize
 
     table = shape.vocabulary * shape.hidden
@@ -136,8 +150,16 @@ def demand_of(shape: ModelShape, batch: BatchShape, *, evaluates: bool = False) 
     blocks = [GroupSize(f"block-{index}", _grain(shape.layer_parameters)) for index in range(shape.layers)]
     groups = (GroupSize("embedding", _grain(table)), *blocks, GroupSize("head", _grain(head)))
     evaluation = 8 * batch.micro_batch * batch.sequence_length * shape.vocabulary  # logits, and their softmax
-    return Demand(
+    demand = Demand(
         groups, batch.dtype, batch.micro_batch, activations(shape, batch), evaluation if evaluates else 0
+    )
+    if adapter is None:
+        return demand
+    return replace(
+        demand,
+        groups=adapter_size.group_sizes(shape, adapter),
+        frozen_bytes=shape.parameters * batch.weight_bytes,
+        merge_bytes=adapter_size.merge_bytes(shape, adapter, batch.weight_bytes),
     )
 
 
@@ -171,13 +193,17 @@ def _mode(
 def as_text(answer: Mapping[str, Any]) -> str:
     """The answer as lines that a person reads."""
     rows = [
-        f"{answer['parameters'] / 1e6:,.1f} million parameters on {answer['accelerator']}, "
+        f"{answer['parameters'] / 1e6:,.1f} million parameters{_trained(answer)} on {answer['accelerator']}, "
         f"device {_size(answer['deviceBytes'])}, host {_size(answer['hostBytes'])}",
         f"{'mode':<19} {'fits':<5} {'device':>11} {'host':>11} {'state on host':>14} {'s per step':>11} {'tokens/s':>10}",
     ]
     for name, mode in answer["modes"].items():
         rows.append(_row(f"{name}{' *' if name == answer['mode'] else ''}", mode))
     rows.append("* the job's mode. Speeds are predicted from data sheets and not measured.")
+    if answer["adapter"] is not None:
+        rows.append(
+            "Speeds and activations are those of training all weights; an adapter needs less of both."
+        )
     for name, mode in answer["modes"].items():
         if not mode["fits"] and name == answer["mode"]:
             rows += [f"{mode['why']}. What would help:", *(f"  {fix}" for fix in mode["fixes"])]
@@ -189,6 +215,12 @@ def as_text(answer: Mapping[str, Any]) -> str:
         if chosen["checkpointBlocks"]:
             rows.append("The host has no room for a copy of it: training waits while most of it is written.")
     return "\n".join(rows)
+
+
+def _trained(answer: Mapping[str, Any]) -> str:
+    if answer["adapter"] is None:
+        return ""
+    return f", of which {answer['trainableParameters'] / 1e6:,.2f} million are trained ({answer['adapter']}),"
 
 
 def _row(name: str, mode: Mapping[str, Any]) -> str:

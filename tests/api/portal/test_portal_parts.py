@@ -46,6 +46,39 @@ def test_the_training_form_makes_a_valid_job(preset: str) -> None:
     assert job.spec.checkpoint.every_steps == 20
 
 
+TUNE = {"name": "run", "base": "pvc://base/model", "data": "pvc://rows/a.jsonl", "output": "pvc://base/out"}
+
+
+@pytest.mark.parametrize(
+    ("given", "adapter"),
+    [
+        ({}, None),
+        ({"rank": "8"}, {"rank": 8, "merge": True}),
+        ({"rank": "8", "result": "adapter"}, {"rank": 8, "merge": False}),
+    ],
+)
+def test_the_tuning_form_makes_a_valid_job(given: dict[str, str], adapter: dict[str, Any] | None) -> None:
+    _, obj = draft("tune", {**TUNE, **given})
+    job = TrainingJob.model_validate(obj)
+    assert job.spec.engine is not None
+    assert job.spec.engine.model.uri == "pvc://base/model"
+    assert obj["spec"]["engine"].get("adapter") == adapter
+    assert job.spec.engine.optimizer.learning_rate == 0.0002
+
+
+def test_the_page_of_a_job_shows_its_adapter_and_the_rows_that_were_left_out() -> None:
+    model = {
+        "adapter": "LoRA of rank 8 on all linear layers",
+        "parameters": 5_000_000,
+        "trainableParameters": 90_000,
+    }
+    view = job_view(made(JOB, model=model, progress={"step": 1, "badRows": 1200}), NOW)
+    assert view.adapter == "LoRA of rank 8 on all linear layers"
+    assert (view.trained, view.bad_rows) == ("90,000 of 5,000,000 parameters", "1,200")
+    whole = job_view(made(JOB, model={"parameters": 5, "trainableParameters": 5}, progress={"step": 1}), NOW)
+    assert (whole.adapter, whole.trained, whole.bad_rows) == ("", "", "")
+
+
 def test_a_profile_shows_predicted_and_measured_side_by_side() -> None:
     cell = {
         "accelerator": "L4", "accelerators": 1, "mode": "resident", "tokensPerSecond": 4100.4, "predicted": 5200.0,
@@ -93,6 +126,8 @@ def test_the_example_in_the_yaml_box_is_valid() -> None:
         ("train", {**TRAIN, "steps": "many"}, "steps"),
         ("train", {**TRAIN, "steps": "0"}, "steps"),
         ("train", {**TRAIN, "learning_rate": "fast"}, "learning_rate"),
+        ("tune", {**TUNE, "base": ""}, "base"),
+        ("tune", {**TUNE, "rank": "0"}, "rank"),
         ("image", {"name": "g"}, "image"),
         ("image", {"name": "g", "image": "i", "command": "echo 'open"}, "command"),
         ("serve", {"name": "s"}, "training_job"),

@@ -34,6 +34,14 @@ def merged(**said: Any) -> TrainingJobStatus | None:
             "totalSteps": st.integers(),
             "tokens": st.integers(),
             "lostSteps": st.integers(),
+            "badRows": st.integers(),
+            "model": st.fixed_dictionaries(
+                {
+                    "parameters": st.integers(),
+                    "trainableParameters": st.integers(),
+                    "adapter": st.text(max_size=300),
+                }
+            ),
             "resumedFromStep": st.integers(),
             "loss": numbers,
             "tokensPerSecond": numbers,
@@ -49,6 +57,16 @@ def test_no_answer_makes_a_status_that_the_schema_refuses(said: dict[str, Any]) 
     status = merged(**said)
     if status is not None:
         assert TrainingJobStatus.model_validate(status.to_wire()) == status
+
+
+def test_the_adapter_and_the_rows_that_were_left_out_are_told() -> None:
+    told = {"parameters": 64_000, "trainableParameters": 1024, "adapter": "LoRA of rank 8 on q_proj"}
+    status = merged(step=1, totalSteps=2, badRows=3, model=told)
+    assert status is not None
+    assert status.progress is not None
+    assert status.progress.bad_rows == 3
+    assert status.model is not None
+    assert status.model.to_wire() == told
 
 
 def test_numbers_are_cut_to_what_json_can_hold() -> None:
