@@ -28,7 +28,7 @@ from busbar.workloads.training.model import open_model
 from busbar.workloads.training.packing import NOT_LEARNED, TOKEN, Packed, Tokens, pack
 from busbar.workloads.training.preparation import prepare
 from busbar.workloads.training.report import Lines
-from busbar.workloads.training.rows import RowReader
+from busbar.workloads.training.rows import BadRow, RowReader
 from busbar.workloads.training.run import run
 from busbar.workloads.training.settings import Fields
 from busbar.workloads.training.status import Status
@@ -103,6 +103,36 @@ def test_conversations_are_the_tokens_and_answers_of_the_tokenizers_own_template
         assert ours.ids == theirs.apply_chat_template(messages, return_dict=True)["input_ids"]
         assert ours.ids == expected["input_ids"]
         assert ours.learned == [bool(flag) for flag in expected["assistant_masks"]]
+
+
+def test_a_template_that_adds_a_thought_to_the_last_answer_alone_is_understood(tmp_path: Path) -> None:
+    thought = "<think>\n\n</think>\n"
+    thinking = UNMARKED.replace(
+        "{{ m.content }}{{ eos_token }}",
+        "{{ '" + thought.replace("\n", "\\n") + "' if loop.last }}{{ m.content | trim }}{{ eos_token }}",
+    )
+    template = ChatTemplate(save_tokenizer(tmp_path / "tokenizer", thinking))
+    messages = [{**m, "content": m["content"] + "\n"} for m in CONVERSATIONS[0]]
+    learned = [part.text for part in template.row(messages).parts if part.learned]
+    first, last = (m["content"] for m in CONVERSATIONS[0] if m["role"] == "assistant")
+    assert learned == [f"{first}<|endoftext|>\n", f"{thought}{last}<|endoftext|>\n"]
+
+
+def test_a_template_that_hides_earlier_answers_is_refused(tmp_path: Path) -> None:
+    hiding = UNMARKED.replace("{{ m.content }}{{ eos_token }}", "{{ m.content if loop.last else 'hidden' }}")
+    template = ChatTemplate(save_tokenizer(tmp_path / "tokenizer", hiding))
+    with pytest.raises(BadRow, match="renders in another way when more follows"):
+        template.row(CONVERSATIONS[0])
+    assert template.row(CONVERSATIONS[1])
+
+
+def test_a_tokenizer_that_was_saved_with_a_limit_loses_no_text(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(TEXTS.values(), VOCABULARY)
+    whole = tokenizer.encode("the pump opens the line").ids
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode("the pump opens the line").ids == whole
 
 
 def test_of_a_prompt_with_its_completion_the_completion_and_its_end_are_learned(tmp_path: Path) -> None:

@@ -90,20 +90,32 @@ def _render(tokenizer: Any, messages: list[Any]) -> tuple[str, Spans]:
     spans: Spans = []
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            before = _prefix(tokenizer, messages[:index], whole, prompt=True)
-            spans.append((before, _prefix(tokenizer, messages[: index + 1], whole, prompt=False)))
+            before: str = tokenizer.apply_chat_template(
+                messages[:index], tokenize=False, add_generation_prompt=True
+            )
+            until: str = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
+            spans.append((len(before), _end(whole, before, until, message.get("content"))))
     return whole, spans
 
 
-def _prefix(tokenizer: Any, messages: list[Any], whole: str, *, prompt: bool) -> int:
-    """Characters of `whole` that these first messages are rendered to."""
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-    if not whole.startswith(text):
-        raise BadRow(
-            "has an answer that the chat template renders in another way when more follows or nothing does",
-            "mark the answers in the template with {% generation %} and {% endgeneration %}",
-        )
-    return len(text)
+def _end(whole: str, before: str, until: str, content: object) -> int:
+    """Where the answer that begins behind `before` ends in `whole`, if `until` ends with it.
+
+    Some templates add something to the last answer alone, such as an empty thought: then it ends where the longest
+    end of `until` does with which `whole` goes on.
+    """
+    start = len(before)
+    if whole.startswith(until) and until.startswith(before):
+        return len(until)
+    said = content.strip() if isinstance(content, str) else ""
+    if said and whole.startswith(before) and until.startswith(before):
+        for first in range(start, len(until) - len(said) + 1):
+            if whole.startswith(until[first:], start) and said in until[first:]:
+                return start + len(until) - first
+    raise BadRow(
+        "has an answer that the chat template renders in another way when more follows",
+        "mark the answers in the template with {% generation %} and {% endgeneration %}",
+    )
 
 
 def _marked(tokenizer: Any, messages: list[Any]) -> tuple[str, Spans]:

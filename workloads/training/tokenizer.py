@@ -49,7 +49,10 @@ def load_tokenizer(folder: Path) -> Any:
 
     path = folder / "tokenizer.json"
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()  # settings of whoever saved it, which would lose text here
+        tokenizer.no_padding()
+        return tokenizer
     except Exception as problem:  # the library raises no narrower type
         raise InvalidJob(
             "spec.engine.tokenizer.uri",
