@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 DONE, FAILED, INVALID = int(ExitCode.DONE), int(ExitCode.FAILED), int(ExitCode.INVALID)
 STOPPED = int(ExitCode.SAVED_AFTER_SIGTERM)
-FORMAT = 3  # of checkpoints and of the order of the data
 
 
 @dataclass(frozen=True)
@@ -259,16 +258,22 @@ class _Session:
             "mode": plan.mode,
             "accelerator": self.device.type,
         }
-        self.status.update(model=model_report(trainer.model, self.spec.adapter))
+        report = model_report(trainer.model, self.spec.adapter)
+        self.status.update(model=report)
+        if self.spec.adapter is not None:
+            self.reporter.note(
+                f"{self.spec.adapter}: {report['trainableParameters']} of {report['parameters']} parameters are trained"
+            )
         return trainer
 
     def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> None:
         from busbar.workloads.training.async_checkpoint import Saver
         from busbar.workloads.training.checkpoint import CheckpointFolder
         from busbar.workloads.training.export import weights_digest
+        from busbar.workloads.training.identity import facts_of
         from busbar.workloads.training.step_log import Journal
 
-        facts = self._facts(prepared, corpus)
+        facts = facts_of(self.run, corpus, prepared, self.device)
         folder = CheckpointFolder(self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note)
         journal = Journal(self.places.checkpoints / "journal.jsonl", self.run.attempt, self.spec.steps)
         try:
@@ -289,47 +294,8 @@ class _Session:
             self.control.close("training is over; its last state is already saved")
             journal.close()
 
-    def _facts(self, prepared: Prepared, corpus: Corpus) -> dict[str, Any]:
-        """Identity of a checkpoint; only a run with the same identity resumes it."""
-        return {
-            "format": FORMAT,
-            "identity": self.spec.identity,
-            "settings": dict(self.spec.settings),
-            "numerics": self._numerics(),
-            "corpus": corpus.digest,
-            "tokenizer": prepared.tokenizer_hash,
-            "chatTemplate": self._chat_template(corpus),
-            "base": self._base(),
-            "attempt": self.run.attempt,
-        }
-
-    def _chat_template(self, corpus: Corpus) -> str | None:
-        from busbar.workloads.training.chat import ChatTemplate
-
-        return ChatTemplate(self.places.tokenizer).digest if corpus.has_rows else None
-
-    def _base(self) -> str | None:
-        """Which weights an adapter belongs to: they are not in its checkpoints."""
-        from busbar.workloads.training.saved_model import weights_identity
-
-        if self.spec.adapter is None or self.places.model is None:
-            return None
-        self._phase("Preparing", "reading the base model for its checksum")
-        return weights_identity(self.places.model)
-
-    def _numerics(self) -> dict[str, Any]:
-        """What must stay as it is for a resumed run to repeat the bits of one that was never stopped."""
-        import torch
-
-        on_cpu = self.device.type == "cpu"
-        name = torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(self.device)
-        return {
-            "threads": self.run.threads,
-            "torch": torch.__version__,
-            "device": f"{self.device.type} {name}",
-        }
-
     def _resume(self, trainer: Trainer, folder: Any, journal: Any, facts: dict[str, Any]) -> None:
+        from busbar.workloads.training.identity import changed_numerics, check_same_run
         from busbar.workloads.training.snapshot import restore_random_states
 
         self._phase("Preparing", "looking for a checkpoint")
@@ -339,8 +305,12 @@ class _Session:
         loaded = found.checkpoint
         step = 0
         if loaded is not None:
-            _check_same_run(loaded.manifest, facts, self.places.checkpoints)
-            self._compare_numerics(loaded.manifest, facts)
+            check_same_run(loaded.manifest, facts, self.places.checkpoints)
+            if changed := changed_numerics(loaded.manifest, facts):
+                self.reporter.note(
+                    f"warning: {', '.join(changed)}: from here on the numbers may differ in their last bits from those "
+                    "of a run that was never stopped"
+                )
             if loaded.step > self.spec.steps:
                 raise ResumeRefused(
                     f"spec.engine.steps is {self.spec.steps}, and the checkpoint in {self.places.checkpoints} is of "
@@ -356,17 +326,6 @@ class _Session:
         if loaded is not None or lost:
             self.status.update(resumedFromStep=step, lostSteps=lost, step=step)
             self.reporter.note(f"resumed from step {step}; {lost} finished steps were lost and are repeated")
-
-    def _compare_numerics(self, manifest: Any, facts: dict[str, Any]) -> None:
-        before, now = manifest["numerics"], facts["numerics"]
-        changed = [
-            f"{key} was {before.get(key)} and is {now[key]}" for key in now if before.get(key) != now[key]
-        ]
-        if changed:
-            self.reporter.note(
-                f"warning: {', '.join(changed)}: from here on the numbers may differ in their last bits from those "
-                "of a run that was never stopped"
-            )
 
     def _evaluate(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> dict[str, Any] | None:
         wanted = self.spec.evaluation
@@ -562,33 +521,6 @@ class _Loop:
                     f"{done - (self.saver.durable_step or 0)} later steps will be repeated: their state could not "
                     "have been written before the grace period ends; raise preemption.gracePeriodSeconds"
                 )
-
-
-_FACTS = {"corpus": "corpus", "tokenizer": "tokenizer", "chatTemplate": "chat template", "base": "base model"}
-
-
-def _check_same_run(manifest: Any, facts: dict[str, Any], folder: Path) -> None:
-    if manifest.get("format") != facts["format"]:
-        raise ResumeRefused(
-            f"the checkpoints in {folder} were written by another version of the engine; finish the run with that "
-            "version, or use another output folder"
-        )
-    before, now = manifest["settings"], facts["settings"]
-    changed = [
-        f"{path} {before.get(path)!r} (now {now.get(path)!r})"
-        for path in sorted({*before, *now})
-        if before.get(path) != now.get(path)
-    ]
-    changed += [
-        shown
-        for name, shown in _FACTS.items()
-        if manifest.get(name, facts[name]) != facts[name]  # older ones do not have all of them
-    ]
-    if changed:
-        raise ResumeRefused(
-            f"the checkpoints in {folder} belong to a run with another {' and '.join(changed)}; "
-            "restore the old settings, or use another output folder, or remove these checkpoints"
-        )
 
 
 def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
