@@ -20,6 +20,7 @@ from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.job import parse_job
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.plan import MemoryLimits
+from busbar.workloads.training.rows import RowReader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "pytorch_two_pods.py"
@@ -38,8 +39,8 @@ def test_the_demos_job_fits_its_device_with_offload_and_not_without() -> None:
         make_plan(demand, limits, "resident")
 
 
-def documents() -> dict[str, Any]:
-    text = (EXAMPLES / "pytorch-two-pods.yaml").read_text()
+def documents(name: str = "pytorch-two-pods.yaml") -> dict[str, Any]:
+    text = (EXAMPLES / name).read_text()
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 
@@ -49,6 +50,37 @@ def test_the_two_pod_manifest_carries_the_script_and_is_valid() -> None:
     job = parse_job(found["TrainingJob"])
     assert job.spec.template is not None
     assert job.spec.shape.min_pods == job.spec.shape.max_pods == 2
+
+
+def test_the_manifest_that_writes_rows_carries_the_script_and_is_valid() -> None:
+    found = documents("docstring-rows.yaml")
+    script = EXAMPLES / "docstring_rows.py"
+    assert found["ConfigMap"]["data"][script.name] == script.read_text()
+    assert parse_job(found["TrainingJob"]).spec.template is not None
+
+
+def test_the_rows_of_the_script_are_signatures_and_what_they_do(tmp_path: Path) -> None:
+    out = tmp_path / "rows/a.jsonl"
+    script = [sys.executable, str(EXAMPLES / "docstring_rows.py"), str(out)]
+    assert "rows in" in subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    reader = RowReader()
+    found = [reader.read(line.encode()) for line in out.read_text().splitlines()]
+    assert len(found) > 3000
+    wanted = ('def isclass(object):\n    """', 'Return true if the object is a class."""\n')
+    assert wanted in {tuple(part.text for part in row.parts) for row in found}
+
+
+def test_the_tuning_example_adapts_the_demos_model_to_the_rows_of_the_script() -> None:
+    base = parse_job(read_manifest(EXAMPLES / "train-python-stdlib.yaml"))
+    tuned = run_from_manifest(read_manifest(EXAMPLES / "fine-tune.yaml"), Path("claims"), None, {})
+    rows = documents("docstring-rows.yaml")["TrainingJob"]["spec"]["template"]
+    assert base.spec.output is not None
+    assert tuned.spec.model.uri == base.spec.output.uri
+    assert tuned.places.tokenizer == tuned.places.model
+    assert tuned.spec.adapter is not None
+    assert tuned.spec.adapter.merge
+    written = rows["command"][-1].removeprefix(rows["volumes"][1]["mountPath"])
+    assert tuned.spec.data.uri == f"pvc://{rows['volumes'][1]['claim']}{written}"
 
 
 def start(rank: int, port: int, out: Path, steps: int) -> subprocess.Popen[str]:
