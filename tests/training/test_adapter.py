@@ -231,7 +231,9 @@ def test_the_result_is_an_adapter_that_peft_loads_and_merges(claims: Path) -> No
     assert 0 < status["model"]["trainableParameters"] < status["model"]["parameters"] / 20
     assert status["evaluation"]["bitsPerByte"] > 0
     adapted = PeftModel.from_pretrained(MODEL.from_pretrained(claims / "bases/llama"), output)
-    assert json.loads((output / "adapter_config.json").read_text())["base_model_name_or_path"]
+    written = json.loads((output / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == str(claims / "bases/llama")
+    assert (written["r"], repr(written["lora_alpha"])) == (4, "8")
     plain = logits(MODEL.from_pretrained(claims / "bases/llama"))
     assert not torch.allclose(logits(adapted), plain)
 

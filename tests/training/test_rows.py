@@ -277,6 +277,14 @@ def test_only_the_fields_that_are_named_are_read(tmp_path: Path) -> None:
     assert [(part.text, part.learned) for part in piece.row.parts] == [("q", False), ("a", True)]
 
 
+def test_a_field_that_is_null_is_not_there(tmp_path: Path) -> None:
+    row = {"text": None, "prompt": "q", "completion": "a", "messages": None}
+    (piece,) = Document("a", write_rows(tmp_path / "a.jsonl", [row]), rows=RowReader()).pieces()
+    assert [part.text for part in piece.row.parts] == ["q", "a"]
+    with pytest.raises(BadRow, match=r"has no field .* but nothing"):
+        RowReader().read(b'{"text": null}')
+
+
 def test_the_format_wins_over_the_files_ending(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", [{"text": "x"}])
     write_rows(tmp_path / "b.log", [{"text": "y"}])

@@ -32,7 +32,7 @@ def attach(model: nn.Module, adapter: Adapter, seed: int) -> nn.Module:
     layers = _layers(model)
     config = LoraConfig(
         r=adapter.rank,
-        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft divides it, and takes any number
+        lora_alpha=_whole(adapter.alpha),
         lora_dropout=adapter.dropout,
         target_modules=_targets(layers, adapter),
         use_rslora=adapter.rs_lora,
@@ -49,6 +49,11 @@ def attach(model: nn.Module, adapter: Adapter, seed: int) -> nn.Module:
         except ValueError as problem:
             raise InvalidJob(FIELD, f"is refused by peft: {problem!s:.300}", "correct it") from problem
     return adapted
+
+
+def _whole(alpha: float) -> Any:
+    """As an integer where it is one: peft takes any number, and not all who read its files do."""
+    return int(alpha) if alpha == int(alpha) else alpha
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:

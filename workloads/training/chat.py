@@ -73,7 +73,9 @@ class ChatTemplate:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(self._folder), local_files_only=True, trust_remote_code=False
+            )
             template = tokenizer.get_chat_template()
         except Exception as problem:  # of the library, or of a file that it reads
             raise InvalidJob(

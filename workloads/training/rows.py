@@ -91,10 +91,10 @@ class RowReader:
                 ("completion", names.completion),
                 ("messages", names.messages),
             )
-            if name is not None and name in record
+            if name is not None and record.get(name) is not None  # tables write null where a row has none
         }
         if not kinds:
-            raise self._lacks(", ".join(record))
+            raise self._lacks(", ".join(name for name in record if record[name] is not None) or "nothing")
         if len(kinds) > 1:
             raise BadRow(
                 f"has the fields {_quoted(kinds)}, each of which could be trained on",
