@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from busbar.gateway import sse
+from busbar.gateway.load_counts import Progress
 from busbar.kube.contracts.streams import ResumedChoice, ResumeRequest, StreamTerms, UsageShown
 
 EARLY_EVENTS = 16
@@ -37,6 +38,7 @@ class Call:
     seed: int = field(default_factory=lambda: secrets.randbits(62))
     """For an engine that draws: every replica draws the same."""
     created: int = field(default_factory=lambda: int(time.time()))
+    progress: Progress = field(default_factory=lambda: Progress(stream=False))
 
     def upstream_body(self, model_id: str, *, continuous: bool) -> bytes:
         """What the replica gets: the model's own id, and a wish for usage that we can count by."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from busbar.gateway.errors import TooManyRequests, Unavailable
 from busbar.gateway.fairqueue import FairQueue, Owner
+from busbar.gateway.load_counts import LoadCounts, Progress
 from busbar.gateway.routes import RouteTable
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.routes import Endpoint, ServiceRoute
@@ -69,6 +70,7 @@ class _Service:
     arrivals: int = 0
     last_request_at: float | None = None
     recheck: asyncio.TimerHandle | None = None
+    load: LoadCounts = field(default_factory=LoadCounts)
 
 
 def least_busy(candidates: Iterable[tuple[int, Endpoint]], rng: random.Random) -> Endpoint | None:
@@ -81,6 +83,24 @@ def least_busy(candidates: Iterable[tuple[int, Endpoint]], rng: random.Random) -
         elif in_flight == fewest:
             best.append(endpoint)
     return rng.choice(best) if best else None
+
+
+def _demand(state: _Service, now: float) -> ServiceDemand:
+    overdue, oldest = state.load.waits(state.service.slo, now)
+    return ServiceDemand(
+        namespace=state.service.namespace,
+        name=state.service.name,
+        waiting=len(state.queue),
+        in_flight=sum(replica.in_flight for replica in state.replicas.values()),
+        arrivals=state.arrivals,
+        last_request_age_seconds=(
+            None if state.last_request_at is None else round(now - state.last_request_at, 3)
+        ),
+        overdue=overdue,
+        oldest_wait_seconds=oldest,
+        windows=state.load.windows(now),
+        totals=state.load.totals,
+    )
 
 
 class EndpointPicker:
@@ -124,15 +144,26 @@ class EndpointPicker:
             self._refuse(state, "The gateway is restarting. Try again.", retry_after_s=1)
 
     @contextmanager
-    def visit(self, service: ServiceRoute) -> Iterator[None]:
+    def visit(self, service: ServiceRoute, progress: Progress | None = None) -> Iterator[None]:
         """Note that a request for the service arrived, for the operator's view of demand."""
         state = self._services.setdefault(service.key, _Service(service))
+        progress = progress or Progress(stream=False)
         state.arrivals += 1
         state.last_request_at = self._clock()
+        state.load.arrived(progress, state.last_request_at)
         try:
             yield
         finally:
             state.last_request_at = self._clock()
+            state.load.left(progress)
+
+    def ended(
+        self, service: ServiceRoute, progress: Progress, code: int, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """Note what the client of a request saw, which a `visit` has announced."""
+        state = self._services.get(service.key)
+        if state is not None:
+            state.load.ended(progress, service.slo, code, (prompt_tokens, output_tokens), self._clock())
 
     async def enter(
         self, service: ServiceRoute, owner: Owner, deadline: float, *, again: bool = False
@@ -204,19 +235,7 @@ class EndpointPicker:
     def demand(self) -> list[ServiceDemand]:
         """The demand that the operator reads: waiting, running and arrived requests."""
         now = self._clock()
-        return [
-            ServiceDemand(
-                namespace=state.service.namespace,
-                name=state.service.name,
-                waiting=len(state.queue),
-                in_flight=sum(replica.in_flight for replica in state.replicas.values()),
-                arrivals=state.arrivals,
-                last_request_age_seconds=(
-                    None if state.last_request_at is None else round(now - state.last_request_at, 3)
-                ),
-            )
-            for state in self._services.values()
-        ]
+        return [_demand(state, now) for state in self._services.values()]
 
     def _check_bounds(self, state: _Service, owner: Owner) -> None:
         name = state.service.model_id

@@ -27,6 +27,7 @@ from busbar.gateway.errors import (
     body,
 )
 from busbar.gateway.keys import KeyDirectory
+from busbar.gateway.load_counts import Progress
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.proxy import Proxy
 from busbar.gateway.routes import RouteTable
@@ -103,6 +104,7 @@ class PublicPort:
             arrived=request[_ARRIVED],
             tenant=key.tenant,
             key_id=key.key_id,
+            progress=Progress(stream),
         )
         return await self._proxy.answer(request, call, service, key)
 

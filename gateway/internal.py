@@ -6,6 +6,7 @@ operator alone, and /metrics names services only to callers with an allowed toke
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
@@ -34,6 +35,7 @@ class Internal:
         self._demand = demand
         self._metrics = metrics
         self._refresh = refresh
+        self._started = time.monotonic()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1024)
@@ -51,7 +53,11 @@ class Internal:
             raise web.HTTPUnauthorized(text="a token with this gateway's audience is required\n")
         if subject != self._operator_subject:
             raise web.HTTPForbidden(text=f"{subject} may not read demand; only the operator may\n")
-        demand = Demand(services=self._demand(), as_of=datetime.now(UTC))
+        demand = Demand(
+            services=self._demand(),
+            as_of=datetime.now(UTC),
+            counted_seconds=round(time.monotonic() - self._started, 3),
+        )
         return web.json_response(text=demand.model_dump_json(by_alias=True))
 
     async def _get_metrics(self, request: web.Request) -> web.Response:

@@ -78,7 +78,7 @@ class Proxy:
         )
         code = 499  # the client left
         try:
-            with self._picker.visit(service):
+            with self._picker.visit(service, call.progress):
                 response = await self._try_replicas(request, call, service, key, usage)
             code = response.status
             return response
@@ -88,6 +88,7 @@ class Proxy:
         finally:
             usage.end()
             self._metrics.served(service, code, *usage.tokens)
+            self._picker.ended(service, call.progress, code, *usage.tokens)
 
     async def _try_replicas(
         self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity, usage: Usage
@@ -99,6 +100,7 @@ class Proxy:
             if delivery.response is None:
                 raise
             self._metrics.broken.inc()
+            call.progress.broken = True
             if not isinstance(error, BadUpstream):
                 error = BadUpstream(
                     f"The stream broke: no other replica could go on with it. {error.message}"
@@ -126,6 +128,7 @@ class Proxy:
             lease = await self._picker.enter(
                 service, (key.tenant, key.subject, key.key_id), entered + patience_s, again=again
             )
+            call.progress.placed = True
             held = time.monotonic() - entered
             patience_s = max(0.0, patience_s - held)
             self._metrics.hold.observe(held)
@@ -319,7 +322,8 @@ class Proxy:
         client.heard()
         if not response.prepared:
             await response.prepare(request)
-            self._metrics.first_byte.observe(time.monotonic() - call.arrived)
+            call.progress.first_at = now = time.monotonic()
+            self._metrics.first_byte.observe(now - call.arrived)
         await response.write(data)
         client.pause()
 

@@ -1,12 +1,61 @@
-"""`GET /demand` of the gateway: the current requests. The autoscaler needs no metrics stack."""
+"""`GET /demand` of the gateway: the requests of each service, now and lately. The autoscaler needs no metrics stack.
+
+The gateway counts requests when they arrive; their size and what their clients saw are known only when they end. So
+`WindowDemand.arrivals` and `WindowDemand.sizes` count different requests: the first those that came within the window,
+the second those that were answered within it.
+"""
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, WrapValidator
 
+from busbar.kube.contracts.report import none_if_unreadable
 from busbar.kube.contracts.wire import WireModel
 
 PATH = "/demand"
+WINDOWS_S = (10, 60, 180)
+PROMPT_EDGES = (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+OUTPUT_EDGES = (16, 64, 128, 256, 512, 1024, 4096)
+"""Upper ends of the classes of sizes in tokens; above the last edge is one more class."""
+
+Number = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class Outcomes(WireModel):
+    """What became of requests. Requests whose client left, and those that were wrong in themselves, are not counted."""
+
+    answered: Number = 0
+    within: Number = 0
+    """Answered within all targets of the service; without a target every answer is."""
+    late_first_token: Number = 0
+    late_tokens: Number = 0
+    refused: Number = 0
+    """Turned away by the gateway, or failed at the replicas."""
+
+
+class SizeCount(WireModel):
+    """Answered requests of one class of sizes."""
+
+    prompt: Annotated[int, Field(ge=0, le=len(PROMPT_EDGES))]
+    """Index of the class, by `PROMPT_EDGES`."""
+    output: Annotated[int, Field(ge=0, le=len(OUTPUT_EDGES))]
+    count: Annotated[int, Field(ge=1, le=2**53)]
+    prompt_tokens: Number
+    output_tokens: Number
+    """Sums over these requests."""
+
+
+class WindowDemand(Outcomes):
+    """The last seconds."""
+
+    seconds: Annotated[int, Field(ge=1)]
+    arrivals: Number = 0
+    sizes: list[SizeCount] = Field(default_factory=list)
+
+
+MaybeWindows = Annotated[list[WindowDemand] | None, WrapValidator(none_if_unreadable)]
+MaybeOutcomes = Annotated[Outcomes | None, WrapValidator(none_if_unreadable)]
 
 
 class ServiceDemand(WireModel):
@@ -20,6 +69,20 @@ class ServiceDemand(WireModel):
     arrivals: int = 0
     """Requests since the gateway started."""
     last_request_age_seconds: float | None = None
+    overdue: Number = 0
+    """Requests without a first token that have waited at least half of the service's target for it."""
+    oldest_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Of the request that has waited longest for its first token, or for a replica where it is no stream."""
+    windows: MaybeWindows = None
+    """By `WINDOWS_S`; empty: no request for longer than the longest. None: an older gateway, or unreadable."""
+    totals: MaybeOutcomes = None
+    """Since the gateway started."""
+
+    def window(self, seconds: int) -> WindowDemand | None:
+        """One of the windows; zeros where nothing came; None where the gateway tells none."""
+        if self.windows is None:
+            return None
+        return next((w for w in self.windows if w.seconds == seconds), WindowDemand(seconds=seconds))
 
 
 class Demand(WireModel):
@@ -27,3 +90,5 @@ class Demand(WireModel):
 
     services: list[ServiceDemand] = Field(default_factory=list)
     as_of: datetime
+    counted_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """How long this gateway has counted: a window is full only once it has lasted as long. None: an older gateway."""

@@ -23,6 +23,13 @@ class Endpoint(WireModel):
     """Set where it differs from the service's: a replica made by a release without roles (`bearers.py`)."""
 
 
+class Promise(WireModel):
+    """The service's latency targets, against which the gateway holds its answers."""
+
+    ttft_ms: int | None = None
+    tpot_ms: int | None = None
+
+
 class ServiceRoute(WireModel):
     """One ModelService, with the bearer for inference that its replicas require."""
 
@@ -38,6 +45,7 @@ class ServiceRoute(WireModel):
     max_replicas: int = 1
     max_model_len: int | None = None
     """Longest prompt plus output in tokens that every replica takes; None: nobody has told."""
+    slo: Promise | None = None
     bearer: str = Field(repr=False)
     endpoints: list[Endpoint] = Field(default_factory=list)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
-from busbar.kube.contracts.routes import Endpoint, Routes, ServiceRoute
+from busbar.kube.contracts.routes import Endpoint, Promise, Routes, ServiceRoute
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types.model_service import ModelServiceSpec
@@ -49,12 +49,19 @@ def build_routes(
                 suspended=spec.suspend or key.namespace not in tenant_of,
                 min_replicas=spec.min_replicas,
                 max_replicas=spec.replica_ceiling,
+                slo=_promise(spec),
                 bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
                 endpoints=endpoints,
                 max_model_len=_context_length(spec, pods, readings),
             )
         )
     return Routes(revision=revision, services=services)
+
+
+def _promise(spec: ModelServiceSpec) -> Promise | None:
+    if spec.slo is None:
+        return None
+    return Promise(ttft_ms=spec.slo.ttft_milliseconds, tpot_ms=spec.slo.tpot_milliseconds)
 
 
 def _context_length(

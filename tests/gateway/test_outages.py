@@ -229,3 +229,28 @@ async def test_sigterm_finishes_running_requests_and_refuses_waiting_ones(house:
     assert (text_of(result) if stream else result[1]["choices"][0]["text"]) == "ab"  # type: ignore[arg-type]
     await stopping
     assert house.api.total("id-a") == (1, 7, 2)
+
+
+async def test_the_demand_tells_how_many_came_how_large_they_were_and_who_got_what_was_promised(
+    house: House,
+) -> None:
+    kept, missed = {"ttftMs": 600_000, "tpotMs": 600_000}, {"ttftMs": 1, "tpotMs": 1}
+    engine = await house.engine("a", "b", "c")
+    await house.publish(route("m", engine, slo=kept))
+    assert text_of(await house.stream()) == "abc"
+    assert (await house.ask())[0] == 200
+    (service,) = await demand(house)
+    assert service["totals"] == {
+        "answered": 2, "within": 2, "lateFirstToken": 0, "lateTokens": 0, "refused": 0,
+    }  # fmt: skip
+    assert [w["seconds"] for w in service["windows"]] == [10, 60, 180]
+    assert service["oldestWaitSeconds"] is None
+    await house.publish(route("m", slo=missed))
+    asking = asyncio.create_task(house.ask())
+    await waiting(house, 1)
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await demand(house))[0]["overdue"]:
+            pass
+    await house.publish(route("m", engine, slo=missed))
+    assert (await asking)[0] == 200
+    assert (await demand(house))[0]["totals"]["within"] == 2
