@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from busbar.workloads.serving.speed import Speed, StepModel
+from busbar.workloads.serving.speed import FORGETTING, Speed, StepModel
 
 
 def test_the_fit_recovers_the_coefficients_of_a_noisy_law() -> None:
@@ -27,6 +27,35 @@ def test_the_fit_follows_a_change_of_speed() -> None:
     for batch in range(6000):
         model.learn(batch % 16, 0, 0, 0.002 + 0.0002 * (batch % 16))
     assert model.predict(8, 0, 0) == pytest.approx(0.0036, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_reported_is_the_best_fit_without_negative_coefficients(seed: int) -> None:
+    rng = random.Random(seed)
+    model, rows, times = StepModel(), [], []
+    for _ in range(300):
+        batch, context, prompt = rng.randrange(1, 4), rng.randrange(0, 40), rng.choice([0, 0, 32])
+        rows.append((1.0, float(batch), context / 1000, float(prompt)))
+        times.append(0.002 + 0.00002 * prompt - 0.0001 * batch + rng.gauss(0, 0.0005))
+        model.learn(batch, context, prompt, times[-1])
+    assert min(model.theta) < 0
+
+    def error(theta: list[float]) -> float:
+        ages = reversed(range(len(rows)))
+        return sum(
+            FORGETTING**age * (t - sum(a * b for a, b in zip(theta, row, strict=True))) ** 2
+            for age, row, t in zip(ages, rows, times, strict=True)
+        )
+
+    found = model.nonnegative
+    assert min(found) >= 0
+    for i in range(4):
+        for step in (-1e-5, 1e-5):
+            other = [max(0.0, v + step) if k == i else v for k, v in enumerate(found)]
+            assert error(found) <= error(other) * (1 + 1e-6), "no neighbour fits better"
+    reported = Speed(model=model).report()["stepModel"]
+    assert isinstance(reported, dict)
+    assert reported["secondsPerSequence"] == found[1]
 
 
 def test_nothing_is_reported_before_it_was_measured() -> None:

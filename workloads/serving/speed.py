@@ -3,11 +3,17 @@
 The model of a step is t = a + b·B + c·Σctx + d·C with B decoding sequences, Σctx thousands of tokens
 of context and C prompt tokens. It is fitted online by recursive least squares with slow forgetting
 (Ljung, System Identification, §11.2), with the running error beside it; plain sums give tokens/s.
+
+No work takes negative time, but noise can make a fitted coefficient negative where steps hardly differ in it. What is
+reported is the best fit without negative coefficients: those that are held at zero change the others by their
+covariance with them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from math import sqrt
 
 FORGETTING = 0.999
@@ -49,6 +55,49 @@ class StepModel:
     def rms_error_s(self) -> float:
         return sqrt(self.squared_error)
 
+    @property
+    def nonnegative(self) -> list[float]:
+        """The coefficients >= 0 that fit best; all subsets of them are tried as zeros."""
+        if min(self.theta) >= 0:
+            return self.theta
+        best, least = [0.0] * FEATURES, float("inf")
+        for zeros in chain.from_iterable(combinations(range(FEATURES), n) for n in range(1, FEATURES)):
+            fitted = self._held_at_zero(zeros)
+            if fitted is not None and fitted[1] < least and min(fitted[0]) >= 0:
+                best, least = fitted
+        return best
+
+    def _held_at_zero(self, zeros: Sequence[int]) -> tuple[list[float], float] | None:
+        """The best coefficients with these at zero, and what that costs; None where the covariance is singular."""
+        shares = _solved(
+            [[self.covariance[i][j] for j in zeros] for i in zeros], [self.theta[i] for i in zeros]
+        )
+        if shares is None:
+            return None
+        pairs = list(zip(zeros, shares, strict=True))
+        theta = [
+            t - sum(row[j] * s for j, s in pairs) for t, row in zip(self.theta, self.covariance, strict=True)
+        ]
+        return [0.0 if i in zeros else t for i, t in enumerate(theta)], sum(
+            self.theta[j] * s for j, s in pairs
+        )
+
+
+def _solved(rows: list[list[float]], right: list[float]) -> list[float] | None:
+    """x of a small linear system, by elimination with pivots; None where it is singular."""
+    size = len(right)
+    table = [[*row, value] for row, value in zip(rows, right, strict=True)]
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda k: abs(table[k][i]))
+        if abs(table[pivot][i]) < 1e-300:
+            return None
+        table[i], table[pivot] = table[pivot], table[i]
+        for k in range(size):
+            if k != i:
+                factor = table[k][i] / table[i][i]
+                table[k] = [a - factor * b for a, b in zip(table[k], table[i], strict=True)]
+    return [row[size] / row[i] for i, row in enumerate(table)]
+
 
 @dataclass
 class Speed:
@@ -72,7 +121,7 @@ class Speed:
 
     def report(self) -> dict[str, object]:
         """The part of /status that the performance table reads; null where nothing was measured."""
-        a, b, c, d = self.model.theta
+        a, b, c, d = self.model.nonnegative
         return {
             "prefillTokensPerSecond": self.prefill_tokens / self.prefill_s if self.prefill_s else None,
             "decodeTokensPerSecond": self.decode_tokens / self.decode_s if self.decode_s else None,
