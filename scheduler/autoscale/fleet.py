@@ -120,6 +120,8 @@ class Fleet:
     limits: Limits
     slo: Slo
     settings: FleetSettings
+    rest_until_s: float = -math.inf
+    """No replica leaves before: whoever begins with replicas that run has not seen what they were needed for."""
     forecast: DemandForecast = field(init=False)
     _shares: list[float] = field(default_factory=list)
     _next_bin_s: float = 0.0
@@ -141,6 +143,19 @@ class Fleet:
         self._next_plan_s = now_s + self.settings.period_s
         return dict(self._cheapest(rates).replicas)
 
+    def adopt(
+        self, columns: Sequence[Column], limits: Limits, settings: FleetSettings, shares: Sequence[float]
+    ) -> None:
+        """Speeds, prices, limits or start times have changed; what was seen of the load stays.
+
+        Args:
+            shares: of the buckets, used until there is a load."""
+        if {c.key for c in columns} != {c.key for c in self.columns}:
+            self._futile_until_s = -math.inf
+        self.columns, self.limits, self.settings = columns, limits, settings
+        self.forecast.settings = settings.forecast
+        self._shares = self._shares or _normalised(shares)
+
     def decide(self, seen: Observation) -> Decision | None:
         """What to change now, or None."""
         if seen.now_s >= self._next_bin_s:
@@ -157,7 +172,8 @@ class Fleet:
         return decision if decision is not None and _changes(decision.target, seen.live) else None
 
     def _learn(self, seen: Observation) -> None:
-        self._next_bin_s += BIN_S
+        missed = math.floor((seen.now_s - self._next_bin_s) / BIN_S)
+        self._next_bin_s += BIN_S * (1 + missed)
         total = sum(seen.rates)
         self.forecast.observe(seen.now_s, total)
         weight = 1 - math.exp(-BIN_S / self.settings.shares_s)
@@ -236,7 +252,7 @@ class Fleet:
         return Decision(added.replicas, cause, sum(load))
 
     def _remove(self, load: Sequence[float], seen: Observation) -> Decision | None:
-        if seen.now_s - self._last_wait_s < self.settings.down_after_s:
+        if seen.now_s < self.rest_until_s or seen.now_s - self._last_wait_s < self.settings.down_after_s:
             return None
         if seen.now_s - self._last_removal_s < self.settings.removal_s:
             return None

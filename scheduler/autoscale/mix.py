@@ -138,6 +138,14 @@ def spread(columns: Sequence[Column], load: Sequence[float], replicas: Mapping[s
     return Mix(dict(replicas), weights, cost, cost, carried, nowhere, fullest=level)
 
 
+def capacity(columns: Sequence[Column], shares: Sequence[float], replicas: Mapping[str, int]) -> float:
+    """Requests per second, `shares` of them in each bucket, that these replicas carry within the SLO."""
+    if not any(replicas.get(c.key, 0) > 0 for c in columns):
+        return 0.0
+    fullest = spread(columns, shares, replicas).fullest
+    return sum(shares) / fullest if fullest > 0 else 0.0
+
+
 def best_single_type(
     columns: Sequence[Column], load: Sequence[float], limits: Limits | None = None
 ) -> dict[str, int] | None:

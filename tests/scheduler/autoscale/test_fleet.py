@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from busbar.scheduler.autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
-from busbar.scheduler.autoscale.mix import Column, Limits
+from busbar.scheduler.autoscale.mix import Column, Limits, capacity
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError
 
@@ -136,3 +136,40 @@ def test_a_window_shorter_than_a_start_is_refused() -> None:
         FleetSettings(start_s=301, down_after_s=300)
     with pytest.raises(ServingModelError, match="start time"):
         FleetSettings(start_s=-1)
+
+
+def test_whoever_takes_over_running_replicas_lets_none_leave_before_a_window_has_passed() -> None:
+    item = Fleet((SMALL, BIG), Limits(), Slo(), FleetSettings(), rest_until_s=300.0)
+    item.adopt(item.columns, item.limits, item.settings, (1.0,))
+    live = {"small": 3, "big": 0}
+    idle = driven(item, [0.0] * 900, live)
+    assert idle[0][0] >= 300
+    assert live == {"small": 0, "big": 0}
+
+
+def test_a_gap_in_the_observations_is_one_observation_and_not_many() -> None:
+    item = fleet()
+    live = item.begin((3.0,))
+    driven(item, [3.0] * 60, live)
+    for second in range(660, 669):
+        item.decide(seen(float(second), 9.0, {"small": 9}))
+    assert item.forecast.forecast(669.0).now < 4.0, "one bin of nine per second, not a minute of them"
+
+
+def test_adopted_columns_and_limits_decide_from_then_on_and_a_full_fleet_is_asked_again() -> None:
+    item = fleet(SMALL, stock={"small": 2})
+    live = {"small": 2}
+    assert item.decide(seen(1.0, 8.0, live)) is None, "there is nothing to add"
+    item.adopt((SMALL, BIG), Limits(), item.settings, (1.0,))
+    decision = item.decide(seen(2.0, 8.0, live))
+    assert decision is not None
+    assert decision.target["big"] == 1
+
+
+def test_capacity_is_the_rate_at_which_the_fullest_column_is_full() -> None:
+    both = Column("both", "both", 1.0, (4.0, 2.0))
+    short = Column("short", "short", 1.0, (8.0, 0.0))
+    assert capacity((both,), (1.0, 0.0), {"both": 3}) == pytest.approx(12.0)
+    assert capacity((both,), (0.5, 0.5), {"both": 3}) == pytest.approx(8.0)
+    assert capacity((both, short), (0.5, 0.5), {"both": 1, "short": 1}) == pytest.approx(4.0)
+    assert capacity((both,), (0.5, 0.5), {}) == 0.0
