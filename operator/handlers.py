@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
-from busbar.kube.types import Tenant, TrainingJob
+from busbar.kube.types import ModelService, Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.tenant import TenantUsage
 from busbar.kube.types.training_job import Usage
@@ -41,6 +42,9 @@ from busbar.operator.profiles.table import rates_of
 from busbar.operator.queue.controller import Controller, utc_now
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.serving.demand import DemandReader
+from busbar.operator.serving.fleet_input import Seen
+from busbar.operator.serving.fleets import Fleets, Plan
+from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import ServiceView, model_uri, wanted_indexes
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
@@ -51,6 +55,7 @@ from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
 from busbar.operator.training.reconcile import reconcile as reconcile_job
 from busbar.operator.training.view import JobView, holders, waits_for_its_turn
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action, Create
 from busbar.operator.write.events import Notice
 from busbar.operator.write.pace import paced
@@ -96,6 +101,10 @@ class Handlers:
         self._without_tenant: set[str] = set()
         """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
+        self._fleets = Fleets()
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds by which services are scaled; another one in tests."""
+        self._scales = ScalingMetrics(metrics.registry)
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
         self._promised = Promised()
         self._holds = BudgetHolds(caches, controller, rounds.wake)
@@ -189,6 +198,8 @@ class Handlers:
         if service is None:
             known = {s.metadata.uid for s in self._caches.services.items.values()}
             self._scaling = {uid: state for uid, state in self._scaling.items() if uid in known}
+            self._fleets.keep(known)
+            self._scales.forget(key)
             self._refused.pop((KIND_SERVICE, key), None)
             self._refused_until.pop(key, None)
             return None
@@ -211,6 +222,7 @@ class Handlers:
             readings=self._prober.serving,
             asked=self._prober.asked.get(DRAIN_PATH, {}),
             scaling=self._scaling.get(service.metadata.uid),
+            plan=await self._latency_plan(key, service, own),
             refused=refused,
             has_tenant=self._has_tenant(key),
             energy_joules=self._energy(
@@ -226,10 +238,36 @@ class Handlers:
             self._energy_sent(service.metadata.uid, update.status.usage)
             acts, waits = bool(update.actions), bool(decisions)
             await self._writer.write_status(MODEL_SERVICES, service, update.status, acts=acts, waits=waits)
+        self._scales.show(key, view.plan, update.scaled)
         await self._carry_out(KIND_SERVICE, key, update.actions)
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)
         return update.again_s
+
+    async def _latency_plan(self, key: Key, service: ModelService, own: tuple[Pod, ...]) -> Plan | None:
+        """What the service's latency target says; the solver runs beside the event loop."""
+        if service.spec.slo is None:
+            self._fleets.without_target(service.metadata.uid)
+            return None
+        tenant = tenant_of_namespace(self._caches.tenants.items.values()).get(key.namespace, "")
+        types = service.spec.accelerators
+        seen = Seen(
+            service=service,
+            pods=own,
+            pools=tuple(
+                pool
+                for pool in self._caches.pools.items.values()
+                if (types is None or pool.spec.accelerator in types)
+                and (pool.spec.tenants is None or tenant in pool.spec.tenants)
+            ),
+            profiles=tuple(self._caches.profiles.items.values()),
+            demand=self._demand.of(key) if self._settings.gateway_url else None,
+            reading=self._demand.reading,
+            counted_s=self._demand.counted_s,
+            now_s=self.clock(),
+            off=service.spec.suspend or not tenant,
+        )
+        return await asyncio.to_thread(self._fleets.plan, seen)
 
     async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:
         """Remembers why pods were refused, so that the next reconcile can write it into the status."""

@@ -24,7 +24,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.performance_profile import StepModel
-from busbar.kube.types.rules import Rule, exactly_one_of, immutable, not_built
+from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, PodShape
 from busbar.kube.types.training_job import Amount, Count, Usage
 
@@ -32,6 +32,8 @@ MAX_REPLICAS = 256
 RESERVED_ARGS = "^--(api([-_](k(ey?)?)?)?|conf(ig?)?)(=|$)"
 """vLLM's `--api-key` and `--config`, also with underscores or abbreviated, as its parser accepts them."""
 MOST_MEASURED = 16
+MOST_DECISIONS = 50
+Share = Annotated[float, Field(ge=0, le=1)]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", max_length=128)]
 
 
@@ -78,25 +80,31 @@ class Scaling(SpecModel):
 
 
 class ServiceLevel(SpecModel):
-    """The latency target."""
+    """The latency target. With both times set, it decides the number of replicas."""
+
+    rules = (
+        Rule(
+            cel="!has(self.ttftMilliseconds) || has(self.tpotMilliseconds)",
+            message="ttftMilliseconds needs tpotMilliseconds beside it: replicas are counted for both targets",
+            holds=lambda slo: slo.ttft_milliseconds is None or slo.tpot_milliseconds is not None,
+        ),
+        Rule(
+            cel="!has(self.percentile) || has(self.ttftMilliseconds)",
+            message="percentile needs ttftMilliseconds and tpotMilliseconds: only replicas counted by both use it",
+            holds=lambda slo: slo.percentile is None or slo.ttft_milliseconds is not None,
+        ),
+    )
 
     ttft_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
         default=None,
-        description="Time to the first token.",
-        json_schema_extra=not_built(
-            "targets for the first token are not built yet: nothing would keep this one; remove "
-            "spec.slo.ttftMilliseconds, and set spec.scaling.targetInFlightPerReplica"
-        ),
+        description="Time to the first token; replicas are added so that it is met. Needs tpotMilliseconds.",
     )
     tpot_milliseconds: Annotated[int, Field(ge=1, le=3_600_000)] | None = Field(
         default=None, description="Time per later token: prompts are processed in chunks that keep it."
     )
     percentile: Annotated[float, Field(ge=50, le=99.99)] | None = Field(
         default=None,
-        description="Share of requests, in percent, that must meet the target.",
-        json_schema_extra=not_built(
-            "a percentile for latency targets is not built yet: nothing reads it; remove spec.slo.percentile"
-        ),
+        description="Share of requests, in percent, that must meet both targets; default 99.",
     )
 
 
@@ -175,7 +183,7 @@ class ModelServiceSpec(SpecModel):
     )
     slo: ServiceLevel | None = Field(
         default=None,
-        description="Latency targets; only tpotMilliseconds can be set.",
+        description="Latency targets of the builtin engine; with ttftMilliseconds they decide the replicas.",
     )
     max_model_len: Annotated[int, Field(ge=16, le=16_777_216)] | None = Field(
         default=None, description="Longest context in tokens; default the model's."
@@ -202,6 +210,18 @@ class PoolReplicas(StatusModel):
 
     pool: ShortText = Field(description="AcceleratorPool.")
     replicas: Count = Field(description="Replicas there.")
+    ready: Count | None = Field(default=None, description="Of these, how many take requests.")
+    desired: Count | None = Field(
+        default=None, description="Replicas wanted there, where the latency target decides."
+    )
+    accelerator: ShortText | None = Field(default=None, description="Accelerator type of the pool.")
+    cost_per_hour: Amount | None = Field(default=None, description="Price of one replica there.")
+    start_seconds: Amount | None = Field(
+        default=None, description="From a replica's creation until it took requests, at its last start."
+    )
+    requests_per_second: Amount | None = Field(
+        default=None, description="What one replica sustains within the latency target, with today's sizes."
+    )
 
 
 class MeasuredReplica(StatusModel):
@@ -214,7 +234,23 @@ class MeasuredReplica(StatusModel):
     tokens_per_second: Amount | None = Field(default=None, description="Speed of decoding.")
     prefill_tokens_per_second: Amount | None = Field(default=None, description="Speed of processing prompts.")
     memory_gib: Amount | None = Field(default=None, description="Weights and KV cache.")
+    kv_tokens: Count | None = Field(default=None, description="Tokens of context that fit into the KV cache.")
     step_model: StepModel = Field(description="Seconds of one step.")
+
+
+class ScalingCause(StrEnum):
+    """What changed the desired replicas."""
+
+    FORECAST = "Forecast"
+    PANIC = "Panic"
+    IDLE = "Idle"
+    SWITCH = "Switch"
+    IN_FLIGHT = "InFlight"
+    EXTERNAL = "External"
+    WOKEN = "Woken"
+    NO_ROOM = "NoRoom"
+    BOUNDS = "Bounds"
+    OFF = "Off"
 
 
 class ScalingDecision(StatusModel):
@@ -223,7 +259,51 @@ class ScalingDecision(StatusModel):
     time: datetime = Field(description="When.")
     previous: Count = Field(description="Replicas desired before.")
     desired: Count = Field(description="Replicas desired after.")
+    cause: ScalingCause | None = Field(default=None, description="Why, as one stable word.")
+    requests_per_second: Amount | None = Field(default=None, description="The load that they are for.")
+    capacity_per_second: Amount | None = Field(
+        default=None, description="What the replicas that were ready sustained within the latency target."
+    )
     reason: Sentence = Field(default="", description="Why.")
+
+
+class ScaledBy(StrEnum):
+    """The rule that decides the number of replicas."""
+
+    PROMISE = "Promise"
+    IN_FLIGHT = "InFlight"
+    EXTERNAL = "External"
+
+
+class ServiceLevelStatus(StatusModel):
+    """How well the latency target is kept, and whether it decides the number of replicas."""
+
+    scaled_by: ScaledBy = Field(description="What decides the number of replicas.")
+    message: Sentence | None = Field(
+        default=None, description="Why the latency target does not, or not alone."
+    )
+    attainment_recent: Share | None = Field(
+        default=None, description="Answers within the target over all, of the last five minutes."
+    )
+    attainment_hour: Share | None = Field(default=None, description="The same of the last hour.")
+    requests_recent: Count | None = Field(default=None, description="Requests in the last five minutes.")
+    requests_hour: Count | None = Field(default=None, description="Requests in the last hour.")
+
+
+class DemandForecastStatus(StatusModel):
+    """Requests per second, now and when a replica asked for now would be ready."""
+
+    now: Amount = Field(description="Of the last ten seconds.")
+    at_ready: Amount = Field(description="Expected when a replica asked for now would be ready.")
+    p90: Amount = Field(description="The same at the 90 % quantile of the forecast's past errors.")
+    ready_in_seconds: Amount = Field(description="Until a replica asked for now would be ready.")
+    method: ShortText | None = Field(default=None, description="level, trend or day: which forecast is used.")
+    inside: Share | None = Field(
+        default=None, description="Share of past forecasts whose p90 the load did not exceed."
+    )
+    capacity: Amount | None = Field(
+        default=None, description="What the ready replicas sustain within the latency target."
+    )
 
 
 class ModelServiceStatus(StatusModel):
@@ -255,8 +335,14 @@ class ModelServiceStatus(StatusModel):
     measured: Annotated[list[MeasuredReplica], Field(max_length=MOST_MEASURED)] | None = Field(
         default=None, description="Measurements that the replicas report."
     )
-    scaling_history: Annotated[list[ScalingDecision], Field(max_length=5)] | None = Field(
-        default=None, description="The last five changes of the desired replicas."
+    slo: ServiceLevelStatus | None = Field(
+        default=None, description="How the latency target is kept; absent without one."
+    )
+    forecast: DemandForecastStatus | None = Field(
+        default=None, description="Demand that the replicas are counted for; absent where it is not forecast."
+    )
+    scaling_history: Annotated[list[ScalingDecision], Field(max_length=MOST_DECISIONS)] | None = Field(
+        default=None, description="The last changes of the desired replicas, the newest last."
     )
     usage: Usage | None = Field(default=None, description="Total use.")
     last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")

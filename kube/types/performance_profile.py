@@ -154,6 +154,9 @@ class ProfileCell(StatusModel):
         default=None, description="Of a serving class: speed of processing prompts."
     )
     step_model: StepModel | None = Field(default=None, description="Of a serving class: seconds of one step.")
+    kv_tokens: Count | None = Field(
+        default=None, description="Of a serving class: tokens of context that fit into the KV cache."
+    )
     note: ShortText | None = Field(default=None, description="People's note on a stated speed.")
 
 

@@ -349,6 +349,7 @@ def _served(line: MeasuredReplica, at: ProfileCell | None) -> ProfileCell:
         tokens_per_second=line.tokens_per_second or 0.0,
         prefill_tokens_per_second=line.prefill_tokens_per_second,
         step_model=line.step_model,
+        kv_tokens=line.kv_tokens,
         measured_memory_gib=line.memory_gib,
         source=CellSource.MEASURED,
         predicted=at.predicted if at is not None else None,

@@ -70,8 +70,13 @@ def _line(placement: Placement, report: ServingReport) -> MeasuredReplica:
         tokens_per_second=_short(report.decode_tokens_per_second),
         prefill_tokens_per_second=_short(report.prefill_tokens_per_second),
         memory_gib=round((report.weight_bytes + report.kv_bytes) / GIB, 3),
+        kv_tokens=_kv_tokens(report),
         step_model=StepModel(**{name: _short(getattr(model, name)) for name in StepModel.model_fields}),
     )
+
+
+def _kv_tokens(report: ServingReport) -> int | None:
+    return report.kv_bytes // report.kv_bytes_per_token if report.kv_bytes_per_token else None
 
 
 def _short(value: float | None) -> float | None:

@@ -68,5 +68,8 @@ def _job_state(job: TrainingJob) -> tuple[object, ...]:
 
 
 def _service_facts(service: Any) -> tuple[object, ...]:
-    desired = service.status.desired_replicas if service.status else None
-    return (service.metadata.uid, service.metadata.generation, service.metadata.deletion_timestamp, desired)
+    status = service.status
+    desired = status.desired_replicas if status else None
+    types = tuple((row.pool, row.desired) for row in (status.pools if status else None) or ())
+    meta = service.metadata
+    return (meta.uid, meta.generation, meta.deletion_timestamp, desired, types)

@@ -10,7 +10,13 @@ from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
-from busbar.operator.serving.reconcile import model_uri, place_of, startable, wanted_indexes
+from busbar.operator.serving.reconcile import (
+    model_uri,
+    place_of,
+    startable,
+    wanted_indexes,
+    wanted_types,
+)
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Job, JobId, JobKind, Run
 
@@ -48,7 +54,11 @@ def claims(
         wanted = [i for i in wanted_indexes(service, pods) if i not in held]
         if budget_spent:
             wanted = wanted[: startable(service, pods)]
-        found += [Claim(replica(service, i, tenant, now)) for i in wanted]
+        types = wanted_types(service, pods)
+        for order, index in enumerate(wanted):
+            job = replica(service, index, tenant, now)
+            chosen = (types[order],) if order < len(types) else job.accelerators
+            found.append(Claim(replace(job, accelerators=chosen)))
     return found
 
 

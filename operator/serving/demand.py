@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 from pydantic import ValidationError
 
-from busbar.kube.contracts.demand import PATH, Demand, ServiceDemand
+from busbar.kube.contracts.demand import PATH, WINDOWS_S, Demand, ServiceDemand
 from busbar.kube.informer import Key
 from busbar.kube.token_file import TokenFile
 from busbar.operator.settings import Settings
@@ -27,24 +27,31 @@ class DemandReader:
     def __init__(self, settings: Settings, changed: Callable[[Key], None]) -> None:
         self._settings, self._changed = settings, changed
         self._by_key: dict[Key, ServiceDemand] = {}
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds by which an answer grows old; another one in tests."""
         self._heard_at = float("-inf")
+        self.reading = 0
+        """Number of the gateway's last answer."""
+        self.counted_s = 0.0
+        """How long the gateway had counted then."""
         path = settings.gateway_token_file
         self._token = TokenFile(Path(path)) if path else None
         self._failing = False
 
     def of(self, key: Key) -> ServiceDemand | None:
         """The demand for a service; zero where the gateway has seen none."""
-        if time.monotonic() - self._heard_at > FRESH_S:
+        if self.clock() - self._heard_at > FRESH_S:
             return None
         return self._by_key.get(key) or ServiceDemand(namespace=key.namespace, name=key.name)
 
     def take(self, demand: Demand) -> None:
         """Takes in one answer, and queues the services whose demand changed."""
         fresh = {Key(s.namespace, s.name): s for s in demand.services}
-        blind = time.monotonic() - self._heard_at > FRESH_S
-        old, self._by_key, self._heard_at = self._by_key, fresh, time.monotonic()
+        blind = self.clock() - self._heard_at > FRESH_S
+        old, self._by_key, self._heard_at = self._by_key, fresh, self.clock()
+        self.reading, self.counted_s = self.reading + 1, demand.counted_seconds or 0.0
         for key in fresh.keys() | old.keys():
-            if blind or _load(old.get(key)) != _load(fresh.get(key)):
+            if blind or _load(old.get(key)) != _load(fresh.get(key)) or _waits(fresh.get(key)):
                 self._changed(key)
 
     async def run(self) -> None:
@@ -78,5 +85,13 @@ class DemandReader:
         self.take(Demand.model_validate_json(bytes(body)))
 
 
-def _load(demand: ServiceDemand | None) -> tuple[int, int, int]:
-    return (demand.waiting, demand.in_flight, demand.arrivals) if demand is not None else (0, 0, 0)
+def _load(demand: ServiceDemand | None) -> tuple[int, ...]:
+    if demand is None:
+        return (0, 0, 0, 0)
+    window = demand.window(WINDOWS_S[0])
+    return (demand.waiting, demand.in_flight, demand.arrivals, window.arrivals if window is not None else 0)
+
+
+def _waits(demand: ServiceDemand | None) -> bool:
+    """Whether requests wait too long: that is looked at with each answer of the gateway."""
+    return demand is not None and demand.overdue > 0

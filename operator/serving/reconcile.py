@@ -22,22 +22,27 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types import AcceleratorPool, ModelService, ServicePhase, TrainingJob, TrainingPhase
 from busbar.kube.types.meta import LABEL_JOB, LABEL_KIND
-from busbar.kube.types.model_service import ModelServiceStatus, PoolReplicas, ScalingDecision
+from busbar.kube.types.model_service import (
+    MOST_DECISIONS,
+    ModelServiceStatus,
+    ScalingDecision,
+    ServiceLevelStatus,
+)
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.operator.decisions import Admit, Decision, Release, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.profiles.serving_speeds import measured
 from busbar.operator.profiles.table import rates_of
+from busbar.operator.serving.fleets import Change, Plan
 from busbar.operator.serving.names import taken
 from busbar.operator.serving.scaling import desired_replicas
+from busbar.operator.serving.scaling_status import forecast_status, level_status, pool_rows
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import ANNOTATION_DRAINING, Pod
 from busbar.operator.write.actions import Action, Apply, Create, Delete, LiftGate, Patch, PostToPod
 from busbar.operator.write.status import Held, add_usage, clip, conditions
 from busbar.scheduler import Placement, Resources
 from busbar.scheduler.autoscale import ScalingState
-
-HISTORY = 5
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class ServiceView:
     readings: Mapping[str, ServingStatus] = field(default_factory=dict)  # by pod uid
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /drain
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart
+    plan: Plan | None = None  # what the latency target says; None: there is none
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     has_tenant: bool = True  # whether a Tenant has the namespace
     energy_joules: float | None = None  # its new total; None: nothing is measured
@@ -101,6 +107,7 @@ class ServiceUpdate:
     actions: tuple[Action, ...] = ()
     again_s: float | None = None
     scaling: ScalingState | None = None
+    scaled: Change | None = None  # why the desired replicas change; None: they do not
     notices: tuple[tuple[str, str], ...] = ()  # events that are no change of phase: reason, message
 
 
@@ -121,11 +128,21 @@ def model_uri(service: ModelService, jobs: Iterable[TrainingJob]) -> ModelPlace:
 
 
 def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
-    """The replicas to keep, at most as many as are desired: those that serve first, then the oldest."""
-    desired = (service.status.desired_replicas if service.status is not None else None) or 0
+    """The replicas to keep, at most as many as are desired: those in the pools where they are wanted, of these the
+    ones that serve first, then the oldest."""
+    status = service.status
+    desired = (status.desired_replicas if status is not None else None) or 0
     alive = [p for p in pods if not p.ended and not p.deleting and p.draining_since is None]
     alive.sort(key=lambda p: (not p.ready, p.gated, p.rank))
-    return alive[:desired]
+    room = {
+        row.pool: row.desired for row in (status.pools if status is not None else None) or () if row.desired
+    }
+    wanted: list[Pod] = []
+    for pod in alive:
+        if room.get(pod.pool, 0) > 0:
+            room[pod.pool] -= 1
+            wanted.append(pod)
+    return [*wanted, *(p for p in alive if p not in wanted)][:desired]
 
 
 def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:
@@ -141,6 +158,21 @@ def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:
             taken.add(index)
         index += 1
     return sorted(kept)
+
+
+def wanted_types(service: ModelService, pods: Iterable[Pod]) -> list[str]:
+    """Accelerator types for the replicas that are missing, in the order of their numbers, where the latency target
+    chose them. There may be fewer of them than missing replicas: those others may have any type."""
+    held: dict[str, int] = {}
+    for pod in kept_pods(service, pods):
+        held[pod.pool] = held.get(pod.pool, 0) + 1
+    rows = (service.status.pools if service.status is not None else None) or ()
+    return [
+        row.accelerator
+        for row in rows
+        if row.accelerator
+        for _ in range((row.desired or 0) - held.get(row.pool, 0))
+    ]
 
 
 def startable(service: ModelService, pods: Iterable[Pod]) -> int:
@@ -175,9 +207,15 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
         view.now,
         has_model=bool(view.model.uri),
         off=view.off[1] if view.off is not None else "",
+        plan=view.plan,
     )
     status = _status(view, decisions, desired, why)
-    return ServiceUpdate(status, tuple(actions), _again(view, desired), scaling, notices)
+    scaled = why if _is_scaling(view.status, desired) else None
+    return ServiceUpdate(status, tuple(actions), _again(view, desired), scaling, scaled, notices)
+
+
+def _is_scaling(old: ModelServiceStatus, desired: int) -> bool:
+    return old.desired_replicas is not None and desired != old.desired_replicas
 
 
 def _again(view: ServiceView, desired: int) -> float:
@@ -298,15 +336,12 @@ def _drained(view: ServiceView, pod: Pod) -> bool:
 
 
 def _status(
-    view: ServiceView, decisions: tuple[Decision, ...], desired: int, why: str
+    view: ServiceView, decisions: tuple[Decision, ...], desired: int, why: Change
 ) -> ModelServiceStatus | None:
     service, old = view.service, view.status
     alive = [p for p in view.pods if not p.ended]
     serving = [p for p in alive if p.ready and p.draining_since is None and not p.deleting]
     phase, reason, message = _phase(view, desired, alive, serving, decisions)
-    pools: dict[str, int] = {}
-    for pod in alive:
-        pools[pod.pool] = pools.get(pod.pool, 0) + 1
     fields: dict[str, object] = {
         "observed_generation": service.metadata.generation,
         "replicas": len([p for p in alive if not p.deleting]),
@@ -316,16 +351,22 @@ def _status(
         "selector": f"{LABEL_KIND}={manifests.KIND_SERVICE},{LABEL_JOB}={service.metadata.name}",
         "model_id": service.spec.model_id or service.metadata.name,
         "url": view.settings.gateway_public_url,
-        "pools": [PoolReplicas(pool=p, replicas=n) for p, n in sorted(pools.items())] or None,
+        "pools": pool_rows(service, alive, view.pools, view.plan, desired) or None,
         "phase": phase,
         "reason": str(reason),
         "message": clip(message),
     }
-    if desired != old.desired_replicas and old.desired_replicas is not None:
+    if old.desired_replicas is not None and _is_scaling(old, desired):
         entry = ScalingDecision(
-            time=view.now, previous=old.desired_replicas, desired=desired, reason=clip(why)
+            time=view.now,
+            previous=old.desired_replicas,
+            desired=desired,
+            cause=why.cause,
+            requests_per_second=why.load_rps,
+            capacity_per_second=why.capacity_rps,
+            reason=clip(why.reason),
         )
-        fields["scaling_history"] = [*(old.scaling_history or ()), entry][-HISTORY:]
+        fields["scaling_history"] = [*(old.scaling_history or ()), entry][-MOST_DECISIONS:]
         fields["last_scale_time"] = view.now
     if (phase, reason) != (old.phase, old.reason) or old.observed_generation != service.metadata.generation:
         wanted: dict[str, bool] = {
@@ -343,14 +384,21 @@ def _status(
         transition or old.last_request_time is None or seen - old.last_request_time >= timedelta(seconds=15)
     ):
         fields["last_request_time"] = seen
-    new = old.model_copy(update=fields)
     counted = old.last_usage_time
     due = counted is None or view.now - counted >= timedelta(seconds=view.settings.usage_period_s)
     holds = bool(alive) or bool(old.replicas)
+    level = level_status(service, view.plan)
+    if "last_request_time" in fields or transition or due or _rule(level) != _rule(old.slo):
+        fields["slo"], fields["forecast"] = level, forecast_status(view.plan)
+    new = old.model_copy(update=fields)
     if transition or (due and holds):
         lines = measured(((pod, place_of(pod)) for pod in alive), view.readings)
         new = _count(view, new.model_copy(update={"measured": lines or old.measured}))
     return new if new != old else None
+
+
+def _rule(level: ServiceLevelStatus | None) -> str | None:
+    return level.scaled_by if level is not None else None
 
 
 def _count(view: ServiceView, status: ModelServiceStatus) -> ModelServiceStatus:

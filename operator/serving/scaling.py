@@ -4,14 +4,20 @@
 external target, which a held request may exceed by one where the target and ``minReplicas`` are zero; without it,
 demand decides. After a restart the autoscaler's state is rebuilt from the object's status: a wake-up shows as one
 desired replica under a target of zero that was seen before. Only the timing of a scale-down starts again.
+
+A service whose latency target can decide (``fleets.py``) has as many replicas as that says while it has any. From zero
+to one and back is decided here alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import ModelService
+from busbar.kube.types.model_service import ScalingCause
+from busbar.operator.serving.fleets import Change, Plan
 from busbar.scheduler.autoscale import Demand, Scaling, ScalingState, decide
 
 DOWN_AFTER_S = 60.0
@@ -25,16 +31,18 @@ def desired_replicas(
     *,
     has_model: bool,
     off: str = "",
-) -> tuple[int, str, ScalingState]:
-    """The count, a sentence why (for the scaling history), and what to remember.
+    plan: Plan | None = None,
+) -> tuple[int, Change, ScalingState]:
+    """The count, why (for the scaling history), and what to remember.
 
     Args:
+        plan: what the latency target says; None: there is none.
         off: why there shall be no replicas whatever the demand; empty if there may be some.
     """
     spec = service.spec
     state = state if state is not None else remembered(service, now)
     if not has_model:
-        return 0, "There are no weights to serve yet.", remembered(service, now)
+        return 0, Change(ScalingCause.OFF, "There are no weights to serve yet."), remembered(service, now)
     scaling = Scaling(
         min_replicas=spec.min_replicas,
         max_replicas=spec.replica_ceiling,
@@ -47,8 +55,15 @@ def desired_replicas(
     seen = Demand(known=False)
     if demand is not None:
         seen = Demand(demand.in_flight, demand.waiting, demand.last_request_age_seconds)
+    before = state.replicas
     count, state = decide(scaling, seen, state, now.timestamp())
-    return count, off or _why(service, seen, state, count), state
+    if off:
+        return count, Change(ScalingCause.OFF, off), state
+    if plan is not None and plan.target and spec.replicas is None and before > 0 and count > 0:
+        count = sum(plan.target.values())
+        change = plan.change or Change(ScalingCause.FORECAST, "The latency target decides from now on.")
+        return count, change, replace(state, replicas=count, enough=None)
+    return count, _why(service, seen, state, count), state
 
 
 def remembered(service: ModelService, now: datetime) -> ScalingState:
@@ -69,14 +84,17 @@ def remembered(service: ModelService, now: datetime) -> ScalingState:
     )
 
 
-def _why(service: ModelService, demand: Demand, state: ScalingState, count: int) -> str:
+def _why(service: ModelService, demand: Demand, state: ScalingState, count: int) -> Change:
     spec = service.spec
     if state.woken:
-        return "A request woke the service."
+        return Change(ScalingCause.WOKEN, "A request woke the service.")
     if spec.replicas is not None:
-        return f"spec.replicas is {spec.replicas}."
+        return Change(ScalingCause.EXTERNAL, f"spec.replicas is {spec.replicas}.")
     if not demand.known:
-        return "The gateway says nothing; the count is kept within its bounds."
+        return Change(ScalingCause.BOUNDS, "The gateway says nothing; the count is kept within its bounds.")
     if count == 0:
-        return f"No request for {spec.scaling.idle_seconds} s."
-    return f"{demand.total} requests in flight or waiting, {spec.scaling.target_in_flight_per_replica} per replica."
+        return Change(ScalingCause.IDLE, f"No request for {spec.scaling.idle_seconds} s.")
+    each = spec.scaling.target_in_flight_per_replica
+    return Change(
+        ScalingCause.IN_FLIGHT, f"{demand.total} requests in flight or waiting, {each} per replica."
+    )

@@ -87,6 +87,7 @@ class Pod:
     placement: str = ""  # of a replica: its admission's placement, as JSON
     draining_since: datetime | None = None
     ready: bool = False
+    ready_since: datetime | None = None
     ip: str = ""
     host_network: bool = False
     port: int = 0  # the declared `busbar` port
@@ -174,6 +175,7 @@ def project_pod(obj: Object) -> Pod:
         placement=notes.get(ANNOTATION_PLACEMENT, ""),
         draining_since=_noted_time(notes.get(ANNOTATION_DRAINING)),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
+        ready_since=_since(conditions.get("Ready"), "True"),
         ip=status.get("podIP") or "",
         host_network=bool(spec.get("hostNetwork")),
         port=_port(containers),
@@ -336,6 +338,13 @@ def _problem(status: dict[str, Any], state: dict[str, Any], conditions: dict[Any
 
 def _unschedulable(condition: dict[str, Any] | None) -> datetime | None:
     if condition and condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
+        return time_of(condition.get("lastTransitionTime"))
+    return None
+
+
+def _since(condition: dict[str, Any] | None, status: str) -> datetime | None:
+    """Since when the condition has had the status; None while it has another."""
+    if condition and condition.get("status") == status:
         return time_of(condition.get("lastTransitionTime"))
     return None
 

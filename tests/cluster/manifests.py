@@ -174,7 +174,11 @@ def model_service_from_weights() -> JSON:
     document = model_service()
     spec = document["spec"]
     del spec["image"], spec["args"]
-    spec |= {"model": {"uri": "pvc://stdlib/model"}, "engine": "builtin", "slo": {"tpotMilliseconds": 50}}
+    spec |= {
+        "model": {"uri": "pvc://stdlib/model"},
+        "engine": "builtin",
+        "slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50, "percentile": 99},
+    }
     return document
 
 

@@ -341,17 +341,17 @@ SERVICE = (
     ),
     Row(
         m.model_service,
-        "spec.slo.ttftMilliseconds",
-        "targets for the first token are not built yet",
+        "spec.slo",
+        "ttftMilliseconds needs tpotMilliseconds beside it",
+        {"spec/slo": {"ttftMilliseconds": 500}, **BUILTIN},
         {"spec/slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50}, **BUILTIN},
-        {"spec/slo": {"tpotMilliseconds": 50}, **BUILTIN},
     ),
     Row(
         m.model_service,
-        "spec.slo.percentile",
-        "a percentile for latency targets is not built yet",
+        "spec.slo",
+        "percentile needs ttftMilliseconds and tpotMilliseconds",
         {"spec/slo": {"percentile": 99, "tpotMilliseconds": 50}, **BUILTIN},
-        {"spec/slo": {"tpotMilliseconds": 50}, **BUILTIN},
+        {"spec/slo": {"percentile": 99, "ttftMilliseconds": 500, "tpotMilliseconds": 50}, **BUILTIN},
     ),
     Row(
         m.model_service,

@@ -8,6 +8,7 @@ from busbar.kube.types import AcceleratorPool
 from busbar.kube.types.accelerator_pool import AcceleratorPoolStatus, ForeignCapacity
 from busbar.operator.metrics import Metrics
 from busbar.operator.power.metrics import PowerMetrics
+from busbar.operator.serving.metrics import ScalingMetrics
 
 NAMES = {
     "busbar_accelerators",
@@ -37,6 +38,10 @@ NAMES = {
     "busbar_reconciles",
     "busbar_refused_plans",
     "busbar_scheduling_round_seconds",
+    "busbar_service_capacity_rps",
+    "busbar_service_demand_rps",
+    "busbar_service_scale_decisions",
+    "busbar_service_slo_ratio",
     "busbar_waiting_jobs",
     "busbar_watch_age_seconds",
     "busbar_workload_polls",
@@ -59,6 +64,7 @@ def shown(metrics: Metrics, accelerator: str) -> list[float | None]:
 def test_the_names_of_the_metrics() -> None:
     registry = Metrics().registry
     PowerMetrics(registry)
+    ScalingMetrics(registry)
     assert {family.name for family in registry.collect()} == NAMES
 
 

@@ -1,0 +1,155 @@
+"""What a service's fleet is decided over: a column for each pool with a known speed, the limits, the times of a start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
+from busbar.operator.profiles.table import rates_of
+from busbar.operator.serving.replica_speed import Speeds
+from busbar.operator.serving.sizes import BUCKETS, Sizes
+from busbar.operator.watch.projections import Pod
+from busbar.scheduler.autoscale.fleet import FleetSettings
+from busbar.scheduler.autoscale.mix import Column, Effort, Limits
+from busbar.scheduler.autoscale.step_model import Slo, max_rate
+from busbar.scheduler.errors import ServingModelError
+
+START_S = 60.0
+"""A start takes so long until one was seen."""
+DOWN_AFTER_S = 300.0
+"""A lower number of replicas must have been enough for so long."""
+LEAST_RATE = 1e-3
+"""Slower than this a replica serves nobody within the target."""
+EFFORT = Effort(nodes=500, seconds=0.1)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a service at one moment."""
+
+    service: ModelService
+    pods: tuple[Pod, ...]
+    pools: tuple[AcceleratorPool, ...]
+    """Those that the service may use."""
+    profiles: tuple[PerformanceProfile, ...]
+    demand: ServiceDemand | None
+    reading: int
+    """Number of the gateway's answer; each is used once."""
+    counted_s: float
+    """How long the gateway has counted."""
+    now_s: float
+    off: bool = False
+
+
+def columns_of(
+    seen: Seen, speeds: Speeds, sizes: Sizes, slo: Slo, blocked: Iterable[str] = ()
+) -> tuple[Column, ...]:
+    """One column for each pool with a speed. A pool without one is taken for the slowest, where a replica runs there
+    already, or where all pools with a speed are in `blocked`.
+
+    Raises:
+        ServingModelError: no pool has a speed, or no type keeps the target; says why.
+    """
+    models, means, shares = speeds.models, sizes.means, sizes.shares
+    if not models:
+        raise ServingModelError("; ".join(sorted(set(speeds.refused.values()))) or "no pool is open to it")
+    rates = {
+        name: tuple(_useful(max_rate(model, bucket, slo)) for bucket in means)
+        for name, model in models.items()
+    }
+    if not any(
+        rate > 0 and share > 0 for row in rates.values() for rate, share in zip(row, shares, strict=True)
+    ):
+        bucket = next(mean for mean, share in zip(means, shares, strict=True) if share > 0)
+        best = min(models.values(), key=lambda m: m.prompt_s(bucket.prompt_tokens))
+        alone_s = best.decode_s(1, bucket.prompt_tokens)
+        raise ServingModelError(
+            f"no type keeps the target at any load; {best.name} comes nearest: alone, with"
+            f" {bucket.prompt_tokens:.0f} tokens of prompt, it takes"
+            f" {1000 * (best.prompt_s(bucket.prompt_tokens) + alone_s):.0f} ms to the first token and"
+            f" {1000 * alone_s:.1f} ms per token"
+        )
+    slowest = tuple(min(row[b] for row in rates.values()) for b in range(BUCKETS))
+    used, any_pool = alive(seen), rates.keys() <= set(blocked)
+    prices = prices_of(seen.service, seen.pools)
+    return tuple(
+        Column(
+            pool.metadata.name,
+            pool.metadata.name,
+            prices[pool.metadata.name],
+            rates.get(pool.metadata.name, slowest),
+        )
+        for pool in sorted(seen.pools, key=lambda p: p.metadata.name)
+        if pool.metadata.name in rates or used.get(pool.metadata.name) or any_pool
+    )
+
+
+def prices_of(service: ModelService, pools: Iterable[AcceleratorPool]) -> dict[str, float]:
+    """What a replica costs per hour in each pool; the types' exchange rates where a pool has no price."""
+    pools, count = tuple(pools), service.spec.shape.accelerators_per_pod
+    if all(pool.spec.price_per_hour > 0 for pool in pools):
+        return {pool.metadata.name: pool.spec.price_per_hour * count for pool in pools}
+    rates = rates_of(pools)
+    return {pool.metadata.name: max(rates[pool.spec.accelerator], 1e-3) * count for pool in pools}
+
+
+def settings_of(seen: Seen) -> FleetSettings:
+    starts = start_seconds(seen.service, seen.pods)
+    start_s = max(starts.values(), default=START_S)
+    return FleetSettings(start_s=start_s, down_after_s=max(DOWN_AFTER_S, start_s), effort=EFFORT)
+
+
+def start_seconds(service: ModelService, pods: Iterable[Pod]) -> dict[str, float]:
+    """From a replica's creation until it took requests, by pool: the fastest now, else what the status remembers."""
+    known = {
+        row.pool: row.start_seconds
+        for row in (service.status.pools if service.status is not None else None) or ()
+        if row.start_seconds is not None
+    }
+    now: dict[str, float] = {}
+    for pod in pods:
+        if pod.ready and pod.ready_since is not None and pod.created_at is not None and not pod.restarts:
+            took = max(0.0, (pod.ready_since - pod.created_at).total_seconds())
+            now[pod.pool] = min(took, now.get(pod.pool, took))
+    return known | now
+
+
+def limits_of(seen: Seen, target: Mapping[str, int], blocked: Iterable[str]) -> Limits:
+    """In replicas: what the pools hold, and the service's bounds. Pools in `blocked` take no more."""
+    spec, blocked = seen.service.spec, set(blocked)
+    stock: dict[str, int] = {}
+    for pool in seen.pools:
+        name, now = pool.metadata.name, target.get(pool.metadata.name, 0)
+        told = pool.status.capacity if pool.status is not None else None
+        most = spec.replica_ceiling if told is None else int(told) // spec.shape.accelerators_per_pod
+        stock[name] = now if name in blocked else max(most, now)
+    ceiling = max(spec.replica_ceiling, spec.min_replicas, 1)
+    return Limits(stock=stock, quota=ceiling, min_replicas=max(spec.min_replicas, 1))
+
+
+def _useful(rate: float) -> float:
+    return rate if rate >= LEAST_RATE else 0.0
+
+
+def alive(seen: Seen) -> dict[str, int]:
+    return _by_pool(p for p in seen.pods if not p.ended and not p.deleting and p.draining_since is None)
+
+
+def ready(seen: Seen) -> dict[str, int]:
+    return _by_pool(p for p in seen.pods if p.ready and not p.deleting and p.draining_since is None)
+
+
+def _by_pool(pods: Iterable[Pod]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for pod in pods:
+        found[pod.pool] = found.get(pod.pool, 0) + 1
+    return found
+
+
+def target_of(service: ModelService) -> dict[str, int] | None:
+    """The target that the status remembers; None where the latency target did not decide."""
+    rows = (service.status.pools if service.status is not None else None) or ()
+    found = {row.pool: row.desired for row in rows if row.desired}
+    return found or None

@@ -1,0 +1,338 @@
+"""How many replicas the latency target of a service needs, and in which pools: `scheduler.autoscale.fleet` on live data.
+
+    gateway's demand ──► sizes, rates ─┐
+    replicas' step models ──► columns ─┼──► Fleet.decide, once per reading ──► target by pool
+    pods ──► ready and starting ───────┘
+
+The decisions are those of `busbar plan-capacity`. What this module adds is what a simulation does not have: speeds that
+are not known yet, a gateway that is away or has just started (nothing changes then), an operator that restarts (the
+last target is in the status; nothing leaves before the window has passed again), and pools whose replicas are not
+placed (another pool is asked after `PATIENCE_S`).
+
+State is in memory, by service: the forecast's history, the sizes and the attainment begin anew with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.types import ModelService
+from busbar.kube.types.model_service import ScaledBy, ScalingCause
+from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
+from busbar.operator.serving.fleet_input import (
+    DOWN_AFTER_S,
+    Seen,
+    alive,
+    columns_of,
+    limits_of,
+    ready,
+    settings_of,
+    target_of,
+)
+from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
+from busbar.operator.serving.sizes import Sizes
+from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Fleet, Observation
+from busbar.scheduler.autoscale.mix import capacity
+from busbar.scheduler.autoscale.step_model import Slo
+from busbar.scheduler.errors import ServingModelError
+
+COLUMNS_S = 30.0
+"""Speeds and limits are read again after so long, or when a pool is added or removed."""
+PATIENCE_S = 30.0
+"""A replica that is not placed for so long is asked for in another pool."""
+BLOCKED_S = 300.0
+"""A pool that placed no replica is not asked again for so long."""
+CAUSES = {
+    Cause.FORECAST: ScalingCause.FORECAST,
+    Cause.PANIC: ScalingCause.PANIC,
+    Cause.IDLE: ScalingCause.IDLE,
+    Cause.SWITCH: ScalingCause.SWITCH,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why the target changed last."""
+
+    cause: ScalingCause
+    reason: str
+    load_rps: float | None = None
+    capacity_rps: float | None = None
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Requests per second."""
+
+    now: float
+    at_ready: float
+    upper: float
+    ready_in_s: float
+    method: str
+    inside: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the latency target says about a service."""
+
+    target: Mapping[str, int] | None = None
+    """Replicas by pool; None: the requests in flight decide."""
+    message: str = ""
+    """Why the target does not decide, or what it cannot do."""
+    change: Change | None = None
+    ahead: Ahead | None = None
+    capacity_rps: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Requests per second of one replica, by pool."""
+    attainment: tuple[float | None, int] = (None, 0)
+    """Of the last five minutes, and of how many requests."""
+    attainment_hour: tuple[float | None, int] = (None, 0)
+
+    def scaled_by(self, service: ModelService) -> ScaledBy:
+        if service.spec.replicas is not None:
+            return ScaledBy.EXTERNAL
+        return ScaledBy.PROMISE if self.target is not None else ScaledBy.IN_FLIGHT
+
+
+@dataclass
+class _State:
+    since_s: float
+    attainment: Attainment = field(default_factory=Attainment)
+    sizes: Sizes = field(default_factory=Sizes)
+    sized_at_s: float | None = None
+    reading: int = -1
+    fleet: Fleet | None = None
+    columns_at_s: float = 0.0
+    """0: they must be made anew."""
+    speeds: Speeds = field(default_factory=lambda: Speeds({}, {}))
+    target: dict[str, int] | None = None
+    change: Change | None = None
+    waiting_since: dict[str, float] = field(default_factory=dict)
+    blocked_until: dict[str, float] = field(default_factory=dict)
+    plan: Plan = field(default_factory=Plan)
+
+
+class Fleets:
+    """The fleets of all services with a latency target."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, _State] = {}
+
+    def keep(self, uids: Iterable[str]) -> None:
+        """Forgets all other services."""
+        known = set(uids)
+        self._states = {uid: state for uid, state in self._states.items() if uid in known}
+
+    def without_target(self, uid: str) -> None:
+        """Forgets a service that has no latency target (any more)."""
+        self._states.pop(uid, None)
+
+    def plan(self, seen: Seen) -> Plan:
+        """What the target says now. Calls for one service must not overlap."""
+        state = self._states.setdefault(seen.service.metadata.uid, _State(seen.now_s))
+        if seen.demand is not None and seen.reading != state.reading:
+            state.reading = seen.reading
+            _learn(state, seen, seen.demand)
+            state.plan = _plan(state, seen, seen.demand)
+        elif seen.demand is None:
+            state.plan = _blind(state, seen)
+        recent, hour = (state.attainment.over(s, seen.now_s) for s in (RECENT_S, HOUR_S))
+        return replace(state.plan, attainment=recent, attainment_hour=hour)
+
+
+def _learn(state: _State, seen: Seen, demand: ServiceDemand) -> None:
+    if demand.totals is not None:
+        state.attainment.take(demand.totals, seen.now_s)
+    last = state.sized_at_s
+    if last is None or seen.now_s - last >= RATE_S:
+        window = demand.window(RATE_S if last is not None and seen.now_s - last < 2 * RATE_S else 180)
+        if window is not None:
+            state.sizes.learn(window.sizes, seen.now_s)
+            state.sized_at_s = seen.now_s
+
+
+def _blind(state: _State, seen: Seen) -> Plan:
+    """The gateway does not answer: the target stays as it is, also after a restart of the operator."""
+    target = state.target if state.target is not None else target_of(seen.service)
+    text = "The gateway says nothing of its requests; the replicas stay as they are."
+    return replace(state.plan, target=target, message=text, ahead=None)
+
+
+def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
+    slo = slo_of(seen.service.spec.slo)
+    if slo is None:
+        return _in_flight(state, "spec.slo.ttftMilliseconds is not set")
+    window = demand.window(RATE_S)
+    if window is None:
+        return _in_flight(state, "the gateway does not count requests by size")
+    if not state.sizes.known:
+        target, young = target_of(seen.service), seen.now_s - state.since_s < DOWN_AFTER_S
+        if young and state.target is None and target is not None:
+            return Plan(target, "No request was answered since the operator or the gateway started.")
+        return _in_flight(state, "no request was answered yet, so their sizes are not known")
+    try:
+        fleet = _fleet(state, seen, slo)
+    except ServingModelError as error:
+        return _in_flight(state, str(error))
+    if seen.counted_s < RATE_S + 1:  # a full window is less than what it should be
+        return _told(state, seen, fleet, None, "The gateway has just started; the replicas stay as they are.")
+    rate = window.arrivals / RATE_S
+    message = ""
+    try:
+        _decide(state, seen, fleet, rate, demand)
+    except ServingModelError as error:
+        message = str(error)
+    return _told(state, seen, fleet, rate, message)
+
+
+def _in_flight(state: _State, why: str) -> Plan:
+    state.target, state.fleet = None, None
+    return Plan(message=f"Replicas are counted by requests in flight: {why}.")
+
+
+# -- the fleet ---------------------------------------------------------------------------------------
+
+
+def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
+    """The service's fleet with today's speeds and limits.
+
+    Raises:
+        ServingModelError: no pool has a speed, or none keeps the target; says why.
+    """
+    names = {pool.metadata.name for pool in seen.pools}
+    fleet = state.fleet
+    fresh = seen.now_s - state.columns_at_s < COLUMNS_S
+    if fleet is not None and fleet.slo == slo and fresh and names == _names(state.speeds):
+        return fleet
+    state.speeds = speeds(seen.service, seen.pools, seen.profiles, slo)
+    columns = columns_of(seen, state.speeds, state.sizes, slo, _blocked(state, seen))
+    settings = settings_of(seen)
+    limits = limits_of(seen, state.target or {}, _blocked(state, seen))
+    if fleet is None or fleet.slo != slo:
+        fleet = Fleet(columns, limits, slo, settings, rest_until_s=seen.now_s + settings.down_after_s)
+        state.fleet = fleet
+    fleet.adopt(columns, limits, settings, state.sizes.shares)
+    state.columns_at_s = seen.now_s
+    return fleet
+
+
+def _blocked(state: _State, seen: Seen) -> list[str]:
+    return [name for name, until in state.blocked_until.items() if until > seen.now_s]
+
+
+def _names(known: Speeds) -> set[str]:
+    return {*known.models, *known.refused}
+
+
+# -- one decision --------------------------------------------------------------------------------------
+
+
+def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: ServiceDemand) -> None:
+    """Changes the state's target, if there is reason to."""
+    running = alive(seen)
+    desired = seen.service.status.desired_replicas if seen.service.status is not None else None
+    deciding = seen.service.spec.replicas is None and not seen.off and bool(desired)
+    if not deciding:
+        state.target = running  # who takes over again begins with what runs
+    elif state.target is None:
+        state.target = target_of(seen.service) or running
+    target = dict(state.target)
+    if deciding:
+        if sum(target.values()) == sum(running.values()):
+            target = dict(running)  # the scheduler may have chosen another pool of the same type
+        _give_up_where_nothing_is_placed(state, seen, fleet, target, running)
+        _within_bounds(state, fleet, target)
+    state.target = target
+    fleet.limits = limits_of(seen, state.target or {}, _blocked(state, seen))
+    serving = {name: min(count, target.get(name, 0)) for name, count in ready(seen).items()}
+    decision = fleet.decide(
+        Observation(
+            now_s=seen.now_s,
+            rates=tuple(rate * share for share in state.sizes.shares),
+            overdue=demand.overdue,
+            ready=serving,
+            starting={name: count - serving.get(name, 0) for name, count in target.items()},
+            in_flight=demand.in_flight,
+        )
+    )
+    if decision is not None and deciding:
+        state.target = {name: count for name, count in decision.target.items() if count}
+        room = capacity(fleet.columns, state.sizes.shares, ready(seen))
+        state.change = Change(
+            CAUSES[decision.cause],
+            _sentence(decision.cause, decision.load_rps, rate, room),
+            decision.load_rps,
+            room,
+        )
+
+
+def _give_up_where_nothing_is_placed(
+    state: _State, seen: Seen, fleet: Fleet, target: dict[str, int], running: Mapping[str, int]
+) -> None:
+    """A pool that has not placed a replica for `PATIENCE_S` is asked no more for a while, if there is another one."""
+    names = [pool.metadata.name for pool in seen.pools]
+    for name in [column.key for column in fleet.columns]:
+        if target.get(name, 0) <= running.get(name, 0):
+            state.waiting_since.pop(name, None)
+            continue
+        since = state.waiting_since.setdefault(name, seen.now_s)
+        others = [n for n in names if n != name and state.blocked_until.get(n, 0.0) <= seen.now_s]
+        if seen.now_s - since < PATIENCE_S or not others:
+            continue
+        state.blocked_until[name] = seen.now_s + BLOCKED_S
+        target[name] = running.get(name, 0)
+        del state.waiting_since[name]
+        state.columns_at_s = 0.0  # the limits, and where no pool with a speed is left, the others
+        text = f"Pool {name} placed no replica for {PATIENCE_S:.0f} s; other pools are asked."
+        state.change = Change(ScalingCause.NO_ROOM, text)
+
+
+def _within_bounds(state: _State, fleet: Fleet, target: dict[str, int]) -> None:
+    """Moves the target between `minReplicas` and `maxReplicas`, the cheapest pools first."""
+    least, most = fleet.limits.min_replicas, fleet.limits.quota
+    order = sorted(fleet.columns, key=lambda c: (c.cost_per_h, c.key))
+    before = sum(target.values())
+    for column in reversed(order):
+        surplus = sum(target.values()) - (most if most is not None else before)
+        if surplus > 0:
+            target[column.key] = max(0, target.get(column.key, 0) - surplus)
+    for column in order:
+        missing = least - sum(target.values())
+        free = fleet.limits.stock.get(column.key, missing) - target.get(column.key, 0)
+        if missing > 0:
+            target[column.key] = target.get(column.key, 0) + max(0, min(missing, free))
+    if sum(target.values()) != before:
+        state.change = Change(ScalingCause.BOUNDS, f"The service has {least} to {most} replicas.")
+
+
+def _sentence(cause: Cause, load: float, rate: float, room: float) -> str:
+    have = f"the ready replicas sustain {room:.3g}"
+    return {
+        Cause.PANIC: f"{rate:.3g} requests/s came in the last ten seconds, or the oldest waited too long; {have}.",
+        Cause.FORECAST: f"{load:.3g} requests/s are expected when a new replica would be ready; {have}.",
+        Cause.IDLE: f"The load of the last minutes, at most {load:.3g} requests/s of late, needs fewer; {have}.",
+        Cause.SWITCH: f"Another mix of types carries {load:.3g} requests/s for less.",
+    }[cause]
+
+
+def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: str) -> Plan:
+    shares = state.sizes.shares
+    ahead = None
+    if rate is not None:
+        made = fleet.forecast.forecast(seen.now_s)
+        lead_s = fleet.settings.forecast.horizon_s
+        ahead = Ahead(rate, made.expected, made.upper, lead_s, made.method, fleet.forecast.calibration)
+    if not message and state.speeds.refused:
+        message = "Not chosen yet: " + "; ".join(sorted(set(state.speeds.refused.values()))) + "."
+    target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
+    return Plan(
+        target,
+        message,
+        state.change,
+        ahead,
+        capacity(fleet.columns, shares, ready(seen)),
+        {c.key: capacity([c], shares, {c.key: 1}) for c in fleet.columns if c.key in state.speeds.models},
+    )

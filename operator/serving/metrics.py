@@ -1,0 +1,79 @@
+"""Metrics of services with a latency target, and of all changes of a service's replicas."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from busbar.kube.informer import Key
+from busbar.operator.serving.fleets import Change, Plan
+
+_SERVICE = ["namespace", "service"]
+_KINDS = ("now", "forecast", "p90")
+_TIMES = ("5m", "1h")
+
+
+class ScalingMetrics:
+    """Their names never change: dashboards and tests depend on them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.demand = Gauge(
+            "busbar_service_demand_rps",
+            "Requests per second: now, expected when a replica asked for now would be ready, and its 90 % quantile",
+            [*_SERVICE, "kind"],
+            registry=registry,
+        )
+        self.capacity = Gauge(
+            "busbar_service_capacity_rps",
+            "Requests per second that the ready replicas sustain within the latency target",
+            _SERVICE,
+            registry=registry,
+        )
+        self.kept = Gauge(
+            "busbar_service_slo_ratio",
+            "Answers within the latency target over all requests, of five minutes and of an hour",
+            [*_SERVICE, "over"],
+            registry=registry,
+        )
+        self.decisions = Counter(
+            "busbar_service_scale_decisions_total",
+            "Changes of the desired replicas by cause",
+            ["cause"],
+            registry=registry,
+        )
+
+    def show(self, key: Key, plan: Plan | None, scaled: Change | None) -> None:
+        """After a reconcile of the service."""
+        if scaled is not None:
+            self.decisions.labels(scaled.cause.value).inc()
+        if plan is None:
+            self.forget(key)
+            return
+        name = (key.namespace, key.name)
+        if plan.ahead is not None:
+            numbers = (plan.ahead.now, plan.ahead.at_ready, plan.ahead.upper)
+            for kind, rps in zip(_KINDS, numbers, strict=True):
+                self.demand.labels(*name, kind).set(rps)
+        else:
+            self._drop(self.demand, name, _KINDS)
+        if plan.capacity_rps is not None:
+            self.capacity.labels(*name).set(plan.capacity_rps)
+        else:
+            self._drop(self.capacity, name, ())
+        for over, (share, _) in zip(_TIMES, (plan.attainment, plan.attainment_hour), strict=True):
+            if share is not None:
+                self.kept.labels(*name, over).set(share)
+            else:
+                self._drop(self.kept, name, (over,))
+
+    def forget(self, key: Key) -> None:
+        name = (key.namespace, key.name)
+        self._drop(self.demand, name, _KINDS)
+        self._drop(self.kept, name, _TIMES)
+        self._drop(self.capacity, name, ())
+
+    def _drop(self, gauge: Gauge, name: tuple[str, str], last: tuple[str, ...]) -> None:
+        for labels in ((*name, value) for value in last) if last else (name,):
+            with suppress(KeyError):
+                gauge.remove(*labels)

@@ -1,0 +1,108 @@
+"""What a service's status says of its scaling: replicas by pool, how the latency target is kept, the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from busbar.kube.types import AcceleratorPool, ModelService
+from busbar.kube.types.model_service import (
+    DemandForecastStatus,
+    PoolReplicas,
+    ScaledBy,
+    ServiceLevelStatus,
+)
+from busbar.operator.serving.fleet_input import start_seconds
+from busbar.operator.serving.fleets import Plan
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.status import clip
+
+
+def pool_rows(
+    service: ModelService,
+    pods: Iterable[Pod],
+    pools: Mapping[str, AcceleratorPool],
+    plan: Plan | None,
+    desired: int,
+) -> list[PoolReplicas]:
+    """One row for each pool that has replicas or shall have some.
+
+    Args:
+        pods: the replicas that have not ended.
+    """
+    pods = tuple(pods)
+    decides = plan is not None and plan.scaled_by(service) is ScaledBy.PROMISE and desired > 0
+    target = dict(plan.target or {}) if plan is not None and decides else {}
+    old = {row.pool: row for row in (service.status.pools if service.status is not None else None) or ()}
+    starts = start_seconds(service, pods)
+    rows = []
+    for name in sorted({p.pool for p in pods} | {name for name, count in target.items() if count}):
+        pool, here = pools.get(name), [p for p in pods if p.pool == name]
+        ready = sum(p.ready and p.draining_since is None and not p.deleting for p in here)
+        rows.append(
+            PoolReplicas(
+                pool=name,
+                replicas=len(here),
+                ready=ready,
+                desired=target.get(name, 0) if decides else None,
+                accelerator=pool.spec.accelerator if pool is not None else None,
+                cost_per_hour=_cost(service, pool),
+                start_seconds=_near(starts.get(name), old[name].start_seconds if name in old else None),
+                requests_per_second=_near(
+                    plan.rates.get(name) if plan is not None else None,
+                    old[name].requests_per_second if name in old else None,
+                ),
+            )
+        )
+    return rows
+
+
+def level_status(service: ModelService, plan: Plan | None) -> ServiceLevelStatus | None:
+    """How the latency target is kept; None where there is none."""
+    if plan is None:
+        return None
+    recent, hour = plan.attainment, plan.attainment_hour
+    return ServiceLevelStatus(
+        scaled_by=plan.scaled_by(service),
+        message=clip(plan.message) or None,
+        attainment_recent=_share(recent[0]),
+        attainment_hour=_share(hour[0]),
+        requests_recent=recent[1],
+        requests_hour=hour[1],
+    )
+
+
+def forecast_status(plan: Plan | None) -> DemandForecastStatus | None:
+    """The demand that replicas are counted for."""
+    if plan is None or plan.ahead is None:
+        return None
+    ahead = plan.ahead
+    return DemandForecastStatus(
+        now=_digits(ahead.now),
+        at_ready=_digits(ahead.at_ready),
+        p90=_digits(ahead.upper),
+        ready_in_seconds=round(ahead.ready_in_s),
+        method=ahead.method,
+        inside=_share(ahead.inside),
+        capacity=None if plan.capacity_rps is None else _digits(plan.capacity_rps),
+    )
+
+
+def _cost(service: ModelService, pool: AcceleratorPool | None) -> float | None:
+    if pool is None or pool.spec.price_per_hour <= 0:
+        return None
+    return round(pool.spec.price_per_hour * service.spec.shape.accelerators_per_pod, 6)
+
+
+def _near(new: float | None, old: float | None) -> float | None:
+    """The old number while the new one is within 10 % of it: small changes are no reason to write."""
+    if new is None or (old is not None and abs(new - old) <= 0.1 * old):
+        return old
+    return _digits(new)
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _share(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,130 @@
+"""A service whose latency target decides: up, panic, down, and a gateway that is away, on the real API server.
+
+The demand comes as the gateway would report it, and the seconds by which services are scaled pass when the test says
+so: nothing here waits for a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import Cluster
+from tests.cluster.kubelet import Script
+from tests.cluster.tenancy import becomes
+
+from busbar.kube.client import Object
+from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.informer import Key
+from busbar.kube.resources import MODEL_SERVICES
+from busbar.operator.app import Operator
+
+STEP = {
+    "secondsPerStep": 0.02, "secondsPerSequence": 0.001, "secondsPerThousandContextTokens": 0.0005,
+    "secondsPerPromptToken": 0.0001, "rmsErrorSeconds": 0.001, "steps": 500,
+}  # fmt: skip
+REPORT = {
+    "class": "serve-x", "accelerator": "cpu", "kvBytes": 2**30, "kvBytesPerToken": 2**12,
+    "decodeTokensPerSecond": 50.0, "stepModel": STEP,
+}  # fmt: skip
+
+
+def replica(pod: Object) -> Script:
+    def status(seconds: float) -> dict[str, Any]:
+        return {"kind": "serving", "ready": True, "running": 0, "waiting": 0, "report": REPORT}
+
+    return Script(status=status)
+
+
+@dataclass
+class Load:
+    """The service's clients, its gateway, and the operator's clock."""
+
+    cluster: Cluster
+    operator: Operator
+    now_s: float = 10_000.0
+    counted_s: float = 1000.0
+    answered: int = 0
+
+    def begin(self) -> None:
+        self.operator.demand.clock = self.operator.handlers.clock = lambda: self.now_s
+
+    def tick(self, rate: float, seconds: float = 1.0) -> None:
+        """Some time, and the gateway's answer after it."""
+        self.now_s, self.counted_s = self.now_s + seconds, self.counted_s + seconds
+        self.answered += round(rate * seconds)
+        windows = []
+        for seconds in (10, 180):
+            count = round(rate * seconds)
+            size = {"count": count, "prompt_tokens": 400 * count, "output_tokens": 200 * count}
+            sizes = [SizeCount(prompt=2, output=3, **size)] if count else []
+            windows.append(WindowDemand(seconds=seconds, arrivals=count, sizes=sizes))
+        said = ServiceDemand(
+            namespace=self.cluster.namespace, name="web", arrivals=self.answered, last_request_age_seconds=0.0,
+            windows=windows, totals=Outcomes(answered=self.answered, within=self.answered),
+        )  # fmt: skip
+        self.operator.demand.take(
+            Demand(services=[said], as_of=datetime.now(UTC), counted_seconds=self.counted_s)
+        )
+
+    async def until(self, rate: float, wanted: Any, seconds: float = 1.0) -> dict[str, Any]:
+        """Answers of the gateway, so far apart, until the status is as wanted."""
+
+        async def after_next() -> dict[str, Any]:
+            self.tick(rate, seconds)
+            return await self.cluster.status(MODEL_SERVICES, "web")
+
+        found: dict[str, Any] = await becomes(after_next, wanted)
+        return found
+
+
+def running(count: int) -> Any:
+    return lambda s: s.get("readyReplicas") == count == s.get("desiredReplicas")
+
+
+async def test_a_latency_target_adds_replicas_at_once_and_takes_them_away_after_the_window(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        operator = await cluster.start(gateway_url="http://127.0.0.1:1", usage_period_s=0.2)
+        load = Load(cluster, operator)
+        load.begin()
+        slo = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
+        body = {"model": {"uri": "pvc://claim/model"}, "slo": slo, "maxReplicas": 6, "drainSeconds": 0}
+        await cluster.create({"kind": "ModelService", "metadata": {"name": "web"}, "spec": body})
+        status = await load.until(1.0, lambda s: (s.get("slo") or {}).get("scaledBy") == "Promise")
+        assert status["desiredReplicas"] == 1
+        [row] = (await load.until(1.0, lambda s: (s["pools"][0]).get("requestsPerSecond")))["pools"]
+        rate = row["requestsPerSecond"]
+
+        status = await load.until(2.5 * rate, running(3))
+        entry = status["scalingHistory"][0]
+        assert (entry["previous"], entry["desired"], entry["cause"]) == (1, 3, "Panic")
+        assert status["pools"][0]["desired"] == 3
+
+        before = len(status["scalingHistory"])
+        load.now_s += (
+            60  # the gateway is away: nothing is heard for a minute, then it answers that it has just started
+        )
+        operator.controller.add("ModelService", Key(cluster.namespace, "web"))
+        away = await becomes(
+            lambda: cluster.status(MODEL_SERVICES, "web"),
+            lambda s: "gateway says nothing" in (s["slo"].get("message") or ""),
+        )
+        assert away["desiredReplicas"] == 3
+        load.counted_s = 0.0
+        for _ in range(9):
+            load.tick(0.0)
+        status = await load.until(
+            2.5 * rate, lambda s: s["slo"]["scaledBy"] == "Promise" and s.get("forecast")
+        )
+        assert len(status["scalingHistory"]) == before, "nothing was scaled while it was away"
+
+        status = await load.until(0.1 * rate, running(1), seconds=5.0)
+        idle = [e for e in status["scalingHistory"] if e["cause"] == "Idle"]
+        assert idle
+        assert all(e["desired"] < e["previous"] for e in idle)
+        assert load.now_s > 10_300, "not before the window has passed"
+        assert status["slo"]["attainmentHour"] == 1.0

@@ -1,0 +1,244 @@
+"""A latency target that decides: in the status, the pods and the claims; and the small parts that it is decided with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from tests.operator.builders import NOW, RENDERING, SETTINGS, pool, replica, service
+
+from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount
+from busbar.kube.informer import Key
+from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
+from busbar.kube.types.model_service import ScalingCause
+from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
+from busbar.operator.serving.claims import claims
+from busbar.operator.serving.demand import DemandReader
+from busbar.operator.serving.fleet_input import prices_of, start_seconds
+from busbar.operator.serving.fleets import Ahead, Change, Plan
+from busbar.operator.serving.metrics import ScalingMetrics
+from busbar.operator.serving.reconcile import ModelPlace, ServiceUpdate, ServiceView, kept_pods, reconcile
+from busbar.operator.serving.replica_speed import slo_of, speeds
+from busbar.operator.serving.sizes import Sizes
+from busbar.operator.watch.projections import Pod
+
+SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
+PANIC = Change(ScalingCause.PANIC, "6 requests/s came in the last ten seconds.", 6.0, 2.5)
+AHEAD = Ahead(6.0, 6.5, 7.25, 90.0, "trend", 0.93)
+STEP = {
+    "secondsPerStep": 0.02, "secondsPerSequence": 0.001, "secondsPerThousandContextTokens": 0.0005,
+    "secondsPerPromptToken": 0.0001, "rmsErrorSeconds": 0.001, "steps": 500,
+}  # fmt: skip
+POOLS = {
+    name: pool(name, accelerator=name.upper(), resourceName="nvidia.com/gpu", pricePerHour=price)
+    for name, price in (("l4", 0.7), ("h100", 7.5))
+}
+
+
+def plan(target: dict[str, int] | None, **fields: Any) -> Plan:
+    base = Plan(target, "", PANIC, AHEAD, 2.5, {"l4": 2.5, "h100": 9.0}, (0.98, 600), (0.995, 7000))
+    return replace(base, **fields)
+
+
+def wanting(desired: int, *rows: dict[str, Any], **spec: Any) -> ModelService:
+    status = {"desiredReplicas": desired, "observedGeneration": 1, "pools": list(rows)}
+    return service(status=status, **{"slo": SLO, "maxReplicas": 9, **spec})
+
+
+def row(name: str, desired: int, replicas: int = 0) -> dict[str, Any]:
+    return {"pool": name, "replicas": replicas, "desired": desired, "accelerator": name.upper()}
+
+
+def on(name: str, index: int, **fields: Any) -> Pod:
+    return replica(index, pool=name, **fields)
+
+
+def seen(of: ModelService, *pods: Pod, **fields: Any) -> ServiceUpdate:
+    demand = ServiceDemand(namespace="team", name="web", in_flight=3, last_request_age_seconds=0.0)
+    view = ServiceView(of, pods, NOW, SETTINGS, RENDERING, ModelPlace(uri="pvc://claim/model"), POOLS, demand)
+    return reconcile(replace(view, **fields))
+
+
+def test_the_status_names_the_target_the_cause_the_forecast_and_how_the_promise_was_kept() -> None:
+    update = seen(wanting(1), on("l4", 0), plan=plan({"l4": 2, "h100": 1}))
+    status = update.status
+    assert status is not None
+    assert status.desired_replicas == 3
+    assert [(r.pool, r.desired, r.ready, r.cost_per_hour) for r in status.pools or ()] == [
+        ("h100", 1, 0, 7.5), ("l4", 2, 1, 0.7),
+    ]  # fmt: skip
+    [entry] = status.scaling_history or []
+    assert (entry.previous, entry.desired, entry.cause) == (1, 3, "Panic")
+    assert (entry.requests_per_second, entry.capacity_per_second) == (6.0, 2.5)
+    assert status.slo is not None
+    assert (status.slo.scaled_by, status.slo.attainment_recent, status.slo.requests_hour) == (
+        "Promise", 0.98, 7000,
+    )  # fmt: skip
+    assert status.forecast is not None
+    assert (status.forecast.now, status.forecast.p90, status.forecast.capacity) == (6.0, 7.25, 2.5)
+    assert update.scaled == PANIC
+
+
+def test_without_a_target_the_requests_in_flight_decide_and_the_status_says_why() -> None:
+    why = "Replicas are counted by requests in flight: no replica has measured its speed on L4 yet."
+    update = seen(wanting(2), on("l4", 0), on("l4", 1), plan=Plan(message=why))
+    assert update.status is not None
+    assert update.status.slo is not None
+    assert (update.status.slo.scaled_by, update.status.slo.message) == ("InFlight", why)
+    assert update.status.desired_replicas == 2
+    assert [r.desired for r in update.status.pools or ()] == [None]
+
+
+def test_spec_replicas_and_zero_are_decided_without_the_promise() -> None:
+    of = wanting(2, replicas=4)
+    external = seen(of, on("l4", 0), on("l4", 1), plan=plan({"l4": 2}))
+    assert external.status is not None
+    assert external.status.desired_replicas == 4
+    assert external.status.slo is not None
+    assert external.status.slo.scaled_by == "External"
+    assert external.scaled is not None
+    assert external.scaled.cause is ScalingCause.EXTERNAL
+    asleep = wanting(0, minReplicas=0)
+    still = ServiceDemand(namespace="team", name="web", last_request_age_seconds=900.0)
+    assert (seen(asleep, plan=plan({"l4": 1}), demand=still).status or asleep.status).desired_replicas == 0  # type: ignore[union-attr]
+    woken = seen(asleep, plan=plan({"l4": 3}), demand=still.model_copy(update={"waiting": 1}))
+    assert woken.status is not None
+    assert woken.status.desired_replicas == 1
+
+
+def test_numbers_alone_are_written_no_more_often_than_the_last_request() -> None:
+    of = wanting(1)
+    first = seen(of, on("l4", 0), plan=plan({"l4": 1})).status
+    later = of.model_copy(update={"status": first})
+    moved = plan({"l4": 1}, ahead=replace(AHEAD, now=7.0), attainment=(0.5, 10))
+    assert seen(later, on("l4", 0), plan=moved, now=NOW + timedelta(seconds=1)).status is None
+    again = seen(later, on("l4", 0), plan=moved, now=NOW + timedelta(seconds=20)).status
+    assert again is not None
+    assert again.forecast is not None
+    assert again.forecast.now == 7.0
+
+
+def test_surplus_replicas_leave_the_pool_where_they_are_not_wanted() -> None:
+    of = wanting(2, row("l4", 2), row("h100", 0))
+    pods = [on("h100", 0), on("l4", 1), on("l4", 2, ready=False)]
+    assert [p.rank for p in kept_pods(of, pods)] == [1, 2]
+    plain = wanting(2)
+    assert [p.rank for p in kept_pods(plain, pods)] == [0, 1]
+
+
+def test_missing_replicas_claim_the_type_that_was_chosen_for_them() -> None:
+    of = wanting(4, row("h100", 1), row("l4", 3, 1))
+    found = claims(of, (on("l4", 0),), (), "research", NOW)
+    assert [(c.job.name, c.job.accelerators) for c in found] == [
+        ("web-1", ("H100",)), ("web-2", ("L4",)), ("web-3", ("L4",)),
+    ]  # fmt: skip
+    plain = claims(wanting(2, accelerators=["L4", "T4"]), (), (), "research", NOW)
+    assert [c.job.accelerators for c in plain] == [("L4", "T4")] * 2
+
+
+def test_a_start_is_measured_from_creation_to_ready_and_remembered() -> None:
+    of = wanting(1, row("h100", 0) | {"startSeconds": 80})
+    pods = [
+        on("l4", 0, ready_since=NOW + timedelta(seconds=30)),
+        on("l4", 1, ready_since=NOW + timedelta(seconds=50)),
+        on("l4", 2, ready_since=NOW + timedelta(seconds=5), restarts=1),
+        on("t4", 3, ready=False),
+    ]
+    assert start_seconds(of, pods) == {"h100": 80, "l4": 30}
+
+
+def test_replicas_cost_the_pools_prices_or_the_types_rates_where_one_pool_has_none() -> None:
+    of = wanting(1, shape={"acceleratorsPerPod": 2})
+    assert prices_of(of, POOLS.values()) == {"l4": 1.4, "h100": 15.0}
+    unpriced: list[AcceleratorPool] = [
+        POOLS["l4"],
+        pool("x", accelerator="H100", resourceName="nvidia.com/gpu"),
+    ]
+    found = prices_of(of, unpriced)
+    assert 0 < found["l4"] < found["x"]
+
+
+def test_the_shared_profile_speaks_for_types_that_the_service_has_not_measured() -> None:
+    cell = {"accelerator": "H100", "accelerators": 1, "tokensPerSecond": 9, "source": "Measured"}
+    profile = PerformanceProfile.model_validate(
+        {
+            "metadata": {"name": "x"}, "kind": "PerformanceProfile", "spec": {"workloadClass": "serve-x"},
+            "status": {"cells": [cell | {"stepModel": STEP, "kvTokens": 90_000}]},
+        }
+    )  # fmt: skip
+    line = {
+        "workloadClass": "serve-x",
+        "accelerator": "L4",
+        "accelerators": 1,
+        "stepModel": STEP,
+        "kvTokens": 5000,
+    }
+    status = {"measured": [line]}
+    slo = slo_of(service(slo=SLO).spec.slo)
+    assert slo is not None
+    assert slo.percentile == 99
+    known = speeds(service(status=status, slo=SLO), POOLS.values(), [profile], slo)
+    assert {name: model.kv_tokens for name, model in known.models.items()} == {"l4": 5000, "h100": 90_000}
+    own_image = speeds(service(status=status, slo=SLO, image="mine"), POOLS.values(), [profile], slo)
+    assert list(own_image.models) == ["l4"]
+    assert own_image.refused == {"h100": "no replica has measured its speed on H100 yet"}
+
+
+def test_attainment_covers_five_minutes_and_an_hour_and_a_restarted_gateway_starts_from_zero() -> None:
+    kept = Attainment()
+    kept.take(Outcomes(answered=1000, within=0), 0)
+    assert kept.over(RECENT_S, 0) == (None, 0), "what was counted before says nothing of now"
+    kept.take(Outcomes(answered=1100, within=90, refused=0), 10)
+    assert kept.over(RECENT_S, 10) == (0.9, 100)
+    kept.take(Outcomes(answered=50, within=50, refused=50), 1000)
+    assert kept.over(RECENT_S, 1000) == (0.5, 100)
+    assert kept.over(HOUR_S, 1000) == (0.7, 200)
+    kept.take(Outcomes(answered=50, within=50, refused=50), 5000)
+    assert kept.over(HOUR_S, 5000) == (None, 0)
+
+
+def test_sizes_are_means_by_prompt_class_that_forget_slowly_and_leave_rare_classes_out() -> None:
+    sizes = Sizes()
+    assert not sizes.known
+    many = SizeCount(prompt=1, output=0, count=10_000, prompt_tokens=2_000_000, output_tokens=1_000_000)
+    rare = SizeCount(prompt=8, output=0, count=1, prompt_tokens=60_000, output_tokens=10)
+    sizes.learn([many, rare], 0.0)
+    assert sizes.shares[1] == 1.0
+    assert (sizes.means[1].prompt_tokens, sizes.means[1].output_tokens) == (200, 100)
+    later = SizeCount(prompt=1, output=0, count=10_000, prompt_tokens=1_000_000, output_tokens=1_000_000)
+    sizes.learn([later], 6000.0)
+    assert sizes.means[1].prompt_tokens == pytest.approx(100, rel=0.01)
+
+
+def test_each_answer_of_the_gateway_is_numbered_and_a_wait_is_looked_at_each_time() -> None:
+    queued: list[Key] = []
+    reader = DemandReader(SETTINGS, queued.append)
+    waits = ServiceDemand(namespace="team", name="web", overdue=1)
+    for number in (1, 2):
+        reader.take(Demand(services=[waits], as_of=NOW, counted_seconds=5.0))
+        assert (reader.reading, len(queued), reader.counted_s) == (number, number, 5.0)
+    calm = waits.model_copy(update={"overdue": 0})
+    reader.take(Demand(services=[calm], as_of=NOW))
+    assert len(queued) == 2
+
+
+def test_metrics_show_demand_capacity_and_attainment_and_forget_a_service_that_is_gone() -> None:
+    registry = CollectorRegistry()
+    metrics, key = ScalingMetrics(registry), Key("team", "web")
+    metrics.show(key, plan({"l4": 1}), PANIC)
+    text = generate_latest(registry).decode()
+    for line in (
+        'busbar_service_demand_rps{kind="p90",namespace="team",service="web"} 7.25',
+        'busbar_service_capacity_rps{namespace="team",service="web"} 2.5',
+        'busbar_service_slo_ratio{namespace="team",over="5m",service="web"} 0.98',
+        'busbar_service_scale_decisions_total{cause="Panic"} 1.0',
+    ):
+        assert line in text
+    metrics.show(key, plan(None, ahead=None, capacity_rps=None, attainment=(None, 0)), None)
+    assert 'over="1h"' in generate_latest(registry).decode()
+    metrics.forget(key)
+    metrics.forget(key)
+    assert 'service="web"' not in generate_latest(registry).decode()

@@ -1,0 +1,288 @@
+"""Replicas by the latency target, second by second with a fake clock: demand in, target by pool out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from tests.operator.builders import NOW, pool, replica, service
+
+from busbar.kube.contracts.demand import Outcomes, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.types import AcceleratorPool, ModelService
+from busbar.kube.types.model_service import ScaledBy, ScalingCause
+from busbar.operator.serving.fleet_input import Seen
+from busbar.operator.serving.fleets import Fleets, Plan
+from busbar.operator.watch.projections import Pod
+
+SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
+STEP = {
+    "secondsPerStep": 0.02, "secondsPerSequence": 0.001, "secondsPerThousandContextTokens": 0.0005,
+    "secondsPerPromptToken": 0.0001, "rmsErrorSeconds": 0.001, "steps": 500,
+}  # fmt: skip
+START = timedelta(seconds=40)
+
+
+def line(kind: str, **step: Any) -> dict[str, Any]:
+    return {
+        "workloadClass": "serve-x", "accelerator": kind, "accelerators": 1, "mode": "resident", "kvTokens": 200_000,
+        "stepModel": STEP | step,
+    }  # fmt: skip
+
+
+def kind(name: str, price: float, capacity: float = 16) -> AcceleratorPool:
+    made = pool(name, accelerator=name.upper(), resourceName="nvidia.com/gpu", pricePerHour=price)
+    return made.model_validate(made.to_wire() | {"status": {"capacity": capacity}})
+
+
+def windows(rate: float, seconds: int = 10) -> list[WindowDemand]:
+    count = round(rate * seconds)
+    sums = {"count": count, "prompt_tokens": 400 * count, "output_tokens": 200 * count}
+    sizes = [SizeCount(prompt=2, output=3, **sums)] if count else []
+    return [WindowDemand(seconds=seconds, arrivals=count, sizes=sizes)]
+
+
+@dataclass
+class World:
+    """A service, its pods and its gateway; replicas start after `START` and are placed in `full` pools never."""
+
+    spec: dict[str, Any] = field(default_factory=dict)
+    pools: tuple[AcceleratorPool, ...] = (kind("l4", 1.0),)
+    lines: list[dict[str, Any]] = field(default_factory=lambda: [line("L4")])
+    full: set[str] = field(default_factory=set)
+    desired: int = 1
+    now_s: float = 1000.0
+    counted_s: float = 500.0
+    overdue: int = 0
+    fleets: Fleets = field(default_factory=Fleets)
+    plans: list[Plan] = field(default_factory=list)
+    pods: dict[int, tuple[Pod, float]] = field(default_factory=dict)
+    """By rank, with the time at which each becomes ready."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    reading: int = 0
+
+    @property
+    def service(self) -> ModelService:
+        status = {"desiredReplicas": self.desired, "measured": self.lines, "pools": self.rows}
+        return service(status=status, **{"slo": SLO, "maxReplicas": 10, **self.spec})
+
+    def run(self, seconds: int, rate: float | None) -> Plan:
+        """Seconds with so many requests per second; None: the gateway is away."""
+        for _ in range(seconds):
+            self.now_s += 1
+            self.reading += rate is not None
+            plan = self.fleets.plan(self.seen(rate))
+            self.plans.append(plan)
+            if plan.target is not None and self.spec.get("replicas") is None:
+                self.follow(dict(plan.target))
+        return self.plans[-1]
+
+    def seen(self, rate: float | None) -> Seen:
+        demand = None
+        if rate is not None:
+            self.counted_s += 1
+            demand = ServiceDemand(
+                namespace="team", name="web", overdue=self.overdue, windows=windows(rate) + windows(rate, 180),
+                totals=Outcomes(),
+            )  # fmt: skip
+        pods = tuple(
+            replace(pod, ready=self.now_s >= at, ready_since=NOW + START if self.now_s >= at else None)
+            for pod, at in self.pods.values()
+        )
+        return Seen(self.service, pods, self.pools, (), demand, self.reading, self.counted_s, self.now_s)
+
+    def follow(self, target: dict[str, int]) -> None:
+        """What the reconcile and the scheduler do with a target."""
+        self.desired = sum(target.values())
+        self.rows = [{"pool": name, "replicas": 0, "desired": count} for name, count in target.items()]
+        for name in {pod.pool for pod, _ in self.pods.values()} | target.keys():
+            held = [rank for rank, (pod, _) in self.pods.items() if pod.pool == name]
+            for rank in held[target.get(name, 0) :]:
+                del self.pods[rank]
+            for _ in range(target.get(name, 0) - len(held) if name not in self.full else 0):
+                self.start(name)
+
+    def start(self, name: str, ready_in_s: float = START.total_seconds()) -> None:
+        rank = next(i for i in range(99) if i not in self.pods)
+        made = replica(rank, pool=name, phase="Running", created_at=NOW)
+        self.pods[rank] = (made, self.now_s + ready_in_s)
+
+
+def one(**fields: Any) -> World:
+    """A service with one ready replica on L4, and a gateway that has counted for a while."""
+    world = World(**fields)
+    world.start("l4", 0)
+    return world
+
+
+def each(world: World) -> float:
+    """What one replica sustains."""
+    rate = world.run(1, 0.1).rates["l4"]
+    assert 1 < rate < 20, "the loads of these tests are relative to it"
+    return rate
+
+
+def test_a_rising_load_adds_replicas_until_they_carry_its_quantile() -> None:
+    world = one()
+    rate = each(world)
+    plan = world.run(240, 2.5 * rate)
+    assert plan.target is not None
+    assert 3 <= plan.target["l4"] <= 4
+    assert plan.capacity_rps is not None
+    assert plan.capacity_rps >= 2.5 * rate
+    assert plan.scaled_by(world.service) is ScaledBy.PROMISE
+    assert plan.ahead is not None
+    assert plan.ahead.now == round(2.5 * rate * 10) / 10
+    assert plan.ahead.upper >= plan.ahead.at_ready
+
+
+def test_a_burst_beyond_what_is_live_is_answered_in_the_next_second_with_its_cause() -> None:
+    world = one()
+    rate = each(world)
+    world.run(60, 0.4 * rate)
+    plan = world.run(1, 3 * rate)
+    assert plan.target == {"l4": 3}
+    assert plan.change is not None
+    assert plan.change.cause is ScalingCause.PANIC
+    assert "last ten seconds" in plan.change.reason
+
+
+def test_requests_that_wait_half_of_the_target_add_a_replica_although_the_rate_is_low() -> None:
+    world = one()
+    rate = each(world)
+    world.run(60, 0.4 * rate)
+    world.overdue = 5
+    plan = world.run(4, 0.4 * rate)
+    assert plan.target == {"l4": 2}
+    assert plan.change is not None
+    assert plan.change.cause is ScalingCause.PANIC
+
+
+def test_replicas_leave_only_after_the_load_has_been_low_for_the_window() -> None:
+    world = one()
+    rate = each(world)
+    high = world.run(400, 2.5 * rate).target
+    assert high is not None
+    assert world.run(290, 0.3 * rate).target == high
+    plan = world.run(400, 0.3 * rate)
+    assert plan.target == {"l4": 1}
+    assert plan.change is not None
+    assert plan.change.cause is ScalingCause.IDLE
+
+
+def test_a_gateway_that_is_away_or_new_is_no_drop_to_zero() -> None:
+    world = one()
+    rate = each(world)
+    high = world.run(400, 2.5 * rate).target
+    away = world.run(60, None)
+    assert away.target == high
+    assert "gateway says nothing" in away.message
+    world.counted_s = 0
+    assert world.run(8, 0.0).target == high, "a window that is not full yet says nothing"
+    assert world.run(200, 2.5 * rate).target == high
+
+
+def test_an_operator_that_restarts_keeps_the_target_and_lets_nothing_leave_before_the_window_has_passed() -> (
+    None
+):
+    world = one()
+    rate = each(world)
+    high = world.run(400, 2.5 * rate).target
+    world.fleets = Fleets()
+    assert world.run(1, None).target == high
+    assert world.run(280, 0.2 * rate).target == high
+    assert world.run(600, 0.2 * rate).target == {"l4": 1}
+
+
+def test_without_a_usable_speed_requests_in_flight_decide_and_the_message_says_why() -> None:
+    for lines, why in (
+        ([], "no replica has measured its speed on L4 yet"),
+        ([line("L4", secondsPerSequence=-0.001)], "has b = -0.001: no work takes negative time"),
+        ([line("L4", steps=10)], "is known from 10 steps; 64 are needed"),
+        ([line("L4", rmsErrorSeconds=0.06)], "more than half of the target of 100 ms per token"),
+        ([line("L4", secondsPerStep=90)], "has a coefficient above 60 s"),
+        ([line("L4", secondsPerStep=0.2)], "no type keeps the target at any load; L4 comes nearest"),
+        ([line("L4") | {"kvTokens": None}], "do not report how many tokens of context they hold"),
+        ([line("L4") | {"kvTokens": 300}], "no type keeps the target at any load"),
+    ):
+        world = one(lines=lines)
+        plan = world.run(3, 5.0)
+        assert plan.target is None
+        assert plan.scaled_by(world.service) is ScaledBy.IN_FLIGHT
+        assert why in plan.message, plan.message
+
+
+def test_without_sizes_or_a_target_for_the_first_token_requests_in_flight_decide() -> None:
+    world = one()
+    assert "no request was answered yet" in world.run(1, 0.0).message
+    world.spec = {"slo": {"tpotMilliseconds": 100}}
+    assert "ttftMilliseconds is not set" in world.run(1, 5.0).message
+
+
+def test_spec_replicas_is_obeyed_and_giving_it_back_changes_nothing_at_once() -> None:
+    world = one()
+    rate = each(world)
+    world.run(100, 0.5 * rate)
+    world.spec = {"replicas": 4}
+    world.desired = 4
+    for _ in range(3):
+        world.start("l4", 0)
+    plan = world.run(200, 0.5 * rate)
+    assert plan.scaled_by(world.service) is ScaledBy.EXTERNAL
+    world.spec = {}
+    assert world.run(1, 0.5 * rate).target == {"l4": 4}
+
+
+def test_the_bounds_hold_whatever_the_load() -> None:
+    world = one(spec={"maxReplicas": 2})
+    rate = each(world)
+    assert world.run(120, 8 * rate).target == {"l4": 2}
+    world = one(spec={"minReplicas": 3, "maxReplicas": 5})
+    plan = world.run(40, 0.1 * rate)
+    assert plan.target == {"l4": 3}
+    assert plan.change is not None
+    assert plan.change.cause is ScalingCause.BOUNDS
+
+
+def test_of_two_types_the_one_that_carries_the_load_for_less_is_chosen_and_its_stock_is_kept() -> None:
+    dear, cheap = kind("l4", 4.0), kind("t4", 1.0, capacity=2)
+    world = one(pools=(dear, cheap), lines=[line("L4"), line("T4")])
+    rate = each(world)
+    plan = world.run(1, 2.4 * rate)
+    assert plan.target == {"l4": 1, "t4": 2}
+    plan = world.run(300, 3.6 * rate)
+    assert plan.target is not None
+    assert plan.target["t4"] == 2
+    assert plan.target["l4"] >= 2
+
+
+def test_a_pool_that_places_nothing_is_given_up_for_another_after_half_a_minute() -> None:
+    world = one(pools=(kind("l4", 4.0), kind("t4", 1.0)), lines=[line("L4"), line("T4")], full={"t4"})
+    rate = each(world)
+    for plan in (world.run(1, 1.9 * rate), world.run(29, 1.9 * rate)):
+        assert plan.target is not None
+        assert plan.target["t4"] >= 1
+    plan = world.run(4, 1.9 * rate)
+    assert plan.target is not None
+    assert (plan.target["l4"] >= 2, plan.target.get("t4", 0)) == (True, 0)
+
+
+def test_a_replica_in_a_pool_without_a_speed_counts_as_the_slowest_and_the_message_names_the_type() -> None:
+    world = one(pools=(kind("l4", 1.0), kind("a100", 9.0)))
+    world.start("a100", 0)
+    world.desired = 2
+    rate = each(world)
+    plan = world.run(60, 1.5 * rate)
+    assert plan.target == {"l4": 1, "a100": 1}
+    assert "no replica has measured its speed on A100 yet" in plan.message
+
+
+def test_where_the_measured_type_places_nothing_another_that_nobody_measured_is_tried() -> None:
+    world = one(pools=(kind("l4", 1.0), kind("a100", 9.0)))
+    rate = each(world)
+    world.full = {"l4"}
+    world.run(30, 1.5 * rate)
+    assert world.plans[-1].target is not None
+    assert set(world.plans[-1].target) == {"l4"}
+    plan = world.run(10, 1.5 * rate)
+    assert plan.target == {"l4": 1, "a100": 1}
