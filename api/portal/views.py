@@ -12,6 +12,7 @@ from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.forecast import StartForecast
 from busbar.kube.types.meta import ANNOTATION_REQUESTER, ConditionStatus
 from busbar.kube.types.model_service import ModelServiceStatus, ServicePhase
+from busbar.kube.types.service_words import change_words, level_facts, pool_words
 from busbar.kube.types.training_job import (
     TERMINAL_PHASES,
     CheckpointStatus,
@@ -223,6 +224,8 @@ class ServiceView:
     energy: str
     """kWh; empty where none was measured."""
     conditions: ConditionRows
+    level: list[tuple[str, str]]
+    """What decides the count, how the latency target is kept, demand and capacity, in words."""
     scaling: list[dict[str, str]]
     can_answer: bool
 
@@ -248,7 +251,7 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         ready=status.ready_replicas or 0,
         desired=status.desired_replicas or 0,
         span=f"{low} to {high}",
-        pools=", ".join(f"{row.replicas} on {row.pool}" for row in status.pools or ()),
+        pools=", ".join(pool_words(row) for row in status.pools or ()),
         url=status.url or "",
         suspended=spec.suspend,
         external=spec.replicas is not None,
@@ -257,10 +260,12 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
         energy=kilowatt_hours(usage.energy_joules),
         conditions=conditions(status, now),
+        level=level_facts(status),
         scaling=[
             {
                 "when": ago(row.time, now),
-                "change": f"{row.previous} → {row.desired}",
+                "change": change_words(row),
+                "cause": row.cause or "",
                 "reason": row.reason,
             }
             for row in reversed(status.scaling_history or ())

@@ -12,6 +12,8 @@ from busbar.cli.errors import NotFound, UsageProblem
 from busbar.cli.output import age, columns, duration, emit, facts, output_option
 from busbar.cli.session import Session, connected
 
+SCALINGS = 10
+"""Changes of a service's replicas that are shown."""
 TENANT = ("tenant", "tenants", "bbtenant", "tenant.busbar.dev", "tenants.busbar.dev")
 
 if TYPE_CHECKING:
@@ -103,6 +105,9 @@ def _page(found: Object, events: list[Event]) -> str:
     ]
     own = _job(found) if found.kind is TRAINING_JOB else _service(found)
     parts = [facts(common + own)]
+    scalings = _scalings(found) if found.kind is not TRAINING_JOB else ""
+    if scalings:
+        parts.append(scalings)
     conditions = [c for c in found.status.get("conditions") or [] if isinstance(c, dict)]
     if conditions:
         rows = [(c.get("type"), c.get("status"), c.get("reason"), c.get("message")) for c in conditions]
@@ -160,15 +165,32 @@ def _trained(model: dict[str, Any]) -> str | None:
 
 
 def _service(found: Object) -> list[tuple[str, object]]:
-    status = found.status
+    from busbar.kube.types.model_service import ModelServiceStatus
+    from busbar.kube.types.service_words import level_facts, pool_words
+
+    status, known = found.status, ModelServiceStatus.model_validate(found.status)
     ready = f"{status.get('readyReplicas') or 0} ready of {status.get('desiredReplicas') or 0} wanted"
     return [
         ("Model", status.get("modelId")),
         ("URL", status.get("url")),
         ("Replicas", ready),
-        ("Pools", ", ".join(f"{p.get('pool')}: {p.get('replicas')}" for p in status.get("pools") or [])),
+        ("Pools", ", ".join(pool_words(row) for row in known.pools or ())),
+        *level_facts(known),
         *_usage(status),
     ]
+
+
+def _scalings(found: Object) -> str:
+    """The last changes of a service's replicas, the newest first."""
+    from busbar.kube.types.model_service import ModelServiceStatus
+    from busbar.kube.types.service_words import change_words
+
+    history = ModelServiceStatus.model_validate(found.status).scaling_history or []
+    rows = [
+        (age(entry.time), change_words(entry), entry.cause, entry.reason)
+        for entry in reversed(history[-SCALINGS:])
+    ]
+    return "Last scalings\n" + columns(["age", "change", "cause", "why"], rows) if rows else ""
 
 
 def _placement(status: dict[str, Any]) -> list[tuple[str, object]]:

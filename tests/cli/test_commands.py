@@ -271,6 +271,29 @@ async def test_describe_of_a_service_and_of_a_kind_that_is_named(site: Site) -> 
     assert (await site.busbar("describe", "bbms/ada-chat", "-o", "name")).out == "modelservice/ada-chat\n"
 
 
+async def test_describe_of_a_service_says_what_decides_its_replicas_and_why_they_changed(site: Site) -> None:
+    change = {
+        "time": "2026-03-01T12:00:00Z",
+        "previous": 1,
+        "desired": 3,
+        "cause": "Panic",
+        "reason": "It waited.",
+    }
+    site.world.kube.status(
+        MODEL_SERVICES,
+        "ada-lab",
+        "ada-chat",
+        slo={"scaledBy": "Promise", "attainmentRecent": 0.98, "requestsRecent": 50},
+        pools=[{"pool": "l4", "replicas": 1, "desired": 3}],
+        scalingHistory=[change],
+    )
+    await site.world.settle()
+    done = await site.busbar("describe", "service/ada-chat")
+    for text in ("the latency target", "98.0 % of 50 requests", "1 on l4 (3 wanted)", "Last scalings"):
+        assert text in done.out, text
+    assert re.search(r"1 → 3 +Panic +It waited\.", done.out)
+
+
 async def test_describe_of_a_tenant_shows_what_it_uses_of_its_limits(site: Site) -> None:
     assert "not limited" in (await site.busbar("describe", "tenant/ada")).out
     stored = site.world.kube.objects["tenants", "", "ada"]

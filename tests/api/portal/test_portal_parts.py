@@ -376,6 +376,22 @@ def test_a_service_says_who_sets_its_replica_count() -> None:
     assert service_view(served(fixed, phase="Idle"), NOW).external
 
 
+def test_a_services_page_shows_how_the_latency_target_is_kept_and_each_changes_cause() -> None:
+    change = {"time": NOW.isoformat(), "previous": 1, "desired": 3, "cause": "Panic", "reason": "It waited."}
+    view = service_view(
+        served(
+            SERVICE,
+            slo={"scaledBy": "Promise", "attainmentHour": 0.9951, "requestsHour": 7000},
+            pools=[{"pool": "l4", "replicas": 1, "desired": 3}],
+            scalingHistory=[change],
+        ),
+        NOW,
+    )
+    page = templates().get_template("service_status.html").render(service=view)
+    for text in ("the latency target", "99.5 % of 7000 requests in an hour", "1 on l4 (3 wanted)", "Panic"):
+        assert text in page
+
+
 def test_waiting_amounts_are_accelerators_or_mebibytes() -> None:
     assert ("Asked for", "16") in waiting_facts(
         {"code": "x", "resource": "H100", "requested": 16000, "free": 500}

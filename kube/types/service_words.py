@@ -1,0 +1,65 @@
+"""What a service's scaling status says, in words for people: the same in the command line and in the portal."""
+
+from __future__ import annotations
+
+from busbar.kube.types.model_service import ModelServiceStatus, PoolReplicas, ScaledBy, ScalingDecision
+
+_BY = {
+    ScaledBy.PROMISE: "the latency target",
+    ScaledBy.IN_FLIGHT: "requests in flight",
+    ScaledBy.EXTERNAL: "spec.replicas",
+}
+
+
+def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
+    """(name, words) of the latency target, demand and capacity; those that are not known are left out."""
+    found: list[tuple[str, str]] = []
+    level, ahead = status.slo, status.forecast
+    if level is not None:
+        found.append(("Decided by", _BY[level.scaled_by]))
+        if level.message:
+            found.append(("Remark", level.message))
+        kept = [
+            f"{100 * share:.1f} % of {count or 0} requests in {time}"
+            for share, count, time in (
+                (level.attainment_recent, level.requests_recent, "5 minutes"),
+                (level.attainment_hour, level.requests_hour, "an hour"),
+            )
+            if share is not None
+        ]
+        if kept:
+            found.append(("Target kept", ", ".join(kept)))
+    if ahead is not None:
+        words = (
+            f"{ahead.now:g} requests/s now, {ahead.at_ready:g} expected in {ahead.ready_in_seconds:g} s,"
+            f" nine times in ten {ahead.p90:g} or fewer"
+        )
+        if ahead.inside is not None:
+            words += f" (so far in {100 * ahead.inside:.0f} %)"
+        found.append(("Demand", words))
+        if ahead.capacity is not None:
+            found.append(("Capacity", f"{ahead.capacity:g} requests/s within the target by ready replicas"))
+    return found
+
+
+def pool_words(row: PoolReplicas) -> str:
+    """One pool's replicas."""
+    words = f"{row.replicas} on {row.pool}"
+    more = []
+    if row.desired is not None and row.desired != row.replicas:
+        more.append(f"{row.desired} wanted")
+    if row.ready is not None and row.ready != row.replicas:
+        more.append(f"{row.ready} ready")
+    if row.requests_per_second is not None:
+        more.append(f"{row.requests_per_second:g} requests/s each")
+    if row.cost_per_hour is not None:
+        more.append(f"{row.cost_per_hour:g}/h each")
+    return f"{words} ({', '.join(more)})" if more else words
+
+
+def change_words(entry: ScalingDecision) -> str:
+    """The numbers of one change: from how many to how many, and for which load."""
+    words = f"{entry.previous} → {entry.desired}"
+    if entry.requests_per_second is not None:
+        words += f" for {entry.requests_per_second:.3g} requests/s"
+    return words

@@ -1,0 +1,59 @@
+"""A service's scaling status in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from busbar.kube.types.model_service import ModelServiceStatus
+from busbar.kube.types.service_words import change_words, level_facts, pool_words
+
+STATUS: dict[str, Any] = {
+    "slo": {
+        "scaledBy": "Promise", "attainmentRecent": 0.982, "requestsRecent": 600, "attainmentHour": 0.9951,
+        "requestsHour": 7000,
+    },
+    "forecast": {
+        "now": 6, "atReady": 6.5, "p90": 7.25, "readyInSeconds": 90, "method": "trend", "inside": 0.93, "capacity": 8.1,
+    },
+    "pools": [
+        {"pool": "l4", "replicas": 2, "ready": 1, "desired": 3, "requestsPerSecond": 2.5, "costPerHour": 0.7},
+        {"pool": "cpu", "replicas": 1},
+    ],
+    "scalingHistory": [
+        {"time": "2026-11-21T12:00:00Z", "previous": 1, "desired": 3, "cause": "Panic", "requestsPerSecond": 6},
+        {"time": "2026-11-21T13:00:00Z", "previous": 3, "desired": 2},
+    ],
+}  # fmt: skip
+
+
+def test_the_target_the_demand_and_the_capacity_are_told_with_their_numbers() -> None:
+    assert level_facts(ModelServiceStatus.model_validate(STATUS)) == [
+        ("Decided by", "the latency target"),
+        ("Target kept", "98.2 % of 600 requests in 5 minutes, 99.5 % of 7000 requests in an hour"),
+        (
+            "Demand",
+            "6 requests/s now, 6.5 expected in 90 s, nine times in ten 7.25 or fewer (so far in 93 %)",
+        ),
+        ("Capacity", "8.1 requests/s within the target by ready replicas"),
+    ]
+
+
+def test_a_target_that_does_not_decide_says_why_and_a_service_without_one_says_nothing() -> None:
+    why = {"slo": {"scaledBy": "InFlight", "message": "No replica has measured its speed."}}
+    assert level_facts(ModelServiceStatus.model_validate(why)) == [
+        ("Decided by", "requests in flight"),
+        ("Remark", "No replica has measured its speed."),
+    ]
+    assert level_facts(ModelServiceStatus()) == []
+
+
+def test_pools_and_changes_tell_what_is_known_of_them() -> None:
+    status = ModelServiceStatus.model_validate(STATUS)
+    assert [pool_words(row) for row in status.pools or ()] == [
+        "2 on l4 (3 wanted, 1 ready, 2.5 requests/s each, 0.7/h each)",
+        "1 on cpu",
+    ]
+    assert [change_words(entry) for entry in status.scaling_history or ()] == [
+        "1 → 3 for 6 requests/s",
+        "3 → 2",
+    ]
