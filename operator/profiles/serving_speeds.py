@@ -36,11 +36,30 @@ def measured(
         if placement is None or report is None or report.step_model is None:
             continue
         line = _line(placement, report)
-        place = (line.workload_class, line.accelerator, line.accelerators, line.mode)
+        place = _place(line)
         steps = report.step_model.steps
         if place not in best or steps > best[place][0]:
             best[place] = (steps, line)
     return [best[place][1] for place in sorted(best)][:MOST_MEASURED]
+
+
+def remembered(
+    old: Iterable[MeasuredReplica] | None, new: Iterable[MeasuredReplica]
+) -> list[MeasuredReplica]:
+    """The new lines, and the old ones of the same class for placements where no replica runs now."""
+    new = list(new)
+    classes = {line.workload_class for line in new}
+    places = {_place(line) for line in new}
+    kept = [
+        line
+        for line in old or ()
+        if not new or (line.workload_class in classes and _place(line) not in places)
+    ]
+    return sorted([*new, *kept], key=_place)[:MOST_MEASURED]
+
+
+def _place(line: MeasuredReplica) -> tuple[str, str, int, str]:
+    return (line.workload_class, line.accelerator, line.accelerators, line.mode)
 
 
 def of_class(services: Iterable[ModelService], workload_class: str) -> list[MeasuredReplica]:

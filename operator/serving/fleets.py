@@ -113,6 +113,8 @@ class _State:
     waiting_since: dict[str, float] = field(default_factory=dict)
     blocked_until: dict[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=Plan)
+    rooms: tuple[object, float, Mapping[str, float]] | None = None
+    """What the capacities were computed from, what all ready replicas sustain, and what one does by pool."""
 
 
 class Fleets:
@@ -158,25 +160,32 @@ def _blind(state: _State, seen: Seen) -> Plan:
     """The gateway does not answer: the target stays as it is, also after a restart of the operator."""
     target = state.target if state.target is not None else target_of(seen.service)
     text = "The gateway says nothing of its requests; the replicas stay as they are."
+    _rest(state, seen)
     return replace(state.plan, target=target, message=text, ahead=None)
+
+
+def _rest(state: _State, seen: Seen) -> None:
+    """What is not watched may have been needed: nothing leaves before a whole window was seen again."""
+    if state.fleet is not None:
+        state.fleet.rest_until_s = seen.now_s + state.fleet.settings.down_after_s
 
 
 def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
     slo = slo_of(seen.service.spec.slo)
     if slo is None:
-        return _in_flight(state, "spec.slo.ttftMilliseconds is not set")
+        return _in_flight(state, seen, "spec.slo.ttftMilliseconds is not set")
     window = demand.window(RATE_S)
     if window is None:
-        return _in_flight(state, "the gateway does not count requests by size")
+        return _in_flight(state, seen, "the gateway does not count requests by size")
     if not state.sizes.known:
         target, young = target_of(seen.service), seen.now_s - state.since_s < DOWN_AFTER_S
         if young and state.target is None and target is not None:
             return Plan(target, "No request was answered since the operator or the gateway started.")
-        return _in_flight(state, "no request was answered yet, so their sizes are not known")
+        return _in_flight(state, seen, "no request was answered yet, so their sizes are not known")
     try:
         fleet = _fleet(state, seen, slo)
     except ServingModelError as error:
-        return _in_flight(state, str(error))
+        return _in_flight(state, seen, str(error))
     if seen.counted_s < RATE_S + 1:  # a full window is less than what it should be
         return _told(state, seen, fleet, None, "The gateway has just started; the replicas stay as they are.")
     rate = window.arrivals / RATE_S
@@ -188,8 +197,9 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
     return _told(state, seen, fleet, rate, message)
 
 
-def _in_flight(state: _State, why: str) -> Plan:
-    state.target, state.fleet = None, None
+def _in_flight(state: _State, seen: Seen, why: str) -> Plan:
+    state.target, state.change = None, None
+    _rest(state, seen)
     return Plan(message=f"Replicas are counted by requests in flight: {why}.")
 
 
@@ -260,7 +270,7 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     )
     if decision is not None and deciding:
         state.target = {name: count for name, count in decision.target.items() if count}
-        room = capacity(fleet.columns, state.sizes.shares, ready(seen))
+        room, _ = _rooms(state, seen, fleet)
         state.change = Change(
             CAUSES[decision.cause],
             _sentence(decision.cause, decision.load_rps, rate, room),
@@ -304,6 +314,9 @@ def _within_bounds(state: _State, fleet: Fleet, target: dict[str, int]) -> None:
         free = fleet.limits.stock.get(column.key, missing) - target.get(column.key, 0)
         if missing > 0:
             target[column.key] = target.get(column.key, 0) + max(0, min(missing, free))
+    missing = least - sum(target.values())
+    if missing > 0 and order:  # more than the pools hold: the scheduler says what they wait for
+        target[order[0].key] = target.get(order[0].key, 0) + missing
     if sum(target.values()) != before:
         state.change = Change(ScalingCause.BOUNDS, f"The service has {least} to {most} replicas.")
 
@@ -319,7 +332,7 @@ def _sentence(cause: Cause, load: float, rate: float, room: float) -> str:
 
 
 def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: str) -> Plan:
-    shares = state.sizes.shares
+    room, rates = _rooms(state, seen, fleet)
     ahead = None
     if rate is not None:
         made = fleet.forecast.forecast(seen.now_s)
@@ -333,6 +346,19 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         message,
         state.change,
         ahead,
-        capacity(fleet.columns, shares, ready(seen)),
-        {c.key: capacity([c], shares, {c.key: 1}) for c in fleet.columns if c.key in state.speeds.models},
+        room,
+        rates,
     )
+
+
+def _rooms(state: _State, seen: Seen, fleet: Fleet) -> tuple[float, Mapping[str, float]]:
+    """Requests per second within the target: of all ready replicas, and of one in each pool with a speed."""
+    here = ready(seen)
+    of = (state.columns_at_s, state.sized_at_s, sorted(here.items()))
+    if state.rooms is None or state.rooms[0] != of:
+        shares = state.sizes.shares
+        each = {
+            c.key: capacity([c], shares, {c.key: 1}) for c in fleet.columns if c.key in state.speeds.models
+        }
+        state.rooms = of, capacity(fleet.columns, shares, here), each
+    return state.rooms[1:]

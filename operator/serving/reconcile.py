@@ -24,6 +24,7 @@ from busbar.kube.types import AcceleratorPool, ModelService, ServicePhase, Train
 from busbar.kube.types.meta import LABEL_JOB, LABEL_KIND
 from busbar.kube.types.model_service import (
     MOST_DECISIONS,
+    MeasuredReplica,
     ModelServiceStatus,
     ScalingDecision,
     ServiceLevelStatus,
@@ -31,7 +32,7 @@ from busbar.kube.types.model_service import (
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.operator.decisions import Admit, Decision, Release, Wait
 from busbar.operator.pods import manifests
-from busbar.operator.profiles.serving_speeds import measured
+from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.fleets import Change, Plan
 from busbar.operator.serving.names import taken
@@ -392,9 +393,16 @@ def _status(
         fields["slo"], fields["forecast"] = level, forecast_status(view.plan)
     new = old.model_copy(update=fields)
     if transition or (due and holds):
-        lines = measured(((pod, place_of(pod)) for pod in alive), view.readings)
-        new = _count(view, new.model_copy(update={"measured": lines or old.measured}))
+        new = _count(view, new.model_copy(update={"measured": _measured(view, alive)}))
     return new if new != old else None
+
+
+def _measured(view: ServiceView, alive: list[Pod]) -> list[MeasuredReplica] | None:
+    """What replicas measured. Forgotten while the service is suspended, when its model may change."""
+    if view.service.spec.suspend and not alive:
+        return None
+    lines = measured(((pod, place_of(pod)) for pod in alive), view.readings)
+    return remembered(view.status.measured, lines) or None
 
 
 def _rule(level: ServiceLevelStatus | None) -> str | None:

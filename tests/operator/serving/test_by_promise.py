@@ -13,7 +13,8 @@ from tests.operator.builders import NOW, RENDERING, SETTINGS, pool, replica, ser
 from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
-from busbar.kube.types.model_service import ScalingCause
+from busbar.kube.types.model_service import MeasuredReplica, ScalingCause
+from busbar.operator.profiles.serving_speeds import remembered
 from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
 from busbar.operator.serving.claims import claims
 from busbar.operator.serving.demand import DemandReader
@@ -242,3 +243,18 @@ def test_metrics_show_demand_capacity_and_attainment_and_forget_a_service_that_i
     metrics.forget(key)
     metrics.forget(key)
     assert 'service="web"' not in generate_latest(registry).decode()
+
+
+def test_what_was_measured_on_a_type_outlives_the_replicas_there_but_not_the_model() -> None:
+    def line(kind: str, name: str = "serve-x") -> MeasuredReplica:
+        body = {"workloadClass": name, "accelerator": kind, "accelerators": 1, "stepModel": STEP}
+        return MeasuredReplica.model_validate(body)
+
+    old = [line("H100"), line("L4")]
+    assert remembered(old, []) == old
+    assert [m.accelerator for m in remembered(old, [line("L4")])] == ["H100", "L4"]
+    assert remembered(old, [line("L4", "serve-y")]) == [line("L4", "serve-y")]
+    status = {"desiredReplicas": 1, "observedGeneration": 1, "measured": [m.to_wire() for m in old]}
+    off = seen(service(status=status, suspend=True)).status
+    assert off is not None
+    assert off.measured is None

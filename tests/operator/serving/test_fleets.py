@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from tests.operator.builders import NOW, pool, replica, service
 
 from busbar.kube.contracts.demand import Outcomes, ServiceDemand, SizeCount, WindowDemand
@@ -286,3 +288,35 @@ def test_where_the_measured_type_places_nothing_another_that_nobody_measured_is_
     assert set(world.plans[-1].target) == {"l4"}
     plan = world.run(10, 1.5 * rate)
     assert plan.target == {"l4": 1, "a100": 1}
+
+
+def test_a_load_that_nobody_watched_for_long_lets_nothing_leave_when_it_is_watched_again() -> None:
+    world = one()
+    rate = each(world)
+    high = world.run(400, 2.5 * rate).target
+    world.now_s += 900
+    world.run(1, None)
+    assert world.run(290, 0.2 * rate).target == high
+    assert world.run(600, 0.2 * rate).target == {"l4": 1}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_load_on_any_pools_keeps_the_bounds_and_the_stock(seed: int) -> None:
+    rng = random.Random(seed)
+    kinds = rng.sample(["l4", "t4", "a100", "h100"], rng.randint(1, 4))
+    pools = tuple(kind(k, rng.choice([0.0, 1.0, 4.0]), rng.randint(1, 4)) for k in kinds)
+    lines = [line(k.upper(), secondsPerStep=rng.choice([0.01, 0.03])) for k in kinds if rng.random() < 0.8]
+    least, most = rng.randint(0, 2), rng.randint(2, 8)
+    world = World(
+        spec={"minReplicas": least, "maxReplicas": most}, pools=pools, lines=lines or [line(kinds[0].upper())],
+        full={k for k in kinds if rng.random() < 0.3},
+    )  # fmt: skip
+    world.start(kinds[0], 0)
+    stock = {p.metadata.name: int(p.status.capacity or 0) for p in pools if p.status is not None}
+    for _ in range(12):
+        load = rng.choice([0.0, 0.3, 2.0, 9.0, 40.0, None])
+        world.overdue = rng.choice([0, 0, 3])
+        target = world.run(rng.randint(5, 60), load).target
+        if target is not None:
+            assert max(least, 1) <= sum(target.values()) <= max(most, 1)
+            assert all(count <= max(stock[name], least, 1) for name, count in target.items())
