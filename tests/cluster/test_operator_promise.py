@@ -12,13 +12,13 @@ from typing import Any
 
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster
-from tests.cluster.kubelet import Script
+from tests.cluster.kubelet import Script, add_node
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.informer import Key
-from busbar.kube.resources import MODEL_SERVICES
+from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES
 from busbar.operator.app import Operator
 
 STEP = {
@@ -47,6 +47,8 @@ class Load:
     now_s: float = 10_000.0
     counted_s: float = 1000.0
     answered: int = 0
+    each: float = 0.0
+    """Requests per second of one replica, as the status says."""
 
     def begin(self) -> None:
         self.operator.demand.clock = self.operator.handlers.clock = lambda: self.now_s
@@ -84,21 +86,27 @@ def running(count: int) -> Any:
     return lambda s: s.get("readyReplicas") == count == s.get("desiredReplicas")
 
 
+async def begun(cluster: Cluster, **spec: Any) -> Load:
+    """A service with a latency target, one replica, and a measured speed."""
+    operator = await cluster.start(gateway_url="http://127.0.0.1:1", usage_period_s=0.2)
+    load = Load(cluster, operator)
+    load.begin()
+    slo = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
+    body = {"model": {"uri": "pvc://claim/model"}, "slo": slo, "maxReplicas": 6, "drainSeconds": 0, **spec}
+    await cluster.create({"kind": "ModelService", "metadata": {"name": "web"}, "spec": body})
+    status = await load.until(1.0, lambda s: (s.get("slo") or {}).get("scaledBy") == "Promise")
+    assert status["desiredReplicas"] == 1
+    status = await load.until(1.0, lambda s: s["pools"][0].get("requestsPerSecond"))
+    load.each = status["pools"][0]["requestsPerSecond"]
+    return load
+
+
 async def test_a_latency_target_adds_replicas_at_once_and_takes_them_away_after_the_window(
     apiserver: ApiServer,
 ) -> None:
     async with Cluster(apiserver, script=replica) as cluster:
-        operator = await cluster.start(gateway_url="http://127.0.0.1:1", usage_period_s=0.2)
-        load = Load(cluster, operator)
-        load.begin()
-        slo = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
-        body = {"model": {"uri": "pvc://claim/model"}, "slo": slo, "maxReplicas": 6, "drainSeconds": 0}
-        await cluster.create({"kind": "ModelService", "metadata": {"name": "web"}, "spec": body})
-        status = await load.until(1.0, lambda s: (s.get("slo") or {}).get("scaledBy") == "Promise")
-        assert status["desiredReplicas"] == 1
-        [row] = (await load.until(1.0, lambda s: (s["pools"][0]).get("requestsPerSecond")))["pools"]
-        rate = row["requestsPerSecond"]
-
+        load = await begun(cluster)
+        operator, rate = load.operator, load.each
         status = await load.until(2.5 * rate, running(3))
         entry = status["scalingHistory"][0]
         assert (entry["previous"], entry["desired"], entry["cause"]) == (1, 3, "Panic")
@@ -128,3 +136,49 @@ async def test_a_latency_target_adds_replicas_at_once_and_takes_them_away_after_
         assert all(e["desired"] < e["previous"] for e in idle)
         assert load.now_s > 10_300, "not before the window has passed"
         assert status["slo"]["attainmentHour"] == 1.0
+
+
+async def test_an_operator_that_is_killed_goes_on_with_the_target_that_the_status_has(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        load = await begun(cluster)
+        before = await load.until(2.5 * load.each, running(3))
+        await cluster.kill()
+        load.operator = await cluster.start(gateway_url="http://127.0.0.1:1", usage_period_s=0.2)
+        load.begin()
+        low = await load.until(0.1 * load.each, lambda s: s["forecast"]["now"] < load.each)
+        for _ in range(60):
+            load.tick(0.1 * load.each)
+        status = await load.until(0.1 * load.each, lambda s: s["lastUsageTime"] > low["lastUsageTime"])
+        assert (status["desiredReplicas"], status["slo"]["scaledBy"]) == (3, "Promise")
+        assert status["scalingHistory"] == before["scalingHistory"]
+
+
+async def test_of_two_types_the_cheaper_is_claimed_and_where_it_has_no_room_the_other(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        other = f"{cluster.namespace}-b"
+        add_node(apiserver, f"{other}-node", labels={"pool": other}, cpu="2")
+        pool = {
+            "accelerator": "cpu-b",
+            "resourceName": "cpu",
+            "nodeSelector": {"pool": other},
+            "pricePerHour": 1.0,
+        }
+        load = await begun(cluster, accelerators=["cpu", "cpu-b"])
+        await cluster.create({"kind": "AcceleratorPool", "metadata": {"name": other}, "spec": pool})
+        [line] = (await cluster.status(MODEL_SERVICES, "web"))["measured"]
+        measured = {"status": {"measured": [line, line | {"accelerator": "cpu-b"}]}}
+        await cluster.client.patch(MODEL_SERVICES, "web", measured, cluster.namespace, subresource="status")
+        await load.until(1.0, lambda s: len(s["measured"]) == 2)
+        await cluster.until(ACCELERATOR_POOLS, other, lambda s: s.get("capacity") == 2)
+        load.now_s += 60  # the speeds are read again
+        status = await load.until(
+            3.6 * load.each,
+            lambda s: s.get("readyReplicas") == s.get("desiredReplicas") and s["replicas"] >= 4,
+        )
+        rows = {row["pool"]: row for row in status["pools"]}
+        assert (rows[other]["desired"], rows[other]["ready"], rows[other]["accelerator"]) == (2, 2, "cpu-b")
+        assert rows[cluster.namespace]["ready"] >= 2
