@@ -44,10 +44,10 @@ class Seen:
 
 
 def columns_of(
-    seen: Seen, speeds: Speeds, sizes: Sizes, slo: Slo, blocked: Iterable[str] = ()
+    seen: Seen, speeds: Speeds, sizes: Sizes, slo: Slo, blocked: Iterable[str] = (), trust: float = 1.0
 ) -> tuple[Column, ...]:
     """One column for each pool with a speed. A pool without one is taken for the slowest, where a replica runs there
-    already, or where all pools with a speed are in `blocked`.
+    already, or where all pools with a speed are in `blocked`. `trust` is the part of the computed rates that is believed.
 
     Raises:
         ServingModelError: no pool has a speed, or no type keeps the target; says why.
@@ -56,7 +56,7 @@ def columns_of(
     if not models:
         raise ServingModelError("; ".join(sorted(set(speeds.refused.values()))) or "no pool is open to it")
     rates = {
-        name: tuple(_useful(max_rate(model, bucket, slo)) for bucket in means)
+        name: tuple(trust * _useful(max_rate(model, bucket, slo)) for bucket in means)
         for name, model in models.items()
     }
     if not any(

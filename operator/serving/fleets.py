@@ -33,6 +33,7 @@ from busbar.operator.serving.fleet_input import (
 )
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
 from busbar.operator.serving.sizes import Sizes
+from busbar.operator.serving.trust import WINDOW_S, Trust
 from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Fleet, Observation
 from busbar.scheduler.autoscale.mix import capacity
 from busbar.scheduler.autoscale.step_model import Slo
@@ -102,6 +103,7 @@ class _State:
     since_s: float
     attainment: Attainment = field(default_factory=Attainment)
     sizes: Sizes = field(default_factory=Sizes)
+    trust: Trust = field(default_factory=Trust)
     sized_at_s: float | None = None
     reading: int = -1
     fleet: Fleet | None = None
@@ -194,6 +196,10 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
         _decide(state, seen, fleet, rate, demand)
     except ServingModelError as error:
         message = str(error)
+    room, _ = _rooms(state, seen, fleet)
+    settled = sum(ready(seen).values()) == sum((state.target or {}).values())
+    if state.trust.take(demand.window(WINDOW_S), slo.percentile, room, settled, seen.now_s):
+        state.columns_at_s = 0.0
     return _told(state, seen, fleet, rate, message)
 
 
@@ -218,7 +224,7 @@ def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
     if fleet is not None and fleet.slo == slo and fresh and names == _names(state.speeds):
         return fleet
     state.speeds = speeds(seen.service, seen.pools, seen.profiles, slo)
-    columns = columns_of(seen, state.speeds, state.sizes, slo, _blocked(state, seen))
+    columns = columns_of(seen, state.speeds, state.sizes, slo, _blocked(state, seen), state.trust.factor)
     settings = settings_of(seen)
     limits = limits_of(seen, state.target or {}, _blocked(state, seen))
     if fleet is None or fleet.slo != slo:
@@ -340,6 +346,9 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         ahead = Ahead(rate, made.expected, made.upper, lead_s, made.method, fleet.forecast.calibration)
     if not message and state.speeds.refused:
         message = "Not chosen yet: " + "; ".join(sorted(set(state.speeds.refused.values()))) + "."
+    if state.trust.factor < 1:
+        believed = f"Replicas count for {100 * state.trust.factor:.0f} % of their computed rate: answers were late below it."
+        message = f"{believed} {message}".rstrip()
     target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
     return Plan(
         target,

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.operator.builders import NOW, RENDERING, SETTINGS, pool, replica, service
 
-from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount
+from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.model_service import MeasuredReplica, ScalingCause
@@ -24,6 +24,7 @@ from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import ModelPlace, ServiceUpdate, ServiceView, kept_pods, reconcile
 from busbar.operator.serving.replica_speed import slo_of, speeds
 from busbar.operator.serving.sizes import Sizes
+from busbar.operator.serving.trust import Trust
 from busbar.operator.watch.projections import Pod
 
 SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
@@ -258,3 +259,23 @@ def test_what_was_measured_on_a_type_outlives_the_replicas_there_but_not_the_mod
     off = seen(service(status=status, suspend=True)).status
     assert off is not None
     assert off.measured is None
+
+
+def minute(rate: float, kept: float) -> WindowDemand:
+    count = round(60 * rate)
+    return WindowDemand(seconds=60, arrivals=count, answered=count, within=round(kept * count))
+
+
+def test_late_answers_below_the_capacity_lower_the_trust_in_it_and_kept_ones_near_it_raise_it() -> None:
+    def after(rate: float, kept: float, minutes: int, trust: Trust, settled: bool = True) -> float:
+        for second in range(60 * minutes + 1):
+            trust.take(minute(rate, kept), 99.0, 10.0, settled, second)
+        return trust.factor
+
+    assert after(8.0, 0.95, 1, Trust()) == 0.9
+    assert after(8.0, 0.95, 30, Trust()) == 0.5, "never less"
+    assert after(12.0, 0.5, 30, Trust()) == 1.0, "too many requests are not the speed's fault"
+    assert after(8.0, 0.5, 30, Trust(), settled=False) == 1.0, "replicas that start are not, either"
+    assert after(0.2, 0.5, 30, Trust()) == 1.0, "too few answers say nothing"
+    assert after(8.0, 1.0, 2, Trust(0.9)) == pytest.approx(0.9 * 1.02**2)
+    assert after(2.0, 1.0, 30, Trust(0.9)) == 0.9, "an easy load does not speak for it"

@@ -37,11 +37,12 @@ def kind(name: str, price: float, capacity: float = 16) -> AcceleratorPool:
     return made.model_validate(made.to_wire() | {"status": {"capacity": capacity}})
 
 
-def windows(rate: float, seconds: int = 10) -> list[WindowDemand]:
+def windows(rate: float, seconds: int = 10, kept: float = 1.0) -> list[WindowDemand]:
     count = round(rate * seconds)
     sums = {"count": count, "prompt_tokens": 400 * count, "output_tokens": 200 * count}
     sizes = [SizeCount(prompt=2, output=3, **sums)] if count else []
-    return [WindowDemand(seconds=seconds, arrivals=count, sizes=sizes)]
+    answers = {"answered": count, "within": round(kept * count)}
+    return [WindowDemand(seconds=seconds, arrivals=count, sizes=sizes, **answers)]
 
 
 @dataclass
@@ -56,6 +57,7 @@ class World:
     now_s: float = 1000.0
     counted_s: float = 500.0
     overdue: int = 0
+    kept: float = 1.0
     fleets: Fleets = field(default_factory=Fleets)
     plans: list[Plan] = field(default_factory=list)
     pods: dict[int, tuple[Pod, float]] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class World:
         if rate is not None:
             self.counted_s += 1
             demand = ServiceDemand(
-                namespace="team", name="web", overdue=self.overdue, windows=windows(rate) + windows(rate, 180),
+                namespace="team", name="web", overdue=self.overdue, windows=[w for s in (10, 60, 180) for w in windows(rate, s, self.kept)],
                 totals=Outcomes(),
             )  # fmt: skip
         pods = tuple(
@@ -320,3 +322,14 @@ def test_any_load_on_any_pools_keeps_the_bounds_and_the_stock(seed: int) -> None
         if target is not None:
             assert max(least, 1) <= sum(target.values()) <= max(most, 1)
             assert all(count <= max(stock[name], least, 1) for name, count in target.items())
+
+
+def test_a_service_that_is_late_within_its_capacity_gets_more_replicas_and_says_so() -> None:
+    world = one()
+    rate = each(world)
+    calm = world.run(120, 0.6 * rate).target
+    assert calm == {"l4": 1}
+    world.kept = 0.9
+    plan = world.run(600, 0.6 * rate)
+    assert plan.target == {"l4": 2}
+    assert "of their computed rate: answers were late below it." in plan.message
