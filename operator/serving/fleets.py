@@ -101,6 +101,8 @@ class Plan:
 @dataclass
 class _State:
     since_s: float
+    counted_at_s: float
+    """When the gateway last told how many requests came."""
     attainment: Attainment = field(default_factory=Attainment)
     sizes: Sizes = field(default_factory=Sizes)
     trust: Trust = field(default_factory=Trust)
@@ -136,7 +138,7 @@ class Fleets:
 
     def plan(self, seen: Seen) -> Plan:
         """What the target says now. Calls for one service must not overlap."""
-        state = self._states.setdefault(seen.service.metadata.uid, _State(seen.now_s))
+        state = self._states.setdefault(seen.service.metadata.uid, _State(seen.now_s, seen.now_s))
         if seen.demand is not None and seen.reading != state.reading:
             state.reading = seen.reading
             _learn(state, seen, seen.demand)
@@ -158,10 +160,15 @@ def _learn(state: _State, seen: Seen, demand: ServiceDemand) -> None:
             state.sized_at_s = seen.now_s
 
 
+def _held(state: _State, seen: Seen) -> dict[str, int] | None:
+    """The target so far, also after a restart of the operator."""
+    return state.target if state.target is not None else target_of(seen.service)
+
+
 def _blind(state: _State, seen: Seen) -> Plan:
-    """The gateway does not answer: the target stays as it is, also after a restart of the operator."""
-    target = state.target if state.target is not None else target_of(seen.service)
-    text = "The gateway says nothing of its requests; the replicas stay as they are."
+    """The gateway does not answer, or has no routes yet: the target stays as it is."""
+    target = _held(state, seen)
+    text = "The gateway says nothing of the requests; the replicas stay as they are."
     _rest(state, seen)
     return replace(state.plan, target=target, message=text, ahead=None)
 
@@ -178,7 +185,10 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
         return _in_flight(state, seen, "spec.slo.ttftMilliseconds is not set")
     window = demand.window(RATE_S)
     if window is None:
+        if seen.now_s - state.counted_at_s < DOWN_AFTER_S and _held(state, seen):
+            return _blind(state, seen)
         return _in_flight(state, seen, "the gateway does not count requests by size")
+    state.counted_at_s = seen.now_s
     if not state.sizes.known:
         target, young = target_of(seen.service), seen.now_s - state.since_s < DOWN_AFTER_S
         if young and state.target is None and target is not None:
@@ -249,6 +259,7 @@ def _names(known: Speeds) -> set[str]:
 def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: ServiceDemand) -> None:
     """Changes the state's target, if there is reason to."""
     running = alive(seen)
+    fleet.limits = limits_of(seen, state.target or {}, _blocked(state, seen))
     desired = seen.service.status.desired_replicas if seen.service.status is not None else None
     deciding = seen.service.spec.replicas is None and not seen.off and bool(desired)
     if not deciding:

@@ -143,7 +143,8 @@ def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
         if room.get(pod.pool, 0) > 0:
             room[pod.pool] -= 1
             wanted.append(pod)
-    return [*wanted, *(p for p in alive if p not in wanted)][:desired]
+    first = {pod.uid for pod in wanted}
+    return [*wanted, *(p for p in alive if p.uid not in first)][:desired]
 
 
 def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:

@@ -60,7 +60,8 @@ def desired_replicas(
     if off:
         return count, Change(ScalingCause.OFF, off), state
     if plan is not None and plan.target and spec.replicas is None and before > 0 and count > 0:
-        count = sum(plan.target.values())
+        least, most = spec.min_replicas, max(spec.replica_ceiling, spec.min_replicas)
+        count = min(max(sum(plan.target.values()), least), most)  # a held target may be older than the bounds
         change = plan.change or Change(ScalingCause.FORECAST, "The latency target decides from now on.")
         return count, change, replace(state, replicas=count, enough=None)
     return count, _why(service, seen, state, count), state

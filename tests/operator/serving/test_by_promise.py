@@ -111,6 +111,13 @@ def test_spec_replicas_and_zero_are_decided_without_the_promise() -> None:
     assert woken.status.desired_replicas == 1
 
 
+def test_a_held_target_stays_within_bounds_that_have_changed_meanwhile() -> None:
+    for spec, desired in (({"maxReplicas": 2}, 2), ({"minReplicas": 5}, 5)):
+        update = seen(wanting(4, **spec), plan=plan({"l4": 4}), demand=None)
+        assert update.status is not None
+        assert update.status.desired_replicas == desired
+
+
 def test_numbers_alone_are_written_no_more_often_than_the_last_request() -> None:
     of = wanting(1)
     first = seen(of, on("l4", 0), plan=plan({"l4": 1})).status

@@ -58,6 +58,8 @@ class World:
     counted_s: float = 500.0
     overdue: int = 0
     kept: float = 1.0
+    knows: bool = True
+    """Whether the gateway has the service's route."""
     fleets: Fleets = field(default_factory=Fleets)
     plans: list[Plan] = field(default_factory=list)
     pods: dict[int, tuple[Pod, float]] = field(default_factory=dict)
@@ -89,6 +91,7 @@ class World:
                 namespace="team", name="web", overdue=self.overdue, windows=[w for s in (10, 60, 180) for w in windows(rate, s, self.kept)],
                 totals=Outcomes(),
             )  # fmt: skip
+            demand = demand if self.knows else ServiceDemand(namespace="team", name="web")
         pods = tuple(
             replace(pod, ready=self.now_s >= at, ready_since=NOW + START if self.now_s >= at else None)
             for pod, at in self.pods.values()
@@ -183,6 +186,10 @@ def test_a_gateway_that_is_away_or_new_is_no_drop_to_zero() -> None:
     assert "gateway says nothing" in away.message
     world.counted_s = 0
     assert world.run(8, 0.0).target == high, "a window that is not full yet says nothing"
+    world.knows = False
+    world.counted_s = 0
+    assert world.run(100, 0.0).target == high, "a gateway without routes says nothing, either"
+    world.knows = True
     assert world.run(200, 2.5 * rate).target == high
 
 
