@@ -343,7 +343,7 @@ def _sentence(cause: Cause, load: float, rate: float, room: float) -> str:
     return {
         Cause.PANIC: f"{rate:.3g} requests/s came in the last ten seconds, or the oldest waited too long; {have}.",
         Cause.FORECAST: f"{load:.3g} requests/s are expected when a new replica would be ready; {have}.",
-        Cause.IDLE: f"The load of the last minutes, at most {load:.3g} requests/s of late, needs fewer; {have}.",
+        Cause.IDLE: f"The load of the last minutes needs fewer, {load:.3g} requests/s are expected; {have}.",
         Cause.SWITCH: f"Another mix of types carries {load:.3g} requests/s for less.",
     }[cause]
 
