@@ -27,7 +27,9 @@ def refresh(uv: str) -> None:
         raise BuildError("lock files are refreshed in a checkout; an installed Busbar has no pyproject.toml")
     for image in IMAGES:
         command = [uv, "pip", "compile", "-q", "--generate-hashes", "--no-emit-index-url", "--no-header"]
-        command += ["--no-annotate", "--python-version", "3.11", "--extra", image.extra]
+        command += ["--no-annotate", "--python-version", "3.11"]
+        for extra in (image.extra, *image.options):
+            command += ["--extra", extra]
         command += [
             "-c",
             str(root / "requirements.lock"),

@@ -29,6 +29,8 @@ class Image:
     name: str
     extra: str  # of pyproject.toml, and the stem of its lock file
     folders: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """Further extras, for features that an installation without the image may leave out."""
 
     @property
     def lock(self) -> Path:
@@ -38,7 +40,7 @@ class Image:
 
 IMAGES = (
     Image("busbar-platform", "platform", ("kube", "scheduler", "operator", "api", "gateway", "cli")),
-    Image("busbar-workloads", "workloads", ("kube", "scheduler", "workloads", "cli")),
+    Image("busbar-workloads", "workloads", ("kube", "scheduler", "workloads", "cli"), ("grammar",)),
 )
 
 

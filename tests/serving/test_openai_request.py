@@ -55,7 +55,35 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("suffix", ["x"], ["", None]),
     ("min_p", [-0.1, 1.1, "x"], [0, 0.0, 0.1, 1]),
     ("repetition_penalty", [0, 2.1, "x"], [1, 1.1, 0.5, 2]),
-    ("response_format", [{"type": "json_object"}], [{"type": "text"}, None]),
+    (
+        "response_format",
+        [
+            "json",
+            {},
+            {"type": "xml"},
+            {"type": ["text"]},
+            {"type": "json_object", "schema": {}},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": {"schema": {}}},
+            {"type": "json_schema", "json_schema": {"name": "", "schema": {}}},
+            {"type": "json_schema", "json_schema": {"name": "a"}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": []}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": "yes"}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "description": 1}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "other": 1}},
+        ],
+        [
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "description": "b"}},
+            None,
+        ],
+    ),
+    ("guided_json", [3, [], "x", "[]", True], [{}, "{}", {"type": "object"}, None]),
+    ("guided_regex", ["", 3, "\ud800"], ["a+", None]),
+    ("guided_choice", [[], "a", [""], [1], ["a", "\ud800"], ["x"] * 1001], [["a"], ["a", "b"], ["x"] * 1000]),
+    ("guided_grammar", ["", {}, "\ud800"], ['start: "a"', None]),
     ("tools", [[{"type": "function"}]], [[], None]),
     ("user", [], ["somebody"]),
     ("metadata", [], [{"a": "b"}]),
@@ -189,6 +217,23 @@ def test_a_refused_constraint_is_told_in_one_sentence(field: str, value: object,
         with pytest.raises(BadRequest) as caught:
             parse({"model": "m", **prompt, field: value})
         assert (str(caught.value), caught.value.param) == (message, field)
+
+
+def test_an_answer_follows_one_grammar_and_no_list_of_tokens_beside_it() -> None:
+    body = {"model": "m", "prompt": "a", "guided_regex": "a+"}
+    found = parse_completion({**body, "response_format": {"type": "text"}, "bad_words": []}).wanted.grammar
+    assert found is not None
+    assert (found.kind, found.text, found.param) == ("regex", "a+", "guided_regex")
+    rows: list[tuple[str, object]] = [
+        ("response_format", {"type": "json_object"}),
+        ("guided_json", {}),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+    ]
+    for name, value in rows:
+        with pytest.raises(BadRequest, match="guided_regex") as caught:
+            parse_completion({**body, name: value})
+        assert name in str(caught.value)
 
 
 LONG = "x" * 10_000

@@ -17,6 +17,7 @@ from busbar.workloads.serving.budget import step_budget
 from busbar.workloads.serving.constraint import make_constraint
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
+from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex
 from busbar.workloads.serving.history import History, replay
 from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.prefix import salt_of
@@ -45,6 +46,8 @@ class Delta:
     error: str | None = None
     leaving: bool = False
     """With `error`: the process shuts down, and the request is not to blame."""
+    refused: bool = False
+    """With `error`: the request is to blame, and would fail everywhere."""
     cached: int = 0
     """Prompt tokens that were in the prefix cache."""
 
@@ -101,6 +104,7 @@ class EngineCore:
         self.tokens_total = 0
         self._clock = clock
         self._special = special_tokens(tokenizer)
+        self.grammars = Grammars(self.vocabulary, runner.decoder.arch.vocab_size, eos, self._special)
         self._live: dict[str, Live] = {}
         self._of: dict[Sequence, Live] = {}
 
@@ -146,11 +150,11 @@ class EngineCore:
 
     def is_over(self, history: History, params: SamplingParams) -> bool:
         """Whether nothing may follow a history's tokens."""
-        ends = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self.eos
         return (
             len(history.tokens) >= params.max_tokens
+            or (history.guide is not None and history.guide.over)
             or history.matcher.matched is not None
-            or not ends.isdisjoint(history.tokens)
+            or not self._ends(params).isdisjoint(history.tokens)
             or self._is_stuck(params, history.tokens, 0)
         )
 
@@ -212,13 +216,18 @@ class EngineCore:
             return []
         sequences, logits = self.runner.run(step)
         lives = [self._of[s] for s in sequences]
-        found = sample(logits, [self._draw(live) for live in lives]) if lives else []
+        failed: dict[Live, str] = {}
+        found = sample(logits, [self._draw(live, failed) for live in lives]) if lives else []
         tokens = [each.token for each in found]
         self.scheduler.commit(step, dict(zip(sequences, tokens, strict=True)))
         now = self._clock()
         self._record(step, now - began)
         deltas = []
         for live, each in zip(lives, found, strict=True):
+            if live in failed:
+                self._end(live, "abort", now)
+                deltas.append(Delta(live.id, "", finish="error", error=failed[live], refused=True))
+                continue
             logprobs = () if each.logprob is None else (each.logprob,)
             deltas.append(self._advance(live, each.token, logprobs, now))
         self._gauges()
@@ -250,10 +259,26 @@ class EngineCore:
         self.saturated = budget.saturated
         return budget.tokens
 
-    def _draw(self, live: Live) -> Draw:
+    def _draw(self, live: Live, failed: dict[Live, str]) -> Draw:
+        """What to sample for a request. One whose grammar breaks a limit goes into `failed` with the reason; its token
+        is not used."""
         params, sequence = live.params, live.sequence
         forbidden = self._forbidden(params, sequence.tokens, sequence.prompt_len)
-        return Draw(params, live.randomness, live.sampled, live.history.counts, forbidden)
+        allowed: Allowed | None = None
+        if live.history.guide is not None:
+            try:
+                allowed = live.history.guide.allowed()
+            except GrammarTooComplex as error:
+                failed[live] = f"the answer's grammar is too complex to go on with: {error}"
+            if allowed is not None and forbidden and not allowed.any_but(forbidden):
+                forbidden = frozenset()  # min_tokens asks for more than the grammar has
+        return Draw(params, live.randomness, live.sampled, live.history.counts, forbidden, allowed)
+
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens behind which nothing comes."""
+        if params.ignore_eos and params.grammar is None:
+            return params.stop_token_ids
+        return params.stop_token_ids | self.eos
 
     def _forbidden(self, params: SamplingParams, tokens: Tokens[int], first: int) -> frozenset[int]:
         """Tokens that may not come next, beside those that never may. Those from `first` on were generated."""
@@ -283,12 +308,18 @@ class EngineCore:
         if history.counts is not None:
             history.counts.add(token)
         finish: str | None = None
-        if token in params.stop_token_ids or (token in self.eos and not params.ignore_eos):
+        if history.guide is not None:
+            history.guide.take((token,))
+        if token in params.stop_token_ids or (
+            token in self.eos and (not params.ignore_eos or history.guide is not None)
+        ):
             finish = "stop"
             text = history.matcher.add(history.detokenizer.flush())
         else:
             text = history.matcher.add(history.detokenizer.add(token))
-            if sampled >= params.max_tokens:
+            if history.guide is not None and history.guide.over:
+                finish = "stop"
+            elif sampled >= params.max_tokens:
                 finish = "length"
             elif self._is_stuck(params, live.sequence.tokens, live.sequence.prompt_len):
                 finish = "stop"

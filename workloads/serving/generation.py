@@ -58,6 +58,10 @@ async def prepare(
             core.constrained, wanted.params, wanted.allowed_token_ids, wanted.bad_words
         )
         wanted = replace(wanted, params=asked)
+    if wanted.grammar is not None:
+        wanted = replace(
+            wanted, params=replace(wanted.params, grammar=await core.grammars.get(wanted.grammar))
+        )
 
     prompts: list[list[int]] = []
     if isinstance(body, ChatBody):
@@ -221,6 +225,8 @@ async def _send_choice(
 
 def _sound(delta: Delta) -> Delta:
     """Raises what an engine that failed, or leaves, says instead of a token."""
+    if delta.error is not None and delta.refused:
+        raise BadRequest(delta.error)
     if delta.error is not None:
         raise EngineLeaving(delta.error) if delta.leaving else EngineFailed(delta.error)
     return delta

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from busbar.workloads.serving.errors import LONGEST_SHOWN, BadRequest, shown
+from busbar.workloads.serving.openai_format import FORMAT_FIELDS, GrammarSpec, is_unicode, parse_format
 from busbar.workloads.serving.sampling import SamplingParams
 
 MAX_STOPS = 16
@@ -32,7 +33,7 @@ SAMPLING_FIELDS = frozenset(
     }
 )
 STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
-SHARED_FIELDS = SAMPLING_FIELDS | {"cache_salt", "n", "model", "stream", "stream_options"}
+SHARED_FIELDS = SAMPLING_FIELDS | FORMAT_FIELDS | {"cache_salt", "n", "model", "stream", "stream_options"}
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -47,7 +48,6 @@ ONLY_AT: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "use_beam_search": (False,),
     "add_generation_prompt": (True,),
@@ -75,6 +75,8 @@ class Wanted:
     """Only these may be generated; None: any."""
     bad_words: tuple[str, ...] = ()
     """Their token sequences are never generated."""
+    grammar: GrammarSpec | None = None
+    """The answer follows it."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,7 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         continuous_usage,
         _allowed_tokens(fields.get("allowed_token_ids")),
         _bad_words(fields.get("bad_words", [])),
+        parse_format(fields),
     )
 
 
@@ -337,22 +340,13 @@ def _bad_words(value: object) -> tuple[str, ...]:
     if len(value) > MAX_BAD_WORDS:
         raise BadRequest(f"{name} has {len(value)} texts; at most {MAX_BAD_WORDS} are served", param=name)
     for place, word in enumerate(value):
-        if (
-            not isinstance(word, str)
-            or not 1 <= len(word) <= MAX_BAD_WORD_CHARACTERS
-            or not _is_unicode(word)
-        ):
+        if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_CHARACTERS or not is_unicode(word):
             raise BadRequest(
                 f"{name}[{place}] is {shown(word)}; a bad word is a text of 1 to "
                 f"{MAX_BAD_WORD_CHARACTERS} characters of valid Unicode",
                 param=name,
             )
     return tuple(value)
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _token_list(value: object, name: str) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from busbar.kube.contracts.streams import SIDE_LINE, StreamEnd, UsageShown
 from busbar.workloads.serving.core import Delta
-from busbar.workloads.serving.errors import EngineLeaving, RequestError
+from busbar.workloads.serving.errors import BadRequest, EngineLeaving, RequestError
 from busbar.workloads.serving.sampling import TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -173,7 +173,8 @@ def usage(choices: list[Choice]) -> dict[str, Any]:
 
 
 def failure(error: RequestError, *, for_gateway: bool) -> bytes:
-    """The event that ends a stream in its middle."""
+    """The event that ends a stream in its middle. Where the request is to blame, no other replica is to try it."""
+    for_gateway = for_gateway and not isinstance(error, BadRequest)
     end = StreamEnd.LEAVING if isinstance(error, EngineLeaving) else StreamEnd.FAILED
     return sse(error_body(error), SIDE_LINE + b"! " + end.encode() if for_gateway else b"")
 

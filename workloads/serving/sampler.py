@@ -1,7 +1,8 @@
 """Turns a step's logits into tokens and log-probabilities, the whole batch at once, without sorting it.
 
 What a request asks for changes a handful of logits (penalties, biases, tokens that may not come): all of
-the batch's changes are one sparse write, undone at the end. Greedy rows take the largest. The others
+the batch's changes are one sparse write, undone at the end. The bit masks of grammars are applied to all their rows at
+once. Greedy rows take the largest. The others
 invert the cumulative distribution at the request's own random number (`sampling.Randomness`), so a seed
 gives the same tokens alone, in a crowd, and after a preemption.
 
@@ -17,11 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log
+from typing import TYPE_CHECKING
 
 import torch
 
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
 from busbar.workloads.serving.token_counts import TokenCounts
+
+if TYPE_CHECKING:
+    from busbar.workloads.serving.grammar import Allowed
 
 FOLD = 32
 SMALL = 8192
@@ -45,16 +50,20 @@ class Draw:
     """The request's tokens; used by the penalties only."""
     forbidden: frozenset[int] = frozenset()
     """Tokens that may not come yet: end tokens before min_tokens, and those that would complete a bad word."""
+    allowed: Allowed | None = None
+    """What the grammar lets come next; None: anything."""
 
     @property
     def is_limited(self) -> bool:
         """Whether some tokens may not come."""
-        return bool(self.forbidden) or self.params.constraint is not None
+        return bool(self.forbidden) or self.params.constraint is not None or self.allowed is not None
 
     @property
     def top_k(self) -> int:
         """How many of the likeliest tokens may come at most; 0: any number."""
         constraint, k = self.params.constraint, self.params.top_k
+        if k and self.allowed is not None:
+            return min(k, self.allowed.count)
         return min(k, len(constraint.allowed)) if k and constraint and constraint.allowed else k
 
 
@@ -96,16 +105,24 @@ class _Edit:
     """Everything that a batch's requests change: flat positions, and what stood there before."""
 
     def __init__(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-        self.rows = [i for i, d in enumerate(draws) if d.params.edits_logits or d.forbidden]
+        self.rows = [
+            i for i, d in enumerate(draws) if d.params.edits_logits or d.forbidden or d.allowed is not None
+        ]
         self._flat = logits.view(-1)
         self._width = logits.shape[1]
+        self._logits = logits
+        self._masked: tuple[torch.Tensor, torch.Tensor] | None = None
         self._undo: list[tuple[torch.Tensor | slice, torch.Tensor]] = []
         self._penalise([(i, draws[i]) for i in self.rows if draws[i].params.penalises and draws[i].counts])
         self._bias([(i, draws[i]) for i in self.rows if draws[i].params.logit_bias])
         self._allow([(i, draws[i]) for i in self.rows])
         self._forbid([(i, draws[i]) for i in self.rows])
+        self._mask({i: allowed.bits for i in self.rows if (allowed := draws[i].allowed) is not None})
 
     def undo(self) -> None:
+        if self._masked is not None:
+            rows, before = self._masked
+            self._logits[rows] = before
         for where, before in reversed(self._undo):
             self._flat[where] = before
 
@@ -155,6 +172,19 @@ class _Edit:
             kept = row[ids]
             row.fill_(-inf)
             row[ids] = kept
+
+    def _mask(self, bits: dict[int, torch.Tensor]) -> None:
+        """Leaves of each of these rows only the tokens whose bits are set; all rows at once."""
+        if not bits:
+            return
+        device = self._flat.device
+        rows = torch.tensor(list(bits), device=device)
+        before = self._logits[rows]
+        self._masked = rows, before
+        masks = torch.stack(list(bits.values())).to(device)[:, :, None]
+        places = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
+        barred = ((masks & places) == 0).flatten(1)[:, : self._width]
+        self._logits[rows] = before.masked_fill(barred, -inf)
 
     def _forbid(self, rows: list[tuple[int, Draw]]) -> None:
         places = [torch.tensor(list(draw.forbidden)) + i * self._width for i, draw in rows if draw.forbidden]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.constraint import Constraint
+    from busbar.workloads.serving.grammar import Grammar
 
 COLD = 1e-5
 """Below this temperature sampling is greedy: dividing by it would overflow."""
@@ -46,6 +47,8 @@ class SamplingParams:
     """None: none; n: the chosen token's, and those of the n likeliest."""
     constraint: Constraint | None = None
     """What `allowed_token_ids` and `bad_words` leave of the vocabulary; None: everything."""
+    grammar: Grammar | None = None
+    """What the answer follows; it ends where the grammar does, whatever `ignore_eos` says."""
 
     @property
     def greedy(self) -> bool:
