@@ -11,6 +11,8 @@ PURE = (
     "test_scheduler",
     "test_fairness",
     "test_openai_request",
+    "test_openai_tools",
+    "test_toolreader",
     "test_settings",
     "test_speed",
     "test_architecture",

@@ -84,7 +84,7 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("guided_regex", ["", 3, "\ud800"], ["a+", None]),
     ("guided_choice", [[], "a", [""], [1], ["a", "\ud800"], ["x"] * 1001], [["a"], ["a", "b"], ["x"] * 1000]),
     ("guided_grammar", ["", {}, "\ud800"], ['start: "a"', None]),
-    ("tools", [[{"type": "function"}]], [[], None]),
+    ("tools", [[{"type": "function"}], []], [None]),  # of chats only
     ("user", [], ["somebody"]),
     ("metadata", [], [{"a": "b"}]),
     ("no_such_field", [1, "x"], [None]),

@@ -11,6 +11,7 @@ import pytest
 from tests.serving.engines import generate, load_engine, text_of, tokens_of
 from tests.serving.models import EOS, save_model
 from tests.serving.processes import Running, serving
+from tests.serving.tool_models import save_tool_model
 
 from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, SIDE_LINE, TERMS_HEADER
 from busbar.workloads.serving.core import Delta
@@ -137,9 +138,10 @@ def test_a_folder_is_told_from_another_by_its_weights(llama: tuple[Path, Any], t
 
 
 @pytest.fixture(scope="module")
-def server(llama: tuple[Path, Any]) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = save_tool_model(tmp_path_factory.mktemp("tools"), "hermes")
     flags = ("--model-id", "m", "--block-tokens", "16", "--deterministic")
-    with serving(llama[0], *flags, token="secret") as running:
+    with serving(folder, *flags, token="secret") as running:
         yield running
 
 
@@ -160,12 +162,24 @@ def post(server: Running, path: str, body: object, **headers: str) -> tuple[int,
     return server.call("POST", path, json.dumps(body).encode(), headers=sent)
 
 
+HI = [{"role": "user", "content": "hi"}]
+NAME = {"type": "string", "maxLength": 6}
+PARAMETERS = {"type": "object", "properties": {"a": NAME}, "required": ["a"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in "fg"]
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", {"prompt": "def add(", "logprobs": 2}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}),
     "constrained": (
         "/v1/completions",
         {"prompt": "def", "n": 2, "allowed_token_ids": list(range(20, 90)), "bad_words": ["a", "re", "zq"]},
+    ),
+    "schema": (
+        "/v1/chat/completions",
+        {"messages": HI, "n": 2, "max_tokens": 16, "response_format": {"type": "json_object"}},
+    ),
+    "tools": (
+        "/v1/chat/completions",
+        {"messages": HI, "max_tokens": 60, "tools": TOOLS, "tool_choice": "required", "seed": 2},
     ),
     "several": ("/v1/completions", {"prompt": ["def", "x"], "n": 2, "logit_bias": {str(EOS): 3}}),
 }
@@ -178,7 +192,7 @@ def test_over_http_the_rest_of_a_stream_is_byte_for_byte_the_rest(server: Runnin
     status, headers, data = post(server, path, body)
     assert status == 200
     whole = events(data)
-    count = {"several": 4, "constrained": 2}.get(name, 1)
+    count = {"several": 4, "constrained": 2, "schema": 2}.get(name, 1)
     for cut in range(1, len(whole)):
         last, side = whole[cut - 1][1:]
         if side is None and last is not None and last["choices"]:

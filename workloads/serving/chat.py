@@ -12,10 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
+from busbar.workloads.serving.toolformat import ToolFormat, format_of
 
 PLAIN = (
     "{%- for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -30,10 +31,16 @@ class ChatTemplate:
     def __init__(self, source: str | None, special: Mapping[str, str]) -> None:
         self.is_default = source is None
         self._special = dict(special)
+        environment, text = _environment(), PLAIN if source is None else source
         try:
-            self._template = _environment().from_string(PLAIN if source is None else source)
+            self._template = environment.from_string(text)
+            names = meta.find_undeclared_variables(environment.parse(text))
         except TemplateError as error:
             raise ModelCorrupt(f"the model's chat template is not valid Jinja: {error}") from error
+
+        self.has_tools = "tools" in names
+        """It tells the model which tools there are."""
+        self.tool_format: ToolFormat | None = format_of(text) if self.has_tools else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], **extra: object) -> str:
         """The prompt, ending where the assistant is to go on."""

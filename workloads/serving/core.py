@@ -103,8 +103,9 @@ class EngineCore:
         self.requests_total = 0
         self.tokens_total = 0
         self._clock = clock
-        self._special = special_tokens(tokenizer)
-        self.grammars = Grammars(self.vocabulary, runner.decoder.arch.vocab_size, eos, self._special)
+        self.special = special_tokens(tokenizer)
+        """Tokens that are never part of a text."""
+        self.grammars = Grammars(self.vocabulary, runner.decoder.arch.vocab_size, eos, self.special)
         self._live: dict[str, Live] = {}
         self._of: dict[Sequence, Live] = {}
 
@@ -146,7 +147,7 @@ class EngineCore:
 
     def replay(self, prompt: list[int], params: SamplingParams, tokens: list[int]) -> History:
         """The history of a request that has sampled `tokens`. Safe to call from any thread."""
-        return replay(self.vocabulary, self._special, prompt, params, tokens)
+        return replay(self.vocabulary, self.special, prompt, params, tokens)
 
     def is_over(self, history: History, params: SamplingParams) -> bool:
         """Whether nothing may follow a history's tokens."""

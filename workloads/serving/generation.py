@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 
 from busbar.kube.contracts.streams import StreamTerms, UsageShown
+from busbar.workloads.serving.calling import reader_of, render, with_tools
 from busbar.workloads.serving.core import Delta
 from busbar.workloads.serving.engine import Engine, Stream
 from busbar.workloads.serving.errors import BadRequest, EngineFailed, EngineLeaving, RequestError
@@ -48,7 +49,7 @@ class Job:
 
 
 async def prepare(
-    body: CompletionBody | ChatBody, loaded: Loaded, terms: StreamTerms | None = None
+    body: CompletionBody | ChatBody, request_id: str, loaded: Loaded, terms: StreamTerms | None = None
 ) -> list[Job]:
     """Tokens and final sampling parameters of every prompt; BadRequest when one cannot run."""
     core, wanted = loaded.core, body.wanted
@@ -65,7 +66,9 @@ async def prepare(
 
     prompts: list[list[int]] = []
     if isinstance(body, ChatBody):
-        text = loaded.template.render(body.messages, **body.template_arguments)
+        text = render(body, loaded)
+        if body.tools is not None:
+            wanted = replace(wanted, params=await with_tools(wanted.params, body.tools, loaded))
         prompts.append(await encode(loaded, text, special=loaded.template.is_default))
     else:
         for prompt in body.prompts:
@@ -88,6 +91,8 @@ async def prepare(
             if params.seed is not None:
                 seed = params.seed + number
             choice = Choice(len(jobs), 0 if number else len(ids), counts_prompt=not number)
+            if isinstance(body, ChatBody) and body.tools is not None:
+                choice.reader = reader_of(body.tools, loaded, f"{request_id}/{choice.index}")
             jobs.append(Job(ids, replace(params, seed=seed), choice))
     return jobs
 
@@ -113,7 +118,7 @@ async def encode_prompt(body: TokenizeBody, loaded: Loaded) -> list[int]:
     """The tokens that a request with this prompt, or these messages, would begin with."""
     if body.prompt is not None:
         return await encode(loaded, body.prompt, special=body.special is not False)
-    text = loaded.template.render(body.messages, **body.template_arguments)
+    text = render(body, loaded)
     special = loaded.template.is_default if body.special is None else body.special
     return await encode(loaded, text, special=special)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from busbar.workloads.serving.errors import BadRequest, Overloaded
-from busbar.workloads.serving.openai_format import GrammarKind, GrammarSpec
+from busbar.workloads.serving.openai_format import JSON_OPTIONS, GrammarKind, GrammarSpec
 from busbar.workloads.serving.schema import check_schema
 from busbar.workloads.serving.vocabulary import Vocabulary
 
@@ -52,8 +52,6 @@ BURST_S = 0.25
 """Processor time that an answer may spend on its grammar at once, because all answers of a step wait for it."""
 TOKEN_S = 0.01
 """And for each of its tokens. Usual grammars take well under 1 ms; only very ambiguous ones come near."""
-WHITESPACE = r"( |\n[ \t]{0,32})"
-"""Between the parts of a JSON text: as models write it, and never without end."""
 INSTALL = (
     "this engine serves no grammars, because its optional package is missing: pip install 'busbar[grammar]'"
 )
@@ -286,7 +284,7 @@ def _json_source(spec: GrammarSpec) -> str:
         schema = {}
     return LLMatcher.grammar_from_json_schema(
         json.dumps(schema, ensure_ascii=False),
-        overrides={"lenient": False, "whitespace_pattern": WHITESPACE},
+        overrides=JSON_OPTIONS,
     )
 
 

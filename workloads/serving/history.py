@@ -25,7 +25,9 @@ class History:
     """A request's text state after `tokens`."""
 
     tokens: tuple[int, ...]
-    """Sampled elsewhere; their text has been passed on, or is held back here."""
+    """Sampled elsewhere."""
+    text: str
+    """Theirs, as far as it was passed on; the rest is held back here."""
     detokenizer: Detokenizer
     matcher: StopMatcher
     counts: TokenCounts | None
@@ -48,16 +50,17 @@ def replay(
     guide = None if params.grammar is None else params.grammar.start()
     if guide is not None and not guide.take(tokens):
         raise BadRequest("these tokens do not follow the request's grammar", param="choices")
-    hidden = special if params.skip_special_tokens else frozenset()
+    hidden = special - params.visible if params.skip_special_tokens else frozenset()
     history = History(
         tuple(tokens),
+        "",
         Detokenizer(vocabulary, hidden),
         StopMatcher(params.stop, params.include_stop_text),
         _counts(prompt, params),
         guide,
     )
     for token in tokens:
-        history.matcher.add(history.detokenizer.add(token))
+        history.text += history.matcher.add(history.detokenizer.add(token))
         if history.counts is not None:
             history.counts.add(token)
     return history

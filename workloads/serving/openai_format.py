@@ -10,15 +10,21 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from busbar.workloads.serving.errors import BadRequest, shown
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 MAX_CHOICES = 1_000
 MAX_NAME = 64
 FORMAT_FIELDS = frozenset(
     {"response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 )
+JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r"( |\n[ \t]{0,32})"}
+"""Of the compiler: no keyword is ignored; and white space between the parts of a JSON text as models write it, never
+without end."""
 ANY_OBJECT = '{"type": "object"}'
 
 

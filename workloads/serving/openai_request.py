@@ -13,6 +13,7 @@ from typing import Any
 
 from busbar.workloads.serving.errors import LONGEST_SHOWN, BadRequest, shown
 from busbar.workloads.serving.openai_format import FORMAT_FIELDS, GrammarSpec, is_unicode, parse_format
+from busbar.workloads.serving.openai_tools import TOOL_FIELDS, Tools, parse_messages, parse_tools
 from busbar.workloads.serving.sampling import SamplingParams
 
 MAX_STOPS = 16
@@ -34,18 +35,16 @@ SAMPLING_FIELDS = frozenset(
 )
 STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
 SHARED_FIELDS = SAMPLING_FIELDS | FORMAT_FIELDS | {"cache_salt", "n", "model", "stream", "stream_options"}
+CHAT_FIELDS = frozenset({"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"})
 WITHOUT_EFFECT = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        "parallel_tool_calls",
     }
 )
 ONLY_AT: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -90,6 +89,7 @@ class ChatBody:
     wanted: Wanted
     messages: tuple[dict[str, Any], ...]
     template_arguments: Mapping[str, Any]
+    tools: Tools | None = None
 
 
 def parse_completion(body: object) -> CompletionBody:
@@ -99,10 +99,7 @@ def parse_completion(body: object) -> CompletionBody:
 
 
 def parse_chat(body: object) -> ChatBody:
-    fields = _fields(
-        body,
-        SHARED_FIELDS | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"},
-    )
+    fields = _fields(body, SHARED_FIELDS | CHAT_FIELDS | TOOL_FIELDS)
     if fields.get("max_completion_tokens") is not None:
         fields["max_tokens"] = fields["max_completion_tokens"]
     wants = _boolean(fields, "logprobs", False)
@@ -110,8 +107,17 @@ def parse_chat(body: object) -> ChatBody:
     if top is not None and not wants:
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     arguments = _template_arguments(fields)
-    messages = _messages(fields.get("messages"))
-    return ChatBody(_wanted(fields, (top or 0) if wants else None), messages, arguments)
+    messages = parse_messages(fields.get("messages"))
+    wanted, tools = _wanted(fields, (top or 0) if wants else None), parse_tools(fields)
+    if tools is not None:
+        given = {"response_format": wanted.grammar, "allowed_token_ids": wanted.allowed_token_ids}
+        for name, value in {**given, "bad_words": wanted.bad_words}.items():
+            if value:
+                field = wanted.grammar.param if name == "response_format" and wanted.grammar else name
+                raise BadRequest(
+                    f"{field} cannot be combined with tools, except with the tool_choice none", param=field
+                )
+    return ChatBody(wanted, messages, arguments, tools)
 
 
 PARSERS: Mapping[str, Callable[[object], CompletionBody | ChatBody]] = {
@@ -131,10 +137,12 @@ class TokenizeBody:
     special: bool | None
     """Whether the tokenizer adds its special tokens; None: as a request of that kind does."""
     with_texts: bool
+    tools: Tools | None = None
 
 
 def parse_tokenize(body: object) -> TokenizeBody:
-    known = {"model", "prompt", "messages", "chat_template_kwargs", "add_special_tokens", "return_token_strs"}
+    known = {"model", "prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens"}
+    known |= {"return_token_strs"}
     fields = _fields(body, known)
     prompt, messages = fields.get("prompt"), fields.get("messages")
     if (prompt is None) is (messages is None):
@@ -144,10 +152,11 @@ def parse_tokenize(body: object) -> TokenizeBody:
     return TokenizeBody(
         _optional_model(fields),
         prompt,
-        () if messages is None else _messages(messages),
+        () if messages is None else parse_messages(messages),
         _template_arguments(fields),
         _boolean(fields, "add_special_tokens", True) if "add_special_tokens" in fields else None,
         _boolean(fields, "return_token_strs", False),
+        parse_tools(fields),
     )
 
 
@@ -164,17 +173,17 @@ def _optional_model(fields: Mapping[str, Any]) -> str | None:
     return model
 
 
-def _messages(value: object) -> tuple[dict[str, Any], ...]:
-    if not isinstance(value, list) or not value:
-        raise BadRequest("messages must be a list with at least one message", param="messages")
-    return tuple(_message(m, f"messages[{i}]") for i, m in enumerate(value))
-
-
 def _template_arguments(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = fields.get("chat_template_kwargs", {})
     if not isinstance(arguments, dict):
         raise BadRequest("chat_template_kwargs must be an object", param="chat_template_kwargs")
-    return {k: v for k, v in arguments.items() if k not in ("messages", "add_generation_prompt")}
+    for name in ("messages", "add_generation_prompt", "tools"):
+        if name in arguments:
+            raise BadRequest(
+                f"chat_template_kwargs may not have {name}, which the engine gives",
+                param="chat_template_kwargs",
+            )
+    return arguments
 
 
 def _fields(body: object, known: frozenset[str] | set[str]) -> dict[str, Any]:
@@ -262,25 +271,6 @@ def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
         if all(isinstance(v, list) for v in value):
             return tuple(tuple(_token_list(v, "prompt")) for v in value)
     raise BadRequest("prompt must be text, a list of texts, tokens, or a list of token lists", param="prompt")
-
-
-def _message(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        raise BadRequest(f"{where} must be an object with a role", param=where)
-    content = value.get("content")
-    if isinstance(content, list):
-        texts = [p.get("text") for p in content if isinstance(p, dict) and p.get("type") == "text"]
-        parts = [text for text in texts if isinstance(text, str)]
-        if len(parts) != len(content):
-            raise BadRequest(f"{where}.content may hold text parts only", param=f"{where}.content")
-        content = "".join(parts)
-    if content is None and value["role"] == "assistant":
-        content = ""
-    if not isinstance(content, str):
-        raise BadRequest(f"{where}.content must be text", param=f"{where}.content")
-    if value.get("tool_calls"):
-        raise BadRequest(f"{where}.tool_calls is not supported by this engine", param=f"{where}.tool_calls")
-    return {**value, "content": content}
 
 
 def _stops(value: object) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from busbar.kube.contracts.streams import SIDE_LINE, StreamEnd, UsageShown
 from busbar.workloads.serving.core import Delta
 from busbar.workloads.serving.errors import BadRequest, EngineLeaving, RequestError
 from busbar.workloads.serving.sampling import TokenLogprob
+from busbar.workloads.serving.toolreader import CallPiece, Pieces, ToolReader
 
 DONE = b"data: [DONE]\n\n"
 
@@ -40,19 +41,38 @@ class Choice:
     """It began on another replica, which has said how much of its prompt was cached."""
     text_offset: int = 0
     """Characters of the tokens whose logprobs are out already."""
+    reader: ToolReader | None = None
+    """Of an answer that may call tools."""
+    calls: list[CallPiece] = field(default_factory=list)
+    """That are not out yet."""
 
     def take(self, delta: Delta) -> None:
-        self.text += delta.text
+        if self.reader is None:
+            self.text += delta.text
+        else:
+            self._read(self.reader.feed(delta.text))
         self.logprobs += delta.logprobs
         self.tokens += delta.tokens
         self.completion_tokens = max(self.completion_tokens, delta.index)
         if self.counts_prompt and not self.resumed:
             self.cached_tokens = max(self.cached_tokens, delta.cached)
         self.finish = delta.finish
+        if self.reader is not None and delta.finish is not None:
+            self._read(self.reader.end())
+            if self.reader.calls and delta.finish == "stop":
+                self.finish = "tool_calls"
 
     @property
     def has_news(self) -> bool:
-        return bool(self.text) or self.finish is not None
+        return bool(self.text) or bool(self.calls) or self.finish is not None
+
+    def _read(self, pieces: Pieces) -> None:
+        self.text += pieces.content
+        for piece in pieces.calls:
+            if self.calls and self.calls[-1].index == piece.index:
+                self.calls[-1].arguments += piece.arguments
+            else:
+                self.calls.append(piece)
 
 
 @dataclass(frozen=True)
@@ -83,11 +103,12 @@ class Answer:
 
     def chunk(self, choice: Choice, choices: list[Choice]) -> bytes:
         """What `choice`, one of the request's `choices`, has gained since its last chunk."""
-        text, logprobs, tokens = choice.text, choice.logprobs, choice.tokens
-        choice.text, choice.logprobs, choice.tokens = "", [], []
+        text, logprobs, tokens, calls = choice.text, choice.logprobs, choice.tokens, choice.calls
+        choice.text, choice.logprobs, choice.tokens, choice.calls = "", [], [], []
         body: dict[str, Any] = {"text": text}
         if self.chat:
-            body = {"delta": {"content": text} if text else {}}
+            said: dict[str, Any] = {"content": text} if text else {}
+            body = {"delta": {**said, "tool_calls": list(map(_call_piece, calls))} if calls else said}
         told = self._logprobs(logprobs, choice.text_offset)
         if told is not None and not self.chat:
             choice.text_offset += sum(map(len, told["tokens"]))
@@ -130,7 +151,11 @@ class Answer:
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         body: dict[str, Any] = {"text": choice.text}
         if self.chat:
-            body = {"message": {"role": "assistant", "content": choice.text}}
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+            if choice.calls:
+                message["content"] = choice.text or None
+                message["tool_calls"] = list(map(_call, choice.calls))
+            body = {"message": message}
         logprobs = self._logprobs(choice.logprobs)
         return {"index": choice.index, **body, "logprobs": logprobs, "finish_reason": choice.finish}
 
@@ -159,6 +184,19 @@ class Answer:
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self.token_text(token), "logprob": logprob, "bytes": list(self.token_bytes(token))}
+
+
+def _call(call: CallPiece) -> dict[str, Any]:
+    """A call as a whole answer has it."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_piece(piece: CallPiece) -> dict[str, Any]:
+    """A new call, or more arguments of one, as a chunk has it."""
+    if piece.name is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    return {"index": piece.index, **_call(piece)}
 
 
 def usage(choices: list[Choice]) -> dict[str, Any]:

@@ -73,6 +73,8 @@ async def take_over(
         job.history = await asyncio.to_thread(core.replay, job.prompt, job.params, choice.tokens)
         if core.is_over(job.history, job.params):
             raise BadRequest("these tokens end the answer already", param="choices")
+        if job.choice.reader is not None:
+            job.choice.reader.feed(job.history.text)  # what it shows is with the client
         if answer.wants_logprobs and not answer.chat:
             job.choice.text_offset = sum(len(answer.token_text(token)) for token in choice.tokens)
     jobs[0].choice.cached_tokens = asked.cached_tokens

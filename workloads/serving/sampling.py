@@ -35,6 +35,8 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    visible: frozenset[int] = frozenset()
+    """Special tokens whose text is needed whatever `skip_special_tokens` says: the marks of tool calls."""
     include_stop_text: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

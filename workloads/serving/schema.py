@@ -19,8 +19,8 @@ MAX_PASSES = 50
 _SIMPLE_TYPES = frozenset({"null", "boolean", "integer", "number", "string"})
 
 
-def check_schema(schema: object, param: str) -> None:
-    """Raises BadRequest for a schema that is too large or that no finite value fits."""
+def check_schema(schema: object, param: str) -> int:
+    """How many parts a schema has. Raises BadRequest for one that is too large or that no finite value fits."""
     if not isinstance(schema, dict | bool):
         raise BadRequest(f"{param} must be a JSON schema: an object, not {shown(schema)}", param=param)
     parts = _parts(schema)
@@ -33,7 +33,7 @@ def check_schema(schema: object, param: str) -> None:
             if id(part) not in finite and _is_finite(part, schema, finite):
                 finite.add(id(part))
         if isinstance(schema, bool) or id(schema) in finite:
-            return
+            return len(parts)
         if len(finite) == before:
             break
     raise BadRequest(

@@ -222,7 +222,7 @@ class Server:
             body, resumed = parse(await _json(request))
             self._check_model(body.wanted.model)
             loaded, terms = self._loaded(), self._terms(request)
-            jobs = await prepare(body, loaded, terms)
+            jobs = await prepare(body, request_id, loaded, terms)
             answer = envelope(body, request_id, body.wanted.model, loaded, terms)
             headers = {REQUEST_ID_HEADER: request_id}
             if terms is not None:
