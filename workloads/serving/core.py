@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import torch
 from tokenizers import Tokenizer
 
 from busbar.workloads.serving.budget import step_budget
@@ -20,12 +21,13 @@ from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex
 from busbar.workloads.serving.history import History, replay
 from busbar.workloads.serving.metrics import Metrics
+from busbar.workloads.serving.pooling import Pool
 from busbar.workloads.serving.prefix import salt_of
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.sampler import Draw, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
 from busbar.workloads.serving.scheduler import Scheduler
-from busbar.workloads.serving.sequence import Sequence, Step
+from busbar.workloads.serving.sequence import Chunk, Pooling, Sequence, Step
 from busbar.workloads.serving.speed import Speed
 from busbar.workloads.serving.text import special_tokens
 from busbar.workloads.serving.vocabulary import Vocabulary
@@ -50,6 +52,8 @@ class Delta:
     """With `error`: the request is to blame, and would fail everywhere."""
     cached: int = 0
     """Prompt tokens that were in the prefix cache."""
+    vector: tuple[float, ...] | None = None
+    """Of a text that was to become one; not normalised."""
 
 
 LEAST_PROMPT_TOKENS = 32
@@ -69,6 +73,8 @@ class Live:
     joined_s: float | None = None
     first_s: float | None = None
     last_s: float | None = None
+    pool: Pool = field(default_factory=Pool)
+    """Of a text that is to become a vector."""
 
     @property
     def sampled(self) -> int:
@@ -181,19 +187,25 @@ class EngineCore:
         if history is not None:
             sequence.tokens += history.tokens
             sequence.charged = len(prompt)
-        self.scheduler.add(sequence)
-        self.requests_total += 1
-        live = Live(
-            id=request_id,
-            params=params,
-            sequence=sequence,
-            history=history or self.replay(prompt, params, []),
-            randomness=Randomness() if params.seed is None else Randomness(params.seed),
-            arrived_s=arrived_s,
+        self._enter(request_id, params, sequence, history, arrived_s)
+
+    def embed(
+        self,
+        request_id: str,
+        tokens: list[int],
+        pooling: Pooling,
+        arrived_s: float,
+        owner: Owner = NOBODY,
+        cache_salt: str = "",
+    ) -> None:
+        """Queues a text that is to become a vector; `admissible` has passed it."""
+        # The mean needs every token's state, which a cached block does not have: nobody shares these blocks.
+        alone = (f"mean {self.requests_total}",) if pooling is Pooling.MEAN else ()
+        salt = salt_of(owner.tenant, cache_salt, *alone)
+        sequence = Sequence(
+            self.requests_total, list(tokens), len(tokens), owner=owner, salt=salt, pooling=pooling
         )
-        self._live[request_id] = live
-        self._of[sequence] = live
-        self._gauges()
+        self._enter(request_id, SamplingParams(), sequence, None, arrived_s)
 
     def cancel(self, request_id: str) -> bool:
         """Drops a request and frees its blocks. Harmless for one that has ended."""
@@ -215,15 +227,15 @@ class EngineCore:
             self.metrics.preemptions.inc(len(step.preempted))
         if not step.chunks:
             return []
-        sequences, logits = self.runner.run(step)
-        lives = [self._of[s] for s in sequences]
+        outcome = self.runner.run(step)
+        lives = [self._of[s] for s in outcome.sequences]
         failed: dict[Live, str] = {}
-        found = sample(logits, [self._draw(live, failed) for live in lives]) if lives else []
+        found = sample(outcome.logits, [self._draw(live, failed) for live in lives]) if lives else []
         tokens = [each.token for each in found]
-        self.scheduler.commit(step, dict(zip(sequences, tokens, strict=True)))
+        self.scheduler.commit(step, dict(zip(outcome.sequences, tokens, strict=True)))
         now = self._clock()
         self._record(step, now - began)
-        deltas = []
+        deltas = [self._vector(self._of[chunk.sequence], now) for chunk in self._pool(outcome.states)]
         for live, each in zip(lives, found, strict=True):
             if live in failed:
                 self._end(live, "abort", now)
@@ -244,6 +256,41 @@ class EngineCore:
         return [live.id for live in lives]
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _enter(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        sequence: Sequence,
+        history: History | None,
+        arrived_s: float,
+    ) -> None:
+        self.scheduler.add(sequence)
+        self.requests_total += 1
+        live = Live(
+            id=request_id,
+            params=params,
+            sequence=sequence,
+            history=history or self.replay(sequence.tokens, params, []),
+            randomness=Randomness() if params.seed is None else Randomness(params.seed),
+            arrived_s=arrived_s,
+        )
+        self._live[request_id] = live
+        self._of[sequence] = live
+        self._gauges()
+
+    def _pool(self, states: Tokens[tuple[Chunk, torch.Tensor]]) -> list[Chunk]:
+        """Adds hidden states to their texts; the chunks with which a text is complete."""
+        for chunk, found in states:
+            self._of[chunk.sequence].pool.add(chunk, found)
+        return [chunk for chunk, _ in states if chunk.completes]
+
+    def _vector(self, live: Live, now: float) -> Delta:
+        """The end of a text that has become a vector."""
+        live.first_s = now
+        self.metrics.prompt_tokens.inc(live.sequence.prompt_len)
+        self._end(live, "stop", now)
+        return Delta(live.id, "", finish="stop", cached=live.sequence.cached, vector=live.pool.vector())
 
     def _budget(self) -> int:
         scheduler = self.scheduler

@@ -18,11 +18,12 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.core import Delta, EngineCore
 from busbar.workloads.serving.errors import Overloaded, ServingError
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.history import History
 from busbar.workloads.serving.sampling import SamplingParams
+from busbar.workloads.serving.sequence import Pooling
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.loader import Loaded
@@ -114,14 +115,26 @@ class Engine:
         history: History | None = None,
     ) -> Stream:
         """Hands a request to the thread. It has passed `EngineCore.admissible`; see `EngineCore.submit`."""
-        if self.state is not EngineState.READY or self.loaded is None:
-            raise self.unavailable()
-        if request_id in self._streams:
-            raise ValueError(f"request id {request_id} is in use")
-        core, arrived = self.loaded.core, self._clock()
-        stream = self._streams[request_id] = Stream(request_id)
-        self._inbox.put(lambda: core.submit(request_id, prompt, params, arrived, owner, cache_salt, history))
-        return stream
+        return self._open(
+            request_id,
+            lambda core, arrived: core.submit(
+                request_id, prompt, params, arrived, owner, cache_salt, history
+            ),
+        )
+
+    def open_embedding(
+        self,
+        request_id: str,
+        tokens: list[int],
+        pooling: Pooling,
+        owner: Owner = NOBODY,
+        cache_salt: str = "",
+    ) -> Stream:
+        """As `open`, for a text that is to become a vector; see `EngineCore.embed`."""
+        return self._open(
+            request_id,
+            lambda core, arrived: core.embed(request_id, tokens, pooling, arrived, owner, cache_salt),
+        )
 
     def close(self, stream: Stream) -> None:
         """The client has disconnected: cancels the request if it still runs. Otherwise no effect."""
@@ -138,6 +151,16 @@ class Engine:
         if self.loaded is not None:
             core = self.loaded.core
             self._inbox.put(lambda: self._fail_streams(core.abandon(), reason, leaving=True))
+
+    def _open(self, request_id: str, submit: Callable[[EngineCore, float], None]) -> Stream:
+        if self.state is not EngineState.READY or self.loaded is None:
+            raise self.unavailable()
+        if request_id in self._streams:
+            raise ValueError(f"request id {request_id} is in use")
+        core, arrived = self.loaded.core, self._clock()
+        stream = self._streams[request_id] = Stream(request_id)
+        self._inbox.put(lambda: submit(core, arrived))
+        return stream
 
     def unavailable(self) -> Overloaded:
         """Why a request cannot be taken now."""

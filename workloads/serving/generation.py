@@ -97,14 +97,14 @@ async def prepare(
     return jobs
 
 
-async def encode(loaded: Loaded, text: str, special: bool) -> list[int]:
+async def encode(loaded: Loaded, text: str, special: bool, param: str = "prompt") -> list[int]:
     """Tokens of a text; BadRequest when it is no text or far too long."""
     if len(text) > 64 * loaded.core.max_model_len:
-        raise BadRequest(f"the prompt of {len(text)} characters is too long for this model", param="prompt")
+        raise BadRequest(f"the {param} of {len(text)} characters is too long for this model", param=param)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadRequest(f"the text is not valid Unicode: {error.reason}", param="prompt") from error
+        raise BadRequest(f"the text is not valid Unicode: {error.reason}", param=param) from error
     tokenizer = loaded.core.tokenizer
     if len(text) > LONG_TEXT:
         coded = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
@@ -148,7 +148,7 @@ async def collect(streams: list[Stream], jobs: list[Job]) -> None:
     """Reads every stream to its end into its job's choice."""
     for stream, job in zip(streams, jobs, strict=True):
         while job.choice.finish is None:
-            job.choice.take(_sound(await stream.next()))
+            job.choice.take(sound(await stream.next()))
 
 
 async def send_stream(
@@ -216,19 +216,19 @@ async def _send_all(
             for stream, choice in zip(streams, running, strict=True):
                 group.create_task(_send_choice(response, stream, choice, choices, answer))
     except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
+        raise first_error(errors) from errors
 
 
 async def _send_choice(
     response: web.StreamResponse, stream: Stream, choice: Choice, choices: list[Choice], answer: Answer
 ) -> None:
     while choice.finish is None:
-        choice.take(_sound(await stream.next()))
+        choice.take(sound(await stream.next()))
         if choice.has_news:
             await response.write(answer.chunk(choice, choices))
 
 
-def _sound(delta: Delta) -> Delta:
+def sound(delta: Delta) -> Delta:
     """Raises what an engine that failed, or leaves, says instead of a token."""
     if delta.error is not None and delta.refused:
         raise BadRequest(delta.error)
@@ -237,7 +237,7 @@ def _sound(delta: Delta) -> Delta:
     return delta
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

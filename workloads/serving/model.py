@@ -35,6 +35,8 @@ class Batch:
     """For an attention back end that takes gathered contexts; empty with a `plan`."""
     sample_rows: torch.Tensor
     """[n] int64: rows whose logits are wanted; at least MIN_ROWS, repeated if need be."""
+    pool_rows: torch.Tensor | None = None
+    """[m] int64: rows whose hidden states are wanted."""
     plan: BlockPlan | None = None
     """For attention that reads blocks in place."""
 
@@ -62,18 +64,23 @@ class Decoder:
         self._scale = arch.head_dim**-0.5
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
-        """Logits [n, vocabulary] float32 of the sample rows; the cache gains every row's k and v."""
+    def forward(self, batch: Batch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits [n, vocabulary] float32 of the sample rows, hidden states [m, hidden] of the pool rows); the cache
+        gains every row's k and v."""
         x = F.embedding(batch.tokens, self.weights.embedding)
         cos = self._cos[batch.positions][:, None]
         sin = self._sin[batch.positions][:, None]
         last = len(self.weights.layers) - 1
+        wanted, count = batch.sample_rows, len(batch.sample_rows)
+        if batch.pool_rows is not None:
+            wanted = torch.cat((wanted, batch.pool_rows))
         for index, layer in enumerate(self.weights.layers):
             x = x + self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, batch, cache)
-            if index == last:  # the rest is needed only where a token is sampled
-                x = x[batch.sample_rows]
+            if index == last:  # the rest is needed only where a token is sampled, or a state wanted
+                x = x[wanted]
             x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
-        return self.weights.head(self._norm(x, self.weights.norm)).float()
+        x = self._norm(x, self.weights.norm)
+        return self.weights.head(x[:count]).float(), x[count:]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.fixed_order:

@@ -93,13 +93,15 @@ class ChatBody:
 
 
 def parse_completion(body: object) -> CompletionBody:
-    fields = _fields(body, SHARED_FIELDS | {"prompt"})
+    fields = known_fields(body, SHARED_FIELDS | {"prompt"})
     logprobs = _integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
-    return CompletionBody(_wanted(fields, logprobs), _prompts(fields.get("prompt")))
+    return CompletionBody(
+        _wanted(fields, logprobs), parse_prompts(fields.get("prompt"), "prompt", MAX_PROMPTS)
+    )
 
 
 def parse_chat(body: object) -> ChatBody:
-    fields = _fields(body, SHARED_FIELDS | CHAT_FIELDS | TOOL_FIELDS)
+    fields = known_fields(body, SHARED_FIELDS | CHAT_FIELDS | TOOL_FIELDS)
     if fields.get("max_completion_tokens") is not None:
         fields["max_tokens"] = fields["max_completion_tokens"]
     wants = _boolean(fields, "logprobs", False)
@@ -143,7 +145,7 @@ class TokenizeBody:
 def parse_tokenize(body: object) -> TokenizeBody:
     known = {"model", "prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens"}
     known |= {"return_token_strs"}
-    fields = _fields(body, known)
+    fields = known_fields(body, known)
     prompt, messages = fields.get("prompt"), fields.get("messages")
     if (prompt is None) is (messages is None):
         raise BadRequest("give either prompt or messages", param="prompt")
@@ -162,7 +164,7 @@ def parse_tokenize(body: object) -> TokenizeBody:
 
 def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
     """(model, tokens)."""
-    fields = _fields(body, {"model", "tokens"})
+    fields = known_fields(body, {"model", "tokens"})
     return _optional_model(fields), _token_list(fields.get("tokens"), "tokens")
 
 
@@ -186,7 +188,8 @@ def _template_arguments(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return arguments
 
 
-def _fields(body: object, known: frozenset[str] | set[str]) -> dict[str, Any]:
+def known_fields(body: object, known: frozenset[str] | set[str]) -> dict[str, Any]:
+    """The fields that are given; raises BadRequest for one that is not known."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     for name, value in body.items():
@@ -239,9 +242,6 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
     )
     include_usage = _boolean(options, "include_usage", False)
     continuous_usage = _boolean(options, "continuous_usage_stats", False)
-    salt = fields.get("cache_salt", "")
-    if not isinstance(salt, str) or len(salt) > 256:
-        raise BadRequest("cache_salt must be a text of up to 256 characters", param="cache_salt")
     n = _integer(fields, "n", 1, MAX_CHOICES) or 1
     return Wanted(
         model,
@@ -250,7 +250,7 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         stream,
         include_usage,
         n,
-        salt,
+        parse_salt(fields),
         continuous_usage,
         _allowed_tokens(fields.get("allowed_token_ids")),
         _bad_words(fields.get("bad_words", [])),
@@ -258,19 +258,27 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
     )
 
 
-def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+def parse_salt(fields: Mapping[str, Any]) -> str:
+    salt = fields.get("cache_salt", "")
+    if not isinstance(salt, str) or len(salt) > 256:
+        raise BadRequest("cache_salt must be a text of up to 256 characters", param="cache_salt")
+    return salt
+
+
+def parse_prompts(value: object, name: str, most: int) -> tuple[str | tuple[int, ...], ...]:
+    """Texts, or the tokens of texts."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
         if all(_is_integer(v) for v in value):
-            return (tuple(_token_list(value, "prompt")),)
-        if len(value) > MAX_PROMPTS:
-            raise BadRequest(f"at most {MAX_PROMPTS} prompts in one request", param="prompt")
+            return (tuple(_token_list(value, name)),)
+        if len(value) > most:
+            raise BadRequest(f"{name} has {len(value)} texts; at most {most} are served", param=name)
         if all(isinstance(v, str) for v in value):
             return tuple(value)
         if all(isinstance(v, list) for v in value):
-            return tuple(tuple(_token_list(v, "prompt")) for v in value)
-    raise BadRequest("prompt must be text, a list of texts, tokens, or a list of token lists", param="prompt")
+            return tuple(tuple(_token_list(v, name)) for v in value)
+    raise BadRequest(f"{name} must be text, a list of texts, tokens, or a list of token lists", param=name)
 
 
 def _stops(value: object) -> tuple[str, ...]:

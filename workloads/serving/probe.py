@@ -170,7 +170,8 @@ def _logits(
         if restart and len(rows) == decode - 1:
             watched[0].computed, restart = 0, False
         step = scheduler.plan()
-        sequences, logits = runner.run(step)
+        outcome = runner.run(step)
+        sequences, logits = outcome.sequences, outcome.logits
         scheduler.commit(step, dict.fromkeys(sequences, 0))
         rows += [logits[i].clone() for i, s in enumerate(sequences) if s is watched[0]]
         for sequence in sequences:

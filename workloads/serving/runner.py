@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from busbar.workloads.serving.attention import MIN_ROWS, Span, padded_columns
@@ -14,6 +16,18 @@ from busbar.workloads.serving.sequence import Chunk, Sequence, Step
 MINUS_INFINITY = float("-inf")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a step has computed."""
+
+    sequences: list[Sequence]
+    """Those that get a token."""
+    logits: torch.Tensor
+    """[n, vocabulary] float32, of that token."""
+    states: list[tuple[Chunk, torch.Tensor]]
+    """Hidden states of chunks whose text is to become a vector."""
+
+
 class Runner:
     """A decoder with its KV cache."""
 
@@ -22,14 +36,16 @@ class Runner:
         self.cache = cache
         self.in_place = not decoder.fixed_order
 
-    def run(self, step: Step) -> tuple[list[Sequence], torch.Tensor]:
-        """Sequences that reached their end, and the logits [n, vocabulary] of their next token."""
-        batch, samplers = self.batch(step)
-        logits = self.decoder.forward(batch, self.cache)
-        return samplers, logits[: len(samplers)]
+    def run(self, step: Step) -> Outcome:
+        """Computes a step."""
+        batch, samplers, pooled = self.batch(step)
+        logits, states = self.decoder.forward(batch, self.cache)
+        parts = torch.split(states, [chunk.pooled for chunk in pooled]) if pooled else ()
+        return Outcome(samplers, logits[: len(samplers)], list(zip(pooled, parts, strict=True)))
 
-    def batch(self, step: Step) -> tuple[Batch, list[Sequence]]:
-        """Decoding rows first, by context length; then each prompt chunk; then padding."""
+    def batch(self, step: Step) -> tuple[Batch, list[Sequence], list[Chunk]]:
+        """(rows, sequences that sample, chunks that are pooled): decoding rows first, by context length; then each
+        prompt chunk; then padding."""
         size, device = self.cache.shape.block_tokens, self.cache.device
         singles = sorted((c for c in step.chunks if c.count == 1), key=lambda c: c.start)
         longer = [c for c in step.chunks if c.count > 1]
@@ -38,6 +54,8 @@ class Runner:
         blocks: list[int] = []
         samplers: list[Sequence] = []
         sample_rows: list[int] = []
+        pooled: list[Chunk] = []
+        pool_rows: list[int] = []
         for chunk in (*singles, *longer):
             sequence, end = chunk.sequence, chunk.start + chunk.count
             tokens += sequence.tokens[chunk.start : end]
@@ -46,6 +64,9 @@ class Runner:
             if chunk.samples:
                 samplers.append(sequence)
                 sample_rows.append(len(tokens) - 1)
+            elif chunk.pooled:
+                pooled.append(chunk)
+                pool_rows += range(len(tokens) - chunk.pooled, len(tokens))
         spans: list[Span] = []
         plan = None
         if self.in_place:
@@ -67,9 +88,11 @@ class Runner:
                 slot_index=self.cache.slot_index(torch.tensor(blocks, device=device), where % size),
                 spans=tuple(spans),
                 sample_rows=torch.tensor(sample_rows, device=device),
+                pool_rows=torch.tensor(pool_rows, device=device) if pool_rows else None,
                 plan=plan,
             ),
             samplers,
+            pooled,
         )
 
     def _decode_spans(self, chunks: list[Chunk]) -> list[Span]:

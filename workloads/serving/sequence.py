@@ -14,6 +14,15 @@ class State(StrEnum):
     FINISHED = "Finished"
 
 
+class Pooling(StrEnum):
+    """How a text becomes one vector."""
+
+    LAST = "last"
+    """The last token's hidden state."""
+    MEAN = "mean"
+    """The mean over all tokens."""
+
+
 @dataclass(eq=False)
 class Sequence:
     """One request's tokens and blocks."""
@@ -43,6 +52,8 @@ class Sequence:
     """Tokens whose computing was charged to the owner already."""
     resumed: bool = False
     """It began on another replica, which charged and counted its prompt."""
+    pooling: Pooling | None = None
+    """A vector is wanted, and no further token."""
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
@@ -61,9 +72,21 @@ class Chunk:
     count: int
 
     @property
+    def completes(self) -> bool:
+        """Whether it reaches the end of the tokens."""
+        return self.start + self.count == len(self.sequence.tokens)
+
+    @property
     def samples(self) -> bool:
         """Only the chunk that reaches the end of the tokens yields a new one."""
-        return self.start + self.count == len(self.sequence.tokens)
+        return self.completes and self.sequence.pooling is None
+
+    @property
+    def pooled(self) -> int:
+        """How many of its tokens, at its end, have a hidden state that is wanted."""
+        if self.sequence.pooling is Pooling.MEAN:
+            return self.count
+        return int(self.completes and self.sequence.pooling is Pooling.LAST)
 
 
 @dataclass(frozen=True)

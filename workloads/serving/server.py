@@ -1,7 +1,8 @@
 """The HTTP face: OpenAI routes, probes, metrics, status and drain, on one aiohttp loop.
 
     GET  /health /ready                                                        open to all
-    GET  /v1/models /v1/models/{id}  POST /v1/completions /v1/chat/completions  the bearer for inference
+    GET  /v1/models /v1/models/{id}                                            the bearer for inference
+    POST /v1/completions /v1/chat/completions /v1/embeddings                   the same
     POST /tokenize /detokenize /resume                                         the same
     GET  /status /metrics /load /version                                       the bearer for reading
     POST /drain                                                                the bearer for commands
@@ -22,7 +23,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from math import inf
 from typing import Any
 
@@ -36,6 +37,7 @@ from busbar.kube.contracts.streams import (
     StreamTerms,
 )
 from busbar.kube.contracts.workload import KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER, ServingStatus
+from busbar.workloads.serving import embeddings
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
     LONGEST_SHOWN,
@@ -102,6 +104,7 @@ class Server:
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{id:.+}", self.model),
                 *(web.post(path, self.generate) for path in PARSERS),
+                web.post(embeddings.PATH, self.embed),
                 web.post(RESUME_PATH, self.resume),
                 web.post("/tokenize", self.tokenize),
                 web.post("/detokenize", self.detokenize),
@@ -183,6 +186,17 @@ class Server:
             raise Unauthorized("only a caller with a bearer may resume a stream, and this server has none")
         return await self._generate(request, parse_resume)
 
+    async def embed(self, request: web.Request) -> web.Response:
+        request_id = _request_id(request)
+        with self._in_hand():
+            body = embeddings.parse_embeddings(await _json(request))
+            self._check_model(body.model)
+            texts = await embeddings.tokens_of(body, self._loaded())
+            name = f"{request_id}/{next(self._numbers)}"
+            vectors = await embeddings.vectors_of(self.engine, name, texts, body, self._owner(request))
+            answer = await asyncio.to_thread(embeddings.answer, body, texts, vectors)
+            return web.json_response(answer, headers={REQUEST_ID_HEADER: request_id})
+
     async def tokenize(self, request: web.Request) -> web.Response:
         loaded = self._loaded()
         body = parse_tokenize(await _json(request))
@@ -215,10 +229,7 @@ class Server:
 
     async def _generate(self, request: web.Request, parse: Callable[[object], Asked]) -> web.StreamResponse:
         request_id, began = _request_id(request), time.monotonic()
-        self._admit()  # before anything else: a replica that leaves says 503 to all, so that clients try others
-        self._generating += 1  # from here on a drain waits for this request, also while its body arrives
-        self.quiet.clear()
-        try:
+        with self._in_hand():
             body, resumed = parse(await _json(request))
             self._check_model(body.wanted.model)
             loaded, terms = self._loaded(), self._terms(request)
@@ -260,6 +271,15 @@ class Server:
                 },
             )
             return response
+
+    @contextlib.contextmanager
+    def _in_hand(self) -> Iterator[None]:
+        """Around a request for the engine: from its first line on, also while its body arrives, a drain waits for it."""
+        self._admit()  # before anything else: a replica that leaves says 503 to all, so that clients try others
+        self._generating += 1
+        self.quiet.clear()
+        try:
+            yield
         finally:
             self._generating -= 1
             if self._generating == 0:
