@@ -1,4 +1,4 @@
-"""The public port: the OpenAI routes, /health and /ready.
+"""The public port: the OpenAI routes, /tokenize and /detokenize, /health and /ready.
 
 Every answer is JSON that an OpenAI client understands, errors too. A handler identifies the key (`keys`), parses the
 request (this module), finds the service (`routes`), and then forwards the request (`proxy`).
@@ -39,6 +39,8 @@ _ARRIVED = web.RequestKey("arrived", float)
 _SERVICE = web.RequestKey("service", str)
 _KEY_ID = web.RequestKey("key_id", str)
 BODY_S = 60.0
+MODEL_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+"""What goes on to a replica, found by the body's `model`."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -63,8 +65,8 @@ class PublicPort:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._model)
-        app.router.add_post("/v1/completions", self._complete)
-        app.router.add_post("/v1/chat/completions", self._complete)
+        for path in MODEL_PATHS:
+            app.router.add_post(path, self._complete)
         return app
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -116,7 +118,7 @@ class PublicPort:
     @web.middleware
     async def _account(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Give the request an id, count it, log one line about it."""
-        if not request.path.startswith("/v1/"):
+        if not request.path.startswith("/v1/") and request.path not in MODEL_PATHS:
             return await handler(request)
         request[_ID] = f"req-{uuid.uuid4().hex}"
         request[_ARRIVED] = started = time.monotonic()

@@ -35,8 +35,8 @@ Ask = tuple[str, dict[str, Any]]
 
 
 def asks(max_tokens: int) -> list[Ask]:
-    """Greedy, seeded, penalised and constrained requests to both routes, some with stop strings, logprobs or
-    several choices."""
+    """Greedy, seeded, penalised and constrained requests to both routes, some with stop strings, logprobs, a grammar
+    or several choices."""
     shared = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
     shared["max_tokens"] = max_tokens
     code = "/v1/completions", {**shared, "prompt": "def add(a, b):\n"}
@@ -51,6 +51,7 @@ def asks(max_tokens: int) -> list[Ask]:
             {"temperature": 0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
             {"seed": 9, "n": 2},
             {"seed": 11, "allowed_token_ids": list(range(20, 300)), "bad_words": ["a", "re", "zq"]},
+            {"seed": 12, "guided_regex": "([a-f]{1,9} é?[0-9]){400}"},
             {"seed": 10, "logprobs": True, "top_logprobs": 2} if path.endswith("chat/completions")
             else {"seed": 10, "logprobs": 2},
         )

@@ -131,6 +131,8 @@ class Engine(Server):
         app = web.Application(client_max_size=REPLICA_REQUEST_BYTES)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
+        for path in ("/v1/embeddings", "/tokenize", "/detokenize"):
+            app.router.add_post(path, self._complete)
         app.router.add_get("/health", self._health)
         if self.digest is not None:
             app.router.add_post(RESUME_PATH, self._complete)
@@ -480,6 +482,11 @@ class House:
     async def ask(self, model: str = "m", *, api_key: str | None = KEY_A, **fields: Any) -> tuple[int, Any]:
         """A whole request: (status, JSON)."""
         async with self.post({"model": model, "prompt": "hi", **fields}, api_key=api_key) as response:
+            return response.status, await response.json()
+
+    async def ask_at(self, path: str, model: str = "m", **fields: Any) -> tuple[int, Any]:
+        """A whole request to another path: (status, JSON)."""
+        async with self.post({"model": model, **fields}, path=path) as response:
             return response.status, await response.json()
 
     async def stream(self, model: str = "m", *, api_key: str = KEY_A, **fields: Any) -> list[Any]:

@@ -52,6 +52,58 @@ async def test_two_own_services_with_one_model_id_must_be_named_in_full(house: H
     assert (await house.ask("team-a/y"))[0] == 200
 
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"ü": {"enum": [1, 1.5, None]}}},
+    },
+}
+UNTOUCHED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [], "tools": [TOOL], "tool_choice": "required", "n": 2}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "tool", "tool_call_id": "1", "content": "é"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}},
+        },
+    ),
+    ("/v1/completions", {"prompt": "x", "guided_regex": "a\\.b", "structured_outputs": {"choice": ["a"]}}),
+    ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "truncate": -1}),
+    ("/tokenize", {"prompt": "a b"}),
+    ("/detokenize", {"tokens": [1, 2]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), UNTOUCHED, ids=[f"{i}{row[0]}" for i, row in enumerate(UNTOUCHED)])
+async def test_what_the_gateway_does_not_read_reaches_any_model_server_untouched(
+    house: House, path: str, body: dict[str, Any]
+) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine, modelId="org/m"))
+    assert (await house.ask_at(path, "team-a/m", **body))[0] == 200
+    assert engine.bodies == [{"model": "org/m", **body}]
+    if path.endswith("completions"):
+        async with house.post({"model": "org/m", "stream": True, **body}, path=path) as response:
+            assert response.status == 200
+            await response.read()
+        sent = engine.bodies[-1]
+        del sent["stream_options"]
+        assert sent == {"model": "org/m", "stream": True, **body}
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize", "/detokenize"])
+async def test_every_route_to_a_model_wants_a_key_and_a_model(house: House, path: str) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    async with house.post({"model": "m"}, api_key="bb_wrong", path=path) as response:
+        assert response.status == 401
+    assert (await house.ask_at(path, model="other"))[0] == 404
+    async with house.post({}, path=path) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "model")
+    assert not engine.bodies
+
+
 async def models(house: House, api_key: str) -> list[str]:
     assert house.session is not None
     headers = {"Authorization": f"Bearer {api_key}"}

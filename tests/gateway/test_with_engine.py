@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import APIError, AsyncOpenAI
+from openai import APIError, AsyncOpenAI, BadRequestError
 from tests.gateway.parts import KEY_A, House, route, text_of
 from tests.serving.processes import Running, serving
 
@@ -39,6 +40,8 @@ def client(house: House) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=house.public + "/v1", api_key=KEY_A, max_retries=0)
 
 
+AMBIGUOUS = 'start: e\ne: e e | e e e | "a" | "b"'
+"""Takes more time with every token."""
 ASK: dict[str, Any] = {
     "model": "m",
     "prompt": "def add(a, b):",
@@ -69,6 +72,56 @@ async def test_completions_streams_and_usage_of_the_real_engine(house: House, mo
             3 * whole.usage.prompt_tokens,
             3 * whole.usage.completion_tokens,
         )
+
+
+async def test_schemas_vectors_and_tokens_of_the_real_engine(house: House, model: Path) -> None:
+    with serving(model, "--model-id", "m", token="secret") as engine:
+        await house.publish(at(engine))
+        schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        strict = {"additionalProperties": False} | schema
+        form["json_schema"]["schema"] = strict
+        chat: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "seed": 1}
+        async with client(house) as openai:
+            whole = await openai.chat.completions.create(**chat, max_tokens=90, response_format=form)
+            stream = await openai.chat.completions.create(
+                **chat, max_tokens=90, response_format=form, stream=True
+            )
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == whole.choices[0].message.content
+            assert json.loads(text)["a"] in (1, 2)
+            found = await openai.embeddings.create(model="m", input=["def add", "x"])
+            assert [len(each.embedding) for each in found.data] == [64, 64]
+            with pytest.raises(BadRequestError) as caught:
+                await openai.embeddings.create(model="m", input=[])
+            assert caught.value.param == "input"
+            wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+            with pytest.raises(BadRequestError, match="no finite value"):
+                await openai.chat.completions.create(**chat, response_format=wrong)
+            with pytest.raises(APIError, match="too complex"):
+                [
+                    chunk
+                    async for chunk in await openai.completions.create(
+                        model="m",
+                        prompt="x",
+                        max_tokens=400,
+                        stream=True,
+                        logit_bias={"0": -100},
+                        extra_body={"guided_grammar": AMBIGUOUS},
+                    )
+                ]
+        status, tokens = await house.ask_at("/tokenize", prompt="def add")
+        assert (status, tokens["count"]) == (200, len(tokens["tokens"]))
+        status, text = await house.ask_at("/detokenize", tokens=tokens["tokens"])
+        assert (status, text) == (200, {"prompt": "def add"})
+        await house.api.wait_for(4)  # what has no tokens is not recorded
+        assert whole.usage is not None
+        records = [house.api.records[name] for name in sorted(house.api.records)]
+        counts = [(record["promptTokens"], record["completionTokens"]) for record in records]
+        answer = (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+        assert counts[:3] == [answer, answer, (found.usage.prompt_tokens, 0)]
+        assert 0 < counts[3][1] < 400, "what came before the error"
+        assert engine.status()["kvBlocksFree"] == engine.status()["kvBlocksTotal"]
 
 
 async def test_no_request_fails_while_one_of_two_engines_drains_and_leaves(house: House, model: Path) -> None:
