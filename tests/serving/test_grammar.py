@@ -345,9 +345,17 @@ async def test_without_the_package_a_grammar_is_refused_with_what_to_install(
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
+    grammars.prepare()
     with pytest.raises(BadRequest, match=r"pip install 'busbar\[grammar\]'") as caught:
         await grammars.get(regex_of("a"))
     assert caught.value.param == "guided_regex"
+
+
+async def test_a_model_without_an_end_token_has_no_grammars() -> None:
+    grammars = Grammars(Vocabulary(make_tokenizer()), VOCAB, frozenset(), frozenset({EOS}))
+    grammars.prepare()
+    with pytest.raises(BadRequest, match="no end token"):
+        await grammars.get(regex_of("a"))
 
 
 def test_only_the_latest_grammars_are_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     torch.set_num_threads(settings.threads or usable_processors())
     weights = load_weights(settings.model_dir, arch, device, weight_dtype)
     core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
+    core.grammars.prepare()
     return Loaded(
         core=core,
         arch=arch,
