@@ -166,7 +166,7 @@ def test_a_limit_is_reported_where_what_it_allows_is_too_large() -> None:
 
 def test_of_several_pools_of_a_type_the_largest_is_reported() -> None:
     snapshot = cluster(job("x", size=8, pods=4, accelerators=("H100",)), H100=1, New=3)
-    pools = (snapshot.pools[0], replace(snapshot.pools[1], accelerator="H100"))
+    pools = (snapshot.pools[0], replace(snapshot.pools[1], accelerator="H100", price_per_hour=2.0))
     record = told(replace(snapshot, pools=pools))
     assert (record.requested, record.limit) == (32_000, 24_000)
     assert sentence(record).startswith("Needs 32 H100 in one pool, and the largest has 24.")
