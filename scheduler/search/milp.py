@@ -120,7 +120,12 @@ def _program(round_: Round, choices: list[_Choice]) -> highs.Program:
                 if assignment.job.run is not None:
                     stays.append((variable, 1.0))
         if choice.candidates:
-            program.row([(variable, 1.0) for variable, _ in choice.candidates], high=1.0)
+            kept = assignment.job.run is not None and round_.was_patient(assignment)
+            program.row(
+                [(variable, 1.0) for variable, _ in choice.candidates],
+                low=1.0 if kept else -math.inf,
+                high=1.0,
+            )
     shares: dict[str, list[tuple[int, float]]] = {}
     for key, terms in sorted(rows.items()):
         share = program.variable(0.0, 0.0, math.inf)

@@ -13,7 +13,8 @@ Who may be stopped for whom. Both jobs are in the same pool; the victim is preem
     too large for     training jobs of other tenants that are too large for their share as well and ran for a turn,
     its share         once the job has waited for its own
     any               training jobs of the same tenant and priority that ran min_run_s, if the value gained over
-                      the job's remaining time is `move_gain_factor` times the work lost
+                      the job's remaining time is `move_gain_factor` times the work lost; none larger than the job
+                      that has waited for its patience
 
 All rows but the last two may also take a place that such a job was given only in this round. Their elastic
 victims keep the pods that are not needed (`elastic.py`); if its tenant's fair share covers a victim in part,
@@ -403,6 +404,7 @@ def by_value(round_: Round, assignment: Assignment, candidate: Candidate, worth:
             or round_.priority(other.job) != round_.priority(assignment.job)
             or other.job.kind is not JobKind.TRAINING
             or not may_be_preempted_again(round_, other)
+            or (victim.amount_m > candidate.accelerators_m and round_.was_patient(other))
         ):
             continue
         cost = regret(round_, other, other.candidate) + charge(round_, other, hours)

@@ -44,7 +44,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from ..candidates.candidates import Candidate
-from ..candidates.value import remaining_s
 from ..fairness.quota import Right
 from ..model.plans import Action
 from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation
@@ -173,22 +172,12 @@ def _below_share(round_: Round, assignment: Assignment) -> bool:
 
 def _patient(round_: Round, assignment: Assignment) -> bool:
     """Whether the job has waited so long that smaller ones do not pass it any more."""
-    policy = round_.policy
-    if policy.patience <= 0 or assignment.job.kind is not JobKind.TRAINING:
-        return False
-    waited_s = round_.now - _waits_since_s(assignment.job)
-    return waited_s >= policy.patience * max(_expected_s(round_, assignment), policy.min_run_s)
+    return round_.outlasts(round_.now - _waits_since_s(assignment.job), assignment)
 
 
 def _waits_since_s(job: Job) -> float:
     moved = job.last_move_at_s
     return job.submitted_at_s if moved is None else max(job.submitted_at_s, moved)
-
-
-def _expected_s(round_: Round, assignment: Assignment) -> float:
-    """Expected duration at the job's best speed."""
-    left_s = remaining_s(assignment.job, assignment.option.best_speed)
-    return left_s if assignment.job.remaining_work is not None else max(left_s, round_.typical_run_s)
 
 
 def _refused(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
@@ -265,7 +254,7 @@ def _best(round_: Round, assignment: Assignment) -> Hold | None:
         hold = Collection(round_, assignment, candidate, {}, _patient(round_, assignment)).hold()
         if hold is not None:
             duration_s = (
-                _expected_s(round_, assignment) * assignment.option.best_speed / max(candidate.speed, 1e-12)
+                round_.expected_s(assignment) * assignment.option.best_speed / max(candidate.speed, 1e-12)
             )
             done_s = hold.start_s + duration_s
             if found is None or done_s < found[0] - 1e-6:

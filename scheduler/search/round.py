@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TypeVar, cast
 
 from ..candidates.candidates import Candidate
+from ..candidates.value import remaining_s
 from ..fairness.quota import Right
 from ..model.plans import MIN_DISRUPTION_BUDGET, RECLAIM_DECISION_FRACTION
 from ..model.snapshot import Job, JobId, JobKind, Placement, Snapshot
@@ -450,6 +451,26 @@ class Round:
         if self._typical_run_s is None:
             self._typical_run_s = max(self.policy.expected_run_s, self.state.mean_run_s(self.now))
         return self._typical_run_s
+
+    def expected_s(self, assignment: Assignment) -> float:
+        """How long the job still runs at its best speed; of unknown length: at least as long as is typical here."""
+        left_s = remaining_s(assignment.job, assignment.option.best_speed)
+        return left_s if assignment.job.remaining_work is not None else max(left_s, self.typical_run_s)
+
+    def outlasts(self, waited_s: float, assignment: Assignment) -> bool:
+        """Whether that is longer than a job's patience (`Policy.patience`)."""
+        policy = self.policy
+        if policy.patience <= 0 or assignment.job.kind is not JobKind.TRAINING:
+            return False
+        return waited_s >= policy.patience * max(self.expected_s(assignment), policy.min_run_s)
+
+    def was_patient(self, assignment: Assignment) -> bool:
+        """Whether a running job had waited for its patience when it started, or had been stopped meanwhile: smaller
+        ones of equal right do not pass it, and so do not take its place either."""
+        ran_s = self.now - assignment.started_at_s
+        if assignment.job.remaining_work is None and ran_s >= self.policy.expected_run_s:
+            return False
+        return self.outlasts(assignment.started_at_s - assignment.job.submitted_at_s, assignment)
 
     def recently_stopped(self, job: Job) -> bool:
         """Whether a waiting job was stopped in this round or within `min_run_s` before it."""

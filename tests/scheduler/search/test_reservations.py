@@ -139,6 +139,18 @@ def test_of_equal_rights_the_patient_larger_job_is_not_passed() -> None:
     assert started(result) == {f"f{i}" for i in range(8)}
 
 
+@pytest.mark.parametrize(("waited_h", "stopped"), [(1.5, True), (2.5, False)])
+def test_a_job_that_had_waited_for_its_patience_keeps_its_place(waited_h: float, stopped: bool) -> None:
+    """Smaller jobs of equal right do not take it by value, although each of them is worth more per accelerator."""
+    since = NOW - 0.1 * HOUR
+    runs = known(
+        "large", size=8, on=placed("H100", "H100-0000", size=8), since=since, saved=NOW,
+        submitted=since - waited_h * HOUR,
+    )  # fmt: skip
+    fresh = [known(f"f{i}", 0.2, size=4, submitted=NOW) for i in range(2)]
+    assert started(made(fast(cluster(runs, *fresh, H100=1)))) == ({"f0", "f1"} if stopped else set())
+
+
 def test_a_share_is_collected_on_whole_nodes() -> None:
     """b holds all; a is entitled to half, and its gang needs two whole nodes of four."""
     jobs = [held(f"b{i}", i % 4, 9, size=1, of="b") for i in range(32)]
