@@ -3,7 +3,7 @@
     python -m benchmarks.scheduling.kit gate t1 t3 t5 seeds decision openb reclaim --data DIR
 
 DIR contains `gavel/` and `alibaba_openb_2023/` with the layout of the public repositories (see README.md); `decision`,
-`reclaim`, `entitlements`, `scenarios`, `waiting` and `work_shares` need none of it. Every file contains the policy's hash, versions, the
+`reclaim`, `entitlements`, `oracle`, `scenarios`, `waiting` and `work_shares` need none of it. Every file contains the policy's hash, versions, the
 command and the commit; a row that misses its bar is marked.
 """
 
@@ -27,6 +27,7 @@ from benchmarks.scheduling import (
     learning,
     openb,
     openb_planner,
+    oracle,
     reclaim,
     scenarios,
     static_makespan,
@@ -167,11 +168,14 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "forecasts": forecasts.rows,
     "learning": lambda data: learning.rows(_t1(data), PHYSICAL),
     "scenarios": lambda data: scenarios.rows(),
+    "oracle": lambda data: oracle.rows(),
     "makespan": static_makespan.rows,
     "waiting": lambda data: waiting.rows(),
     "work_shares": lambda data: work_shares.rows(),
 }
-WITHOUT_DATA = frozenset({"decision", "entitlements", "reclaim", "scenarios", "waiting", "work_shares"})
+WITHOUT_DATA = frozenset(
+    {"decision", "entitlements", "oracle", "reclaim", "scenarios", "waiting", "work_shares"}
+)
 
 
 def main() -> None:
