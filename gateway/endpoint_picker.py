@@ -160,10 +160,10 @@ class EndpointPicker:
     def ended(
         self, service: ServiceRoute, progress: Progress, code: int, prompt_tokens: int, output_tokens: int
     ) -> None:
-        """Note what the client of a request saw, which a `visit` has announced."""
+        """Note what the client of a request saw, which a `visit` has announced, by the service's target of now."""
         state = self._services.get(service.key)
         if state is not None:
-            state.load.ended(progress, service.slo, code, (prompt_tokens, output_tokens), self._clock())
+            state.load.ended(progress, state.service.slo, code, (prompt_tokens, output_tokens), self._clock())
 
     async def enter(
         self, service: ServiceRoute, owner: Owner, deadline: float, *, again: bool = False
