@@ -117,7 +117,7 @@ EXPECTED: dict[str, Any] = {
         "attempt": 1,
         "restarts": 0,
         "lost": None,
-        "progress": {"step": 10, "totalSteps": 10, "loss": 1, "tokens": 100, "percent": 100},
+        "progress": {"step": 10, "totalSteps": 10, "loss": 1, "tokens": 100, "percent": 100, "badRows": 0},
         "conditions": [
             ("Ready", "True", "Succeeded"),
             ("Admitted", "True", "Succeeded"),
