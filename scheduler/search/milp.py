@@ -88,8 +88,8 @@ def _choices(round_: Round) -> list[_Choice]:
                 and not round_.recently_stopped(assignment.job)
             ):
                 found.append(_Choice(assignment, None, 0.0))
-        elif assignment.candidate is None or assignment.waits_for_release:
-            continue
+        elif assignment.candidate is None or assignment.waits_for_release or job in round_.claimed:
+            continue  # what others were stopped for keeps its place
         elif assignment.job.run is None:
             found.append(_Choice(assignment, assignment.candidate, 0.0))
         elif round_.movable(assignment) and assignment.started_at_s < round_.now:

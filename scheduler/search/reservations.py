@@ -336,6 +336,7 @@ def take(round_: Round) -> bool:
         if group.count and preempt(
             round_, assignment, hold.candidate, [group], by_right=True, inside=frozenset(hold.places)
         ):
+            round_.claimed.add(assignment.job.id)
             changed = True
     return round_.sync_holds() or changed
 

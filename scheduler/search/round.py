@@ -48,7 +48,7 @@ class Round:
         self.disrupted: set[JobId] = set()
         """Running jobs that the plan stops, moves or resizes."""
         self.claimed: set[JobId] = set()
-        """Waiting jobs that have stopped others by a right in this round."""
+        """Waiting jobs that have stopped others in this round, by a right or for their reservation."""
         self.gave_way: dict[JobId, JobId] = {}
         """Running jobs that were moved in this round, and for whose sake (`defragment.py`)."""
         self._first: dict[JobId, Place] = {}

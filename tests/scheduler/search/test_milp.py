@@ -8,7 +8,11 @@ import pytest
 from benchmarks.scheduling.generator import generate
 from hypothesis import HealthCheck, given, settings
 
-from busbar.scheduler import Policy, Snapshot, SolverError, applied, check_plan, plan
+from busbar.scheduler import JobId, Policy, Snapshot, SolverError, applied, check_plan, plan
+from busbar.scheduler.search.milp import _choices
+from busbar.scheduler.search.round import Round
+from busbar.scheduler.search.start import start_waiting
+from busbar.scheduler.search.state import PlanningState
 
 from ..build import NOW, cluster, job, placed, tenant
 from ..strategies import snapshots
@@ -81,3 +85,11 @@ def test_the_solver_leaves_the_last_of_a_quota_to_the_user_inside_its_share() ->
     short = replace(job("short", "a", remaining=10.0), user="u")
     snapshot = cluster(held, first, short, tenants=(tenant("a", H100=(0, None, 2)),), H100=1)
     assert started(snapshot) == {"uid-first"}
+
+
+def test_the_place_for_which_others_were_stopped_is_no_choice_of_the_solver() -> None:
+    round_ = Round(PlanningState(cluster(job("gang", size=8), job("other"), H100=2), POLICY, NOW), NOW)
+    start_waiting(round_)
+    assert {choice.assignment.job.name for choice in _choices(round_)} == {"gang", "other"}
+    round_.claimed.add(JobId("uid-gang"))
+    assert {choice.assignment.job.name for choice in _choices(round_)} == {"other"}
