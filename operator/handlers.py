@@ -46,8 +46,9 @@ from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
-from busbar.operator.serving.reconcile import ServiceView, model_uri, wanted_indexes
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
+from busbar.operator.serving.replicas import wanted_indexes
+from busbar.operator.serving.view import ServiceView, model_uri
 from busbar.operator.settings import Settings
 from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke

@@ -10,13 +10,8 @@ from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
-from busbar.operator.serving.reconcile import (
-    model_uri,
-    place_of,
-    startable,
-    wanted_indexes,
-    wanted_types,
-)
+from busbar.operator.serving.replicas import place_of, startable, wanted_indexes, wanted_types
+from busbar.operator.serving.view import model_uri
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Job, JobId, JobKind, Run
 

@@ -21,10 +21,12 @@ from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import prices_of, start_seconds
 from busbar.operator.serving.fleets import Ahead, Change, Plan
 from busbar.operator.serving.metrics import ScalingMetrics
-from busbar.operator.serving.reconcile import ModelPlace, ServiceUpdate, ServiceView, kept_pods, reconcile
+from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replica_speed import slo_of, speeds
+from busbar.operator.serving.replicas import kept_pods
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import Trust
+from busbar.operator.serving.view import ModelPlace, ServiceUpdate, ServiceView
 from busbar.operator.watch.projections import Pod
 
 SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.operator.builders import running
 
-from busbar.operator.serving.reconcile import place_of
+from busbar.operator.serving.replicas import place_of
 
 
 @pytest.mark.parametrize(

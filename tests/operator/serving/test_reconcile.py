@@ -17,7 +17,9 @@ from busbar.kube.types import ModelService
 from busbar.operator.decisions import Release, Wait
 from busbar.operator.pods.manifests import KIND_TRAINING
 from busbar.operator.serving.names import holders
-from busbar.operator.serving.reconcile import ModelPlace, ServiceView, model_uri, reconcile, wanted_indexes
+from busbar.operator.serving.reconcile import reconcile
+from busbar.operator.serving.replicas import wanted_indexes
+from busbar.operator.serving.view import ModelPlace, ServiceView, model_uri
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Apply, Create, Delete, LiftGate, Patch, PostToPod
 

@@ -1,0 +1,194 @@
+"""The status of a ModelService: phase and conditions, replicas, usage, and what is written how often."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from busbar.kube.types import ServicePhase
+from busbar.kube.types.meta import LABEL_JOB, LABEL_KIND
+from busbar.kube.types.model_service import (
+    MOST_DECISIONS,
+    MeasuredReplica,
+    ModelServiceStatus,
+    ScalingDecision,
+    ServiceLevelStatus,
+)
+from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.operator.decisions import Decision, Wait
+from busbar.operator.pods import manifests
+from busbar.operator.profiles.serving_speeds import measured, remembered
+from busbar.operator.profiles.table import rates_of
+from busbar.operator.serving.fleets import Change
+from busbar.operator.serving.replicas import kept_pods, place_of, startable
+from busbar.operator.serving.scaling_status import forecast_status, level_status, pool_rows
+from busbar.operator.serving.view import ServiceView
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.status import Held, add_usage, clip, conditions
+
+
+def status_of(
+    view: ServiceView, decisions: tuple[Decision, ...], desired: int, why: Change
+) -> ModelServiceStatus | None:
+    """The status to write; None: nothing of it changed."""
+    service, old = view.service, view.status
+    alive = [p for p in view.pods if not p.ended]
+    serving = [p for p in alive if p.ready and p.draining_since is None and not p.deleting]
+    phase, reason, message = _phase(view, desired, alive, serving, decisions)
+    fields: dict[str, object] = {
+        "observed_generation": service.metadata.generation,
+        "replicas": len([p for p in alive if not p.deleting]),
+        "ready_replicas": len(serving),
+        "desired_replicas": desired,
+        "restarts": sum(p.restarts for p in alive),
+        "selector": f"{LABEL_KIND}={manifests.KIND_SERVICE},{LABEL_JOB}={service.metadata.name}",
+        "model_id": service.spec.model_id or service.metadata.name,
+        "url": view.settings.gateway_public_url,
+        "pools": pool_rows(service, alive, view.pools, view.plan, desired) or None,
+        "phase": phase,
+        "reason": str(reason),
+        "message": clip(message),
+    }
+    if old.desired_replicas is not None and is_scaling(old, desired):
+        entry = ScalingDecision(
+            time=view.now,
+            previous=old.desired_replicas,
+            desired=desired,
+            cause=why.cause,
+            requests_per_second=why.load_rps,
+            capacity_per_second=why.capacity_rps,
+            reason=clip(why.reason),
+        )
+        fields["scaling_history"] = [*(old.scaling_history or ()), entry][-MOST_DECISIONS:]
+        fields["last_scale_time"] = view.now
+    if (phase, reason) != (old.phase, old.reason) or old.observed_generation != service.metadata.generation:
+        wanted: dict[str, bool] = {
+            ConditionType.READY: phase in (ServicePhase.READY, ServicePhase.IDLE, ServicePhase.SUSPENDED)
+        }
+        wanted[ConditionType.RUNNING] = bool(serving)
+        fields["conditions"] = conditions(
+            old.conditions, wanted, reason, clip(message), service.metadata.generation, view.now
+        )
+    seen = _last_request(view)
+    transition = any(
+        fields[k] != getattr(old, k) for k in ("phase", "reason", "replicas", "desired_replicas")
+    )
+    if seen is not None and (
+        transition or old.last_request_time is None or seen - old.last_request_time >= timedelta(seconds=15)
+    ):
+        fields["last_request_time"] = seen
+    counted = old.last_usage_time
+    due = counted is None or view.now - counted >= timedelta(seconds=view.settings.usage_period_s)
+    holds = bool(alive) or bool(old.replicas)
+    level = level_status(service, view.plan)
+    if "last_request_time" in fields or transition or due or _rule(level) != _rule(old.slo):
+        fields["slo"], fields["forecast"] = level, forecast_status(view.plan)
+    new = old.model_copy(update=fields)
+    if transition or (due and holds):
+        new = _count(view, new.model_copy(update={"measured": _measured(view, alive)}))
+    return new if new != old else None
+
+
+def _measured(view: ServiceView, alive: list[Pod]) -> list[MeasuredReplica] | None:
+    """What replicas measured. Forgotten while the service is suspended, when its model may change."""
+    if view.service.spec.suspend and not alive:
+        return None
+    lines = measured(((pod, place_of(pod)) for pod in alive), view.readings)
+    return remembered(view.status.measured, lines) or None
+
+
+def _rule(level: ServiceLevelStatus | None) -> str | None:
+    return level.scaled_by if level is not None else None
+
+
+def _count(view: ServiceView, status: ModelServiceStatus) -> ModelServiceStatus:
+    """Adds usage since the last write, for the replicas that the old status names."""
+    old = view.status
+    since = old.last_usage_time or view.now
+    seconds = (view.now - since) / timedelta(seconds=1)
+    usage = status.usage
+    per_pod = float(view.service.spec.shape.accelerators_per_pod)
+    for entry in old.pools or ():
+        pool = view.pools.get(entry.pool)
+        rate = rates_of([pool])[pool.spec.accelerator] if pool is not None else 1.0
+        usage = add_usage(usage, Held.of(entry.replicas * per_pod, pool, rate), seconds, view.energy_joules)
+    return status.model_copy(update={"usage": usage, "last_usage_time": view.now})
+
+
+def _last_request(view: ServiceView) -> datetime | None:
+    """When the gateway last saw a request; from the status where the gateway does not know."""
+    demand = view.demand
+    if demand is None or demand.last_request_age_seconds is None:
+        return view.status.last_request_time
+    moment = (view.now - timedelta(seconds=demand.last_request_age_seconds)).replace(microsecond=0)
+    known = view.status.last_request_time
+    return moment if known is None or moment > known else known
+
+
+def _phase(
+    view: ServiceView, desired: int, alive: list[Pod], serving: list[Pod], decisions: tuple[Decision, ...]
+) -> tuple[ServicePhase, str, str]:
+    old = view.status
+    if view.off is not None:
+        if alive:
+            text = f"{view.off[1]} {len(alive)} replicas finish their requests."
+            return ServicePhase.DRAINING, Reason.DRAINING, text
+        return ServicePhase.SUSPENDED, *view.off
+    if not view.model.uri:
+        return ServicePhase.PENDING, Reason.MODEL_NOT_READY, view.model.problem
+    if serving:
+        text = f"{len(serving)} of {desired} replicas take requests."
+        if len(serving) > desired:
+            text = f"{len(serving)} replicas take requests; {len(serving) - desired} of them will leave."
+        waits = _wait(decisions)
+        if len(serving) < desired and view.hindered:
+            text = f"{text} Others cannot be made, and are tried again: {view.hindered}"
+        elif _held(view, desired):
+            text = f"{text} {view.budget_spent}"
+        elif len(serving) < desired and waits is not None:
+            text = f"{text} {waits.message}"
+        elif len(serving) < desired and old.reason == Reason.SERVING and old.message is not None:
+            text = old.message if old.message.startswith(text) else text
+        return ServicePhase.READY, Reason.SERVING, text
+    if desired == 0:
+        if alive:
+            return (
+                ServicePhase.DRAINING,
+                Reason.DRAINING,
+                f"{len(alive)} replicas finish their requests and leave.",
+            )
+        return ServicePhase.IDLE, Reason.IDLE, "No replica runs; a request wakes the service."
+    waits = _wait(decisions)
+    starting = [p for p in alive if p.draining_since is None and not p.deleting]
+    if starting:
+        problem = next((p.problem for p in starting if p.problem), "")
+        return (
+            ServicePhase.STARTING,
+            Reason.STARTING,
+            problem or f"{len(starting)} of {desired} replicas are starting.",
+        )
+    if view.hindered:
+        text = f"Its pods cannot be made, and are tried again: {view.hindered}"
+        return ServicePhase.QUEUED, Reason.PODS_REFUSED, text
+    if _held(view, desired):
+        return ServicePhase.QUEUED, Reason.BUDGET_SPENT, view.budget_spent
+    if waits is not None:
+        return ServicePhase.QUEUED, waits.reason, waits.message
+    told_before = old.phase is ServicePhase.QUEUED and old.reason != Reason.BUDGET_SPENT
+    if told_before and old.reason and old.message:
+        return ServicePhase.QUEUED, old.reason, old.message
+    return ServicePhase.QUEUED, Reason.WAITING, "Waiting for the scheduler's next round."
+
+
+def _held(view: ServiceView, desired: int) -> bool:
+    """Whether replicas are wanted that are not started because the tenant's budget is spent."""
+    kept = len(kept_pods(view.service, view.pods))
+    return bool(view.budget_spent) and desired > kept and not startable(view.service, view.pods)
+
+
+def _wait(decisions: tuple[Decision, ...]) -> Wait | None:
+    return next((d for d in decisions if isinstance(d, Wait)), None)
+
+
+def is_scaling(old: ModelServiceStatus, desired: int) -> bool:
+    """Whether the number of desired replicas changes."""
+    return old.desired_replicas is not None and desired != old.desired_replicas
