@@ -10,6 +10,9 @@
     ├── PreviewFailed        OperatorPreview    the process that computes previews failed or was too slow
     └── ProbeRefused         OperatorProbe      a workload port that may not or could not be read
 
+    ServingModelError        of busbar.scheduler
+    └── TargetUnreachable    OperatorTarget     no type keeps a service's latency target at any load
+
 Errors of the API server are those of ``busbar.kube.errors``; both trees meet in ``queue/controller.py``,
 which reconciles the object again after a growing back-off.
 """
@@ -17,6 +20,8 @@ which reconciles the object again after a growing back-off.
 from __future__ import annotations
 
 from typing import ClassVar
+
+from busbar.scheduler.errors import ServingModelError
 
 
 class OperatorError(Exception):
@@ -71,3 +76,9 @@ class ProbeRefused(OperatorError):
     """A pod's port was not read; the message says which rule or failure."""
 
     code = "OperatorProbe"
+
+
+class TargetUnreachable(ServingModelError):
+    """No type keeps the latency target at any load; the message names the one that comes nearest."""
+
+    code = "OperatorTarget"

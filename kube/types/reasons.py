@@ -58,6 +58,8 @@ class Reason(StrEnum):
     MODEL_NOT_READY = "ModelNotReady"
     CLAIM_MISSING = "ClaimMissing"
     SERVING = "Serving"
+    TARGET_UNREACHABLE = "TargetUnreachable"
+    """No accelerator type keeps a service's latency target at any load; replicas are counted without it."""
     IDLE = "Idle"
     DRAINING = "Draining"
     REPLICA_REPLACED = "ReplicaReplaced"

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
+from busbar.operator.errors import TargetUnreachable
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.replica_speed import Speeds
 from busbar.operator.serving.sizes import BUCKETS, Sizes
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.autoscale.fleet import FleetSettings
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits
-from busbar.scheduler.autoscale.step_model import Slo, max_rate
+from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
 from busbar.scheduler.errors import ServingModelError
 
 START_S = 60.0
@@ -50,7 +51,8 @@ def columns_of(
     already, or where all pools with a speed are in `blocked`. `trust` is the part of the computed rates that is believed.
 
     Raises:
-        ServingModelError: no pool has a speed, or no type keeps the target; says why.
+        TargetUnreachable: no type that was measured keeps the target; says which comes nearest.
+        ServingModelError: no pool has a speed; says why.
     """
     models, means, shares = speeds.models, sizes.means, sizes.shares
     if not models:
@@ -63,13 +65,9 @@ def columns_of(
         rate > 0 and share > 0 for row in rates.values() for rate, share in zip(row, shares, strict=True)
     ):
         bucket = next(mean for mean, share in zip(means, shares, strict=True) if share > 0)
-        best = min(models.values(), key=lambda m: m.prompt_s(bucket.prompt_tokens))
-        alone_s = best.decode_s(1, bucket.prompt_tokens)
-        raise ServingModelError(
-            f"no type keeps the target at any load; {best.name} comes nearest: alone, with"
-            f" {bucket.prompt_tokens:.0f} tokens of prompt, it takes"
-            f" {1000 * (best.prompt_s(bucket.prompt_tokens) + alone_s):.0f} ms to the first token and"
-            f" {1000 * alone_s:.1f} ms per token"
+        unknown = "".join(f"; {why}" for why in sorted(set(speeds.refused.values())))
+        raise TargetUnreachable(
+            f"no type keeps the target at any load; {_nearest(models.values(), bucket)}{unknown}"
         )
     slowest = tuple(min(row[b] for row in rates.values()) for b in range(BUCKETS))
     used, any_pool = alive(seen), rates.keys() <= set(blocked)
@@ -83,6 +81,26 @@ def columns_of(
         )
         for pool in sorted(seen.pools, key=lambda p: p.metadata.name)
         if pool.metadata.name in rates or used.get(pool.metadata.name) or any_pool
+    )
+
+
+def _nearest(models: Iterable[StepModel], bucket: Bucket) -> str:
+    """The type that comes nearest to the target with one such request alone, and its times."""
+    models, length = tuple(models), bucket.prompt_tokens + bucket.output_tokens
+    if all(model.kv_tokens < length for model in models):
+        best = max(models, key=lambda m: m.kv_tokens)
+        return (
+            f"{best.name} comes nearest: its KV cache holds {best.kv_tokens:.0f} tokens, and a request has"
+            f" {length:.0f}"
+        )
+    prompt = bucket.prompt_tokens
+    fitting = [model for model in models if model.kv_tokens >= length]
+    best = min(fitting, key=lambda m: m.prompt_s(prompt) + m.decode_s(1, prompt))
+    alone_s = best.decode_s(1, prompt)
+    return (
+        f"{best.name} comes nearest: alone, with {prompt:.0f} tokens of prompt, it takes"
+        f" {1000 * (best.prompt_s(prompt) + alone_s):.0f} ms to the first token and"
+        f" {1000 * alone_s:.1f} ms per token"
     )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import ModelService
 from busbar.kube.types.model_service import ScaledBy, ScalingCause
+from busbar.operator.errors import TargetUnreachable
 from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
 from busbar.operator.serving.fleet_input import (
     DOWN_AFTER_S,
@@ -91,6 +92,8 @@ class Plan:
     attainment: tuple[float | None, int] = (None, 0)
     """Of the last five minutes, and of how many requests."""
     attainment_hour: tuple[float | None, int] = (None, 0)
+    unreachable: str | None = ""
+    """Why no type keeps the target at any load; None: not known yet."""
 
     def scaled_by(self, service: ModelService) -> ScaledBy:
         if service.spec.replicas is not None:
@@ -116,7 +119,7 @@ class _State:
     change: Change | None = None
     waiting_since: dict[str, float] = field(default_factory=dict)
     blocked_until: dict[str, float] = field(default_factory=dict)
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = field(default_factory=lambda: Plan(unreachable=None))
     rooms: tuple[object, float, Mapping[str, float]] | None = None
     """What the capacities were computed from, what all ready replicas sustain, and what one does by pool."""
 
@@ -182,7 +185,7 @@ def _rest(state: _State, seen: Seen) -> None:
 def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
     slo = slo_of(seen.service.spec.slo)
     if slo is None:
-        return _in_flight(state, seen, "spec.slo.ttftMilliseconds is not set")
+        return _in_flight(state, seen, "spec.slo.ttftMilliseconds is not set", unreachable="")
     window = demand.window(RATE_S)
     if window is None:
         if seen.now_s - state.counted_at_s < DOWN_AFTER_S and _held(state, seen):
@@ -192,10 +195,14 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
     if not state.sizes.known:
         target, young = target_of(seen.service), seen.now_s - state.since_s < DOWN_AFTER_S
         if young and state.target is None and target is not None:
-            return Plan(target, "No request was answered since the operator or the gateway started.")
+            text = "No request was answered since the operator or the gateway started."
+            return Plan(target, text, unreachable=None)
         return _in_flight(state, seen, "no request was answered yet, so their sizes are not known")
     try:
         fleet = _fleet(state, seen, slo)
+    except TargetUnreachable as error:
+        said = str(error)
+        return _in_flight(state, seen, said, unreachable=f"{said[0].upper()}{said[1:]}.")
     except ServingModelError as error:
         return _in_flight(state, seen, str(error))
     if seen.counted_s < RATE_S + 1:  # a full window is less than what it should be
@@ -213,10 +220,10 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
     return _told(state, seen, fleet, rate, message)
 
 
-def _in_flight(state: _State, seen: Seen, why: str) -> Plan:
+def _in_flight(state: _State, seen: Seen, why: str, unreachable: str | None = None) -> Plan:
     state.target, state.change = None, None
     _rest(state, seen)
-    return Plan(message=f"Replicas are counted by requests in flight: {why}.")
+    return Plan(message=f"Replicas are counted by requests in flight: {why}.", unreachable=unreachable)
 
 
 # -- the fleet ---------------------------------------------------------------------------------------

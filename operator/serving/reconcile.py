@@ -20,6 +20,7 @@ from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests
+from busbar.operator.serving.conditions import unreachable_since
 from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexes
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.status import is_scaling, status_of
@@ -33,7 +34,7 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     if view.service.metadata.deletion_timestamp is not None:
         return ServiceUpdate()
     lost = _lost(view)
-    notices = tuple((Reason.REPLICA_REPLACED, why) for why in lost.values())
+    notices: tuple[tuple[str, str], ...] = tuple((Reason.REPLICA_REPLACED, why) for why in lost.values())
     actions = [*_leave(view, decisions, lost), *_clean(view), *_lift(view), *_start(view, decisions)]
     desired, why, scaling = desired_replicas(
         view.service,
@@ -45,6 +46,9 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
         plan=view.plan,
     )
     status = status_of(view, decisions, desired, why)
+    unreachable = unreachable_since(view.status.conditions, status.conditions) if status is not None else ""
+    if unreachable:
+        notices = (*notices, (Reason.TARGET_UNREACHABLE, unreachable))
     scaled = why if is_scaling(view.status, desired) else None
     return ServiceUpdate(status, tuple(actions), _again(view, desired), scaling, scaled, notices)
 

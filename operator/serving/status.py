@@ -13,17 +13,18 @@ from busbar.kube.types.model_service import (
     ScalingDecision,
     ServiceLevelStatus,
 )
-from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Decision, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
+from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.replicas import kept_pods, place_of, startable
 from busbar.operator.serving.scaling_status import forecast_status, level_status, pool_rows
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import Pod
-from busbar.operator.write.status import Held, add_usage, clip, conditions
+from busbar.operator.write.status import Held, add_usage, clip
 
 
 def status_of(
@@ -60,14 +61,9 @@ def status_of(
         )
         fields["scaling_history"] = [*(old.scaling_history or ()), entry][-MOST_DECISIONS:]
         fields["last_scale_time"] = view.now
-    if (phase, reason) != (old.phase, old.reason) or old.observed_generation != service.metadata.generation:
-        wanted: dict[str, bool] = {
-            ConditionType.READY: phase in (ServicePhase.READY, ServicePhase.IDLE, ServicePhase.SUSPENDED)
-        }
-        wanted[ConditionType.RUNNING] = bool(serving)
-        fields["conditions"] = conditions(
-            old.conditions, wanted, reason, clip(message), service.metadata.generation, view.now
-        )
+    found = conditions_of(view, phase, reason, clip(message), running=bool(serving))
+    if (phase, reason) != (old.phase, old.reason) or outlines(found) != outlines(old.conditions):
+        fields["conditions"] = found
     seen = _last_request(view)
     transition = any(
         fields[k] != getattr(old, k) for k in ("phase", "reason", "replicas", "desired_replicas")

@@ -96,6 +96,42 @@ def test_without_a_target_the_requests_in_flight_decide_and_the_status_says_why(
     assert [r.desired for r in update.status.pools or ()] == [None]
 
 
+NEAREST = "No type keeps the target at any load; L4 comes nearest."
+
+
+def test_a_target_out_of_reach_makes_the_service_not_ready_although_it_serves() -> None:
+    of = wanting(1)
+    update = seen(of, on("l4", 0), plan=plan(None, unreachable=NEAREST))
+    status = update.status
+    assert status is not None
+    assert status.phase == "Ready"
+    assert [(c.type, c.status, c.reason, c.message) for c in status.conditions or ()] == [
+        ("Ready", "False", "TargetUnreachable", NEAREST),
+        ("Running", "True", "Serving", "1 of 1 replicas take requests."),
+    ]
+    assert update.notices == (("TargetUnreachable", NEAREST),)
+    told = of.model_copy(update={"status": status})
+    later: dict[str, Any] = {"now": NOW + timedelta(seconds=20)}
+    for unknown in (NEAREST + " Again.", None):
+        again = seen(told, on("l4", 0), plan=plan(None, unreachable=unknown), **later)
+        assert again.notices == ()
+        assert again.status is None or again.status.conditions == status.conditions
+    back = seen(told, on("l4", 0), plan=plan({"l4": 1}), **later).status
+    assert back is not None
+    ready = (back.conditions or [])[0]
+    assert (ready.status, ready.reason, ready.last_transition_time) == ("True", "Serving", later["now"])
+
+
+def test_what_was_out_of_reach_is_forgotten_with_a_new_spec_until_it_is_known_again() -> None:
+    status = seen(wanting(1), on("l4", 0), plan=plan(None, unreachable=NEAREST)).status
+    assert status is not None
+    edited = wanting(1).model_copy(update={"status": status})
+    edited = edited.model_copy(update={"metadata": edited.metadata.model_copy(update={"generation": 2})})
+    after = seen(edited, on("l4", 0), plan=plan(None, unreachable=None)).status
+    assert after is not None
+    assert [(c.type, c.status) for c in after.conditions or ()] == [("Ready", "True"), ("Running", "True")]
+
+
 def test_spec_replicas_and_zero_are_decided_without_the_promise() -> None:
     of = wanting(2, replicas=4)
     external = seen(of, on("l4", 0), on("l4", 1), plan=plan({"l4": 2}))

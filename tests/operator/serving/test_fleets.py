@@ -223,6 +223,27 @@ def test_without_a_usable_speed_requests_in_flight_decide_and_the_message_says_w
         assert why in plan.message, plan.message
 
 
+def test_a_target_that_no_type_reaches_is_told_with_the_nearest_type_and_its_time_to_the_first_token() -> (
+    None
+):
+    fast, slow = line("L4", secondsPerStep=0.2), line("T4", secondsPerStep=0.4)
+    both = (kind("l4", 4.0), kind("t4", 1.0))
+    for lines, pools, words in (
+        ([slow, fast], both, "L4 comes nearest: alone, with 400 tokens of prompt, it takes 241 ms to the first token"),
+        ([fast], both, "; no replica has measured its speed on T4 yet."),
+        ([line("L4") | {"kvTokens": 300}], both[:1], "its KV cache holds 300 tokens, and a request has 600."),
+    ):  # fmt: skip
+        world = one(lines=lines, pools=pools)
+        plan = world.run(3, 5.0)
+        assert plan.unreachable is not None
+        assert plan.unreachable.startswith("No type keeps the target at any load;")
+        assert words in plan.unreachable, plan.unreachable
+    reachable = one(lines=[line("L4"), slow], pools=both)
+    assert reachable.run(3, 5.0).unreachable == "", "one type that keeps it is enough"
+    assert one(lines=[]).run(3, 5.0).unreachable is None, "nothing is measured, so nothing is known"
+    assert one(lines=[fast]).run(1, 0.0).unreachable is None, "the sizes of requests are not known"
+
+
 def test_without_sizes_or_a_target_for_the_first_token_requests_in_flight_decide() -> None:
     world = one()
     assert "no request was answered yet" in world.run(1, 0.0).message
