@@ -24,6 +24,8 @@ class ConditionType(StrEnum):
     """All nodes of a feed report."""
     CAPACITY_HELD_ELSEWHERE = "CapacityHeldElsewhere"
     """Pods of no job use capacity of a pool."""
+    EXTERNALLY_SCALED = "ExternallyScaled"
+    """`spec.replicas` of a service decides the number of its replicas, not Busbar."""
 
 
 class Reason(StrEnum):
@@ -64,6 +66,12 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     REPLICA_REPLACED = "ReplicaReplaced"
     """A replica that should serve has stopped accepting requests; another one replaces it."""
+    EXTERNAL_TARGET = "ExternalTarget"
+    """`spec.replicas` is set."""
+    EXTERNAL_TARGET_ALTERNATES = "ExternalTargetAlternates"
+    """`spec.replicas` went up and down repeatedly within minutes: several may write it."""
+    NO_EXTERNAL_TARGET = "NoExternalTarget"
+    """`spec.replicas` is not set."""
     NODES_READY = "NodesReady"
     NO_NODES = "NoNodes"
     OBSERVING = "Observing"

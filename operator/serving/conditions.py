@@ -1,32 +1,56 @@
 """The conditions of a ModelService.
 
-``Ready`` and ``Running`` follow the phase. Only ``Ready`` says more: it is false as well where no accelerator type
-keeps the latency target, because the object then does not reach what its spec asks for, although replicas answer.
+``Ready`` and ``Running`` follow the phase. ``Ready`` is false as well where no accelerator type keeps the latency
+target, because the object then does not reach what its spec asks for, although replicas answer.
+
+``ExternallyScaled`` is true while ``spec.replicas`` is there. Who wrote it is not known here: the cache leaves
+``managedFields`` out. Two writers that disagree show in the history: the number goes up and down within minutes, which
+no single autoscaler with a window for going down does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from itertools import pairwise
+
 from busbar.kube.types import Condition, ServicePhase
+from busbar.kube.types.model_service import ScalingCause, ScalingDecision
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.write.status import clip, conditions
 
 READY_PHASES = (ServicePhase.READY, ServicePhase.IDLE, ServicePhase.SUSPENDED)
+ALTERNATES_WITHIN = timedelta(minutes=5)
+ALTERNATES_TURNS = 2
+"""Up, down and up again, or the reverse; one turn may be a correction by hand."""
+NOTICED = (Reason.TARGET_UNREACHABLE, Reason.EXTERNAL_TARGET_ALTERNATES)
+"""Reasons that are also told by an event."""
 
 
 def conditions_of(
-    view: ServiceView, phase: ServicePhase, reason: str, message: str, *, running: bool
+    view: ServiceView,
+    phase: ServicePhase,
+    reason: str,
+    message: str,
+    history: Iterable[ScalingDecision],
+    *,
+    running: bool,
 ) -> list[Condition]:
-    """All conditions of the service as it is now."""
-    old, generation = view.status.conditions, view.service.metadata.generation
-    wanted: dict[str, bool] = {ConditionType.READY: phase in READY_PHASES, ConditionType.RUNNING: running}
-    found = conditions(old, wanted, reason, message, generation, view.now)
-    why = _unreachable(view) if phase in (ServicePhase.READY, ServicePhase.IDLE) else ""
-    if why:
-        not_ready: dict[str, bool] = {ConditionType.READY: False}
-        text = clip(why)
-        found[:1] = conditions(old, not_ready, Reason.TARGET_UNREACHABLE, text, generation, view.now)
-    return found
+    """All conditions of the service as it is now; `history` are its last scalings."""
+
+    def made(kind: str, holds: bool, why: str, text: str) -> Condition:
+        return conditions(
+            view.status.conditions, {kind: holds}, why, clip(text), view.service.metadata.generation, view.now
+        )[0]
+
+    unreachable = _unreachable(view) if phase in (ServicePhase.READY, ServicePhase.IDLE) else ""
+    ready = (False, Reason.TARGET_UNREACHABLE, unreachable)
+    return [
+        made(ConditionType.READY, *(ready if unreachable else (phase in READY_PHASES, reason, message))),
+        made(ConditionType.RUNNING, running, reason, message),
+        made(ConditionType.EXTERNALLY_SCALED, *_external(view.service.spec.replicas, history, view.now)),
+    ]
 
 
 def outlines(found: list[Condition] | None) -> list[tuple[str, str, str, int | None]]:
@@ -34,9 +58,10 @@ def outlines(found: list[Condition] | None) -> list[tuple[str, str, str, int | N
     return [(c.type, c.status, c.reason, c.observed_generation) for c in found or ()]
 
 
-def unreachable_since(old: list[Condition] | None, new: list[Condition] | None) -> str:
-    """Why no type keeps the target, if that was not so before; else empty."""
-    return _told(new) if not _told(old) else ""
+def new_problems(old: list[Condition] | None, new: list[Condition] | None) -> tuple[tuple[str, str], ...]:
+    """(reason, sentence) of the conditions that an event tells, where they have just begun."""
+    before = {c.reason for c in old or ()}
+    return tuple((c.reason, c.message) for c in new or () if c.reason in NOTICED and c.reason not in before)
 
 
 def _unreachable(view: ServiceView) -> str:
@@ -45,9 +70,35 @@ def _unreachable(view: ServiceView) -> str:
         return ""
     if view.plan.unreachable is not None:
         return view.plan.unreachable
-    same = view.status.observed_generation == view.service.metadata.generation
-    return _told(view.status.conditions) if same else ""
+    if view.status.observed_generation != view.service.metadata.generation:
+        return ""
+    told = (c.message for c in view.status.conditions or () if c.reason == Reason.TARGET_UNREACHABLE)
+    return next(told, "")
 
 
-def _told(found: list[Condition] | None) -> str:
-    return next((c.message for c in found or () if c.reason == Reason.TARGET_UNREACHABLE), "")
+def _external(
+    replicas: int | None, history: Iterable[ScalingDecision], now: datetime
+) -> tuple[bool, Reason, str]:
+    """Whether `spec.replicas` decides, and whether it looks as if several wrote it."""
+    if replicas is None:
+        return False, Reason.NO_EXTERNAL_TARGET, "spec.replicas is not set; Busbar decides."
+    text = f"spec.replicas is {replicas}: it decides, and Busbar does not."
+    turns = _turns(history, now)
+    if turns < ALTERNATES_TURNS:
+        return True, Reason.EXTERNAL_TARGET, text
+    minutes = ALTERNATES_WITHIN // timedelta(minutes=1)
+    doubt = (
+        f"It changed its direction {turns} times in {minutes} minutes: more than one may write it, such as an HPA"
+        " and a person; leave it to one of them."
+    )
+    return True, Reason.EXTERNAL_TARGET_ALTERNATES, f"{text} {doubt}"
+
+
+def _turns(history: Iterable[ScalingDecision], now: datetime) -> int:
+    """How often the external target went the other way of late."""
+    ups = [
+        entry.desired > entry.previous
+        for entry in history
+        if entry.cause is ScalingCause.EXTERNAL and now - entry.time <= ALTERNATES_WITHIN
+    ]
+    return sum(before is not after for before, after in pairwise(ups))

@@ -147,6 +147,27 @@ def limits_of(seen: Seen, target: Mapping[str, int], blocked: Iterable[str]) -> 
     return Limits(stock=stock, quota=ceiling, min_replicas=max(spec.min_replicas, 1))
 
 
+def moved(
+    columns: Iterable[Column], limits: Limits, target: Mapping[str, int], least: int, most: int
+) -> dict[str, int]:
+    """The target with as many replicas as it may have: the cheapest pools get more, the dearest lose some."""
+    found = dict(target)
+    order = sorted(columns, key=lambda c: (c.cost_per_h, c.key))
+    for column in reversed(order):
+        surplus = sum(found.values()) - most
+        if surplus > 0:
+            found[column.key] = max(0, found.get(column.key, 0) - surplus)
+    for column in order:
+        missing = least - sum(found.values())
+        free = limits.stock.get(column.key, missing) - found.get(column.key, 0)
+        if missing > 0:
+            found[column.key] = found.get(column.key, 0) + max(0, min(missing, free))
+    missing = least - sum(found.values())
+    if missing > 0 and order:  # more than the pools hold: the scheduler says what they wait for
+        found[order[0].key] = found.get(order[0].key, 0) + missing
+    return found
+
+
 def _useful(rate: float) -> float:
     return rate if rate >= LEAST_RATE else 0.0
 

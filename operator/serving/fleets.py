@@ -28,6 +28,7 @@ from busbar.operator.serving.fleet_input import (
     alive,
     columns_of,
     limits_of,
+    moved,
     ready,
     settings_of,
     target_of,
@@ -170,6 +171,8 @@ def _held(state: _State, seen: Seen) -> dict[str, int] | None:
 
 def _blind(state: _State, seen: Seen) -> Plan:
     """The gateway does not answer, or has no routes yet: the target stays as it is."""
+    if seen.service.spec.replicas is not None:
+        state.target = None  # it may be given back before the gateway answers: then what is there stays
     target = _held(state, seen)
     text = "The gateway says nothing of the requests; the replicas stay as they are."
     _rest(state, seen)
@@ -269,10 +272,16 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     fleet.limits = limits_of(seen, state.target or {}, _blocked(state, seen))
     desired = seen.service.status.desired_replicas if seen.service.status is not None else None
     deciding = seen.service.spec.replicas is None and not seen.off and bool(desired)
-    if not deciding:
+    if seen.service.spec.replicas is not None:
+        # Whoever wrote it knew why: once it is taken away, nothing leaves before a whole window was seen.
+        state.target = moved(fleet.columns, fleet.limits, running, desired or 0, desired or 0)
+        _rest(state, seen)
+    elif not deciding:
         state.target = running  # who takes over again begins with what runs
     elif state.target is None:
-        state.target = target_of(seen.service) or running
+        state.target = target_of(seen.service) or moved(
+            fleet.columns, fleet.limits, running, desired or 0, desired or 0
+        )
     target = dict(state.target)
     if deciding:
         if sum(target.values()) == sum(running.values()):
@@ -325,22 +334,10 @@ def _give_up_where_nothing_is_placed(
 
 
 def _within_bounds(state: _State, fleet: Fleet, target: dict[str, int]) -> None:
-    """Moves the target between `minReplicas` and `maxReplicas`, the cheapest pools first."""
+    """Moves the target between `minReplicas` and `maxReplicas`."""
     least, most = fleet.limits.min_replicas, fleet.limits.quota
-    order = sorted(fleet.columns, key=lambda c: (c.cost_per_h, c.key))
     before = sum(target.values())
-    for column in reversed(order):
-        surplus = sum(target.values()) - (most if most is not None else before)
-        if surplus > 0:
-            target[column.key] = max(0, target.get(column.key, 0) - surplus)
-    for column in order:
-        missing = least - sum(target.values())
-        free = fleet.limits.stock.get(column.key, missing) - target.get(column.key, 0)
-        if missing > 0:
-            target[column.key] = target.get(column.key, 0) + max(0, min(missing, free))
-    missing = least - sum(target.values())
-    if missing > 0 and order:  # more than the pools hold: the scheduler says what they wait for
-        target[order[0].key] = target.get(order[0].key, 0) + missing
+    target.update(moved(fleet.columns, fleet.limits, target, least, most if most is not None else before))
     if sum(target.values()) != before:
         state.change = Change(ScalingCause.BOUNDS, f"The service has {least} to {most} replicas.")
 

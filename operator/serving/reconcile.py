@@ -20,7 +20,7 @@ from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests
-from busbar.operator.serving.conditions import unreachable_since
+from busbar.operator.serving.conditions import new_problems
 from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexes
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.status import is_scaling, status_of
@@ -46,9 +46,8 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
         plan=view.plan,
     )
     status = status_of(view, decisions, desired, why)
-    unreachable = unreachable_since(view.status.conditions, status.conditions) if status is not None else ""
-    if unreachable:
-        notices = (*notices, (Reason.TARGET_UNREACHABLE, unreachable))
+    if status is not None:
+        notices += new_problems(view.status.conditions, status.conditions)
     scaled = why if is_scaling(view.status, desired) else None
     return ServiceUpdate(status, tuple(actions), _again(view, desired), scaling, scaled, notices)
 

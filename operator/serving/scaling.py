@@ -55,10 +55,17 @@ def desired_replicas(
     seen = Demand(known=False)
     if demand is not None:
         seen = Demand(demand.in_flight, demand.waiting, demand.last_request_age_seconds)
+    if spec.replicas is None:
+        # More than the ceiling, from an external target or an earlier ceiling: down to it, and on from there slowly.
+        state = replace(state, replicas=min(state.replicas, max(spec.replica_ceiling, spec.min_replicas)))
     before = state.replicas
     count, state = decide(scaling, seen, state, now.timestamp())
     if off:
         return count, Change(ScalingCause.OFF, off), state
+    if spec.replicas:
+        state = replace(
+            state, busy_at_s=now.timestamp()
+        )  # given back, the service is idle only after its time
     if plan is not None and plan.target and spec.replicas is None and before > 0 and count > 0:
         least, most = spec.min_replicas, max(spec.replica_ceiling, spec.min_replicas)
         count = min(max(sum(plan.target.values()), least), most)  # a held target may be older than the bounds

@@ -61,7 +61,8 @@ def status_of(
         )
         fields["scaling_history"] = [*(old.scaling_history or ()), entry][-MOST_DECISIONS:]
         fields["last_scale_time"] = view.now
-    found = conditions_of(view, phase, reason, clip(message), running=bool(serving))
+    history = entries if isinstance(entries := fields.get("scaling_history"), list) else old.scaling_history
+    found = conditions_of(view, phase, reason, message, history or (), running=bool(serving))
     if (phase, reason) != (old.phase, old.reason) or outlines(found) != outlines(old.conditions):
         fields["conditions"] = found
     seen = _last_request(view)

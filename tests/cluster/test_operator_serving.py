@@ -72,6 +72,8 @@ async def test_a_service_follows_the_scale_subresource_and_drains_before_it_dele
         spec = (await cluster.get(MODEL_SERVICES, "web"))["spec"]
         assert spec["replicas"] == 0
         assert [h["desired"] for h in status["scalingHistory"]] == [2, 0]
+        external = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}["ExternallyScaled"]
+        assert external == ("True", "ExternalTarget")
 
 
 async def test_a_held_request_wakes_a_service_at_zero_and_idleness_sends_it_back(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.operator.builders import NOW, RENDERING, SETTINGS, pool, replica, ser
 from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
-from busbar.kube.types.model_service import MeasuredReplica, ScalingCause
+from busbar.kube.types.model_service import MeasuredReplica, ModelServiceStatus, ScalingCause
 from busbar.operator.profiles.serving_speeds import remembered
 from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
 from busbar.operator.serving.claims import claims
@@ -24,6 +25,7 @@ from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replica_speed import slo_of, speeds
 from busbar.operator.serving.replicas import kept_pods
+from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import Trust
 from busbar.operator.serving.view import ModelPlace, ServiceUpdate, ServiceView
@@ -108,6 +110,7 @@ def test_a_target_out_of_reach_makes_the_service_not_ready_although_it_serves() 
     assert [(c.type, c.status, c.reason, c.message) for c in status.conditions or ()] == [
         ("Ready", "False", "TargetUnreachable", NEAREST),
         ("Running", "True", "Serving", "1 of 1 replicas take requests."),
+        ("ExternallyScaled", "False", "NoExternalTarget", "spec.replicas is not set; Busbar decides."),
     ]
     assert update.notices == (("TargetUnreachable", NEAREST),)
     told = of.model_copy(update={"status": status})
@@ -129,7 +132,10 @@ def test_what_was_out_of_reach_is_forgotten_with_a_new_spec_until_it_is_known_ag
     edited = edited.model_copy(update={"metadata": edited.metadata.model_copy(update={"generation": 2})})
     after = seen(edited, on("l4", 0), plan=plan(None, unreachable=None)).status
     assert after is not None
-    assert [(c.type, c.status) for c in after.conditions or ()] == [("Ready", "True"), ("Running", "True")]
+    assert [(c.type, c.status) for c in after.conditions or ()][:2] == [
+        ("Ready", "True"),
+        ("Running", "True"),
+    ]
 
 
 def test_spec_replicas_and_zero_are_decided_without_the_promise() -> None:
@@ -147,6 +153,86 @@ def test_spec_replicas_and_zero_are_decided_without_the_promise() -> None:
     woken = seen(asleep, plan=plan({"l4": 3}), demand=still.model_copy(update={"waiting": 1}))
     assert woken.status is not None
     assert woken.status.desired_replicas == 1
+
+
+def scaled(*counts: int, every_s: float = 60.0, **spec: Any) -> ServiceUpdate:
+    """A service whose external target had these values, the last one now."""
+    history = [
+        {
+            "time": (NOW - timedelta(seconds=every_s * (len(counts) - 2 - i))).isoformat(),
+            "previous": before, "desired": after, "cause": "External",
+        }
+        for i, (before, after) in enumerate(pairwise(counts))
+    ]  # fmt: skip
+    status = {"desiredReplicas": counts[-1], "observedGeneration": 1, "scalingHistory": history}
+    of = service(status=status, **{"replicas": counts[-1], **spec})
+    return seen(of, *(on("l4", i) for i in range(counts[-1])))
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        (scaled(2, 5, 2, 5), "ExternalTargetAlternates"),
+        (scaled(5, 2, 5, 2, 5), "ExternalTargetAlternates"),
+        (scaled(2, 5, 2), "ExternalTarget"),
+        (scaled(2, 4, 6, 8), "ExternalTarget"),
+        (scaled(2, 5, 2, 5, every_s=200), "ExternalTarget"),
+    ],
+    ids=["three in three minutes", "four", "one correction", "one way", "slowly"],
+)
+def test_an_external_target_is_a_condition_that_tells_where_it_goes_up_and_down(
+    update: ServiceUpdate, reason: str
+) -> None:
+    assert update.status is not None
+    external = (update.status.conditions or [])[2]
+    assert (external.type, external.status, external.reason) == ("ExternallyScaled", "True", reason)
+    assert "it decides, and Busbar does not." in external.message
+    told = [text for what, text in update.notices if what == "ExternalTargetAlternates"]
+    assert [text == external.message for text in told] == [True] * (reason == "ExternalTargetAlternates")
+
+
+def test_the_condition_ends_with_the_field_and_the_doubt_with_time() -> None:
+    first = scaled(2, 5, 2, 5).status
+    assert first is not None
+    of = service(replicas=5, status=first.to_wire())
+    pods = [on("l4", i) for i in range(5)]
+    calm = seen(of, *pods, now=NOW + timedelta(seconds=301)).status
+    assert calm is not None
+    assert (calm.conditions or [])[2].reason == "ExternalTarget"
+    assert (calm.conditions or [])[2].last_transition_time == NOW
+    free = seen(service(maxReplicas=5, status=first.to_wire()), *pods).status
+    assert free is not None
+    assert ((free.conditions or [])[2].status, free.desired_replicas) == ("False", 5)
+
+
+def test_without_a_latency_target_control_returns_step_by_step() -> None:
+    """Five replicas by spec.replicas, one needed, three the ceiling; then the field is taken away."""
+    idle = ServiceDemand(namespace="team", name="web", in_flight=1, last_request_age_seconds=0.0)
+    status = ModelServiceStatus(desired_replicas=5, observed_generation=1)
+    state, counts = None, []
+    for second in range(0, 400, 5):
+        given: dict[str, Any] = {"replicas": 5} if second < 100 else {}
+        of = service(maxReplicas=3, **given)
+        now = NOW + timedelta(seconds=second)
+        of = of.model_copy(update={"status": status})
+        count, _, state = desired_replicas(of, idle, state, now, has_model=True)
+        status = status.model_copy(update={"desired_replicas": count})
+        counts.append(count)
+    assert counts[:20] == [5] * 20
+    assert counts[20:32] == [3] * 12, "the ceiling holds at once, and the rest waits for a minute"
+    steps = [before - after for before, after in pairwise(counts[20:])]
+    assert (max(steps), min(steps), counts[-1]) == (1, 0, 1)
+
+
+def test_a_service_without_requests_rests_only_its_time_after_control_returned() -> None:
+    nobody = ServiceDemand(namespace="team", name="web", last_request_age_seconds=9000.0)
+    held = service(minReplicas=0, maxReplicas=4, replicas=4, status={"desiredReplicas": 4})
+    _, _, state = desired_replicas(held, nobody, None, NOW, has_model=True)
+    free = service(minReplicas=0, maxReplicas=4, status={"desiredReplicas": 4})
+    for seconds, expected in ((1, 4), (200, 3), (302, 0)):
+        later = NOW + timedelta(seconds=seconds)
+        count, _, state = desired_replicas(free, nobody, state, later, has_model=True)
+        assert count == expected, seconds
 
 
 def test_a_held_target_stays_within_bounds_that_have_changed_meanwhile() -> None:

@@ -265,6 +265,43 @@ def test_spec_replicas_is_obeyed_and_giving_it_back_changes_nothing_at_once() ->
     assert world.run(1, 0.5 * rate).target == {"l4": 4}
 
 
+def given_back(starting: int = 0) -> tuple[World, float]:
+    """A service that was scaled to five from outside, of which some have no pod yet, and needs one."""
+    world = one()
+    rate = each(world)
+    world.run(100, 0.5 * rate)
+    world.spec, world.desired, world.rows = {"replicas": 5}, 5, []
+    for _ in range(4 - starting):
+        world.start("l4", 0)
+    world.run(600, 0.5 * rate)
+    return world, rate
+
+
+def test_control_that_returns_lets_nothing_leave_before_a_whole_window_has_passed() -> None:
+    world, rate = given_back()
+    world.spec = {}
+    assert world.run(290, 0.5 * rate).target == {"l4": 5}
+    plan = world.run(100, 0.5 * rate)
+    assert plan.target == {"l4": 1}
+    assert plan.change is not None
+    assert plan.change.cause is ScalingCause.IDLE
+
+
+def test_control_that_returns_keeps_replicas_that_still_wait_for_a_place() -> None:
+    world, rate = given_back(starting=2)
+    world.spec = {}
+    assert world.run(1, 0.5 * rate).target == {"l4": 5}
+
+
+def test_control_that_returns_while_the_gateway_is_away_changes_nothing() -> None:
+    world, rate = given_back()
+    world.spec, world.desired = {"replicas": 7}, 7
+    world.run(20, None)
+    world.spec = {}
+    assert world.run(20, None).target is None, "the number stays by the other rule"
+    assert world.run(1, 0.5 * rate).target == {"l4": 7}
+
+
 def test_the_bounds_hold_whatever_the_load() -> None:
     world = one(spec={"maxReplicas": 2})
     rate = each(world)
