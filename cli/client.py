@@ -27,6 +27,7 @@ from busbar.cli import results
 from busbar.cli.errors import BusbarError, Invalid, NotAuthorised, NotFound, Unreachable, UsageProblem
 from busbar.cli.results import KINDS, TRAINING_JOB, Kind, Object
 from busbar.kube.contracts.power_view import FeedPower, NodePower
+from busbar.kube.contracts.service_plan import ServicePlanAnswer
 from busbar.kube.contracts.wire import WireModel
 
 if TYPE_CHECKING:
@@ -117,6 +118,28 @@ class Client:
         namespace = namespace or _namespace_of(document)
         path = f"/namespaces/{quote(namespace, safe='')}/preview"
         return _parse(results.Preview, self._json("POST", path, document))
+
+    def service_plan(
+        self,
+        namespace: str,
+        name: str,
+        rate: float,
+        *,
+        ttft_s: float | None = None,
+        tpot_s: float | None = None,
+        percentile: float | None = None,
+    ) -> ServicePlanAnswer:
+        """The cheapest replicas of a service for so many requests per second; targets that are not given are its own."""
+        asked = {"rate": str(rate)}
+        for key, value in (
+            ("ttftMilliseconds", ttft_s and 1000 * ttft_s),
+            ("tpotMilliseconds", tpot_s and 1000 * tpot_s),
+            ("percentile", percentile),
+        ):
+            if value is not None:
+                asked[key] = str(value)
+        path = _one(results.MODEL_SERVICE, namespace, name) + "/plan"
+        return _parse(ServicePlanAnswer, self._json("GET", path, params=asked))
 
     def events(self, target: Object) -> list[results.Event]:
         """Events of the object and its pods, newest first."""

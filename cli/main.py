@@ -40,6 +40,7 @@ OWN = {
     ),
     "resume": ("busbar.cli.commands.cancel:resume", "Undo a cancel; continue from the last checkpoint."),
     "scale": ("busbar.cli.commands.scale:scale", "Set a service's replicas."),
+    "service": ("busbar.cli.commands.service:service", "Plan the replicas of a model service for a load."),
     "token": ("busbar.cli.commands.token:token", "Create, list and revoke API tokens."),
     "usage": ("busbar.cli.commands.usage:usage", "Show usage by tenant, model, key or day."),
 }

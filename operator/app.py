@@ -140,6 +140,7 @@ class Operator:
             self.feed,
             self.snapshot,
             self.previews.of,
+            self.handlers.service_plan,
             self.handlers.power,
             self.problems,
             lambda: self.synced,

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
@@ -26,6 +27,7 @@ from busbar.operator.accounting.allocations import (
 )
 from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
 from busbar.operator.energy.ledger import Ledger
+from busbar.operator.errors import Busy
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.foreign_pods import admit_pod, is_claim, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
@@ -48,6 +50,7 @@ from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.serving.replicas import wanted_indexes
+from busbar.operator.serving.service_plan import refused, service_plan
 from busbar.operator.serving.view import ServiceView, model_uri
 from busbar.operator.settings import Settings
 from busbar.operator.tenancy.budget_holds import BudgetHolds
@@ -68,6 +71,8 @@ log = logging.getLogger(__name__)
 
 ENDING_S = 2.0
 """After so long a namespace whose pods end is looked at again."""
+MOST_PLANS = 4
+"""Plans of services for stated loads that are computed at a time."""
 POD_ROOM_S = 5.0
 """For so long a count of a namespace's pods serves jobs that are not about to be admitted."""
 
@@ -103,6 +108,7 @@ class Handlers:
         """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
         self._fleets = Fleets()
+        self._plans_asked = 0
         self.clock: Callable[[], float] = time.monotonic
         """Seconds by which services are scaled; another one in tests."""
         self._scales = ScalingMetrics(metrics.registry)
@@ -250,9 +256,28 @@ class Handlers:
         if service.spec.slo is None:
             self._fleets.without_target(service.metadata.uid)
             return None
+        return await asyncio.to_thread(self._fleets.plan, self._seen(key, service, own))
+
+    async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer:
+        """The cheapest replicas of a service for a stated load. Raises Busy."""
+        key = Key(asked.namespace, asked.name)
+        service = self._caches.services.items.get(key)
+        if service is None:
+            return refused(asked, "The operator has not seen the service yet; try again.")
+        if self._plans_asked >= MOST_PLANS:
+            raise Busy("other plans are being computed; try again in a few seconds")
+        self._plans_asked += 1
+        try:
+            seen = self._seen(key, service, ())
+            sizes, trust = self._fleets.outlook(service.metadata.uid, seen.demand)
+            return await asyncio.to_thread(service_plan, seen, sizes, trust, asked)
+        finally:
+            self._plans_asked -= 1
+
+    def _seen(self, key: Key, service: ModelService, own: tuple[Pod, ...]) -> Seen:
         tenant = tenant_of_namespace(self._caches.tenants.items.values()).get(key.namespace, "")
         types = service.spec.accelerators
-        seen = Seen(
+        return Seen(
             service=service,
             pods=own,
             pools=tuple(
@@ -268,7 +293,6 @@ class Handlers:
             now_s=self.clock(),
             off=service.spec.suspend or not tenant,
         )
-        return await asyncio.to_thread(self._fleets.plan, seen)
 
     async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:
         """Remembers why pods were refused, so that the next reconcile can write it into the status."""

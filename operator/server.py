@@ -5,6 +5,7 @@ Internal (8090), each call with a service-account token of audience ``busbar-ope
     GET  /snapshot   the snapshot that a plan would be made on now
     GET  /nodes      what each node has, and what jobs hold of it (kube.contracts.preview)
     POST /preview    what the next round would do with a draft (kube.contracts.preview)
+    POST /service-plan  the cheapest replicas of a service for a stated load (kube.contracts.service_plan)
     GET  /power      what feeds and nodes draw; /power/series: their means (kube.contracts.power_view)
     GET  /routes     NDJSON: a whole routes document at each change, and every 15 s
 
@@ -30,6 +31,8 @@ from busbar.kube.contracts.power_view import SERIES_PATH, PowerPicture, PowerSer
 from busbar.kube.contracts.preview import NODES_PATH, PreviewAnswer, PreviewRequest
 from busbar.kube.contracts.preview import PATH as PREVIEW_PATH
 from busbar.kube.contracts.routes import RESEND_S, Routes
+from busbar.kube.contracts.service_plan import PATH as SERVICE_PLAN_PATH
+from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.errors import KubeError
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.operator.errors import Busy, PreviewFailed
@@ -88,12 +91,14 @@ class Server:
         feed: RoutesFeed,
         snapshot: Callable[[], Snapshot],
         preview: Callable[[Draft, bool], Awaitable[PreviewAnswer]],
+        service_plan: Callable[[ServicePlanRequest], Awaitable[ServicePlanAnswer]],
         power: Power,
         problems: Callable[[], list[str]],
         is_ready: Callable[[], bool],
     ) -> None:
         self._settings, self._client, self._metrics = settings, client, metrics
         self._feed, self._snapshot, self._preview = feed, snapshot, preview
+        self._service_plan = service_plan
         self._power, self._problems, self._is_ready = power, problems, is_ready
         self._reviewer = Reviewer(self._post)
         self._runners: list[web.AppRunner] = []
@@ -132,6 +137,7 @@ class Server:
         app.router.add_get("/snapshot", self._get_snapshot)
         app.router.add_get(NODES_PATH, self._get_nodes)
         app.router.add_post(PREVIEW_PATH, self._post_preview)
+        app.router.add_post(SERVICE_PLAN_PATH, self._post_service_plan)
         app.router.add_get(POWER_PATH, self._get_power)
         app.router.add_get(SERIES_PATH, self._get_series)
         app.router.add_get("/routes", self._get_routes)
@@ -191,6 +197,19 @@ class Server:
         try:
             return web.json_response((await self._preview(draft, asked.admin)).to_wire())
         except (Busy, PreviewFailed) as error:
+            return _error(503, type(error).__name__, str(error))
+
+    async def _post_service_plan(self, request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
+        try:
+            asked = ServicePlanRequest.model_validate_json(await request.read())
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            return _error(422, "Invalid", f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+        try:
+            return web.json_response((await self._service_plan(asked)).to_wire())
+        except Busy as error:
             return _error(503, type(error).__name__, str(error))
 
     async def _get_power(self, request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The operator's internal port: previews of drafts, the load of nodes, and what they draw. Our projected token proves who we are."""
+"""The operator's internal port: previews of drafts, plans of services, the load of nodes, and what they draw. Our projected token proves who we are."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from busbar.kube.contracts.power_view import PATH as POWER_PATH
 from busbar.kube.contracts.power_view import SERIES_PATH, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import NODES_PATH, NodeLoad, NodeLoads, PreviewAnswer, PreviewRequest
 from busbar.kube.contracts.preview import PATH as PREVIEW_PATH
+from busbar.kube.contracts.service_plan import PATH as SERVICE_PLAN_PATH
+from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.token_file import TokenFile
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class Operator(Protocol):
 
     async def preview(self, draft: Object, *, admin: bool) -> PreviewAnswer: ...
 
+    async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer: ...
+
     async def close(self) -> None: ...
 
 
@@ -108,6 +112,10 @@ class OperatorClient:
         """
         body = PreviewRequest(object=draft, admin=admin).to_wire()
         return _read(PreviewAnswer, await self._fetch("POST", PREVIEW_PATH, body))
+
+    async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer:
+        """The cheapest replicas of a service for a stated load. Raises Invalid and Unavailable as `preview` does."""
+        return _read(ServicePlanAnswer, await self._fetch("POST", SERVICE_PLAN_PATH, asked.to_wire()))
 
     async def close(self) -> None:
         if self._session is not None:

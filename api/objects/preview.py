@@ -14,13 +14,14 @@ from busbar.api.kubernetes.client import Object
 from busbar.api.objects.objects import Objects, metadata_of
 from busbar.api.objects.operator_client import Operator
 from busbar.kube.contracts.preview import PreviewAnswer
-from busbar.kube.resources import Resource
+from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
+from busbar.kube.resources import MODEL_SERVICES, Resource
 
 DRAFT_NAME = "preview"
 
 
 class Previews:
-    """Previews of drafts for callers."""
+    """Previews of drafts, and plans of services, for callers."""
 
     def __init__(self, objects: Objects, operator: Operator, authorizer: Authorizer) -> None:
         self._objects = objects
@@ -54,3 +55,13 @@ class Previews:
                 code="Suspended",
             )
         return await self._operator.preview(stored, admin=await self._authorizer.is_admin(caller))
+
+    async def service_plan(self, caller: Caller, asked: ServicePlanRequest) -> ServicePlanAnswer:
+        """The cheapest replicas of a service for a stated load.
+
+        Raises:
+            NotFound: there is no such service, or it is not theirs to see.
+            Unavailable: the operator is away, or answers too many others.
+        """
+        await self._objects.exists(caller, MODEL_SERVICES, asked.namespace, asked.name)
+        return await self._operator.service_plan(asked)

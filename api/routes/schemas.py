@@ -205,6 +205,35 @@ class PreviewInfo(Answer):
     )
 
 
+class PlannedPoolInfo(Answer):
+    """Replicas in one pool."""
+
+    pool: str
+    accelerator: str
+    replicas: int = Field(description="In the cheapest mix.")
+    requests_per_second: float = Field(description="What one replica sustains within the target.")
+    cost_per_hour: float | None = Field(default=None, description="Of one; null: not every pool has a price.")
+    alone: int | None = Field(
+        default=None, description="Replicas that carry the load without other pools; null: it cannot."
+    )
+
+
+class ServicePlanInfo(Answer):
+    """The cheapest replicas for a load, or why there are none."""
+
+    possible: bool = Field(description="Whether they carry the whole load within the target.")
+    reason: str
+    rate: float
+    ttft_milliseconds: float | None = None
+    tpot_milliseconds: float | None = None
+    percentile: float | None = None
+    pools: list[PlannedPoolInfo] = Field(description="Those with a measured speed.")
+    cost_per_hour: float | None = Field(default=None, description="Of all; null: not every pool has a price.")
+    prompt_tokens: float | None = Field(default=None, description="Mean of the service's requests now.")
+    output_tokens: float | None = None
+    notes: list[str] = Field(description="What is not known or not looked at.")
+
+
 class EventInfo(Answer):
     type: str
     reason: str

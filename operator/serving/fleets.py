@@ -14,6 +14,7 @@ State is in memory, by service: the forecast's history, the sizes and the attain
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -139,6 +140,17 @@ class Fleets:
     def without_target(self, uid: str) -> None:
         """Forgets a service that has no latency target (any more)."""
         self._states.pop(uid, None)
+
+    def outlook(self, uid: str, demand: ServiceDemand | None) -> tuple[Sizes, float]:
+        """The sizes of a service's requests, and the part of the computed rates that is believed. Of a service that has
+        no latency target, the sizes of the last three minutes."""
+        state = self._states.get(uid)
+        if state is not None and state.sizes.known:
+            return copy.deepcopy(state.sizes), state.trust.factor
+        sizes, window = Sizes(), demand.window(180) if demand is not None else None
+        if window is not None:
+            sizes.learn(window.sizes, 0.0)
+        return sizes, 1.0
 
     def plan(self, seen: Seen) -> Plan:
         """What the target says now. Calls for one service must not overlap."""

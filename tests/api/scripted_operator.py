@@ -12,6 +12,7 @@ from busbar.api.errors import Unavailable
 from busbar.kube.contracts.power import Backend, LeaseState
 from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import NodeLoad, PreviewAnswer
+from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types.quantity import to_bytes, to_millis
 from busbar.operator.forecasts.worker import Answer
@@ -44,6 +45,8 @@ class ScriptedOperator:
         self.away = False
         self.drafts: list[dict[str, Any]] = []
         self.ended: tuple[Finished, ...] = ()
+        self.planned: list[ServicePlanRequest] = []
+        self.plan = ServicePlanAnswer(possible=False, reason="Nothing is known.", rate=1.0)
         self.series: tuple[str, str, Resolution] | None = None
 
     async def close(self) -> None:
@@ -94,6 +97,12 @@ class ScriptedOperator:
         told = what_if(snapshot, Policy(solver=False), job, time.time(), self.ended)
         start = (told.p50_s, told.p90_s) if told.p50_s is not None and told.p90_s is not None else None
         return with_forecast(found, Answer("draft", start), Calibration(20, 0.45, 0.9))
+
+    async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer:
+        if self.away:
+            raise Unavailable("the operator does not answer")
+        self.planned.append(asked)
+        return self.plan.model_copy(update={"rate": asked.rate})
 
     def _snapshot(self, draft: dict[str, Any] | None) -> Snapshot:
         if self.away:

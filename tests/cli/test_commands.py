@@ -16,6 +16,7 @@ from tests.cli.conftest import Site
 
 from busbar.cli.commands.power import _ordered, bar
 from busbar.kube.contracts.power_view import FeedPower
+from busbar.kube.contracts.service_plan import PlannedPool, ServicePlanAnswer
 from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, PODS, TENANTS, TRAINING_JOBS
 from busbar.scheduler import Finished
 
@@ -411,6 +412,39 @@ async def test_preview_takes_the_one_job_of_a_file_and_no_more(site: Site) -> No
     both = await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump_all([JOB, SERVICE]))
     assert both.code == 2
     assert (await site.busbar("preview", "-f", "-", stdin=yaml.safe_dump(claim))).code == 2
+
+
+async def test_service_plan_shows_the_mix_its_cost_and_what_is_not_known(site: Site) -> None:
+    pool = PlannedPool(pool="l4", accelerator="L4", replicas=3, requests_per_second=2.5, cost_per_hour=0.7)
+    spare = PlannedPool(
+        pool="h100", accelerator="H100", replicas=0, requests_per_second=9.0, cost_per_hour=7.5, alone=1
+    )
+    site.world.operator.plan = ServicePlanAnswer(
+        possible=True, reason="3 replicas carry 7 requests/s within the target.", rate=1.0,
+        ttft_milliseconds=1000, tpot_milliseconds=50, percentile=99, pools=(spare, pool), cost_per_hour=2.1,
+        prompt_tokens=400, output_tokens=200, notes=("No replica has measured its speed on A100 yet.",),
+    )  # fmt: skip
+    done = await site.busbar(
+        "service", "plan", "ada-chat", "--rate", "7", "--slo-ttft", "1", "--slo-tpot", "0.05"
+    )
+    assert done.code == 0
+    for words in (
+        "7 requests/s", "1000 ms to the first token, 50 ms per later one", "2.10 per hour", "does not carry it",
+        "1, 7.50 per hour", "No replica has measured its speed on A100 yet.", "400 tokens of prompt",
+    ):  # fmt: skip
+        assert words in done.out, done.out
+    (sent,) = site.world.operator.planned
+    assert (sent.rate, sent.ttft_milliseconds, sent.tpot_milliseconds, sent.percentile) == (7, 1000, 50, None)
+    named = await site.busbar("service", "plan", "service/ada-chat", "--rate", "7", "-o", "name")
+    assert named.lines == ["l4"]
+
+
+async def test_service_plan_that_finds_nothing_says_why_and_fails(site: Site) -> None:
+    done = await site.busbar("service", "plan", "ada-chat", "--rate", "7")
+    assert (done.code, "Nothing is known." in done.out) == (1, True)
+    for wrong in ("0", "-1", "nan", "inf", "many"):
+        assert (await site.busbar("service", "plan", "ada-chat", "--rate", wrong)).code == 2
+    assert (await site.busbar("service", "plan", "nothing", "--rate", "7")).code == 3
 
 
 async def test_scale_sets_a_count_or_gives_it_back(site: Site) -> None:

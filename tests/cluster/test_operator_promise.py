@@ -17,6 +17,7 @@ from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.service_plan import ServicePlanRequest
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES
 from busbar.operator.app import Operator
@@ -182,3 +183,8 @@ async def test_of_two_types_the_cheaper_is_claimed_and_where_it_has_no_room_the_
         rows = {row["pool"]: row for row in status["pools"]}
         assert (rows[other]["desired"], rows[other]["ready"], rows[other]["accelerator"]) == (2, 2, "cpu-b")
         assert rows[cluster.namespace]["ready"] >= 2
+        asked = ServicePlanRequest(namespace=cluster.namespace, name="web", rate=1.5 * load.each)
+        plan = await load.operator.handlers.service_plan(asked)
+        assert plan.possible, plan.reason
+        assert {pool.pool for pool in plan.pools} == {cluster.namespace, other}
+        assert sum(pool.replicas for pool in plan.pools) >= 2

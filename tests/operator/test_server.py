@@ -17,6 +17,7 @@ from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
 from busbar.kube.contracts.power_view import NodePower, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.contracts.routes import Routes
+from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.login import Login
 from busbar.operator.errors import Busy, PreviewFailed
@@ -53,6 +54,12 @@ async def preview(draft: Draft, admin: bool) -> PreviewAnswer:
     )
 
 
+async def plan(asked: ServicePlanRequest) -> ServicePlanAnswer:
+    if asked.name == "busy":
+        raise Busy("others are asking")
+    return ServicePlanAnswer(possible=True, reason=f"{asked.name} has enough.", rate=asked.rate)
+
+
 SNAPSHOT = Snapshot(
     pools=(Pool("l4", "L4", "nvidia.com/gpu"),), nodes=(SNode("node-0", "l4", Resources(8000, 8000, 64000)),)
 )
@@ -81,6 +88,7 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
         feed,
         lambda: SNAPSHOT,
         preview,
+        plan,
         Drawn(),
         list,
         lambda: True,
@@ -94,7 +102,9 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
 API = {"Authorization": "Bearer system:serviceaccount:busbar-system:busbar-api"}
 
 
-@pytest.mark.parametrize("path", ["/snapshot", "/nodes", "/routes", "/preview", "/power", "/power/series"])
+@pytest.mark.parametrize(
+    "path", ["/snapshot", "/nodes", "/routes", "/preview", "/service-plan", "/power", "/power/series"]
+)
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -114,6 +124,20 @@ async def test_the_internal_port_is_for_our_own_processes(
         session.get(f"http://127.0.0.1:{made.ports['internal']}{path}", headers=headers) as response,
     ):
         assert response.status == status
+
+
+async def test_a_plan_of_a_service_is_answered_and_a_wrong_load_is_named() -> None:
+    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
+        url = f"http://127.0.0.1:{made.ports['internal']}/service-plan"
+        asked: dict[str, Any] = {"namespace": "team", "name": "web", "rate": 40}
+        async with session.post(url, json=asked, headers=API) as response:
+            assert (await response.json())["reason"] == "web has enough."
+        async with session.post(url, json=asked | {"name": "busy"}, headers=API) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "Busy")
+        for wrong, field in (({"rate": 0}, "rate"), ({"ttftMilliseconds": -1}, "ttftMilliseconds")):
+            async with session.post(url, json=asked | wrong, headers=API) as response:
+                assert response.status == 422
+                assert field in (await response.json())["error"]["message"]
 
 
 async def test_a_preview_is_answered_for_who_asks_and_a_wrong_draft_is_named_by_its_field() -> None:

@@ -10,10 +10,13 @@ from tests.api.conftest import BASE, JOB, SERVICE, World
 
 from busbar.api.access.identity import CallerRole
 from busbar.kube.contracts.preview import PreviewAnswer, span
+from busbar.kube.contracts.service_plan import PlannedPool, ServicePlanAnswer
 from busbar.kube.resources import TRAINING_JOBS
 from busbar.scheduler import Finished
 
 AT = f"{BASE}/namespaces/ada-lab/preview"
+SERVICES = f"{BASE}/namespaces/ada-lab/modelservices"
+PLAN = f"{SERVICES}/ada-chat/plan"
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -174,3 +177,38 @@ async def test_viewers_preview_nothing(world: World) -> None:
 )
 def test_durations_are_said_in_words(seconds: float | None, words: str) -> None:
     assert span(seconds) == words
+
+
+async def test_a_plan_of_a_service_is_passed_on_with_its_load_and_targets(world: World) -> None:
+    alice = await world.as_("alice")
+    pool = PlannedPool(pool="h100", accelerator="H100", replicas=2, requests_per_second=9.5, alone=2)
+    world.operator.plan = ServicePlanAnswer(possible=True, reason="Enough.", rate=1.0, pools=(pool,))
+    asked = {"rate": "40", "ttftMilliseconds": "1500", "percentile": "95"}
+    found = (await alice.get(PLAN, params=asked)).json()
+    assert (found["possible"], found["rate"], found["costPerHour"]) == (True, 40.0, None)
+    assert found["pools"][0]["requestsPerSecond"] == 9.5
+    (sent,) = world.operator.planned
+    assert (sent.namespace, sent.name, sent.rate) == ("ada-lab", "ada-chat", 40.0)
+    assert (sent.ttft_milliseconds, sent.tpot_milliseconds, sent.percentile) == (1500.0, None, 95.0)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"rate": "0"}, {"rate": "-4"}, {"rate": "nan"}, {"rate": "inf"}, {"rate": "4", "percentile": "100"}],
+    ids=["none", "zero", "negative", "nan", "infinite", "percentile"],
+)
+async def test_a_load_or_target_that_cannot_be_is_refused_before_anybody_plans(
+    world: World, asked: dict[str, str]
+) -> None:
+    alice = await world.as_("alice")
+    assert (await alice.get(PLAN, params=asked)).status_code == 422
+    assert world.operator.planned == []
+
+
+async def test_a_plan_is_for_those_who_may_read_the_service(world: World) -> None:
+    bob, alice = await world.as_("bob"), await world.as_("alice")
+    assert (await bob.get(PLAN, params={"rate": "4"})).status_code == 404
+    assert (await alice.get(f"{SERVICES}/nothing/plan", params={"rate": "4"})).status_code == 404
+    assert world.operator.planned == []
+    world.operator.away = True
+    assert (await alice.get(PLAN, params={"rate": "4"})).status_code == 503

@@ -1,0 +1,115 @@
+"""The cheapest replicas of a service for a stated load, from what is measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.operator.builders import service
+from tests.operator.serving.test_fleets import SLO, World, kind, line, one
+
+from busbar.kube.contracts.demand import ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
+from busbar.kube.types import AcceleratorPool
+from busbar.operator.serving.fleets import Fleets
+from busbar.operator.serving.service_plan import service_plan
+from busbar.operator.serving.sizes import Sizes
+
+L4, T4 = kind("l4", 4.0), kind("t4", 1.0, capacity=2)
+BOTH: dict[str, Any] = {"pools": (L4, T4), "lines": [line("L4"), line("T4")]}
+
+
+def answer(world: World, rate: float, trust: float = 1.0, **asked: Any) -> ServicePlanAnswer:
+    sizes = Sizes()
+    count = SizeCount(prompt=2, output=3, count=10, prompt_tokens=4000, output_tokens=2000)
+    sizes.learn([count], 0.0)
+    question = ServicePlanRequest(namespace="team", name="web", rate=rate, **asked)
+    return service_plan(world.seen(1.0), sizes, trust, question)
+
+
+def each(world: World) -> float:
+    return answer(world, 0.1).pools[0].requests_per_second
+
+
+def test_the_mix_fills_the_cheap_pool_first_and_names_prices_and_what_one_pool_alone_needs() -> None:
+    world = one(**BOTH)
+    found = answer(world, 3.5 * each(world))
+    assert found.possible
+    assert found.reason.startswith("4 replicas carry ")
+    assert [(p.pool, p.accelerator, p.replicas, p.cost_per_hour, p.alone) for p in found.pools] == [
+        ("l4", "L4", 2, 4.0, 4), ("t4", "T4", 2, 1.0, None),
+    ]  # fmt: skip
+    assert found.cost_per_hour == 10.0
+    assert (found.ttft_milliseconds, found.tpot_milliseconds, found.percentile) == (2000, 100, 99)
+    assert (found.prompt_tokens, found.output_tokens) == (400, 200)
+
+
+def test_a_harder_target_needs_more_and_one_out_of_reach_is_refused_with_the_nearest_type() -> None:
+    world = one(pools=(L4,))
+    rate = 3.5 * each(world)
+    assert sum(p.replicas for p in answer(world, rate, tpot_milliseconds=25).pools) > 4
+    lax = answer(world, rate, percentile=50)
+    assert sum(p.replicas for p in lax.pools) <= 4
+    never = answer(world, rate, ttft_milliseconds=10)
+    assert (never.possible, never.pools) == (False, ())
+    assert never.reason.startswith("No type keeps the target at any load; L4 comes nearest: ")
+    assert never.ttft_milliseconds == 10
+
+
+def test_more_than_the_pools_hold_says_how_much_they_carry() -> None:
+    world = one(pools=(T4,), lines=[line("T4")])
+    found = answer(world, 4 * each(world))
+    assert (found.possible, found.pools[0].replicas, found.pools[0].alone) == (False, 2, None)
+    assert "hold too little: 2 replicas carry 50 % of " in found.reason
+
+
+def test_what_is_not_known_is_said() -> None:
+    free = kind("h100", 0.0)
+    unseen: AcceleratorPool = L4.model_validate({k: v for k, v in L4.to_wire().items() if k != "status"})
+    world = one(pools=(unseen, free), spec={"maxReplicas": 1})
+    found = answer(world, 2.5 * each(world), trust=0.9)
+    assert found.notes[:-1] == (
+        "No replica has measured its speed on H100 yet.",
+        "The capacity of pool l4 is not known yet.",
+        "Not every pool has a pricePerHour; the types' exchange rates stand in, and no cost is told.",
+        "Replicas count for 90 % of their computed rate: answers were late below it.",
+        "spec.maxReplicas allows 1; this mix has 3.",
+    )
+    assert (found.cost_per_hour, found.pools[0].cost_per_hour) == (None, None)
+    assert "Quota" in found.notes[-1]
+
+
+def test_without_a_target_sizes_or_speeds_there_is_no_mix_and_a_sentence_why() -> None:
+    bare = one(spec={"slo": None})
+    assert "has not both times" in answer(bare, 5.0).reason
+    assert answer(bare, 5.0, ttft_milliseconds=2000, tpot_milliseconds=100).possible
+    assert answer(one(lines=[]), 5.0).reason == "No replica has measured its speed on L4 yet."
+    asked = ServicePlanRequest(namespace="team", name="web", rate=5.0)
+    assert "sizes of requests are not known" in service_plan(one().seen(1.0), Sizes(), 1.0, asked).reason
+
+
+def test_the_fewest_replicas_are_those_of_the_spec() -> None:
+    found = answer(one(spec={"minReplicas": 3}), 0.1)
+    assert found.pools[0].replicas == 3
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf, 2e6])
+def test_a_rate_that_is_no_load_is_refused(rate: float) -> None:
+    with pytest.raises(ValidationError):
+        ServicePlanRequest(namespace="team", name="web", rate=rate)
+
+
+def test_sizes_are_those_that_scaling_learned_or_of_the_last_minutes_without_a_target() -> None:
+    world = one()
+    world.run(20, 5.0)
+    sizes, trust = world.fleets.outlook(world.service.metadata.uid, None)
+    assert (sizes.known, trust) == (True, 1.0)
+    count = SizeCount(prompt=1, output=1, count=4, prompt_tokens=800, output_tokens=40)
+    demand = ServiceDemand(
+        namespace="team", name="web", windows=[WindowDemand(seconds=180, arrivals=4, sizes=[count])]
+    )
+    fresh, _ = Fleets().outlook(service(slo=SLO).metadata.uid, demand)
+    assert fresh.means[1].prompt_tokens == 200
+    assert not Fleets().outlook("x", None)[0].known
