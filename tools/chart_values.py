@@ -318,12 +318,26 @@ class Monitors(Section):
     )
 
 
+class Dashboards(Section):
+    """Grafana dashboards in a ConfigMap, for Grafana's sidecar."""
+
+    enabled: bool = Field(default=False, description="Install them.")
+    labels: Labels = Field(
+        default_factory=lambda: {"grafana_dashboard": "1"},
+        description="Labels by which Grafana's sidecar finds the ConfigMap.",
+    )
+
+
 class Monitoring(Section):
-    """For the Prometheus Operator, whose types (monitoring.coreos.com/v1) the cluster must have."""
+    """Alerts and metrics for the Prometheus Operator, whose types (monitoring.coreos.com/v1) the cluster must have;
+    dashboards for Grafana."""
 
     rules: Rules = Field(default_factory=Rules, description="The alerts of docs/runbooks.md.")
     pod_monitors: Monitors = Field(
         default_factory=Monitors, description="Reading the metrics of operator, API and gateway."
+    )
+    dashboards: Dashboards = Field(
+        default_factory=Dashboards, description="Grafana dashboards: model services."
     )
 
 
@@ -397,5 +411,5 @@ class Values(Section):
     power: Power = Field(default_factory=Power, description="What PowerDomains are measured and kept with.")
     monitoring: Monitoring = Field(
         default_factory=Monitoring,
-        description="Alerts and metrics, for clusters with the Prometheus Operator.",
+        description="Alerts and metrics, for clusters with the Prometheus Operator, and dashboards for Grafana.",
     )

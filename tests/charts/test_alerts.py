@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
+from tests.charts.exported import exported, families
 from tests.charts.promql import parse
 from tests.charts.rendering import CHARTS, ROOT
-
-from busbar.api.database.metrics import DatabaseMetrics
-from busbar.gateway.metrics import Metrics as GatewayMetrics
-from busbar.operator.metrics import Metrics as OperatorMetrics
 
 ALERTS: list[dict[str, Any]] = yaml.safe_load((CHARTS / "busbar" / "alerts.yaml").read_text())
 RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()
@@ -22,24 +17,7 @@ SECTIONS = dict(re.findall(r"^## (Busbar\w+)\n(.*?)(?=^## |\Z)", RUNBOOKS, re.MU
 PARTS = ("Meaning.", "See it.", "Causes, most likely first.", "Do.", "Over when")
 TARGET_LABELS = {"pod", "namespace"}
 """Those of ours that a PodMonitor adds to every series."""
-SAMPLES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
 PLACEHOLDER = re.compile(r"\{\{ *(.*?) *\}\}")
-
-
-@cache
-def exported() -> dict[str, frozenset[str]]:
-    """The labels of every series that Prometheus reads from our processes, by its name."""
-    owners = (OperatorMetrics(), GatewayMetrics(), DatabaseMetrics())
-    found: dict[str, frozenset[str]] = {}
-    for owner in owners:
-        for metric in vars(owner).values():
-            if isinstance(metric, CollectorRegistry) or not hasattr(metric, "_labelnames"):
-                continue
-            for family in metric.describe():
-                for suffix in SAMPLES[family.type]:
-                    le = {"le"} if suffix == "_bucket" else set()
-                    found[family.name + suffix] = frozenset({*metric._labelnames, *le})
-    return found
 
 
 def names() -> list[str]:
@@ -53,18 +31,8 @@ def alert(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_the_registries_export_all_that_this_test_knows() -> None:
-    families = {
-        family.name
-        for registry in (
-            OperatorMetrics().registry,
-            GatewayMetrics().totals,
-            GatewayMetrics().per_service,
-            DatabaseMetrics().registry,
-        )
-        for family in registry.collect()
-    }
     known = {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in exported()}
-    assert known == families
+    assert known == families()
 
 
 def test_an_alert_is_written_as_the_others(alert: dict[str, Any]) -> None:

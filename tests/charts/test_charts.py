@@ -6,6 +6,7 @@ When a golden file differs on purpose, `python -m tests.charts.test_charts` writ
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 
@@ -60,6 +61,8 @@ MONITORED = (
     "monitoring.podMonitors.enabled=true",
     "monitoring.podMonitors.labels.release=prometheus",
     "monitoring.podMonitors.prometheusNamespace=monitoring",
+    "monitoring.dashboards.enabled=true",
+    "monitoring.dashboards.labels.folder=gpus",
 )
 POWER = (
     "power.agent.enabled=true",
@@ -430,6 +433,15 @@ def test_alerts_and_monitors_are_made_where_they_are_wanted() -> None:
         assert rule == alert
 
 
+def test_dashboards_are_made_where_they_are_wanted_with_the_label_that_grafana_looks_for() -> None:
+    plain = [d["metadata"]["name"] for d in documents(render("busbar")) if d["kind"] == "ConfigMap"]
+    assert "busbar-dashboards" not in plain
+    made = find(documents(render("busbar", *MONITORED)), "ConfigMap", "busbar-dashboards")
+    assert {"grafana_dashboard": "1", "folder": "gpus"}.items() <= made["metadata"]["labels"].items()
+    written = (CHARTS / "busbar" / "dashboards" / "services.json").read_text()
+    assert json.loads(made["data"]["busbar-services.json"]) == json.loads(written)
+
+
 def test_monitors_read_ports_that_the_pods_have_and_network_policies_let_them() -> None:
     found = documents(render("busbar", *MONITORED))
     for name in ("operator", "api", "gateway"):
@@ -440,6 +452,7 @@ def test_monitors_read_ports_that_the_pods_have_and_network_policies_let_them() 
         ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] in ports
+        assert endpoint["honorLabels"] is True, "series of services have a label namespace of their own"
         open_, closed = find(found, "NetworkPolicy", f"busbar-{name}")["spec"]["ingress"]
         from_ = [source["namespaceSelector"] for source in closed["from"] if "namespaceSelector" in source]
         if endpoint["port"] in [port["port"] for port in open_["ports"]]:
