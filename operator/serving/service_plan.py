@@ -50,8 +50,8 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
     priced = all(pool.spec.price_per_hour > 0 for pool in seen.pools)
     kinds = {pool.metadata.name: pool.spec.accelerator for pool in seen.pools}
     answer = ServicePlanAnswer(
-        possible=mix.carried >= WHOLE,
-        reason=_reason(mix, asked.rate),
+        possible=_carries_all(mix),
+        reason=_reason(mix, asked.rate, sizes),
         rate=asked.rate,
         pools=tuple(
             PlannedPool(
@@ -95,17 +95,28 @@ def _alone(column: Column, load: Sequence[float], limits: Limits) -> int | None:
     if limits.stock.get(column.key, limits.min_replicas) < limits.min_replicas:
         return None
     mix = cheapest([column], load, limits, effort=EFFORT)
-    return mix.replicas[column.key] if mix.carried >= WHOLE else None
+    return mix.replicas[column.key] if _carries_all(mix) else None
 
 
-def _reason(mix: Mix, rate: float) -> str:
+def _carries_all(mix: Mix) -> bool:
+    return mix.carried >= WHOLE and not mix.impossible
+
+
+def _reason(mix: Mix, rate: float, sizes: Sizes) -> str:
     count = sum(mix.replicas.values())
-    if mix.carried >= WHOLE:
-        words = "1 replica carries" if count == 1 else f"{count} replicas carry"
+    if mix.carried < WHOLE:
+        return (
+            f"The pools hold too little: {count} replicas carry {100 * mix.carried:.0f} % of {rate:g} requests/s"
+            " within the target."
+        )
+    words = "1 replica carries" if count == 1 else f"{count} replicas carry"
+    if not mix.impossible:
         return f"{words} {rate:g} requests/s within the target."
+    late = sum(sizes.shares[bucket] for bucket in mix.impossible)
+    shortest = min(sizes.means[bucket].prompt_tokens for bucket in mix.impossible)
     return (
-        f"The pools hold too little: {count} replicas carry {100 * mix.carried:.0f} % of {rate:g} requests/s"
-        " within the target."
+        f"{words} {100 * (1 - late):.3g} % of {rate:g} requests/s within the target; no type keeps it for the others,"
+        f" with prompts of {shortest:.0f} tokens and more."
     )
 
 

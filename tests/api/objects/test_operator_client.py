@@ -10,6 +10,7 @@ import pytest
 from busbar.api.errors import Unavailable
 from busbar.api.objects.operator_client import OperatorClient
 from busbar.kube.contracts.preview import NodeLoad
+from busbar.kube.contracts.service_plan import ServicePlanRequest
 
 
 @pytest.mark.parametrize("away", [True, False])
@@ -61,3 +62,21 @@ async def test_a_draft_is_sent_with_the_callers_standing_and_its_answer_comes_ba
     said = "[]"
     with pytest.raises(Unavailable, match="cannot be read"):
         await client.preview(draft, admin=False)
+
+
+async def test_a_question_for_a_plan_is_passed_on_and_its_answer_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = OperatorClient("http://127.0.0.1:9", "/nowhere")
+    sent: list[Any] = []
+
+    async def fetch(*request: Any) -> str:
+        sent.append(request)
+        return '{"possible": false, "reason": "Nothing is known.", "rate": 4}'
+
+    monkeypatch.setattr(client, "_fetch", fetch)
+    asked = ServicePlanRequest(namespace="team", name="web", rate=4, ttft_milliseconds=500)
+    found = await client.service_plan(asked)
+    body = {"namespace": "team", "name": "web", "rate": 4.0, "ttftMilliseconds": 500.0}
+    assert sent == [("POST", "/service-plan", body)]
+    assert (found.possible, found.reason, found.pools) == (False, "Nothing is known.", ())

@@ -65,6 +65,25 @@ def test_more_than_the_pools_hold_says_how_much_they_carry() -> None:
     assert "hold too little: 2 replicas carry 50 % of " in found.reason
 
 
+def test_a_type_that_reaches_the_target_never_has_no_part_and_carries_nothing_alone() -> None:
+    world = one(pools=(L4, T4), lines=[line("L4"), line("T4", secondsPerStep=0.5)])
+    fast, slow = answer(world, 3.5 * each(world)).pools
+    assert (fast.replicas, fast.alone) == (4, 4)
+    assert (slow.replicas, slow.alone, slow.requests_per_second) == (0, None, 0.0)
+
+
+def test_prompts_that_no_type_serves_in_time_are_told_and_the_plan_is_not_whole() -> None:
+    sizes = Sizes()
+    short = SizeCount(prompt=2, output=3, count=9, prompt_tokens=3600, output_tokens=1800)
+    sizes.learn([short, SizeCount(prompt=7, output=3, count=1, prompt_tokens=30_000, output_tokens=200)], 0.0)
+    asked = ServicePlanRequest(namespace="team", name="web", rate=4.0)
+    found = service_plan(one(pools=(L4,)).seen(1.0), sizes, 1.0, asked)
+    assert not found.possible
+    assert "carry 90 % of 4 requests/s within the target; no type keeps it for the others" in found.reason
+    assert "prompts of 30000 tokens" in found.reason
+    assert (found.pools[0].replicas > 0, found.pools[0].alone) == (True, None)
+
+
 def test_what_is_not_known_is_said() -> None:
     free = kind("h100", 0.0)
     unseen: AcceleratorPool = L4.model_validate({k: v for k, v in L4.to_wire().items() if k != "status"})
