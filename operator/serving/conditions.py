@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from busbar.kube.types import Condition, ServicePhase
-from busbar.kube.types.model_service import ScalingCause, ScalingDecision
+from busbar.kube.types.model_service import ModelServiceSpec, ScalingCause, ScalingDecision
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.write.status import clip, conditions
@@ -49,7 +49,7 @@ def conditions_of(
     return [
         made(ConditionType.READY, *(ready if unreachable else (phase in READY_PHASES, reason, message))),
         made(ConditionType.RUNNING, running, reason, message),
-        made(ConditionType.EXTERNALLY_SCALED, *_external(view.service.spec.replicas, history, view.now)),
+        made(ConditionType.EXTERNALLY_SCALED, *_external(view.service.spec, history, view.now)),
     ]
 
 
@@ -77,12 +77,16 @@ def _unreachable(view: ServiceView) -> str:
 
 
 def _external(
-    replicas: int | None, history: Iterable[ScalingDecision], now: datetime
+    spec: ModelServiceSpec, history: Iterable[ScalingDecision], now: datetime
 ) -> tuple[bool, Reason, str]:
     """Whether `spec.replicas` decides, and whether it looks as if several wrote it."""
-    if replicas is None:
+    if spec.replicas is None:
         return False, Reason.NO_EXTERNAL_TARGET, "spec.replicas is not set; Busbar decides."
-    text = f"spec.replicas is {replicas}: it decides, and Busbar does not."
+    text = f"spec.replicas is {spec.replicas}: it decides, and Busbar does not."
+    if spec.replicas == spec.min_replicas == 0:
+        text = (
+            "spec.replicas is 0: it decides, except that a request wakes the service until it is idle again."
+        )
     turns = _turns(history, now)
     if turns < ALTERNATES_TURNS:
         return True, Reason.EXTERNAL_TARGET, text

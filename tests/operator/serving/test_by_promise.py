@@ -191,6 +191,13 @@ def test_an_external_target_is_a_condition_that_tells_where_it_goes_up_and_down(
     assert [text == external.message for text in told] == [True] * (reason == "ExternalTargetAlternates")
 
 
+def test_at_zero_the_condition_says_that_a_request_wakes_the_service() -> None:
+    for least, words in ((0, "a request wakes the service"), (1, "Busbar does not.")):
+        status = scaled(2, 0, minReplicas=least).status
+        assert status is not None
+        assert words in (status.conditions or [])[2].message
+
+
 def test_the_condition_ends_with_the_field_and_the_doubt_with_time() -> None:
     first = scaled(2, 5, 2, 5).status
     assert first is not None
