@@ -377,14 +377,7 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         believed = f"Replicas count for {100 * state.trust.factor:.0f} % of their computed rate: answers were late below it."
         message = f"{believed} {message}".rstrip()
     target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
-    return Plan(
-        target,
-        message,
-        state.change,
-        ahead,
-        room,
-        rates,
-    )
+    return Plan(target, message, state.change, ahead, room, rates)
 
 
 def _rooms(state: _State, seen: Seen, fleet: Fleet) -> tuple[float, Mapping[str, float]]:
