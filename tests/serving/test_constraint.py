@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from busbar.workloads.serving.constraint import Constraint, make_constraint, token_sequences
 from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.folding import SMALL
 from busbar.workloads.serving.loader import Loaded
-from busbar.workloads.serving.sampler import SMALL, Draw, sample
+from busbar.workloads.serving.sampler import Draw, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams
 from busbar.workloads.serving.vocabulary import Vocabulary
 

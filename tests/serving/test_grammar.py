@@ -20,10 +20,11 @@ from tests.serving.models import EOS, VOCAB, make_tokenizer
 
 from busbar.workloads.serving.core import Delta
 from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.folding import SMALL
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex, Guide
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_format import GrammarKind, GrammarSpec
-from busbar.workloads.serving.sampler import SMALL, Draw, sample
+from busbar.workloads.serving.sampler import Draw, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams
 from busbar.workloads.serving.vocabulary import Vocabulary
 

@@ -17,7 +17,8 @@ from transformers.generation.logits_process import (
 )
 
 from busbar.workloads.serving.constraint import Constraint
-from busbar.workloads.serving.sampler import FOLD, SMALL, Draw, Sampled
+from busbar.workloads.serving.folding import FOLD, SMALL
+from busbar.workloads.serving.sampler import Draw, Sampled
 from busbar.workloads.serving.sampler import sample as sample_all
 from busbar.workloads.serving.sampling import Randomness, SamplingParams
 from busbar.workloads.serving.token_counts import TokenCounts

@@ -6,10 +6,9 @@ once. Greedy rows take the largest. The others
 invert the cumulative distribution at the request's own random number (`sampling.Randomness`), so a seed
 gives the same tokens alone, in a crowd, and after a preemption.
 
-A nucleus needs the likeliest tokens in order, not all of them. The row is laid out as `FOLD` layers; the
-largest value of each column costs one pass, and the `n` largest values of the row lie in the `n` columns
-with the largest peaks. So few candidates are sorted; only a row whose nucleus is wider than those is looked
-at again, down to a bound that is lowered until it holds enough. Sums over a row are float32; whatever decides a draw is float64.
+A nucleus needs the likeliest tokens in order, not all of them. `folding` finds a few candidates, and only those are
+sorted; a row whose nucleus is wider is looked at again, down to a bound that is lowered until it holds enough. Sums over
+a row are float32; whatever decides a draw is float64.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from busbar.workloads.serving.folding import candidates, largest_of, maximum_of, peaks_of, weights_of
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
 from busbar.workloads.serving.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.grammar import Allowed
 
-FOLD = 32
-SMALL = 8192
-"""Vocabularies up to this size are not folded: sorting them is cheap."""
 CANDIDATES = 64
 LOWER = 1.0
 """Nats by which the bound of a wide nucleus is lowered at a time."""
@@ -78,12 +75,12 @@ class Sampled:
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     """One token per row of `logits` [n, vocabulary] float32, which are left as they were."""
     told = [i for i, d in enumerate(draws) if d.params.logprobs is not None]
-    peaks = _peaks(logits)
+    peaks = peaks_of(logits)
     likeliest = _likeliest(logits, peaks, told, draws) if told else {}
     edit = _Edit(logits, draws)
     if peaks is not logits:
         for row in edit.rows:
-            peaks[row] = _peaks(logits[row : row + 1])[0]
+            peaks[row] = peaks_of(logits[row : row + 1])[0]
     chosen = _choose(logits, peaks, draws)
     edit.undo()
     tokens: list[int] = chosen.tolist()
@@ -214,7 +211,7 @@ def _bias_arrays(bias: tuple[tuple[int, float], ...]) -> tuple[torch.Tensor, tor
 
 
 def _choose(logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    chosen = _largest(logits, peaks)
+    chosen = largest_of(logits, peaks)
     hot = [i for i, d in enumerate(draws) if not d.params.greedy]
     ordered = [i for i in hot if draws[i].params.needs_order]
     plain = [i for i in hot if not draws[i].params.needs_order]
@@ -225,27 +222,14 @@ def _choose(logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[Draw]) ->
     return chosen
 
 
-def _largest(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
-    """The first of the largest logits of each row, as argmax."""
-    if peaks is logits or logits.shape[0] == 1:
-        return logits.argmax(-1)
-    columns = peaks.shape[1]
-    ids = (peaks == peaks.amax(-1, keepdim=True)).long().argmax(-1)[:, None] + columns * torch.arange(
-        FOLD, device=logits.device
-    )
-    ids = _with_tail(ids, logits.shape[1], columns)
-    best = logits.gather(1, ids)
-    return torch.where(best == best.amax(-1, keepdim=True), ids, logits.shape[1]).amin(-1)
-
-
 def _in_token_order(
     logits: torch.Tensor, peaks: torch.Tensor, rows: list[int], draws: Sequence[Draw]
 ) -> torch.Tensor:
     """Draws from whole rows: cells of neighbours first, then inside the cell."""
-    largest = _row_maximum(logits, peaks)
+    largest = maximum_of(logits, peaks)
     tokens, scratch = [], torch.empty_like(logits[0])
     for row in rows:
-        weights = _weights(logits[row], largest[row], draws[row].params.temperature, scratch)
+        weights = weights_of(logits[row], largest[row], draws[row].params.temperature, scratch)
         main = len(weights) // CELL * CELL
         sums = torch.cat((weights[:main].view(-1, CELL).sum(-1), weights[main:].sum()[None])).double()
         heap = sums.cumsum(0)
@@ -278,14 +262,14 @@ def _in_order_of_likelihood(
     """Draws from top-k, top-p and min-p sets, with as many candidates as each row needs."""
     params = [draws[i].params for i in rows]
     device, width = logits.device, logits.shape[1]
-    largest = _row_maximum(logits, peaks)
+    largest = maximum_of(logits, peaks)
 
     def column(values: list[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
     scratch = torch.empty_like(logits[0])
     sums = [
-        inf if p.top_k else _weights(logits[i], largest[i], p.temperature, scratch).sum()
+        inf if p.top_k else weights_of(logits[i], largest[i], p.temperature, scratch).sum()
         for i, p in zip(rows, params, strict=True)
     ]
     totals = torch.stack([torch.as_tensor(s, device=device).double() for s in sums])[:, None]
@@ -297,7 +281,7 @@ def _in_order_of_likelihood(
         total=totals,
         point=column([draws[i].randomness.uniform(draws[i].index) for i in rows]),
     )
-    values, ids = _candidates(logits, peaks, rows, CANDIDATES)
+    values, ids = candidates(logits, peaks, rows, CANDIDATES)
     picked, enough = _draw(values.double(), wishes, ids.shape[1] == width)
     tokens = ids.gather(1, picked)[:, 0]
     for i in (~enough[:, 0]).nonzero()[:, 0].tolist():
@@ -371,72 +355,19 @@ def _draw(values: torch.Tensor, wish: _Wishes, everything: bool) -> tuple[torch.
     return torch.minimum(index, last.clamp(min=0)), enough | everything
 
 
-# -- rows -----------------------------------------------------------------------------------------
-
-
-def _peaks(logits: torch.Tensor) -> torch.Tensor:
-    """[n, columns]: the largest logit of each column of the folded row; a small row itself."""
-    width = logits.shape[1]
-    if width <= SMALL:
-        return logits
-    columns = width // FOLD
-    return logits[:, : FOLD * columns].view(-1, FOLD, columns).amax(1)
-
-
-def _row_maximum(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
-    largest = peaks.amax(-1)
-    if peaks.shape[1] * FOLD < logits.shape[1]:
-        largest = torch.maximum(largest, logits[:, peaks.shape[1] * FOLD :].amax(-1))
-    return largest
-
-
-def _with_tail(ids: torch.Tensor, width: int, columns: int) -> torch.Tensor:
-    """Adds the tokens that no column holds to every row of token ids."""
-    if FOLD * columns == width:
-        return ids
-    rest = torch.arange(FOLD * columns, width, device=ids.device)
-    return torch.cat((ids, rest.expand(ids.shape[0], -1)), -1)
-
-
-def _candidates(
-    logits: torch.Tensor, peaks: torch.Tensor, rows: list[int], count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest logits of each of the rows, largest first, and their tokens."""
-    width, columns = logits.shape[1], peaks.shape[1]
-    if columns == width:
-        best = logits[rows].topk(min(count, width))
-        return best.values, best.indices
-    at = peaks[rows].topk(min(count, columns), sorted=False).indices
-    ids = (at[:, :, None] + columns * torch.arange(FOLD, device=logits.device)).flatten(1)
-    ids = _with_tail(ids, width, columns)
-    offsets = torch.tensor(rows, device=logits.device)[:, None] * width
-    best = logits.view(-1).take(ids + offsets).topk(min(count, ids.shape[1]))
-    return best.values, ids.gather(1, best.indices)
-
-
-def _weights(
-    row: torch.Tensor, largest: torch.Tensor, temperature: float, scratch: torch.Tensor
-) -> torch.Tensor:
-    """exp((logit - largest) / temperature), in `scratch`: one row at a time stays in a processor's cache."""
-    torch.sub(row, largest, out=scratch)
-    if temperature != 1.0:
-        scratch.mul_(1.0 / temperature)
-    return scratch.exp_()
-
-
 def _likeliest(
     logits: torch.Tensor, peaks: torch.Tensor, rows: list[int], draws: Sequence[Draw]
 ) -> dict[int, tuple[float, list[tuple[int, float]]]]:
     """Of each row: the logarithm of its sum of exponentials, and its likeliest tokens with their logits."""
     wanted = [draws[i].params.logprobs or 0 for i in rows]
     most = min(max(wanted), logits.shape[1])
-    largest = _row_maximum(logits, peaks)[rows]
+    largest = maximum_of(logits, peaks)[rows]
     scratch = torch.empty_like(logits[0])
     sums = torch.stack(
-        [_weights(logits[i], m, 1.0, scratch).sum() for i, m in zip(rows, largest, strict=True)]
+        [weights_of(logits[i], m, 1.0, scratch).sum() for i, m in zip(rows, largest, strict=True)]
     )
     totals: list[float] = (sums.double().log() + largest.double()).tolist()
-    values, tokens = (t.tolist() for t in _candidates(logits, peaks, rows, most)) if most else ([], [])
+    values, tokens = (t.tolist() for t in candidates(logits, peaks, rows, most)) if most else ([], [])
     return {
         row: (total, list(zip(tokens[i][:n], values[i][:n], strict=True)) if n else [])
         for i, (row, total, n) in enumerate(zip(rows, totals, wanted, strict=True))
