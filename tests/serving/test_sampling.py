@@ -150,6 +150,7 @@ WIDE = SMALL + 5 * FOLD + 7
 """A vocabulary large enough to be folded, whose size is no multiple of `FOLD`."""
 ASKED: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.7},
+    "temperature near 0": {"temperature": 0.05},
     "top_k": {"top_k": 40},
     "top_k beyond the first candidates": {"top_k": 700},
     "top_k of all": {"top_k": WIDE},
@@ -165,6 +166,7 @@ ALLOWED = Constraint(WIDE, frozenset(range(3, 290, 3)))
 BANNED = Constraint(WIDE, None, frozenset(range(0, 200, 2)))
 ASKED |= {
     "allowed tokens": {"constraint": ALLOWED},
+    "allowed tokens, temperature near 0": {"constraint": ALLOWED, "temperature": 0.05},
     "allowed tokens, fewer than top_k": {"constraint": ALLOWED, "top_k": 700},
     "allowed tokens, top_p of all": {"constraint": ALLOWED, "top_p": 0.9999999},
     "allowed tokens and everything": {**ASKED["everything"], "constraint": ALLOWED},
