@@ -157,7 +157,7 @@ def test_rounding_never_lets_another_token_through(
 
 def params(loaded: Loaded, allowed: list[int] | None, words: list[str], **more: Any) -> SamplingParams:
     params = SamplingParams(max_tokens=40, temperature=0.0, **more)
-    return loaded.core.constrained(params, allowed, words)
+    return loaded.core.rules.constrained(params, allowed, words)
 
 
 def test_greedy_tokens_under_allowed_token_ids_are_those_of_transformers(
@@ -192,7 +192,7 @@ def test_sampled_tokens_keep_both_rules_with_logprobs_of_the_whole_vocabulary(lo
     allowed = list(range(30, 110))
     params = SamplingParams(max_tokens=200, seed=3, logprobs=4, temperature=1.5)
     free = generate(loaded, [PROMPTS[0]], params)[0]
-    asked = loaded.core.constrained(params, allowed, ["a", "ex"])
+    asked = loaded.core.rules.constrained(params, allowed, ["a", "ex"])
     (deltas,) = generate(loaded, [PROMPTS[0]], asked)
     tokens = tokens_of(deltas)
     assert len(tokens) == 200
@@ -206,7 +206,7 @@ def test_sampled_tokens_keep_both_rules_with_logprobs_of_the_whole_vocabulary(lo
 
 def test_a_preempted_request_generates_the_same_tokens(llama: tuple[Path, Any], loaded: Loaded) -> None:
     asked = [
-        loaded.core.constrained(
+        loaded.core.rules.constrained(
             SamplingParams(max_tokens=60, seed=seed, ignore_eos=True), range(20, 200), ["re", "zq", "a"]
         )
         for seed in range(4)
@@ -221,22 +221,22 @@ def test_a_preempted_request_generates_the_same_tokens(llama: tuple[Path, Any], 
 
 def test_an_answer_ends_where_no_token_may_follow(loaded: Loaded) -> None:
     (token,) = loaded.core.tokenizer.encode("z", add_special_tokens=False).ids
-    asked = loaded.core.constrained(SamplingParams(max_tokens=9, seed=1), [token], ["zz"])
+    asked = loaded.core.rules.constrained(SamplingParams(max_tokens=9, seed=1), [token], ["zz"])
     (deltas,) = generate(loaded, [PROMPTS[0]], [asked])
     assert (tokens_of(deltas), text_of(deltas), deltas[-1].finish) == ([token], "z", "stop")
-    assert loaded.core.is_over(loaded.core.replay(PROMPTS[0], asked, [token]), asked)
-    assert not loaded.core.is_over(loaded.core.replay(PROMPTS[0], asked, []), asked)
+    assert loaded.core.rules.is_over(loaded.core.replay(PROMPTS[0], asked, [token]), asked)
+    assert not loaded.core.rules.is_over(loaded.core.replay(PROMPTS[0], asked, []), asked)
 
 
 def test_a_request_that_may_begin_with_no_token_is_refused(loaded: Loaded) -> None:
     core = loaded.core
     (token,) = core.tokenizer.encode("z", add_special_tokens=False).ids
     with pytest.raises(BadRequest, match="allowed_token_ids leaves no token"):
-        core.constrained(SamplingParams(), [token], ["z"])
+        core.rules.constrained(SamplingParams(), [token], ["z"])
     with pytest.raises(BadRequest, match="min_tokens is 2, without the end tokens"):
-        core.constrained(SamplingParams(min_tokens=2), [EOS], [])
-    core.constrained(SamplingParams(), [EOS], [])
-    core.constrained(SamplingParams(min_tokens=2), [EOS, token], [])
+        core.rules.constrained(SamplingParams(min_tokens=2), [EOS], [])
+    core.rules.constrained(SamplingParams(), [EOS], [])
+    core.rules.constrained(SamplingParams(min_tokens=2), [EOS, token], [])
 
 
 def test_bad_words_may_be_the_whole_vocabulary_only_by_being_refused() -> None:

@@ -153,7 +153,7 @@ def test_a_preempted_answer_and_one_that_goes_on_elsewhere_follow_their_grammar(
     for cut in range(1, len(whole)):
         before = tokens_of(whole[:cut])
         history = loaded.core.replay(PROMPT, asked, before)
-        if loaded.core.is_over(history, asked):
+        if loaded.core.rules.is_over(history, asked):
             assert cut == len(whole)
             continue
         loaded.core.submit("0", PROMPT, asked, 0.0, history=history)

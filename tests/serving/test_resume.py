@@ -31,7 +31,7 @@ def loaded(llama: tuple[Path, Any]) -> Loaded:
 def go_on(loaded: Loaded, params: SamplingParams, tokens: list[int]) -> list[Delta]:
     core = loaded.core
     history = core.replay(PROMPT, params, tokens)
-    assert not core.is_over(history, params)
+    assert not core.rules.is_over(history, params)
     core.submit("r", PROMPT, params, 0.0, history=history)
     found: list[Delta] = []
     while not core.idle:
@@ -82,7 +82,7 @@ def test_a_constraint_holds_across_the_cut(loaded: Loaded) -> None:
             "a",
             "re",
         ]
-        whole = check(loaded, loaded.core.constrained(asked, range(10, 300), words))
+        whole = check(loaded, loaded.core.rules.constrained(asked, range(10, 300), words))
         assert set(tokens_of(whole)) <= set(range(10, 300))
 
 
@@ -118,8 +118,8 @@ def test_an_answer_that_is_over_is_known(
     loaded: Loaded, params: SamplingParams, tokens: list[int] | None
 ) -> None:
     ids = tokens if tokens is not None else list(loaded.core.tokenizer.encode("ax").ids)
-    assert loaded.core.is_over(loaded.core.replay(PROMPT, params, ids), params)
-    assert not loaded.core.is_over(loaded.core.replay(PROMPT, params, []), params)
+    assert loaded.core.rules.is_over(loaded.core.replay(PROMPT, params, ids), params)
+    assert not loaded.core.rules.is_over(loaded.core.replay(PROMPT, params, []), params)
 
 
 def test_going_on_is_charged_and_counted_to_nobody_twice(loaded: Loaded) -> None:

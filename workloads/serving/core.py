@@ -7,15 +7,14 @@ free before the next plan. The clock is an argument, so tests need no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from tokenizers import Tokenizer
 
 from busbar.workloads.serving.budget import step_budget
-from busbar.workloads.serving.constraint import make_constraint
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex
@@ -30,6 +29,7 @@ from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.sequence import Chunk, Pooling, Sequence, Step
 from busbar.workloads.serving.speed import Speed
 from busbar.workloads.serving.text import special_tokens
+from busbar.workloads.serving.token_rules import TokenRules
 from busbar.workloads.serving.vocabulary import Vocabulary
 
 
@@ -99,7 +99,6 @@ class EngineCore:
         self.runner = runner
         self.tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
-        self.eos = eos
         self.metrics = metrics
         self.max_model_len = max_model_len
         self.speed = Speed()
@@ -111,7 +110,9 @@ class EngineCore:
         self._clock = clock
         self.special = special_tokens(tokenizer)
         """Tokens that are never part of a text."""
-        self.grammars = Grammars(self.vocabulary, runner.decoder.arch.vocab_size, eos, self.special)
+        width = runner.decoder.arch.vocab_size
+        self.grammars = Grammars(self.vocabulary, width, eos, self.special)
+        self.rules = TokenRules(self.vocabulary, width, eos)
         self._live: dict[str, Live] = {}
         self._of: dict[Sequence, Live] = {}
 
@@ -134,36 +135,9 @@ class EngineCore:
                 param="max_tokens" if prompt_len < self.max_model_len else "prompt",
             )
 
-    def constrained(
-        self, params: SamplingParams, allowed: Collection[int] | None, bad_words: Tokens[str]
-    ) -> SamplingParams:
-        """`params` under `allowed_token_ids` and `bad_words`. Raises BadRequest where they leave no token to
-        begin with. Safe to call from any thread."""
-        width = self.runner.decoder.arch.vocab_size
-        params = replace(params, constraint=make_constraint(self.vocabulary, width, allowed, bad_words))
-        if self._is_stuck(params, (), 0):
-            name = "bad_words" if allowed is None else "allowed_token_ids"
-            raise BadRequest(
-                f"{name} leaves no token to begin with, without those of {len(bad_words)} bad_words and, as "
-                f"min_tokens is {params.min_tokens}, {'without' if params.min_tokens else 'with'} the end "
-                "tokens; allow another token",
-                param=name,
-            )
-        return params
-
     def replay(self, prompt: list[int], params: SamplingParams, tokens: list[int]) -> History:
         """The history of a request that has sampled `tokens`. Safe to call from any thread."""
         return replay(self.vocabulary, self.special, prompt, params, tokens)
-
-    def is_over(self, history: History, params: SamplingParams) -> bool:
-        """Whether nothing may follow a history's tokens."""
-        return (
-            len(history.tokens) >= params.max_tokens
-            or (history.guide is not None and history.guide.over)
-            or history.matcher.matched is not None
-            or not self._ends(params).isdisjoint(history.tokens)
-            or self._is_stuck(params, history.tokens, 0)
-        )
 
     def submit(
         self,
@@ -311,7 +285,7 @@ class EngineCore:
         """What to sample for a request. One whose grammar breaks a limit goes into `failed` with the reason; its token
         is not used."""
         params, sequence = live.params, live.sequence
-        forbidden = self._forbidden(params, sequence.tokens, sequence.prompt_len)
+        forbidden = self.rules.forbidden(params, sequence.tokens, sequence.prompt_len)
         allowed: Allowed | None = None
         if live.history.guide is not None:
             try:
@@ -321,25 +295,6 @@ class EngineCore:
             if allowed is not None and forbidden and not allowed.any_but(forbidden):
                 forbidden = frozenset()  # min_tokens asks for more than the grammar has
         return Draw(params, live.randomness, live.sampled, live.history.counts, forbidden, allowed)
-
-    def _ends(self, params: SamplingParams) -> frozenset[int]:
-        """Tokens behind which nothing comes."""
-        if params.ignore_eos and params.grammar is None:
-            return params.stop_token_ids
-        return params.stop_token_ids | self.eos
-
-    def _forbidden(self, params: SamplingParams, tokens: Tokens[int], first: int) -> frozenset[int]:
-        """Tokens that may not come next, beside those that never may. Those from `first` on were generated."""
-        early = params.min_tokens > len(tokens) - first
-        forbidden = (self.eos | params.stop_token_ids) if early else frozenset()
-        if params.constraint is not None:
-            forbidden |= params.constraint.banned_after(tokens, first)
-        return forbidden
-
-    def _is_stuck(self, params: SamplingParams, tokens: Tokens[int], first: int) -> bool:
-        """Whether a constraint leaves no token to come next."""
-        constraint = params.constraint
-        return constraint is not None and constraint.leaves_nothing(self._forbidden(params, tokens, first))
 
     def _advance(self, live: Live, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
         params, sampled, history = live.params, live.sampled, live.history
@@ -358,9 +313,7 @@ class EngineCore:
         finish: str | None = None
         if history.guide is not None:
             history.guide.take((token,))
-        if token in params.stop_token_ids or (
-            token in self.eos and (not params.ignore_eos or history.guide is not None)
-        ):
+        if token in self.rules.ends(params):
             finish = "stop"
             text = history.matcher.add(history.detokenizer.flush())
         else:
@@ -369,7 +322,7 @@ class EngineCore:
                 finish = "stop"
             elif sampled >= params.max_tokens:
                 finish = "length"
-            elif self._is_stuck(params, live.sequence.tokens, live.sequence.prompt_len):
+            elif self.rules.is_stuck(params, live.sequence.tokens, live.sequence.prompt_len):
                 finish = "stop"
             if finish is not None:
                 text += history.matcher.add(history.detokenizer.flush())

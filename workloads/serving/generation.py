@@ -56,7 +56,7 @@ async def prepare(
     _check_tokens(wanted.params, loaded.arch.vocab_size)
     if wanted.allowed_token_ids is not None or wanted.bad_words:
         asked = await asyncio.to_thread(
-            core.constrained, wanted.params, wanted.allowed_token_ids, wanted.bad_words
+            core.rules.constrained, wanted.params, wanted.allowed_token_ids, wanted.bad_words
         )
         wanted = replace(wanted, params=asked)
     if wanted.grammar is not None:

@@ -71,7 +71,7 @@ async def take_over(
             job.choice.finish = "ended"
             continue
         job.history = await asyncio.to_thread(core.replay, job.prompt, job.params, choice.tokens)
-        if core.is_over(job.history, job.params):
+        if core.rules.is_over(job.history, job.params):
             raise BadRequest("these tokens end the answer already", param="choices")
         if job.choice.reader is not None:
             job.choice.reader.feed(job.history.text)  # what it shows is with the client

@@ -18,14 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
-import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from math import inf
-from typing import Any
 
 from aiohttp import web
 
@@ -36,18 +31,15 @@ from busbar.kube.contracts.streams import (
     TERMS_HEADER,
     StreamTerms,
 )
-from busbar.kube.contracts.workload import KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER, ServingStatus
+from busbar.kube.contracts.workload import ServingStatus
 from busbar.workloads.serving import embeddings
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
-    LONGEST_SHOWN,
     BadRequest,
     EngineFailed,
-    MethodNotAllowed,
     NotFound,
     Overloaded,
     RequestError,
-    TooLarge,
     Unauthorized,
     shown,
 )
@@ -60,21 +52,29 @@ from busbar.workloads.serving.generation import (
     prepare,
     send_stream,
 )
+from busbar.workloads.serving.http_request import (
+    REQUEST_ID_HEADER,
+    answer_to,
+    owner_of,
+    read_json,
+    refusal,
+    request_id_of,
+)
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_request import (
     PARSERS,
     parse_detokenize,
     parse_tokenize,
 )
-from busbar.workloads.serving.openai_response import error_body
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.resume import Asked, parse_resume, read_terms, stream_digest, take_over
 from busbar.workloads.serving.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-REQUEST_ID_HEADER = "x-busbar-request-id"
 VERSION = "0.1.0"
+STREAMING = web.RequestKey("streaming", bool)
+"""The answer to this request has begun."""
 
 
 class Server:
@@ -187,9 +187,9 @@ class Server:
         return await self._generate(request, parse_resume)
 
     async def embed(self, request: web.Request) -> web.Response:
-        request_id = _request_id(request)
+        request_id = request_id_of(request)
         with self._in_hand():
-            body = embeddings.parse_embeddings(await _json(request))
+            body = embeddings.parse_embeddings(await read_json(request))
             self._check_model(body.model)
             texts = await embeddings.tokens_of(body, self._loaded())
             name = f"{request_id}/{next(self._numbers)}"
@@ -199,7 +199,7 @@ class Server:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         loaded = self._loaded()
-        body = parse_tokenize(await _json(request))
+        body = parse_tokenize(await read_json(request))
         self._check_model(body.model or self.settings.model_id)
         tokens = await encode_prompt(body, loaded)
         answer: dict[str, object] = {
@@ -213,7 +213,7 @@ class Server:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         loaded = self._loaded()
-        model, tokens = parse_detokenize(await _json(request))
+        model, tokens = parse_detokenize(await read_json(request))
         self._check_model(model or self.settings.model_id)
         bad = next((t for t in tokens if t >= loaded.arch.vocab_size), None)
         if bad is not None:
@@ -228,9 +228,9 @@ class Server:
     # -- inside -------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request, parse: Callable[[object], Asked]) -> web.StreamResponse:
-        request_id, began = _request_id(request), time.monotonic()
+        request_id, began = request_id_of(request), time.monotonic()
         with self._in_hand():
-            body, resumed = parse(await _json(request))
+            body, resumed = parse(await read_json(request))
             self._check_model(body.wanted.model)
             loaded, terms = self._loaded(), self._terms(request)
             jobs = await prepare(body, request_id, loaded, terms)
@@ -252,7 +252,7 @@ class Server:
                             "Cache-Control": "no-cache",
                         }
                     )
-                    request["streaming"] = True
+                    request[STREAMING] = True
                     await response.prepare(request)
                     with contextlib.suppress(ConnectionError):  # the client has left
                         await send_stream(response, streams, jobs, answer)
@@ -286,19 +286,8 @@ class Server:
                 self.quiet.set()
 
     def _owner(self, request: web.Request) -> Owner:
-        """The request's owner from the gateway's headers; they are ignored without a bearer, because anybody could
-        set them."""
-        if self.settings.bearers is None:
-            return NOBODY
-        headers = request.headers
-        weight = headers.get(WEIGHT_HEADER, "1")
-        try:
-            share = float(weight)
-        except ValueError:
-            share = 0.0
-        if not 0 < share < inf:
-            raise BadRequest(f"{WEIGHT_HEADER} must be a number above 0, not {shown(weight)}")
-        return Owner(headers.get(TENANT_HEADER, ""), headers.get(KEY_HEADER, ""), share)
+        """Nobody without a bearer, because anybody could set the gateway's headers."""
+        return NOBODY if self.settings.bearers is None else owner_of(request)
 
     def _terms(self, request: web.Request) -> StreamTerms | None:
         """What the gateway has decided for this request; without a bearer nobody could be believed."""
@@ -374,65 +363,10 @@ class Server:
                     f"{request.path} wants the workload's bearer for this kind of call in the Authorization header"
                 )
             return await handler(request)
-        except RequestError as error:
-            return _refusal(error)
-        except web.HTTPRequestEntityTooLarge:
-            limit, told = self.settings.max_body_bytes, request.content_length
-            size = f"more than {limit}" if told is None or told <= limit else str(told)
-            return _refusal(TooLarge(f"the body has {size} bytes; at most {limit} are read"))
-        except web.HTTPMethodNotAllowed as error:
-            answer = _refusal(
-                MethodNotAllowed(f"{request.path} does not take {request.method}; see the Allow header")
-            )
-            answer.headers["Allow"] = error.headers["Allow"]
-            return answer
-        except web.HTTPException as error:
-            refusal = NotFound(f"{request.method} {request.path}: {error.reason}")
-            refusal.status = error.status
-            return _refusal(refusal)
+        except (RequestError, web.HTTPException) as error:
+            return refusal(error, request, self.settings.max_body_bytes)
         except Exception:
-            if request.get("streaming"):
+            if request.get(STREAMING):
                 raise  # the answer has begun, so the connection is cut to show the failure
             log.exception("a handler failed")
-            return _refusal(EngineFailed("the server failed on this request; its log says why"))
-
-
-def _refusal(error: RequestError) -> web.Response:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.json_response(error_body(error), status=error.status, headers=headers)
-
-
-async def _json(request: web.Request) -> object:
-    data = await request.read()
-    try:
-        return json.loads(data, object_pairs_hook=_unrepeated)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; refuses equal names, of which the parser would silently keep only the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(
-            f"the body has an object with {shown(twice)} twice; name it once", param=twice[:LONGEST_SHOWN]
-        )
-    return found
-
-
-def _request_id(request: web.Request) -> str:
-    """The caller's id, or a new one. A retry may carry one that is in use: the engine has its own."""
-    given = request.headers.get(REQUEST_ID_HEADER) or request.headers.get("x-request-id")
-    if given is None:
-        return uuid.uuid4().hex
-    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given):
-        raise BadRequest(
-            f"{REQUEST_ID_HEADER} (or x-request-id) must be up to 128 letters, digits or . _ : -"
-        )
-    return given
+            return answer_to(EngineFailed("the server failed on this request; its log says why"))
