@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,11 @@ START_LIMIT_S = 90.0
 
 
 @dataclass
-class Running:
-    """A server process and its client."""
+class Service:
+    """A server's client."""
 
-    process: subprocess.Popen[bytes]
     url: str
     token: str | None
-    log_path: Path
     by_role: bool = False
     """A pod has a separate bearer for each kind of call."""
 
@@ -75,6 +73,14 @@ class Running:
         lines = re.findall(rf"^{re.escape(name)}\{{.*\}} (\S+)$", text, re.MULTILINE)
         assert lines, f"{name} is not exported"
         return sum(float(v) for v in lines)
+
+
+@dataclass
+class Running(Service):
+    """A server process and its client."""
+
+    process: subprocess.Popen[bytes] = field(kw_only=True)
+    log_path: Path = field(kw_only=True)
 
     def log(self) -> str:
         return self.log_path.read_text()
@@ -139,7 +145,8 @@ def serving(
         path = Path(logs) / "log"
         with path.open("wb") as log:
             process = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
-        server = Running(process, f"http://127.0.0.1:{port}", token, path, by_role=env is not None)
+        url = f"http://127.0.0.1:{port}"
+        server = Running(url, token, by_role=env is not None, process=process, log_path=path)
         try:
             server.wait_for(lambda: process.poll() is not None or _is_ready(server), START_LIMIT_S)
             assert process.poll() is None, server.log()

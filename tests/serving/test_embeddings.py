@@ -12,13 +12,15 @@ import openai
 import pytest
 import torch
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
+from tests.serving.inside import TOKEN, serving_inside
 from tests.serving.models import VOCAB, make_tokenizer
-from tests.serving.processes import Running, serving
+from tests.serving.processes import Service
 
 from busbar.workloads.serving.embeddings import EmbeddingBody, answer, parse_embeddings
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sequence import Pooling
+from busbar.workloads.serving.settings import EngineSettings
 
 RANDOM = random.Random(5)
 TEXTS = [[RANDOM.randrange(1, VOCAB) for _ in range(length)] for length in (1, 2, 15, 16, 17, 70, 150)]
@@ -126,15 +128,15 @@ def test_a_bad_field_is_refused_by_name_and_its_neighbour_is_taken(
 
 
 @pytest.fixture(scope="module")
-def server(llama: tuple[Path, Any]) -> Iterator[Running]:
-    flags = ("--model-id", "m", "--block-tokens", "16", "--max-running", "4", "--max-waiting", "20")
-    with serving(llama[0], *flags, token="secret") as running:
+def server(llama: tuple[Path, Any]) -> Iterator[Service]:
+    engine = EngineSettings(llama[0], block_tokens=16, max_running=4, threads=1)
+    with serving_inside(engine, "m", max_waiting=20) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as made:
+def client(server: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=TOKEN, max_retries=0) as made:
         yield made
 
 
@@ -164,7 +166,7 @@ def test_dimensions_pooling_and_tokens_are_read(client: openai.OpenAI, llama: tu
     assert short.data[0].embedding == pytest.approx([number / length for number in whole[:8]], abs=1e-5)
 
 
-def test_a_long_list_does_not_fill_the_queue(client: openai.OpenAI, server: Running) -> None:
+def test_a_long_list_does_not_fill_the_queue(client: openai.OpenAI, server: Service) -> None:
     found = client.embeddings.create(model="m", input=[f"text {i}" for i in range(200)])
     assert [each.index for each in found.data] == list(range(200))
     assert server.status()["kvBlocksFree"] == server.status()["kvBlocksTotal"]
@@ -186,7 +188,7 @@ def test_a_long_list_does_not_fill_the_queue(client: openai.OpenAI, server: Runn
     ids=["none", "empty", "one-empty", "long", "token", "surrogate", "dimensions", "sum", "model"],
 )
 def test_what_cannot_be_a_vector_is_refused_by_its_place(
-    server: Running, body: dict[str, Any], param: str
+    server: Service, body: dict[str, Any], param: str
 ) -> None:
     status, _, answer = server.post("/v1/embeddings", {"model": "m", **body})
     assert status == (404 if param == "model" else 400)

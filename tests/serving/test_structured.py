@@ -11,7 +11,10 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from tests.serving.processes import Running, serving
+from tests.serving.inside import TOKEN, serving_inside
+from tests.serving.processes import Service
+
+from busbar.workloads.serving.settings import EngineSettings
 
 MODEL = "tiny"
 ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
@@ -36,15 +39,15 @@ class Weather(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def server(llama: tuple[Path, Any]) -> Iterator[Running]:
-    flags = ("--model-id", MODEL, "--block-tokens", "16", "--max-running", "8")
-    with serving(llama[0], *flags, "--deterministic", token="secret") as running:
+def server(llama: tuple[Path, Any]) -> Iterator[Service]:
+    engine = EngineSettings(llama[0], block_tokens=16, max_running=8, deterministic=True, threads=1)
+    with serving_inside(engine, MODEL) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as made:
+def client(server: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=TOKEN, max_retries=0) as made:
         yield made
 
 
