@@ -178,6 +178,20 @@ def test_without_parallel_calls_only_the_first_one_is_told() -> None:
     assert len(read(HERMES, [two])[1]) == 2
 
 
+@pytest.mark.parametrize("form", ToolFormat)
+def test_without_parallel_calls_an_answer_is_over_with_the_first_one(form: ToolFormat) -> None:
+    call = f'{{"name": "f", "{form.argument_key}": {TRICKY}}}'
+    opening = {HERMES: "<tool_call>", LLAMA: "", MISTRAL: "[TOOL_CALLS][", ARGS: "[TOOL_CALLS]f[ARGS]"}[form]
+    for parallel in (True, False):
+        reader = ToolReader(form, {"f"}, parallel=parallel)
+        text = opening + (TRICKY if form is ARGS else call)
+        for character in text[:-1]:
+            reader.feed(character)
+            assert not reader.over
+        reader.feed(text[-1])
+        assert reader.over is not parallel
+
+
 def test_what_never_becomes_a_call_is_not_held_back_for_ever() -> None:
     reader = ToolReader(HERMES, {"f"})
     shown = reader.feed('<tool_call>{"x": "' + "y" * LONGEST_HEAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,10 @@ from tests.serving.tool_models import TEMPLATES, save_tool_model
 
 from busbar.workloads.serving.calling import reader_of, render, with_tools
 from busbar.workloads.serving.chat import ChatTemplate
+from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.engine import Engine, Stream
 from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.generation import Job, collect
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_request import parse_chat
 from busbar.workloads.serving.openai_response import Choice
@@ -164,6 +168,30 @@ async def test_a_template_without_tools_says_so(
 
     with pytest.raises(BadRequest, match=message):
         await ask()
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_a_free_answer_without_parallel_calls_is_left_after_its_first_call(
+    loaded: Loaded, parallel: bool
+) -> None:
+    """The model's tokens are given here, because a random one calls nothing by itself."""
+    tools = parse_tools({"tools": TOOLS, "parallel_tool_calls": parallel})
+    assert tools is not None
+    engine = Engine(lambda: loaded, asyncio.get_running_loop())
+    job = Job([1], SamplingParams(), Choice(0, 1, reader=reader_of(tools, loaded, "a")))
+    stream = Stream("a")
+    form = loaded.template.tool_format
+    assert form is not None
+    call = f'{{"name": "time", "{form.argument_key}": {{}}}}'
+    first = {"hermes": f"<tool_call>{call}", "llama": call, "mistral": f"[TOOL_CALLS][{call}"}
+    pieces = [first.get(form, "[TOOL_CALLS]time[ARGS]{}"), " and", " so on"]
+    for index, text in enumerate(pieces, 1):
+        stream.put(Delta("a", text, (5,), index, finish="length" if index == 3 else None))
+    await collect(engine, [stream], [job])
+    assert (job.choice.finish, job.choice.completion_tokens) == (
+        ("length", 3) if parallel else ("tool_calls", 1)
+    )
+    assert [call.name for call in job.choice.calls] == ["time"]
 
 
 # -- through the ordinary client ------------------------------------------------------------------

@@ -181,12 +181,12 @@ class EngineCore:
         )
         self._enter(request_id, SamplingParams(), sequence, None, arrived_s)
 
-    def cancel(self, request_id: str) -> bool:
+    def cancel(self, request_id: str, reason: str = "abort") -> bool:
         """Drops a request and frees its blocks. Harmless for one that has ended."""
         live = self._live.get(request_id)
         if live is None:
             return False
-        self._end(live, "abort", self._clock())
+        self._end(live, reason, self._clock())
         self._gauges()
         return True
 

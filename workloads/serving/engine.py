@@ -136,13 +136,14 @@ class Engine:
             lambda core, arrived: core.embed(request_id, tokens, pooling, arrived, owner, cache_salt),
         )
 
-    def close(self, stream: Stream) -> None:
-        """The client has disconnected: cancels the request if it still runs. Otherwise no effect."""
+    def close(self, stream: Stream, reason: str = "abort") -> None:
+        """Nobody reads on (the client has disconnected, or has all that it wants: `stop`): cancels the request if it
+        still runs. Otherwise no effect."""
         if self._streams.pop(stream.request_id, None) is not None and self.loaded is not None:
             core = self.loaded.core
 
             def cancel() -> None:
-                core.cancel(stream.request_id)
+                core.cancel(stream.request_id, reason)
 
             self._inbox.put(cancel)
 

@@ -144,15 +144,16 @@ async def opened(
             engine.close(stream)
 
 
-async def collect(streams: list[Stream], jobs: list[Job]) -> None:
-    """Reads every stream to its end into its job's choice."""
+async def collect(engine: Engine, streams: list[Stream], jobs: list[Job]) -> None:
+    """Reads every stream into its job's choice until that has ended."""
     for stream, job in zip(streams, jobs, strict=True):
         while job.choice.finish is None:
             job.choice.take(sound(await stream.next()))
+        engine.close(stream, "stop")  # it goes on where the choice wants no more of it
 
 
 async def send_stream(
-    response: web.StreamResponse, streams: list[Stream], jobs: list[Job], answer: Answer
+    response: web.StreamResponse, engine: Engine, streams: list[Stream], jobs: list[Job], answer: Answer
 ) -> None:
     """Server-sent events until every choice has ended; an error in the middle is an event too.
 
@@ -164,7 +165,7 @@ async def send_stream(
             if not choice.resumed:
                 await response.write(answer.first_chunk(choice))
     try:
-        await _send_all(response, streams, choices, answer)
+        await _send_all(response, engine, streams, choices, answer)
     except RequestError as error:
         await response.write(failure(error, for_gateway=answer.for_gateway))
     else:
@@ -208,24 +209,34 @@ def _usage_shown(wanted: Wanted) -> UsageShown:
 
 
 async def _send_all(
-    response: web.StreamResponse, streams: list[Stream], choices: list[Choice], answer: Answer
+    response: web.StreamResponse,
+    engine: Engine,
+    streams: list[Stream],
+    choices: list[Choice],
+    answer: Answer,
 ) -> None:
     running = [choice for choice in choices if choice.finish is None]
     try:
         async with asyncio.TaskGroup() as group:
             for stream, choice in zip(streams, running, strict=True):
-                group.create_task(_send_choice(response, stream, choice, choices, answer))
+                group.create_task(_send_choice(response, engine, stream, choice, choices, answer))
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
 
 
 async def _send_choice(
-    response: web.StreamResponse, stream: Stream, choice: Choice, choices: list[Choice], answer: Answer
+    response: web.StreamResponse,
+    engine: Engine,
+    stream: Stream,
+    choice: Choice,
+    choices: list[Choice],
+    answer: Answer,
 ) -> None:
     while choice.finish is None:
         choice.take(sound(await stream.next()))
         if choice.has_news:
             await response.write(answer.chunk(choice, choices))
+    engine.close(stream, "stop")  # it goes on where the choice wants no more of it
 
 
 def sound(delta: Delta) -> Delta:

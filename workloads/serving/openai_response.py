@@ -57,9 +57,9 @@ class Choice:
         if self.counts_prompt and not self.resumed:
             self.cached_tokens = max(self.cached_tokens, delta.cached)
         self.finish = delta.finish
-        if self.reader is not None and delta.finish is not None:
+        if self.reader is not None and (self.reader.over or delta.finish is not None):
             self._read(self.reader.end())
-            if self.reader.calls and delta.finish == "stop":
+            if self.reader.over or (self.reader.calls and delta.finish == "stop"):
                 self.finish = "tool_calls"
 
     @property

@@ -255,10 +255,10 @@ class Server:
                     request[STREAMING] = True
                     await response.prepare(request)
                     with contextlib.suppress(ConnectionError):  # the client has left
-                        await send_stream(response, streams, jobs, answer)
+                        await send_stream(response, self.engine, streams, jobs, answer)
                         await response.write_eof()
                 else:
-                    await collect(streams, jobs)
+                    await collect(self.engine, streams, jobs)
                     response = web.json_response(answer.whole([job.choice for job in jobs]), headers=headers)
             log.info(
                 "request done",

@@ -54,7 +54,7 @@ class ToolReader:
         parallel: bool = True,
         answer: str = "",
     ) -> None:
-        """`answer` names it, for the ids of its calls."""
+        """`answer` names it, for the ids of its calls. Without `parallel` nothing is read behind the first call."""
         self._form = form
         self._names = frozenset(names)
         self._parallel = parallel
@@ -71,6 +71,8 @@ class ToolReader:
         self._out = Pieces()
         self._state: Callable[[], bool] = self._begin
         self.calls = 0
+        self.over = False
+        """The first call is whole, and there is to be no other."""
 
     def feed(self, text: str) -> Pieces:
         """What is certain with `text`."""
@@ -198,7 +200,8 @@ class ToolReader:
             self._arguments, self._depth = False, 1
             return True
         self._arguments = False
-        return self._become(self._after_call)
+        self.over = not self._parallel
+        return self._become(self._drop if self.over else self._after_call)
 
     def _after_call(self) -> bool:
         """Separators and closing marks; then the next call, or text."""
@@ -248,21 +251,13 @@ class ToolReader:
     def _show(self, text: str) -> None:
         self._out.content += text
 
-    @property
-    def _kept(self) -> bool:
-        """Whether the present call is told; without `parallel` only the first one is."""
-        return self._parallel or self.calls == 1
-
     def _call(self, name: str, arguments: str) -> None:
+        index = self.calls
         self.calls += 1
-        if self._kept:
-            index = self.calls - 1
-            self._out.calls.append(
-                CallPiece(index, arguments, call_id(self._form, self._answer, index), name)
-            )
+        self._out.calls.append(CallPiece(index, arguments, call_id(self._form, self._answer, index), name))
 
     def _more(self, text: str) -> None:
-        if not (self._arguments and text and self._kept):
+        if not (self._arguments and text):
             return
         calls = self._out.calls
         if calls and calls[-1].index == self.calls - 1:
