@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scheduling import (
+    contended,
     decision,
     entitled,
     forecasts,
@@ -169,6 +170,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "learning": lambda data: learning.rows(_t1(data), PHYSICAL),
     "scenarios": lambda data: scenarios.rows(),
     "oracle": lambda data: oracle.rows(),
+    "contended": contended.rows,
     "makespan": static_makespan.rows,
     "waiting": lambda data: waiting.rows(),
     "work_shares": lambda data: work_shares.rows(),
