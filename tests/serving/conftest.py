@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.serving.adapted import Family
 
 PURE = (
     "test_scheduler",
@@ -48,3 +51,11 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("deep")
     save_deep_model(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """A tiny random Llama with adapters of several forms."""
+    from tests.serving.adapted import make_family
+
+    return make_family(tmp_path_factory.mktemp("tiny"), "llama")

@@ -10,7 +10,7 @@ from tests.serving.engines import greedy_params, load_engine
 
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.loader import Loaded
-from busbar.workloads.serving.metrics import ITL_S, LATENCY_S, TTFT_S, Metrics, one_two_five
+from busbar.workloads.serving.metrics import ITL_S, LATENCY_S, MOST_ADAPTERS, TTFT_S, Metrics, one_two_five
 
 FROZEN = {
     "vllm:num_requests_running": "gauge",
@@ -24,6 +24,9 @@ FROZEN = {
     "vllm:prefix_cache_queries": "counter",
     "vllm:prefix_cache_hits": "counter",
     "busbar:saturated": "gauge",
+    "busbar:adapter_requests": "counter",
+    "busbar:adapter_generation_tokens": "counter",
+    "vllm:lora_requests_info": "gauge",
     "vllm:request_success": "counter",
     "vllm:admission_rejections": "counter",
     "vllm:time_to_first_token_seconds": "histogram",
@@ -162,3 +165,24 @@ def test_preemptions_are_counted(llama: tuple[Path, Any]) -> None:
 def test_the_cache_layout_is_a_constant_gauge(loaded: Loaded) -> None:
     blocks = str(loaded.core.scheduler.pool.total)
     assert value(loaded.core, "vllm:cache_config_info", block_size="16", num_gpu_blocks=blocks) == 1
+
+
+def test_adapters_names_are_a_bounded_set_of_labels() -> None:
+    metrics = Metrics("tiny", 128)
+    for number in range(MOST_ADAPTERS + 5):
+        metrics.adapter_request(f"a{number}")
+    labels = {f"a{number}" for number in range(MOST_ADAPTERS)} | {"other"}
+    found = {
+        sample.labels["adapter"]
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "busbar:adapter_requests_total"
+    }
+    assert found == labels
+    rest = metrics.registry.get_sample_value("busbar:adapter_requests_total", LABELS | {"adapter": "other"})
+    assert rest == 5
+    for now in (1.0, 2.0):
+        metrics.lora_info(4, ["b", "a", "b"], [], now)
+    text = metrics.render().decode()
+    assert text.count("\nvllm:lora_requests_info{") == 1
+    assert 'running_lora_adapters="a,b",waiting_lora_adapters=""} 2.0' in text

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from tokenizers import Tokenizer
 
+from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.budget import step_budget
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
@@ -148,15 +149,20 @@ class EngineCore:
         owner: Owner = NOBODY,
         cache_salt: str = "",
         history: History | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
-        """Queues a request that `admissible` has passed; with a `history`, one that goes on behind its tokens."""
+        """Queues a request that `admissible` has passed; with a `history`, one that goes on behind its tokens.
+
+        Its `adapter` is held for it, and released at its end.
+        """
         sequence = Sequence(
             self.requests_total,
             list(prompt),
             len(prompt) + params.max_tokens,
             owner=owner,
-            salt=salt_of(owner.tenant, cache_salt),
+            salt=salt_of(owner.tenant, cache_salt, *(() if adapter is None else adapter.salt)),
             resumed=history is not None,
+            adapter=adapter,
         )
         if history is not None:
             sequence.tokens += history.tokens
@@ -171,13 +177,19 @@ class EngineCore:
         arrived_s: float,
         owner: Owner = NOBODY,
         cache_salt: str = "",
+        adapter: Adapter | None = None,
     ) -> None:
-        """Queues a text that is to become a vector; `admissible` has passed it."""
+        """Queues a text that is to become a vector; `admissible` has passed it. The adapter is as in `submit`."""
         # The mean needs every token's state, which a cached block does not have: nobody shares these blocks.
         alone = (f"mean {self.requests_total}",) if pooling is Pooling.MEAN else ()
-        salt = salt_of(owner.tenant, cache_salt, *alone)
         sequence = Sequence(
-            self.requests_total, list(tokens), len(tokens), owner=owner, salt=salt, pooling=pooling
+            self.requests_total,
+            list(tokens),
+            len(tokens),
+            owner=owner,
+            salt=salt_of(owner.tenant, cache_salt, *(() if adapter is None else adapter.salt), *alone),
+            pooling=pooling,
+            adapter=adapter,
         )
         self._enter(request_id, SamplingParams(), sequence, None, arrived_s)
 
@@ -241,6 +253,8 @@ class EngineCore:
     ) -> None:
         self.scheduler.add(sequence)
         self.requests_total += 1
+        if sequence.adapter is not None:
+            self.metrics.adapter_request(sequence.adapter.name)
         live = Live(
             id=request_id,
             params=params,
@@ -300,6 +314,8 @@ class EngineCore:
         params, sampled, history = live.params, live.sampled, live.history
         self.tokens_total += 1
         self.metrics.generation_tokens.inc()
+        if live.sequence.adapter is not None:
+            self.metrics.adapter_token(live.sequence.adapter.name)
         if live.first_s is None:
             live.first_s = now
             if not live.sequence.resumed:
@@ -339,6 +355,8 @@ class EngineCore:
         del self._of[live.sequence]
         self.scheduler.finish(live.sequence)
         metrics = self.metrics
+        if live.sequence.adapter is not None:
+            live.sequence.adapter.release()
         metrics.finished(reason)
         if reason == "abort":
             return

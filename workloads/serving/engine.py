@@ -26,6 +26,7 @@ from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.sequence import Pooling
 
 if TYPE_CHECKING:
+    from busbar.workloads.serving.adapters import Adapter
     from busbar.workloads.serving.loader import Loaded
 
 log = logging.getLogger(__name__)
@@ -113,13 +114,15 @@ class Engine:
         owner: Owner = NOBODY,
         cache_salt: str = "",
         history: History | None = None,
+        adapter: Adapter | None = None,
     ) -> Stream:
         """Hands a request to the thread. It has passed `EngineCore.admissible`; see `EngineCore.submit`."""
         return self._open(
             request_id,
             lambda core, arrived: core.submit(
-                request_id, prompt, params, arrived, owner, cache_salt, history
+                request_id, prompt, params, arrived, owner, cache_salt, history, adapter
             ),
+            adapter,
         )
 
     def open_embedding(
@@ -129,11 +132,15 @@ class Engine:
         pooling: Pooling,
         owner: Owner = NOBODY,
         cache_salt: str = "",
+        adapter: Adapter | None = None,
     ) -> Stream:
         """As `open`, for a text that is to become a vector; see `EngineCore.embed`."""
         return self._open(
             request_id,
-            lambda core, arrived: core.embed(request_id, tokens, pooling, arrived, owner, cache_salt),
+            lambda core, arrived: core.embed(
+                request_id, tokens, pooling, arrived, owner, cache_salt, adapter
+            ),
+            adapter,
         )
 
     def close(self, stream: Stream, reason: str = "abort") -> None:
@@ -153,13 +160,17 @@ class Engine:
             core = self.loaded.core
             self._inbox.put(lambda: self._fail_streams(core.abandon(), reason, leaving=True))
 
-    def _open(self, request_id: str, submit: Callable[[EngineCore, float], None]) -> Stream:
+    def _open(
+        self, request_id: str, submit: Callable[[EngineCore, float], None], adapter: Adapter | None
+    ) -> Stream:
         if self.state is not EngineState.READY or self.loaded is None:
             raise self.unavailable()
         if request_id in self._streams:
             raise ValueError(f"request id {request_id} is in use")
         core, arrived = self.loaded.core, self._clock()
         stream = self._streams[request_id] = Stream(request_id)
+        if adapter is not None:
+            adapter.hold()  # until the core ends the request
         self._inbox.put(lambda: submit(core, arrived))
         return stream
 

@@ -5,7 +5,8 @@
     ├── ModelError           the model folder cannot be served                    (exit 1)
     │   ├── ModelFileMissing
     │   ├── ModelUnsupported
-    │   └── ModelCorrupt
+    │   ├── ModelCorrupt
+    │   └── AdapterInvalid   an adapter's folder cannot be served with this model
     ├── MemoryTooSmall       not one KV block fits, or the model does not         (exit 1)
     └── RequestError         one HTTP request is refused
         ├── BadRequest           400
@@ -55,6 +56,10 @@ class ModelUnsupported(ModelError):
 
 class ModelCorrupt(ModelError):
     code = "ModelCorrupt"
+
+
+class AdapterInvalid(ModelError):
+    code = "AdapterInvalid"
 
 
 class MemoryTooSmall(ServingError):

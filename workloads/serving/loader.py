@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
+from busbar.workloads.serving.adapters import AdapterStore
 from busbar.workloads.serving.architecture import Architecture, read_architecture
 from busbar.workloads.serving.attention import padded_columns
 from busbar.workloads.serving.blocks import BlockPool
@@ -48,6 +49,7 @@ class Loaded:
     load_s: float
     identity: str
     """Equal for two replicas of the same model folder."""
+    adapters: AdapterStore
 
 
 def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = time.monotonic) -> Loaded:
@@ -67,6 +69,9 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     weights = load_weights(settings.model_dir, arch, device, weight_dtype)
     core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
     core.grammars.prepare()
+    adapters = AdapterStore(arch, device, weight_dtype, settings.adapter_bytes)
+    for source in settings.adapters:
+        adapters.add(source)
     return Loaded(
         core=core,
         arch=arch,
@@ -80,6 +85,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         batch_invariant=invariant,
         load_s=time.monotonic() - began,
         identity=model_identity(settings.model_dir),
+        adapters=adapters,
     )
 
 
@@ -115,7 +121,7 @@ def assemble(
     metrics.cache_config(settings.block_tokens, blocks)
     core = EngineCore(
         Scheduler(BlockPool(blocks), limits),
-        Runner(decoder, KvCache(shape, blocks, device)),
+        Runner(decoder, KvCache(shape, blocks, device), adapters_together=not settings.deterministic),
         tokenizer,
         arch.eos,
         metrics,

@@ -34,6 +34,8 @@ LATENCY_S: tuple[float, ...] = (
 LATENCY_S += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LABELS = ("model_name", "engine")
+MOST_ADAPTERS = 64
+"""Adapter names with counters of their own; later ones share the label `other`."""
 
 
 def one_two_five(limit: int) -> list[int]:
@@ -93,6 +95,25 @@ class Metrics:
             (*LABELS, "reason"),
             registry=self.registry,
         )
+        self._adapters: set[str] = set()
+        self._adapter_requests = Counter(
+            "busbar:adapter_requests",
+            "Requests that came, by adapter.",
+            (*LABELS, "adapter"),
+            registry=self.registry,
+        )
+        self._adapter_tokens = Counter(
+            "busbar:adapter_generation_tokens",
+            "Tokens generated, by adapter.",
+            (*LABELS, "adapter"),
+            registry=self.registry,
+        )
+        self._lora = Gauge(
+            "vllm:lora_requests_info",
+            "Names of the adapters of running and waiting requests; the value is the time of the scrape.",
+            (*LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+            registry=self.registry,
+        )
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
         self.ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_S)
@@ -134,6 +155,24 @@ class Metrics:
         self.prefix_queries.inc(queries - before_queries)
         self.prefix_hits.inc(hits - before_hits)
         self._prefix_told = (queries, hits)
+
+    def adapter_request(self, name: str) -> None:
+        self._adapter_requests.labels(*self._values, self._adapter_label(name)).inc()
+
+    def adapter_token(self, name: str) -> None:
+        self._adapter_tokens.labels(*self._values, self._adapter_label(name)).inc()
+
+    def lora_info(self, most: int, running: Iterable[str], waiting: Iterable[str], now: float) -> None:
+        """What endpoint pickers read of adapters: one series with this content."""
+        self._lora.clear()
+        names = (",".join(sorted(set(each))) for each in (running, waiting))
+        self._lora.labels(*self._values, str(most), *names).set(now)
+
+    def _adapter_label(self, name: str) -> str:
+        if name not in self._adapters and len(self._adapters) >= MOST_ADAPTERS:
+            return "other"
+        self._adapters.add(name)
+        return name
 
     def finished(self, reason: str) -> None:
         self._success.labels(*self._values, reason).inc()

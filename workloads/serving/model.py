@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from busbar.workloads.serving.adapter_pages import AdapterRows, Group
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import AttentionBackend, Span
 from busbar.workloads.serving.block_attention import BlockPlan
 from busbar.workloads.serving.kvcache import KvCache
+from busbar.workloads.serving.linear import Linear
 from busbar.workloads.serving.rope import rope_tables
 from busbar.workloads.serving.weights import Layer, Weights
 
@@ -39,6 +41,8 @@ class Batch:
     """[m] int64: rows whose hidden states are wanted."""
     plan: BlockPlan | None = None
     """For attention that reads blocks in place."""
+    adapters: AdapterRows | None = None
+    """None: no row has one."""
 
 
 class Decoder:
@@ -76,9 +80,11 @@ class Decoder:
             wanted = torch.cat((wanted, batch.pool_rows))
         for index, layer in enumerate(self.weights.layers):
             x = x + self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, batch, cache)
+            groups = () if batch.adapters is None else batch.adapters.groups
             if index == last:  # the rest is needed only where a token is sampled, or a state wanted
                 x = x[wanted]
-            x = x + self._mlp(layer, self._norm(x, layer.mlp_norm))
+                groups = () if batch.adapters is None else batch.adapters.wanted
+            x = x + self._mlp(index, layer, self._norm(x, layer.mlp_norm), groups)
         x = self._norm(x, self.weights.norm)
         return self.weights.head(x[:count]).float(), x[count:]
 
@@ -103,7 +109,8 @@ class Decoder:
     ) -> torch.Tensor:
         arch, rows = self.arch, x.shape[0]
         q_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        qkv = layer.qkv(x)
+        groups = () if batch.adapters is None else batch.adapters.groups
+        qkv = _product("qkv", layer.qkv, index, x, groups)
         turned = qkv[:, : q_width + kv_width].view(rows, arch.heads + arch.kv_heads, arch.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
@@ -117,15 +124,26 @@ class Decoder:
         cache.store(index, batch.slot_index, keys, values)
         if batch.plan is not None:
             values = values.view(rows, arch.kv_heads, arch.head_dim)
-            return layer.out(batch.plan.attend(index, queries, keys, values, cache))
+            attended = batch.plan.attend(index, queries, keys, values, cache)
+            return _product("out", layer.out, index, attended, groups)
         mixed = torch.zeros((rows, q_width), dtype=x.dtype, device=x.device)
         for span in batch.spans:
             k, v = cache.gather(index, span.run_index, span.batch)
             q = queries[span.start : span.stop].view(span.batch, span.queries, arch.heads, arch.head_dim)
             out = self.attention(q, k, v, span, arch.kv_heads)
             mixed[span.start : span.stop] = out.reshape(-1, q_width)
-        return layer.out(mixed)
+        return _product("out", layer.out, index, mixed, groups)
 
-    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        gate, up = layer.gate_up(x).chunk(2, -1)
-        return layer.down(F.silu(gate).mul_(up))
+    def _mlp(self, index: int, layer: Layer, x: torch.Tensor, groups: tuple[Group, ...]) -> torch.Tensor:
+        gate, up = _product("gate_up", layer.gate_up, index, x, groups).chunk(2, -1)
+        return _product("down", layer.down, index, F.silu(gate).mul_(up), groups)
+
+
+def _product(
+    name: str, matrix: Linear, layer: int, x: torch.Tensor, groups: tuple[Group, ...]
+) -> torch.Tensor:
+    """A fused matrix's product, with what adapters add to their rows."""
+    out = matrix(x)
+    for group in groups:
+        group.add(layer, name, x, out)
+    return out

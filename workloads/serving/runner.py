@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from busbar.workloads.serving.adapter_pages import AdapterRows, group_rows
 from busbar.workloads.serving.attention import MIN_ROWS, Span, padded_columns
 from busbar.workloads.serving.block_attention import plan_blocks
 from busbar.workloads.serving.blocks import SCRATCH_BLOCK
@@ -31,7 +32,9 @@ class Outcome:
 class Runner:
     """A decoder with its KV cache."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache) -> None:
+    def __init__(self, decoder: Decoder, cache: KvCache, adapters_together: bool = True) -> None:
+        """Without `adapters_together` what an adapter adds is computed for each adapter alone."""
+        self.adapters_together = adapters_together
         self.decoder = decoder
         self.cache = cache
         self.in_place = not decoder.fixed_order
@@ -90,10 +93,24 @@ class Runner:
                 sample_rows=torch.tensor(sample_rows, device=device),
                 pool_rows=torch.tensor(pool_rows, device=device) if pool_rows else None,
                 plan=plan,
+                adapters=self._adapters([*singles, *longer], sample_rows + pool_rows),
             ),
             samplers,
             pooled,
         )
+
+    def _adapters(self, chunks: list[Chunk], wanted: list[int]) -> AdapterRows | None:
+        """The rows of `chunks`, and of those the `wanted` ones, by adapter; None without any."""
+        if all(chunk.sequence.adapter is None for chunk in chunks):
+            return None
+        places = [
+            None if chunk.sequence.adapter is None else chunk.sequence.adapter.place
+            for chunk in chunks
+            for _ in range(chunk.count)
+        ]
+        left = [places[row] if row < len(places) else None for row in wanted]
+        device, together = self.cache.device, self.adapters_together
+        return AdapterRows(group_rows(places, device, together), group_rows(left, device, together))
 
     def _decode_spans(self, chunks: list[Chunk]) -> list[Span]:
         """Groups by context so that padding at most doubles what is gathered."""

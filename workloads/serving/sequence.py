@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from busbar.workloads.serving.fairness import NOBODY, Owner
+
+if TYPE_CHECKING:
+    from busbar.workloads.serving.adapters import Adapter
 
 
 class State(StrEnum):
@@ -54,6 +58,8 @@ class Sequence:
     """It began on another replica, which charged and counted its prompt."""
     pooling: Pooling | None = None
     """A vector is wanted, and no further token."""
+    adapter: Adapter | None = None
+    """Held until the sequence ends; None: the model alone."""
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)

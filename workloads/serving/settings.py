@@ -13,10 +13,28 @@ from pathlib import Path
 
 from busbar.kube.contracts.bearers import Bearers
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
-from busbar.workloads.serving.errors import SettingsError
+from busbar.workloads.serving.errors import SettingsError, shown
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """A LoRA adapter: the name that requests use, and the folder."""
+
+    name: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if ADAPTER_NAME.fullmatch(self.name) is None:
+            raise SettingsError(
+                f"{shown(self.name)} is no name for an adapter: use up to 63 letters, digits, dots, dashes or "
+                "underscores, with a letter or digit at both ends"
+            )
 
 
 @dataclass(frozen=True)
@@ -47,13 +65,30 @@ class EngineSettings:
     CPU)."""
     threads: int | None = None
     """CPU threads; None: the processors this container may use."""
+    adapters: tuple[AdapterSource, ...] = ()
+    """Read at the start."""
+    adapter_bytes: int = 2**30
+    """For adapters in memory, at most; those that are not used are read again when they are asked for."""
+    adapter_root: Path | None = None
+    """Adapters below this folder may be loaded over HTTP; None: none may."""
 
     def __post_init__(self) -> None:
+        names = [adapter.name for adapter in self.adapters]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise SettingsError(f"two adapters have the name {twice!r}; rename one")
         if self.tpot_ms is not None and self.tpot_ms <= 0:
             raise SettingsError(f"tpot_ms must be above 0, not {self.tpot_ms:g}")
         if self.block_tokens not in {1 << n for n in range(9)}:
             raise SettingsError(f"block size {self.block_tokens} is not a power of two up to 256")
-        for name in ("max_running", "max_batched_tokens", "max_model_len", "kv_bytes", "threads"):
+        for name in (
+            "max_running",
+            "max_batched_tokens",
+            "max_model_len",
+            "kv_bytes",
+            "threads",
+            "adapter_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(f"{name} must be at least 1, not {value}")
@@ -93,6 +128,14 @@ class ServerSettings:
             raise SettingsError(f"max_waiting must be at least 1, not {self.max_waiting}")
         if self.stall_s <= 0:
             raise SettingsError(f"stall_s must be above 0, not {self.stall_s:g}")
+
+
+def parse_adapter(text: str) -> AdapterSource:
+    """NAME=DIR, as in --adapter."""
+    name, equals, folder = text.partition("=")
+    if not equals or not folder:
+        raise SettingsError(f"--adapter {shown(text)} must be NAME=DIR")
+    return AdapterSource(name, Path(folder))
 
 
 def parse_bytes(value: object, where: str) -> int:
