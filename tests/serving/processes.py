@@ -96,7 +96,7 @@ class Running(Service):
 class OpenStream:
     """A streamed completion that the test reads step by step; closing it disconnects the client."""
 
-    def __init__(self, server: Running, body: object, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, server: Service, body: object, headers: dict[str, str] | None = None) -> None:
         self._connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
         path = "/v1/completions"
         bearer = {"Authorization": f"Bearer {server.bearer(path)}"} if server.token else {}

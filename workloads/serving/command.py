@@ -18,6 +18,7 @@ Examples:
   busbar serve ./model
   busbar serve ./model --port 8001 --model-id my-model
   busbar serve ./model --kv-memory 2Gi --max-model-len 4096 --max-running 16
+  busbar serve ./model --adapter support=./support-lora --adapter sql=./sql-lora
   BUSBAR_TOKEN=secret busbar serve ./model --host 0.0.0.0
 \b
 Then:
@@ -99,6 +100,24 @@ Then:
     is_flag=True,
     help="On a CPU: a request's output is bit for bit the same in any company, at a lower speed.",
 )
+@click.option(
+    "--adapter",
+    "adapters",
+    metavar="NAME=DIR",
+    multiple=True,
+    help="A LoRA adapter that PEFT has saved; requests ask for MODEL:NAME. May be repeated.",
+)
+@click.option(
+    "--adapter-memory",
+    default="1Gi",
+    show_default=True,
+    help="Memory for adapters; those used least recently are read again when they are asked for.",
+)
+@click.option(
+    "--adapter-root",
+    type=click.Path(path_type=Path),
+    help="Adapters below this folder may be loaded over HTTP.  [default: none]",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all this process may use]")
 @click.option(
     "--token",
@@ -123,6 +142,9 @@ def serve(
     prefix_cache: bool,
     tpot_ms: float | None,
     deterministic: bool,
+    adapters: tuple[str, ...],
+    adapter_memory: str,
+    adapter_root: Path | None,
     threads: int | None,
     token: str | None,
 ) -> None:
@@ -133,7 +155,7 @@ def serve(
     """
     from busbar.kube.contracts.bearers import one_for_all
     from busbar.workloads.serving.errors import ServingError
-    from busbar.workloads.serving.settings import EngineSettings, ServerSettings, parse_bytes
+    from busbar.workloads.serving.settings import EngineSettings, ServerSettings, parse_adapter, parse_bytes
 
     try:
         settings = ServerSettings(
@@ -150,6 +172,9 @@ def serve(
                 tpot_ms=tpot_ms,
                 deterministic=deterministic,
                 threads=threads,
+                adapters=tuple(map(parse_adapter, adapters)),
+                adapter_bytes=parse_bytes(adapter_memory, "--adapter-memory"),
+                adapter_root=adapter_root,
             ),
             model_id=model_id or directory.resolve().name,
             host=host,

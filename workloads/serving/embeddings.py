@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine
 from busbar.workloads.serving.errors import BadRequest, shown
 from busbar.workloads.serving.fairness import Owner
@@ -92,7 +93,12 @@ async def tokens_of(body: EmbeddingBody, loaded: Loaded) -> list[list[int]]:
 
 
 async def vectors_of(
-    engine: Engine, name: str, texts: Sequence[list[int]], body: EmbeddingBody, owner: Owner
+    engine: Engine,
+    name: str,
+    texts: Sequence[list[int]],
+    body: EmbeddingBody,
+    owner: Owner,
+    adapter: Adapter | None,
 ) -> list[tuple[float, ...]]:
     """The engine's vector of each text. `name` is unique in this process."""
     found: list[tuple[float, ...]] = [()] * len(texts)
@@ -101,7 +107,7 @@ async def vectors_of(
     async def one(index: int) -> None:
         async with places:
             stream = engine.open_embedding(
-                f"{name}.{index}", texts[index], body.pooling, owner, body.cache_salt
+                f"{name}.{index}", texts[index], body.pooling, owner, body.cache_salt, adapter
             )
             try:
                 found[index] = sound(await stream.next()).vector or ()

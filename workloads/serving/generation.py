@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 
 from busbar.kube.contracts.streams import StreamTerms, UsageShown
+from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.calling import reader_of, render, with_tools
 from busbar.workloads.serving.core import Delta
 from busbar.workloads.serving.engine import Engine, Stream
@@ -125,7 +126,12 @@ async def encode_prompt(body: TokenizeBody, loaded: Loaded) -> list[int]:
 
 @asynccontextmanager
 async def opened(
-    engine: Engine, name: str, jobs: list[Job], owner: Owner = NOBODY, cache_salt: str = ""
+    engine: Engine,
+    name: str,
+    jobs: list[Job],
+    owner: Owner = NOBODY,
+    cache_salt: str = "",
+    adapter: Adapter | None = None,
 ) -> AsyncIterator[list[Stream]]:
     """The streams of the jobs that have not ended, closed at the end. `name` is unique in this process."""
     streams: list[Stream] = []
@@ -135,7 +141,13 @@ async def opened(
                 continue
             streams.append(
                 engine.open(
-                    f"{name}.{job.choice.index}", job.prompt, job.params, owner, cache_salt, job.history
+                    f"{name}.{job.choice.index}",
+                    job.prompt,
+                    job.params,
+                    owner,
+                    cache_salt,
+                    job.history,
+                    adapter,
                 )
             )
         yield streams

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from busbar.kube.contracts.streams import TERMS_HEADER, ResumeRequest, StreamTerms
+from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.errors import BadRequest, OtherStream
 from busbar.workloads.serving.generation import Job
 from busbar.workloads.serving.loader import Loaded
@@ -45,9 +46,11 @@ def parse_resume(sent: object) -> Asked:
     return body, asked
 
 
-def stream_digest(identity: str, jobs: Sequence[Job]) -> str:
+def stream_digest(identity: str, jobs: Sequence[Job], adapter: Adapter | None = None) -> str:
     """Equal for two replicas that would compute the same tokens, up to rounding."""
     digest = hashlib.blake2b(identity.encode(), digest_size=16)
+    if adapter is not None:
+        digest.update(f"/{adapter.digest}".encode())
     for job in jobs:
         digest.update(f"/{len(job.prompt)}/{job.params.max_tokens}/{job.params.seed}/".encode())
         digest.update(array("q", job.prompt).tobytes())

@@ -5,7 +5,7 @@
     POST /v1/completions /v1/chat/completions /v1/embeddings                   the same
     POST /tokenize /detokenize /resume                                         the same
     GET  /status /metrics /load /version                                       the bearer for reading
-    POST /drain                                                                the bearer for commands
+    POST /drain /v1/load_lora_adapter /v1/unload_lora_adapter                  the bearer for commands
 
 `busbar serve` takes one bearer for all of them, or none: then all are open.
 
@@ -33,18 +33,18 @@ from busbar.kube.contracts.streams import (
 )
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.workloads.serving import embeddings
+from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
     BadRequest,
     EngineFailed,
-    NotFound,
     Overloaded,
     RequestError,
     Unauthorized,
-    shown,
 )
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.generation import (
+    Job,
     collect,
     encode_prompt,
     envelope,
@@ -68,6 +68,7 @@ from busbar.workloads.serving.openai_request import (
 )
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.resume import Asked, parse_resume, read_terms, stream_digest, take_over
+from busbar.workloads.serving.served_models import LOAD_PATH, UNLOAD_PATH, ServedModels
 from busbar.workloads.serving.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Server:
         self.quiet.set()
         self._generating = 0
         self._numbers = itertools.count()
-        self._started = int(time.time())
+        self._models = ServedModels(settings, engine, int(time.time()))
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self.settings.max_body_bytes, middlewares=[self._guard])
@@ -101,6 +102,8 @@ class Server:
                 web.get("/metrics", self.metrics),
                 web.get("/version", self.version),
                 web.post("/drain", self.drain),
+                web.post(LOAD_PATH, self.load_adapter),
+                web.post(UNLOAD_PATH, self.unload_adapter),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{id:.+}", self.model),
                 *(web.post(path, self.generate) for path in PARSERS),
@@ -160,7 +163,9 @@ class Server:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        text = self._loaded().core.metrics.render()
+        core = self._loaded().core
+        self._models.tell_metrics(core, time.time())
+        text = core.metrics.render()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
     async def version(self, request: web.Request) -> web.Response:
@@ -171,11 +176,16 @@ class Server:
         return web.json_response({"draining": True, "running": self._generating})
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._card()]})
+        return web.json_response({"object": "list", "data": self._models.cards()})
 
     async def model(self, request: web.Request) -> web.Response:
-        self._check_model(request.match_info["id"])
-        return web.json_response(self._card())
+        return web.json_response(self._models.card(self._models.adapter_name(request.match_info["id"])))
+
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._models.load(await read_json(request)))
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._models.unload(await read_json(request)))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, lambda sent: (PARSERS[request.path](sent), None))
@@ -190,17 +200,18 @@ class Server:
         request_id = request_id_of(request)
         with self._in_hand():
             body = embeddings.parse_embeddings(await read_json(request))
-            self._check_model(body.model)
-            texts = await embeddings.tokens_of(body, self._loaded())
-            name = f"{request_id}/{next(self._numbers)}"
-            vectors = await embeddings.vectors_of(self.engine, name, texts, body, self._owner(request))
+            async with self._models.chosen(body.model) as adapter:
+                texts = await embeddings.tokens_of(body, self._loaded())
+                name = f"{request_id}/{next(self._numbers)}"
+                owner = self._owner(request)
+                vectors = await embeddings.vectors_of(self.engine, name, texts, body, owner, adapter)
             answer = await asyncio.to_thread(embeddings.answer, body, texts, vectors)
             return web.json_response(answer, headers={REQUEST_ID_HEADER: request_id})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         loaded = self._loaded()
         body = parse_tokenize(await read_json(request))
-        self._check_model(body.model or self.settings.model_id)
+        self._models.adapter_name(body.model or self.settings.model_id)
         tokens = await encode_prompt(body, loaded)
         answer: dict[str, object] = {
             "count": len(tokens),
@@ -214,7 +225,7 @@ class Server:
     async def detokenize(self, request: web.Request) -> web.Response:
         loaded = self._loaded()
         model, tokens = parse_detokenize(await read_json(request))
-        self._check_model(model or self.settings.model_id)
+        self._models.adapter_name(model or self.settings.model_id)
         bad = next((t for t in tokens if t >= loaded.arch.vocab_size), None)
         if bad is not None:
             raise BadRequest(f"token {bad} is not in the model's vocabulary", param="tokens")
@@ -230,36 +241,9 @@ class Server:
     async def _generate(self, request: web.Request, parse: Callable[[object], Asked]) -> web.StreamResponse:
         request_id, began = request_id_of(request), time.monotonic()
         with self._in_hand():
-            body, resumed = parse(await read_json(request))
-            self._check_model(body.wanted.model)
-            loaded, terms = self._loaded(), self._terms(request)
-            jobs = await prepare(body, request_id, loaded, terms)
-            answer = envelope(body, request_id, body.wanted.model, loaded, terms)
-            headers = {REQUEST_ID_HEADER: request_id}
-            if terms is not None:
-                headers[DIGEST_HEADER] = stream_digest(loaded.identity, jobs)
-            if resumed is not None:
-                await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
-            response: web.StreamResponse
-            name = f"{request_id}/{next(self._numbers)}"
-            owner = self._owner(request)
-            async with opened(self.engine, name, jobs, owner, body.wanted.cache_salt) as streams:
-                if body.wanted.stream:
-                    response = web.StreamResponse(
-                        headers={
-                            **headers,
-                            "Content-Type": "text/event-stream",
-                            "Cache-Control": "no-cache",
-                        }
-                    )
-                    request[STREAMING] = True
-                    await response.prepare(request)
-                    with contextlib.suppress(ConnectionError):  # the client has left
-                        await send_stream(response, self.engine, streams, jobs, answer)
-                        await response.write_eof()
-                else:
-                    await collect(self.engine, streams, jobs)
-                    response = web.json_response(answer.whole([job.choice for job in jobs]), headers=headers)
+            asked = parse(await read_json(request))
+            async with self._models.chosen(asked[0].wanted.model) as adapter:
+                response, jobs = await self._answer(request, request_id, asked, adapter)
             log.info(
                 "request done",
                 extra={
@@ -271,6 +255,34 @@ class Server:
                 },
             )
             return response
+
+    async def _answer(
+        self, request: web.Request, request_id: str, asked: Asked, adapter: Adapter | None
+    ) -> tuple[web.StreamResponse, list[Job]]:
+        body, resumed = asked
+        loaded, terms = self._loaded(), self._terms(request)
+        jobs = await prepare(body, request_id, loaded, terms)
+        answer = envelope(body, request_id, body.wanted.model, loaded, terms)
+        headers = {REQUEST_ID_HEADER: request_id}
+        if terms is not None:
+            headers[DIGEST_HEADER] = stream_digest(loaded.identity, jobs, adapter)
+        if resumed is not None:
+            await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
+        name = f"{request_id}/{next(self._numbers)}"
+        owner, salt = self._owner(request), body.wanted.cache_salt
+        async with opened(self.engine, name, jobs, owner, salt, adapter) as streams:
+            if not body.wanted.stream:
+                await collect(self.engine, streams, jobs)
+                whole = answer.whole([job.choice for job in jobs])
+                return web.json_response(whole, headers=headers), jobs
+            events = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            response = web.StreamResponse(headers={**headers, **events})
+            request[STREAMING] = True
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError):  # the client has left
+                await send_stream(response, self.engine, streams, jobs, answer)
+                await response.write_eof()
+            return response, jobs
 
     @contextlib.contextmanager
     def _in_hand(self) -> Iterator[None]:
@@ -332,25 +344,6 @@ class Server:
             if self.engine.loaded is not None:
                 self.engine.loaded.core.metrics.rejected(reason)
             raise error
-
-    def _check_model(self, name: str) -> None:
-        if name != self.settings.model_id and name not in self.settings.aliases:
-            raise NotFound(
-                f"the model {shown(name)} is not served here; this replica serves {self.settings.model_id!r}",
-                param="model",
-            )
-
-    def _card(self) -> dict[str, object]:
-        loaded = self.engine.loaded
-        return {
-            "id": self.settings.model_id,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "busbar",
-            "root": self.settings.model_id,
-            "parent": None,
-            "max_model_len": loaded.core.max_model_len if loaded else None,
-        }
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
