@@ -35,6 +35,8 @@ class Call:
     """Monotonic time."""
     tenant: str = ""
     key_id: str = ""
+    adapter: str = ""
+    """Empty: the model alone."""
     seed: int = field(default_factory=lambda: secrets.randbits(62))
     """For an engine that draws: every replica draws the same."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -42,7 +44,7 @@ class Call:
 
     def upstream_body(self, model_id: str, *, continuous: bool) -> bytes:
         """What the replica gets: the model's own id, and a wish for usage that we can count by."""
-        document = {**self.document, "model": model_id}
+        document = {**self.document, "model": self.named(model_id)}
         if self.stream:
             options = self.document.get("stream_options")
             options = dict(options) if isinstance(options, dict) else {}
@@ -51,6 +53,10 @@ class Call:
                 options["continuous_usage_stats"] = True
             document["stream_options"] = options
         return _encoded(document)
+
+    def named(self, model_id: str) -> str:
+        """The name by which a replica of the model knows what was asked for."""
+        return f"{model_id}:{self.adapter}" if self.adapter else model_id
 
     def terms(self) -> str:
         """The header by which our engine does the same on every replica; others ignore it."""
@@ -102,7 +108,7 @@ class Delivery:
         meter, count = self.meter, self._choices()
         request = ResumeRequest(
             path=self._call.path,
-            request={**self._call.document, "model": model_id},
+            request={**self._call.document, "model": self._call.named(model_id)},
             digest=self.digest,
             cached_tokens=meter.cached_tokens,
             choices=[

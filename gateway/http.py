@@ -30,7 +30,7 @@ from busbar.gateway.keys import KeyDirectory
 from busbar.gateway.load_counts import Progress
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.proxy import Proxy
-from busbar.gateway.routes import RouteTable
+from busbar.gateway.routes import RouteTable, adapters_for
 from busbar.kube.contracts.routes import ServiceRoute
 
 log = logging.getLogger("busbar.gateway.requests")
@@ -81,19 +81,24 @@ class PublicPort:
 
     async def _models(self, request: web.Request) -> web.Response:
         key = await self._keys.identify(request.headers.get("Authorization"))
-        cards = [_card(name, service) for name, service in self._routes().names(key)]
+        cards = []
+        for name, service in self._routes().names(key):
+            cards.append(_card(name, service))
+            cards += [_card(f"{name}:{each}", service, parent=name) for each in adapters_for(service, key)]
         return web.json_response({"object": "list", "data": cards})
 
     async def _model(self, request: web.Request) -> web.Response:
         key = await self._keys.identify(request.headers.get("Authorization"))
         name = request.match_info["model"]
-        service = self._routes().resolve(key, name)
-        return web.json_response(_card(name, service))
+        target = self._routes().resolve(key, name)
+        parent = name.removesuffix(f":{target.adapter}") if target.adapter else None
+        return web.json_response(_card(name, target.service, parent))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         key = await self._keys.identify(request.headers.get("Authorization"))
         document, model, stream = understand(await _body(request, self._body_bytes))
-        service = self._routes().resolve(key, model)
+        target = self._routes().resolve(key, model)
+        service = target.service
         request[_SERVICE] = f"{service.namespace}/{service.name}"
         request[_KEY_ID] = key.key_id
         if self.closing:
@@ -106,6 +111,7 @@ class PublicPort:
             arrived=request[_ARRIVED],
             tenant=key.tenant,
             key_id=key.key_id,
+            adapter=target.adapter,
             progress=Progress(stream),
         )
         return await self._proxy.answer(request, call, service, key)
@@ -203,7 +209,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _card(name: str, service: ServiceRoute) -> dict[str, object]:
+def _card(name: str, service: ServiceRoute, parent: str | None = None) -> dict[str, object]:
     # `created` is required by OpenAI clients; the routes do not tell it, and 0 says so.
     return {
         "id": name,
@@ -211,6 +217,7 @@ def _card(name: str, service: ServiceRoute) -> dict[str, object]:
         "created": 0,
         "owned_by": service.namespace,
         "max_model_len": service.max_model_len,
+        **({} if parent is None else {"parent": parent}),
     }
 
 

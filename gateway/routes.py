@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from busbar.gateway.errors import BadRequest, ModelNotFound
 from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.routes import Routes, ServiceRoute
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a model name means."""
+
+    service: ServiceRoute
+    adapter: str = ""
+    """Empty: the model alone."""
 
 
 class RouteTable:
@@ -32,7 +42,7 @@ class RouteTable:
         ]
 
     def names(self, key: KeyIdentity) -> list[tuple[str, ServiceRoute]]:
-        """The shortest name of each visible service: its model id where that is unique."""
+        """The shortest name of each visible service: its model id where that is unique. Adapters are not among them."""
         services = self.visible(key)
         count = Counter(service.model_id for service in services)
         return sorted(
@@ -40,18 +50,24 @@ class RouteTable:
             for service in services
         )
 
-    def resolve(self, key: KeyIdentity, model: str) -> ServiceRoute:
-        """The service that `model` means for this key.
+    def resolve(self, key: KeyIdentity, model: str) -> Target:
+        """The service that `model` means for this key, and the adapter where the name ends with `:adapter`.
 
-        `namespace/name` is tried first and always works. Raises ModelNotFound, with the same words whether
-        the model exists for somebody else or for nobody, and BadRequest when two of the key's own services
-        share a model id.
+        `namespace/name` is tried first and always works; a whole name goes before one with an adapter. Raises
+        ModelNotFound, with the same words whether the model or adapter exists for somebody else or for nobody, and
+        BadRequest when two of the key's own services share a model id.
         """
         services = self.visible(key)
-        for service in services:
-            if service.key == model:
-                return service
-        found = [service for service in services if service.model_id == model]
+        named = [
+            (service, end)
+            for service in services
+            for end in ("", *(f":{name}" for name in adapters_for(service, key)))
+        ]
+        for service, end in named:
+            if service.key + end == model:
+                return Target(service, end[1:])
+        found = [(service, "") for service in services if service.model_id == model]
+        found = found or [(service, end) for service, end in named if service.model_id + end == model]
         if not found:
             raise ModelNotFound(
                 f"The model {model!r} does not exist or this key may not use it. GET /v1/models lists what it may.",
@@ -61,8 +77,14 @@ class RouteTable:
             raise BadRequest(
                 f"The model id {model!r} means several services; name one of {_listed(found)}.", param="model"
             )
-        return found[0]
+        service, end = found[0]
+        return Target(service, end[1:])
 
 
-def _listed(services: Iterable[ServiceRoute]) -> str:
-    return ", ".join(sorted(service.key for service in services))
+def adapters_for(service: ServiceRoute, key: KeyIdentity) -> list[str]:
+    """Names of the service's adapters that the key's tenant may use."""
+    return [a.name for a in service.adapters if a.tenants is None or key.tenant in a.tenants]
+
+
+def _listed(found: Iterable[tuple[ServiceRoute, str]]) -> str:
+    return ", ".join(sorted(service.key + end for service, end in found))

@@ -166,7 +166,7 @@ def _trained(model: dict[str, Any]) -> str | None:
 
 def _service(found: Object) -> list[tuple[str, object]]:
     from busbar.kube.types.model_service import ModelServiceStatus
-    from busbar.kube.types.service_words import level_facts, pool_words
+    from busbar.kube.types.service_words import adapter_facts, level_facts, pool_words
 
     status, known = found.status, ModelServiceStatus.model_validate(found.status)
     ready = f"{status.get('readyReplicas') or 0} ready of {status.get('desiredReplicas') or 0} wanted"
@@ -175,6 +175,7 @@ def _service(found: Object) -> list[tuple[str, object]]:
         ("URL", status.get("url")),
         ("Replicas", ready),
         ("Pools", ", ".join(pool_words(row) for row in known.pools or ())),
+        *adapter_facts(known),
         *level_facts(known),
         *_usage(status),
     ]

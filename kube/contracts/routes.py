@@ -30,6 +30,14 @@ class Promise(WireModel):
     tpot_ms: int | None = None
 
 
+class AdapterRoute(WireModel):
+    """A LoRA adapter of a service's model."""
+
+    name: str
+    tenants: list[str] | None = None
+    """Who may use it; None: all that may use the service."""
+
+
 class ServiceRoute(WireModel):
     """One ModelService, with the bearer for inference that its replicas require."""
 
@@ -46,6 +54,7 @@ class ServiceRoute(WireModel):
     max_model_len: int | None = None
     """Longest prompt plus output in tokens that every replica takes; None: nobody has told."""
     slo: Promise | None = None
+    adapters: list[AdapterRoute] = Field(default_factory=list)
     bearer: str = Field(repr=False)
     endpoints: list[Endpoint] = Field(default_factory=list)
 

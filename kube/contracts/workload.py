@@ -213,6 +213,15 @@ class TrainingStatus(WireModel):
         )
 
 
+class AdapterReport(WireModel):
+    """An adapter of a serving pod."""
+
+    name: Annotated[str, Field(max_length=63)]
+    in_memory: bool = False
+    message: Annotated[str, Field(max_length=1024)] | None = None
+    """Why it is not served; None: it is."""
+
+
 class ServingStatus(WireModel):
     """`GET /status` of a serving pod."""
 
@@ -226,6 +235,8 @@ class ServingStatus(WireModel):
     kv_blocks_free: int = 0
     requests_total: int = 0
     tokens_total: int = 0
+    adapters: list[AdapterReport] = Field(default_factory=list, max_length=64)
+    """The first 64 of those that are known by name."""
     saturated: bool = False
     """Whether the promised time per token would need steps smaller than the minimum."""
     report: MaybeServingReport = None

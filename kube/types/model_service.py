@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from busbar.kube.types.accelerator_pool import TenantList
 from busbar.kube.types.meta import (
     AGE,
     CamelReason,
@@ -64,6 +65,20 @@ class ServedModel(SpecModel):
     training_job: ObjectName | None = Field(
         default=None,
         description="A TrainingJob in the same namespace; its output is served once it has succeeded.",
+    )
+
+
+class ServedAdapter(SpecModel):
+    """A LoRA adapter of the model."""
+
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", min_length=1, max_length=63)
+    ] = Field(description="Clients ask for it as MODEL:NAME.")
+    uri: ClaimUri = Field(
+        description="The adapter's folder, as PEFT or a TrainingJob writes it: pvc://claim/path."
+    )
+    tenants: TenantList | None = Field(
+        default=None, description="Tenants that may use it; default all that may use the service."
     )
 
 
@@ -144,11 +159,25 @@ class ModelServiceSpec(SpecModel):
         immutable("accelerators", while_running=True),
         immutable("maxModelLen", while_running=True),
         immutable("kvCacheMemory", while_running=True),
+        immutable("adapters", while_running=True),
     )
 
     model: ServedModel = Field(description="Which weights. It can change while the service is suspended.")
     model_id: ModelId | None = Field(
         default=None, description="The name clients use; default metadata.name. namespace/name always works."
+    )
+    adapters: (
+        Annotated[
+            list[ServedAdapter],
+            Field(
+                max_length=64,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="LoRA adapters of the model. They can change while the service is suspended.",
     )
     engine: ServiceEngine = Field(
         default=ServiceEngine.BUILTIN, description="Busbar's own engine, or vLLM from an image."
@@ -222,6 +251,14 @@ class PoolReplicas(StatusModel):
     requests_per_second: Amount | None = Field(
         default=None, description="What one replica sustains within the latency target, with today's sizes."
     )
+
+
+class AdapterStatus(StatusModel):
+    """What the replicas of the builtin engine say of an adapter."""
+
+    name: ShortText = Field(description="Its name in spec.adapters.")
+    replicas: Count = Field(description="Replicas that serve it.")
+    message: Sentence | None = Field(default=None, description="Why a replica refuses it.")
 
 
 class MeasuredReplica(StatusModel):
@@ -335,6 +372,16 @@ class ModelServiceStatus(StatusModel):
     measured: Annotated[list[MeasuredReplica], Field(max_length=MOST_MEASURED)] | None = Field(
         default=None, description="Measurements that the replicas report."
     )
+    adapters: (
+        Annotated[
+            list[AdapterStatus],
+            Field(
+                max_length=64,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="The adapters, as the replicas report them.")
     slo: ServiceLevelStatus | None = Field(
         default=None, description="How the latency target is kept; absent without one."
     )

@@ -1,8 +1,14 @@
-"""What a service's scaling status says, in words for people: the same in the command line and in the portal."""
+"""What a service's status says of its scaling and its adapters, in words for people: the same in the command line and in the portal."""
 
 from __future__ import annotations
 
-from busbar.kube.types.model_service import ModelServiceStatus, PoolReplicas, ScaledBy, ScalingDecision
+from busbar.kube.types.model_service import (
+    AdapterStatus,
+    ModelServiceStatus,
+    PoolReplicas,
+    ScaledBy,
+    ScalingDecision,
+)
 
 _BY = {
     ScaledBy.PROMISE: "the latency target",
@@ -40,6 +46,18 @@ def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
         if ahead.capacity is not None:
             found.append(("Capacity", f"{ahead.capacity:g} requests/s within the target by ready replicas"))
     return found
+
+
+def adapter_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
+    """(name, words) of the adapters; nothing where there are none."""
+    if not status.adapters:
+        return []
+    return [("Adapters", ", ".join(_adapter_words(row) for row in status.adapters))]
+
+
+def _adapter_words(row: AdapterStatus) -> str:
+    words = f"{row.name} on {row.replicas} {'replica' if row.replicas == 1 else 'replicas'}"
+    return f"{words} (refused: {row.message})" if row.message else words
 
 
 def pool_words(row: PoolReplicas) -> str:

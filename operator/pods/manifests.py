@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -192,6 +193,8 @@ def service_pod(
     vllm = spec.engine is ServiceEngine.VLLM
     env[Env.BEARERS_DIR] = volumes.bearers(secret, *((bearers.VLLM_CONFIG,) if vllm else tuple(Role)))
     env[Env.MODEL_DIR] = volumes.claim(model_uri, read_only=True)
+    # Our engine finds them below ARTIFACTS_ROOT by their addresses in its spec.
+    adapters = {a.name: volumes.claim(a.uri, read_only=True) for a in spec.adapters or ()}
     env[Env.MODEL_ID] = model_id
     env[Env.ACCELERATOR] = placement.accelerator
     env[Env.GRACE_SECONDS] = str(spec.drain_seconds)
@@ -204,7 +207,8 @@ def service_pod(
     else:
         container["args"] = [
             "--model", env[Env.MODEL_DIR], "--served-model-name", model_id, "--port", str(workload.PORT),
-            "--config", f"{bearers.FOLDER}/{bearers.VLLM_CONFIG}", *_vllm_limits(spec), *(spec.args or ()),
+            "--config", f"{bearers.FOLDER}/{bearers.VLLM_CONFIG}", *_vllm_limits(spec),
+            *_vllm_adapters(model_id, adapters), *(spec.args or ()),
         ]  # fmt: skip
     path = workload.READY_PATH if spec.engine is ServiceEngine.BUILTIN else workload.HEALTH_PATH
     container["readinessProbe"] = {
@@ -246,6 +250,17 @@ def _vllm_limits(spec: ModelServiceSpec) -> list[str]:
     if spec.kv_cache_memory is not None:
         flags += ["--kv-cache-memory-bytes", str(quantity.to_bytes(spec.kv_cache_memory))]
     return flags
+
+
+def _vllm_adapters(model_id: str, folders: Mapping[str, str]) -> list[str]:
+    """vLLM's flags for adapters, under the names by which the gateway asks for them."""
+    if not folders:
+        return []
+    return [
+        "--enable-lora",
+        "--lora-modules",
+        *(f"{model_id}:{name}={folder}" for name, folder in folders.items()),
+    ]
 
 
 # -- containers ----------------------------------------------------------------------------------------

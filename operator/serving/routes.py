@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
-from busbar.kube.contracts.routes import Endpoint, Promise, Routes, ServiceRoute
+from busbar.kube.contracts.routes import AdapterRoute, Endpoint, Promise, Routes, ServiceRoute
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types.model_service import ModelServiceSpec
@@ -50,6 +50,7 @@ def build_routes(
                 min_replicas=spec.min_replicas,
                 max_replicas=spec.replica_ceiling,
                 slo=_promise(spec),
+                adapters=[AdapterRoute(name=a.name, tenants=a.tenants) for a in spec.adapters or ()],
                 bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
                 endpoints=endpoints,
                 max_model_len=_context_length(spec, pods, readings),

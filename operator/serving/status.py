@@ -18,6 +18,7 @@ from busbar.operator.decisions import Decision, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
+from busbar.operator.serving.adapter_status import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.replicas import kept_pods, place_of, startable
@@ -45,6 +46,7 @@ def status_of(
         "model_id": service.spec.model_id or service.metadata.name,
         "url": view.settings.gateway_public_url,
         "pools": pool_rows(service, alive, view.pools, view.plan, desired) or None,
+        "adapters": adapter_rows(service, serving, view.readings, old.adapters) or None,
         "phase": phase,
         "reason": str(reason),
         "message": clip(message),

@@ -151,6 +151,10 @@ def model_service() -> JSON:
         {
             "model": {"trainingJob": "stdlib"},
             "modelId": "stdlib",
+            "adapters": [
+                {"name": "support", "uri": "pvc://stdlib/support", "tenants": ["research"]},
+                {"name": "SQL.v2", "uri": "pvc://adapters/sql"},
+            ],
             "engine": "vllm",
             "image": "registry.example.com/vllm:1",
             "args": ["--dtype", "auto"],

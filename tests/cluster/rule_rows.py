@@ -327,6 +327,7 @@ _SERVICE_FIELDS: tuple[tuple[str, Change], ...] = (
     ("accelerators", {"spec/accelerators": ["L4"]}),
     ("maxModelLen", {"spec/maxModelLen": 512}),
     ("kvCacheMemory", {"spec/kvCacheMemory": ...}),
+    ("adapters", {"spec/adapters": [{"name": "support", "uri": "pvc://stdlib/other"}]}),
 )
 
 BUILTIN: Change = {"spec/image": ..., "spec/engine": "builtin"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from busbar.kube.types.model_service import ModelServiceStatus
-from busbar.kube.types.service_words import change_words, level_facts, pool_words
+from busbar.kube.types.service_words import adapter_facts, change_words, level_facts, pool_words
 
 STATUS: dict[str, Any] = {
     "slo": {
@@ -57,3 +57,11 @@ def test_pools_and_changes_tell_what_is_known_of_them() -> None:
         "1 → 3 for 6 requests/s",
         "3 → 2",
     ]
+
+
+def test_adapters_are_told_with_their_replicas_and_why_one_is_refused() -> None:
+    rows = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 0, "message": "rank 4096"}]
+    assert adapter_facts(ModelServiceStatus.model_validate({"adapters": rows})) == [
+        ("Adapters", "a on 1 replica, b on 0 replicas (refused: rank 4096)")
+    ]
+    assert adapter_facts(ModelServiceStatus()) == []

@@ -17,7 +17,7 @@ from tests.serving.models import EOS, greedy, make_tokenizer
 from tests.serving.processes import OpenStream, Service, serving
 
 from busbar.kube.contracts.bearers import Role, is_allowed
-from busbar.workloads.serving.errors import SettingsError
+from busbar.workloads.serving.errors import AdapterInvalid, SettingsError
 from busbar.workloads.serving.resume import stream_digest
 from busbar.workloads.serving.settings import AdapterSource, EngineSettings, parse_adapter
 
@@ -212,3 +212,23 @@ def test_serve_with_flags(tiny: Family) -> None:
     with serving(tiny.folder, "--model-id", MODEL, "--adapter", f"{source.name}={source.folder}") as running:
         names = [card["id"] for card in json.loads(running.get("/v1/models")[2])["data"]]
         assert names == [MODEL, f"{MODEL}:{source.name}"]
+
+
+def test_a_pod_serves_without_an_adapter_that_is_refused_and_says_why(tiny: Family, root: Path) -> None:
+    bad = AdapterSource("bad", root / "nothing")
+    adapters = (bad, tiny.sources[1])
+    engine = EngineSettings(
+        tiny.folder, block_tokens=16, threads=1, adapters=adapters, skip_bad_adapters=True
+    )
+    with serving_inside(engine, MODEL) as running:
+        reports = running.status()["adapters"]
+        assert [(r["name"], r["inMemory"]) for r in reports] == [("bad", False), ("all", True)]
+        assert "does not exist" in reports[0]["message"]
+        body = {"model": f"{MODEL}:bad", "prompt": "a", "max_tokens": 1}
+        assert running.post("/v1/completions", body)[0] == 404
+        assert running.post("/v1/completions", body | {"model": f"{MODEL}:all"})[0] == 200
+    with (
+        pytest.raises(AdapterInvalid, match="does not exist"),
+        serving_inside(EngineSettings(tiny.folder, block_tokens=16, threads=1, adapters=adapters), MODEL),
+    ):
+        pass

@@ -10,7 +10,7 @@ import pytest
 from busbar.kube.contracts.bearers import Role
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.pod import from_environment
-from busbar.workloads.serving.settings import EngineSettings, parse_bytes
+from busbar.workloads.serving.settings import AdapterSource, EngineSettings, parse_bytes
 
 SPEC = {"model": {"trainingJob": "j"}, "kvCacheMemory": "64Mi", "maxModelLen": 256, "drainSeconds": 12}
 POD = {
@@ -61,6 +61,19 @@ def test_the_promised_time_per_token_reaches_the_engine() -> None:
     assert from_environment(POD).engine.tpot_ms is None
 
 
+def test_adapters_of_the_spec_are_below_their_claims() -> None:
+    adapters = [{"name": "a", "uri": "pvc://stdlib/lora/a"}, {"name": "b", "uri": "pvc://other"}]
+    engine = from_environment(
+        POD | {"BUSBAR_SPEC": json.dumps(SPEC | {"adapters": adapters})}, ["--adapter-memory", "2Mi"]
+    ).engine
+    assert engine.adapters == (
+        AdapterSource("a", Path("/artifacts/stdlib/lora/a")),
+        AdapterSource("b", Path("/artifacts/other")),
+    )
+    assert (engine.adapter_bytes, engine.skip_bad_adapters) == (2 * 2**20, True)
+    assert from_environment(POD).engine.adapters == ()
+
+
 def test_arguments_of_the_spec_turn_parts_of_the_engine_on_and_off() -> None:
     settings = from_environment(POD, ["--deterministic", "--no-prefix-cache", "--stall-seconds", "5"])
     assert (settings.engine.deterministic, settings.engine.prefix_cache, settings.stall_s) == (
@@ -93,6 +106,12 @@ def test_the_operators_model_id_wins() -> None:
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"kvCacheMemory": "lots"})}, "not an amount of memory"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": "x"})}, "maxModelLen must be"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": 0})}, "at least 1"),
+        ({"BUSBAR_SPEC": json.dumps(SPEC | {"adapters": ["a"]})}, "a list of name and uri"),
+        ({"BUSBAR_SPEC": json.dumps(SPEC | {"adapters": [{"name": "a"}]})}, "a list of name and uri"),
+        (
+            {"BUSBAR_SPEC": json.dumps(SPEC | {"adapters": [{"name": "a:b", "uri": "pvc://c"}]})},
+            "no name for an adapter",
+        ),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"drainSeconds": "x"})}, "drainSeconds must be"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"shape": {"cpu": "many"}})}, "not an amount of cores"),
     ],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from busbar.workloads.serving.attention import padded_columns
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
 from busbar.workloads.serving.core import EngineCore
-from busbar.workloads.serving.errors import MemoryTooSmall, ModelCorrupt, SettingsError
+from busbar.workloads.serving.errors import AdapterInvalid, MemoryTooSmall, ModelCorrupt, SettingsError
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.metrics import Metrics
@@ -27,6 +28,7 @@ from busbar.workloads.serving.settings import EngineSettings, usable_processors
 from busbar.workloads.serving.text import load_tokenizer
 from busbar.workloads.serving.weights import Weights, load_weights
 
+log = logging.getLogger(__name__)
 CPU_KV_BYTES = 256 * 2**20
 GPU_KV_SHARE = 0.85
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -50,6 +52,8 @@ class Loaded:
     identity: str
     """Equal for two replicas of the same model folder."""
     adapters: AdapterStore
+    refused_adapters: Mapping[str, str]
+    """Those of the settings that are not served, each with the reason."""
 
 
 def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = time.monotonic) -> Loaded:
@@ -70,8 +74,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
     core.grammars.prepare()
     adapters = AdapterStore(arch, device, weight_dtype, settings.adapter_bytes)
-    for source in settings.adapters:
-        adapters.add(source)
+    refused = _add_all(adapters, settings)
     return Loaded(
         core=core,
         arch=arch,
@@ -86,7 +89,22 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         load_s=time.monotonic() - began,
         identity=model_identity(settings.model_dir),
         adapters=adapters,
+        refused_adapters=refused,
     )
+
+
+def _add_all(adapters: AdapterStore, settings: EngineSettings) -> dict[str, str]:
+    """Reads the adapters of the settings; of those that are refused, why."""
+    refused: dict[str, str] = {}
+    for source in settings.adapters:
+        try:
+            adapters.add(source)
+        except AdapterInvalid as error:
+            if not settings.skip_bad_adapters:
+                raise
+            log.error("adapter %s is not served: %s", source.name, error)
+            refused[source.name] = str(error)
+    return refused
 
 
 def assemble(

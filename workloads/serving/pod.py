@@ -15,9 +15,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from busbar.kube.contracts.bearers import Role, bearers_in
-from busbar.kube.contracts.workload import PORT, Env
+from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env
+from busbar.kube.types.meta import claim_of
 from busbar.workloads.serving.errors import SettingsError
-from busbar.workloads.serving.settings import EngineSettings, ServerSettings, parse_bytes, usable_processors
+from busbar.workloads.serving.settings import (
+    AdapterSource,
+    EngineSettings,
+    ServerSettings,
+    parse_bytes,
+    usable_processors,
+)
 
 MODE = "resident"
 """The one engine mode so far: weights and KV cache in the memory of the device."""
@@ -45,6 +52,8 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
         max_model_len=length,
         tpot_ms=(spec.get("slo") or {}).get("tpotMilliseconds"),
         threads=min(_cores_asked_for(spec), usable_processors()),
+        adapters=_adapters(spec),
+        skip_bad_adapters=True,
     )
     return ServerSettings(
         engine=replace(engine, **extra),
@@ -57,6 +66,20 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
         drain_s=_seconds(spec.get("drainSeconds", 30)),
         accelerator=env.get(Env.ACCELERATOR) or ServerSettings.accelerator,
     )
+
+
+def _adapters(spec: Mapping[str, Any]) -> tuple[AdapterSource, ...]:
+    """Those of the spec; the operator mounts the claims of their addresses."""
+    found = []
+    try:
+        for given in spec.get("adapters") or ():
+            claim, path = claim_of(given["uri"])
+            found.append(AdapterSource(given["name"], Path(ARTIFACTS_ROOT) / claim / path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"BUSBAR_SPEC: adapters must be a list of name and uri, and is not: {error!r}"
+        ) from error
+    return tuple(found)
 
 
 def _bearers(env: Mapping[str, str]) -> dict[Role, str]:
@@ -84,12 +107,17 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     parser = _Parser(prog="spec.args", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in ("max-running", "max-batched-tokens", "block-tokens", "max-waiting", "threads"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--adapter-memory", type=_adapter_memory, dest="adapter_bytes")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")
     parser.add_argument("--stall-seconds", type=float, dest="stall_s")
     for name in ("device", "dtype"):
         parser.add_argument(f"--{name}")
     return vars(parser.parse_args(list(words)))
+
+
+def _adapter_memory(text: str) -> int:
+    return parse_bytes(text, "spec.args: --adapter-memory")
 
 
 def _cores_asked_for(spec: Mapping[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """The model names a replica answers to: its own, and those of its adapters; loading and unloading adapters over HTTP.
 
-An adapter is asked for as `model:adapter`, with any name of the model, or by its own name alone, unless the model has it. A name that is not
-known is the same 404, whatever it is.
+An adapter is asked for as `model:adapter`, with any name of the model, or by its own name alone, unless the model has
+that name. A name that is not known is the same 404, whatever it is.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from busbar.kube.contracts.workload import AdapterReport
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.engine import Engine
 from busbar.workloads.serving.errors import AdapterInvalid, BadRequest, NotFound, SettingsError, shown
+from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_request import known_fields
 from busbar.workloads.serving.settings import AdapterSource, ServerSettings
 
 log = logging.getLogger(__name__)
+MOST_REPORTED, MOST_MESSAGE = 64, 1024
+"""Adapters, and characters of a message, in the status: what its contract allows."""
 LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -81,6 +85,17 @@ class ServedModels:
             "parent": None if adapter is None else model,
             "max_model_len": loaded.core.max_model_len if loaded else None,
         }
+
+    def reports(self, loaded: Loaded) -> list[AdapterReport]:
+        """What the operator reads of adapters."""
+        resident, names = set(loaded.adapters.resident), loaded.adapters.names
+        served = [AdapterReport(name=name, in_memory=name in resident) for name in names]
+        refused = [
+            AdapterReport(name=name, message=message[:MOST_MESSAGE])
+            for name, message in loaded.refused_adapters.items()
+            if name not in names
+        ]
+        return [*refused, *served][:MOST_REPORTED]
 
     def tell_metrics(self, core: EngineCore, now: float) -> None:
         """Which adapters are in use now."""

@@ -157,6 +157,7 @@ class Server:
                 "kv_blocks_free": core.scheduler.pool.free,
                 "requests_total": core.requests_total,
                 "tokens_total": core.tokens_total,
+                "adapters": self._models.reports(loaded),
                 "saturated": core.saturated,
                 "report": table_report(loaded, self.settings),
             }

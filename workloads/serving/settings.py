@@ -67,6 +67,8 @@ class EngineSettings:
     """CPU threads; None: the processors this container may use."""
     adapters: tuple[AdapterSource, ...] = ()
     """Read at the start."""
+    skip_bad_adapters: bool = False
+    """Serve without an adapter that is refused, and report why; otherwise it ends the start."""
     adapter_bytes: int = 2**30
     """For adapters in memory, at most; those that are not used are read again when they are asked for."""
     adapter_root: Path | None = None

@@ -288,3 +288,34 @@ def test_vllm_gets_the_limits_of_the_spec_before_its_own_arguments() -> None:
     args = body["spec"]["containers"][0]["args"]
     assert args[-6:-2] == ["--max-model-len", "4096", "--kv-cache-memory-bytes", str(2 * 2**30)]
     assert args[-2:] == ["--seed", "1"]
+
+
+ADAPTERS = [
+    {"name": "a", "uri": "pvc://claim/a"},
+    {"name": "b", "uri": "pvc://other/b", "tenants": ["research"]},
+]
+
+
+@pytest.mark.parametrize("engine", [{}, {"engine": "vllm", "image": "vllm", "modelId": "m", "args": ["--x"]}])
+def test_adapters_are_mounted_for_reading_and_named_to_the_engine(engine: dict[str, Any]) -> None:
+    body = manifests.service_pod(
+        service(adapters=ADAPTERS, **engine),
+        index=0,
+        model_uri="pvc://claim/model",
+        placement=placement(),
+        pool=pool(),
+        rendering=RENDERING,
+    )
+    container = body["spec"]["containers"][0]
+    for claim in ("claim", "other"):
+        mount = {"name": f"busbar-claim-{claim}", "mountPath": f"/artifacts/{claim}", "readOnly": True}
+        assert mount in container["volumeMounts"]
+    assert json.loads(env(body)["BUSBAR_SPEC"])["adapters"] == ADAPTERS
+    if engine:
+        assert container["args"][-5:] == [
+            *("--enable-lora", "--lora-modules", "m:a=/artifacts/claim/a", "m:b=/artifacts/other/b", "--x")
+        ]
+
+
+def test_vllm_without_adapters_gets_no_flag_for_them() -> None:
+    assert "--enable-lora" not in _vllm()["spec"]["containers"][0]["args"]

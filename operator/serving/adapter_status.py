@@ -1,0 +1,40 @@
+"""What a service's status says of its adapters, from what the replicas report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from busbar.kube.contracts.workload import AdapterReport, ServingStatus
+from busbar.kube.types import ModelService
+from busbar.kube.types.model_service import AdapterStatus, ServiceEngine
+from busbar.operator.watch.projections import Pod
+from busbar.operator.write.status import clip
+
+
+def adapter_rows(
+    service: ModelService,
+    serving: Iterable[Pod],
+    readings: Mapping[str, ServingStatus],
+    old: Iterable[AdapterStatus] | None,
+) -> list[AdapterStatus]:
+    """One row for each adapter of the spec, from the replicas that take requests; vLLM reports none.
+
+    A message stays until a replica serves the adapter, so that it is there while no replica answers.
+    """
+    if service.spec.engine is not ServiceEngine.BUILTIN:
+        return []
+    told: dict[str, list[AdapterReport]] = {}
+    for pod in serving:
+        reading = readings.get(pod.uid)
+        for report in reading.adapters if reading is not None else ():
+            told.setdefault(report.name, []).append(report)
+    messages = {row.name: row.message for row in old or ()}
+    rows = []
+    for adapter in service.spec.adapters or ():
+        reports = told.get(adapter.name, [])
+        served = sum(report.message is None for report in reports)
+        why = next((report.message for report in reports if report.message is not None), None)
+        if why is None and not served:
+            why = messages.get(adapter.name)
+        rows.append(AdapterStatus(name=adapter.name, replicas=served, message=clip(why) if why else None))
+    return rows
