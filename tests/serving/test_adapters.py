@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.serving.adapted import Family, adapted_greedy, make_family, merged, save_adapter
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 from tests.serving.models import greedy
 from tests.serving.test_equality import random_prompts
 
-from busbar.workloads.serving.adapter_pages import MOST_TOGETHER, Alone, Page, Place, Together, group_rows
+from busbar.workloads.serving.adapter_files import read_adapter
+from busbar.workloads.serving.adapter_pages import (
+    MOST_TOGETHER,
+    Alone,
+    Form,
+    Page,
+    Place,
+    Together,
+    group_rows,
+)
 from busbar.workloads.serving.adapters import AdapterStore
 from busbar.workloads.serving.architecture import read_architecture
 from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.errors import Overloaded
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.sequence import Pooling
@@ -199,3 +213,68 @@ def test_slots_far_apart_are_not_computed_together(tiny: Family) -> None:
     page: Page = store._pages[0]
     groups = group_rows([Place(page, 0), Place(page, 3), Place(page, 7)], CPU)
     assert [(g.first, g.stop) for g in groups if isinstance(g, Together)] == [(0, 4), (7, 8)]
+
+
+@dataclass
+class Churned:
+    """An engine with memory for two adapters of one form, and what each of four answers."""
+
+    loaded: Loaded
+    sources: dict[str, AdapterSource]
+    prompt: list[int]
+    expected: dict[str, list[int]]
+
+    def step(self, answers: dict[str, list[int]]) -> None:
+        for delta in self.loaded.core.step():
+            answers[delta.request_id] += delta.tokens
+
+
+@pytest.fixture(scope="module")
+def churned(tiny: Family, tmp_path_factory: pytest.TempPathFactory) -> Churned:
+    root, prompt = tmp_path_factory.mktemp("churned"), random_prompts(13, 1, 40)[0]
+    sources, expected = {}, {}
+    for seed in range(4):
+        name = f"c{seed}"
+        adapted = save_adapter(tiny.model, root / name, 60 + seed)
+        sources[name], expected[name] = AdapterSource(name, root / name), adapted_greedy(adapted, prompt, 6)
+    form = Form.of(read_adapter(root / "c0", read_architecture(tiny.folder), torch.float32))
+    slot = form.slot_bytes(read_architecture(tiny.folder), torch.float32)
+    loaded = load_engine(tiny.folder, adapter_bytes=2 * slot, prefix_cache=False)
+    return Churned(loaded, sources, prompt, expected)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.data())
+def test_nothing_stays_behind_after_loads_unloads_and_cancels(churned: Churned, data: st.DataObject) -> None:
+    """Memory for two adapters, of which four are known; every answer is that of its adapter alone."""
+    loaded, store = churned.loaded, churned.loaded.adapters
+    core = loaded.core
+    running: dict[str, str] = {}
+    answers: dict[str, list[int]] = {}
+    for number in range(data.draw(st.integers(10, 30))):
+        action = data.draw(st.sampled_from(("ask", "ask", "step", "step", "cancel", "forget")))
+        name = data.draw(st.sampled_from(sorted(churned.sources)))
+        if action == "ask":
+            if name not in store:
+                with contextlib.suppress(Overloaded):
+                    store.add(churned.sources[name])
+            with contextlib.suppress(Overloaded):
+                adapter = store.read(name)
+                if adapter is not None:
+                    core.submit(str(number), churned.prompt, greedy_params(6), 0.0, adapter=adapter)
+                    running[str(number)], answers[str(number)] = name, []
+        elif action == "forget":
+            store.remove(name)
+        elif action == "cancel" and running:
+            gone = data.draw(st.sampled_from(sorted(running)))
+            core.cancel(gone)
+            del running[gone]
+        else:
+            churned.step(answers)
+        assert store.bytes <= store.most_bytes
+    while not core.idle:
+        churned.step(answers)
+    assert all(answers[each] == churned.expected[name] for each, name in running.items())
+    for name in store.names:
+        store.remove(name)
+    assert (store.bytes, store._pages, store._leaving, core.scheduler.pool.used) == (0, [], [], 0)
