@@ -11,12 +11,16 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from tests.serving.adapted import Family, adapted_greedy, save_adapter
 from tests.serving.inside import TOKEN, serving_inside
 from tests.serving.models import EOS, greedy, make_tokenizer
 from tests.serving.processes import OpenStream, Service, serving
 
 from busbar.kube.contracts.bearers import Role, is_allowed
+from busbar.workloads.serving.adapter_files import read_adapter
+from busbar.workloads.serving.adapter_pages import Form
+from busbar.workloads.serving.architecture import read_architecture
 from busbar.workloads.serving.errors import AdapterInvalid, SettingsError
 from busbar.workloads.serving.resume import stream_digest
 from busbar.workloads.serving.settings import AdapterSource, EngineSettings, parse_adapter
@@ -212,6 +216,25 @@ def test_serve_with_flags(tiny: Family) -> None:
     with serving(tiny.folder, "--model-id", MODEL, "--adapter", f"{source.name}={source.folder}") as running:
         names = [card["id"] for card in json.loads(running.get("/v1/models")[2])["data"]]
         assert names == [MODEL, f"{MODEL}:{source.name}"]
+
+
+def test_adapters_that_do_not_fit_together_are_read_again(tiny: Family, root: Path) -> None:
+    arch, sources = read_architecture(tiny.folder), {source.name: source for source in tiny.sources}
+    forms = [Form.of(read_adapter(sources[n].folder, arch, torch.float32)) for n in ("all", "odd")]
+    most = max(form.slot_bytes(arch, torch.float32) for form in forms)
+    broken = shutil.copytree(sources["odd"].folder, root / "broken")
+    adapters = (sources["all"], sources["odd"], AdapterSource("broken", broken))
+    engine = EngineSettings(tiny.folder, block_tokens=16, threads=1, adapters=adapters, adapter_bytes=most)
+    with serving_inside(engine, MODEL) as running:
+        ids = TOKENIZER.encode(PROMPT).ids
+        body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+        for name in ("all", "odd", "all", "odd"):
+            _, _, found = running.post("/v1/completions", body | {"model": name})
+            assert found["choices"][0]["text"] == text(adapted_greedy(tiny.adapted[name], ids, 6))
+            assert [r["name"] for r in running.status()["adapters"] if r["inMemory"]] == [name]
+        (broken / "adapter_config.json").unlink()
+        assert running.post("/v1/completions", body | {"model": "all"})[0] == 200
+        assert running.post("/v1/completions", body | {"model": "broken"})[0] == 404
 
 
 def test_a_pod_serves_without_an_adapter_that_is_refused_and_says_why(tiny: Family, root: Path) -> None:

@@ -28,7 +28,8 @@ SLOT = 4 * 4 * 2 * (3 * 64 + 32 + 32 + 64 + 64 + 64 + 3 * 64 + 3 * 112)
 
 
 def held(store: AdapterStore, name: str) -> Adapter:
-    adapter = store.read(name)
+    assert store.bring(name)
+    adapter = store.held(name)
     assert adapter is not None
     return adapter
 
@@ -51,12 +52,12 @@ def test_one_that_is_held_stays(tiny: Family, equals: list[AdapterSource]) -> No
         store.add(source)
     first, second = held(store, "e0"), held(store, "e1")
     with pytest.raises(Overloaded, match="running requests hold all memory"):
-        store.read("e2")
+        store.bring("e2")
     first.release()
     third = held(store, "e2")
     assert third.place == first.place
     assert third.place != second.place
-    assert store.read("unknown") is None
+    assert not store.bring("unknown")
 
 
 def test_one_that_is_removed_ends_with_its_requests(tiny: Family, equals: list[AdapterSource]) -> None:
@@ -65,7 +66,7 @@ def test_one_that_is_removed_ends_with_its_requests(tiny: Family, equals: list[A
     first = held(store, "e0")
     assert store.remove("e0")
     assert not store.remove("e0")
-    assert (store.names, store.read("e0"), store.bytes) == ([], None, SLOT)
+    assert (store.names, store.bring("e0"), store.bytes) == ([], False, SLOT)
     with pytest.raises(Overloaded):
         store.add(equals[1])
     first.release()

@@ -259,8 +259,9 @@ def test_nothing_stays_behind_after_loads_unloads_and_cancels(churned: Churned, 
                 with contextlib.suppress(Overloaded):
                     store.add(churned.sources[name])
             with contextlib.suppress(Overloaded):
-                adapter = store.read(name)
-                if adapter is not None:
+                if store.bring(name):
+                    adapter = store.held(name)
+                    assert adapter is not None
                     core.submit(str(number), churned.prompt, greedy_params(6), 0.0, adapter=adapter)
                     running[str(number)], answers[str(number)] = name, []
         elif action == "forget":

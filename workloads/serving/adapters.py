@@ -113,15 +113,17 @@ class AdapterStore:
                 adapter.holders += 1
             return adapter
 
-    def read(self, name: str) -> Adapter | None:
-        """As `held`, but reads the folder if need be; None for an unknown name. Raises as `add`."""
+    def bring(self, name: str) -> bool:
+        """Reads an adapter into memory unless it is there; False for an unknown name. Raises as `add`.
+
+        It holds nothing: a caller may be gone when a slow file has been read.
+        """
         with self._reading:
-            adapter = self.held(name)
-            source = self._sources.get(name)
-            if adapter is not None or source is None:
-                return adapter
-            self._load(source)
-            return self.held(name)
+            with self._lock:
+                source, resident = self._sources.get(name), name in self._resident
+            if source is not None and not resident:
+                self._load(source)
+            return source is not None
 
     def count(self, adapter: Adapter, more: int) -> None:
         with self._lock:
@@ -142,10 +144,12 @@ class AdapterStore:
             )
         with self._lock:
             self._filling = place = self._free_slot(form, size)
-        place.page.write(place.slot, file.factors)
-        with self._lock:
+        try:
+            place.page.write(place.slot, file.factors)
+            with self._lock:
+                self._resident[source.name] = Adapter(source.name, file.digest, place, self)
+        finally:
             self._filling = None
-            self._resident[source.name] = Adapter(source.name, file.digest, place, self)
 
     # -- inside, under the lock -----------------------------------------------------------------
 

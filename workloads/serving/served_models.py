@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from busbar.kube.contracts.workload import AdapterReport
-from busbar.workloads.serving.adapters import Adapter
+from busbar.workloads.serving.adapters import Adapter, AdapterStore
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.engine import Engine
 from busbar.workloads.serving.errors import AdapterInvalid, BadRequest, NotFound, SettingsError, shown
@@ -34,6 +34,7 @@ class ServedModels:
         self._settings = settings
         self._engine = engine
         self._started = started
+        self._reading = asyncio.Lock()
 
     def adapter_name(self, model: str) -> str | None:
         """The adapter that a request for `model` means; None: the model alone. Raises NotFound."""
@@ -56,18 +57,23 @@ class ServedModels:
         if name is None or loaded is None:
             yield None
             return
-        adapter = loaded.adapters.held(name)
-        if adapter is None:
-            try:
-                adapter = await asyncio.to_thread(loaded.adapters.read, name)
-            except AdapterInvalid as error:
-                log.error("adapter %s cannot be read again: %s", name, error)
-        if adapter is None:  # removed, or changed on disk, a moment ago
-            raise NotFound(f"the adapter {name!r} is gone", param="model")
+        adapter = loaded.adapters.held(name) or await self._read_again(loaded.adapters, name)
         try:
             yield adapter
         finally:
             adapter.release()
+
+    async def _read_again(self, adapters: AdapterStore, name: str) -> Adapter:
+        """An adapter that is known but not in memory, held. Raises NotFound, or Overloaded."""
+        async with self._reading:  # so that waiting takes no thread, and no other one evicts it at once
+            try:
+                await asyncio.to_thread(adapters.bring, name)
+            except AdapterInvalid as error:
+                log.error("adapter %s cannot be read again: %s", name, error)
+            adapter = adapters.held(name)
+        if adapter is None:
+            raise NotFound(f"the adapter {name!r} is gone: removed, or changed on disk", param="model")
+        return adapter
 
     def cards(self) -> list[Mapping[str, object]]:
         """/v1/models: the model, then its adapters."""
@@ -120,7 +126,8 @@ class ServedModels:
         except SettingsError as error:
             raise BadRequest(str(error), param="lora_name") from error
         try:
-            await asyncio.to_thread(self._engine.loaded.adapters.add, source)
+            async with self._reading:
+                await asyncio.to_thread(self._engine.loaded.adapters.add, source)
         except AdapterInvalid as error:
             raise BadRequest(str(error), param="lora_path") from error
         log.info("adapter %s is loaded", name)
