@@ -152,6 +152,31 @@ async def test_no_answer_changes_while_engines_are_killed_and_terminated(tmp_pat
     assert report.counted == report.expected
 
 
+async def test_a_stream_of_an_adapter_goes_on_at_another_engine(house: House, tmp_path: Path) -> None:
+    from tests.serving.adapted import save_adapter
+    from tests.serving.models import save_model
+
+    base = save_model(tmp_path / "model", num_hidden_layers=16)
+    save_adapter(base, tmp_path / "lora", 3)
+    flags = ("--model-id", "m", "--adapter", f"a={tmp_path / 'lora'}")
+    ask = {**ASK, "model": "m:a", "max_tokens": 60}
+    with (
+        serving(tmp_path / "model", *flags, token="secret") as first,
+        serving(tmp_path / "model", *flags, token="secret") as second,
+    ):
+        async with client(house) as openai:
+            await house.publish({**at(second), "adapters": [{"name": "a"}]})
+            whole = (await openai.completions.create(**ask)).choices[0].text
+            plain = (await openai.completions.create(**{**ask, "model": "m"})).choices[0].text
+            await house.publish({**at(first, second), "adapters": [{"name": "a"}]})
+            pieces = []
+            async for chunk in await openai.completions.create(**ask, stream=True):
+                pieces.append(chunk.choices[0].text)
+                if len(pieces) == 3:
+                    first.process.kill()
+    assert "".join(pieces) == whole != plain
+
+
 async def test_a_stream_that_no_other_engine_takes_ends_with_an_error_and_counts_what_came(
     house: House, tmp_path: Path
 ) -> None:
