@@ -64,6 +64,16 @@ def _linked(folder: Path) -> None:
     (folder / WEIGHTS).symlink_to(outside)
 
 
+def _looped(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(WEIGHTS)
+
+
+def _foldered(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+
+
 def _truncated(folder: Path) -> None:
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
@@ -87,6 +97,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a rank of text": (lambda f: change_config(f, r="4"), "r must be a number above 0"),
     "no rank": (lambda f: change_config(f, r=0), "r must be a number above 0"),
     "half a rank": (lambda f: change_config(f, rank_pattern={"q_proj": 2.5}), "a whole number, not 2.5"),
+    "a number without end": (lambda f: change_config(f, lora_alpha=10**400), "below 1e\\+09"),
+    "not a number": (lambda f: change_config(f, lora_alpha=float("nan")), "must be a number above 0"),
+    "a loop of links": (_looped, "cannot be read"),
+    "a folder for a file": (_foldered, "is missing"),
     "no alpha": (lambda f: change_config(f, lora_alpha=None), "lora_alpha must be a number"),
     "another rank": (lambda f: change_config(f, r=8), "adapter of another model"),
     "rank 4096": (lambda f: change_config(f, r=4096), f"up to {MAX_RANK} are served"),

@@ -38,6 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, tiny: Family) -> Path:
     save_adapter(tiny.model, top / "adapters" / "fresh", 50)
     shutil.copytree(top / "adapters" / "fresh", top / "outside")
     (top / "adapters" / "link").symlink_to(top / "outside")
+    (top / "adapters" / "loop").symlink_to("loop")
     return top / "adapters"
 
 
@@ -130,6 +131,9 @@ def test_an_adapter_is_loaded_and_unloaded(
         ({"lora_name": "x", "lora_path": "../outside"}, "lora_path", "leads out of the folder"),
         ({"lora_name": "x", "lora_path": "/etc"}, "lora_path", "leads out of the folder"),
         ({"lora_name": "x", "lora_path": "link"}, "lora_path", "leads out of the folder"),
+        ({"lora_name": "x", "lora_path": "loop"}, "lora_path", "loop"),
+        ({"lora_name": "x", "lora_path": "a" * 5000}, "lora_path", "cannot be read"),
+        ({"lora_name": "x", "lora_path": "\ud800"}, "lora_path", "is no path"),
         ({"lora_name": "x", "lora_path": "none"}, "lora_path", "does not exist"),
         ({"lora_name": "x", "lora_path": "."}, "lora_path", "is missing"),
         ({"lora_name": "x", "lora_path": "a\0b"}, "lora_path", "must be a text"),

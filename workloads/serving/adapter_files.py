@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from busbar.workloads.serving.weights import tensor_shapes
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 512
 MAX_CONFIG_BYTES = 2**20
+MOST_NUMBER = 1e9
 MATRICES: Mapping[str, tuple[str, ...]] = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "out": ("self_attn.o_proj",),
@@ -89,6 +90,13 @@ class _Config:
 
 def read_adapter(folder: Path, arch: Architecture, dtype: torch.dtype) -> AdapterFile:
     """The adapter in `folder`, for a model of this architecture. Raises AdapterInvalid."""
+    try:
+        return _read(folder, arch, dtype)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise AdapterInvalid(f"the adapter folder {shown(str(folder))} cannot be read: {error}") from error
+
+
+def _read(folder: Path, arch: Architecture, dtype: torch.dtype) -> AdapterFile:
     if not folder.is_dir():
         raise AdapterInvalid(f"the adapter folder {folder} does not exist")
     config_path, weights_path = _inside(folder, CONFIG), _inside(folder, WEIGHTS)
@@ -99,7 +107,7 @@ def read_adapter(folder: Path, arch: Architecture, dtype: torch.dtype) -> Adapte
             parts = _check_names(shapes, config, arch, str(weights_path))
             _check_shapes(parts, shapes, config, arch, str(weights_path))
             factors = {part: _factors(file, part, names, config, dtype) for part, names in parts.items()}
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise AdapterInvalid(f"{weights_path} cannot be read as safetensors: {error}") from error
     for part, (a, b) in factors.items():
         if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
@@ -148,7 +156,7 @@ def _config(path: Path) -> _Config:
     return _Config(
         rank,
         _number(given.get("lora_alpha"), f"{path}: lora_alpha"),
-        given.get("use_rslora") is True,
+        bool(given.get("use_rslora")),
         ranks,
         _patterns(given.get("alpha_pattern"), f"{path}: alpha_pattern"),
         _targets(given, path),
@@ -181,8 +189,10 @@ def _patterns(given: object, where: str) -> Mapping[str, float]:
 
 
 def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-        raise AdapterInvalid(f"{where} must be a number above 0, not {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MOST_NUMBER:
+        raise AdapterInvalid(
+            f"{where} must be a number above 0 and below {MOST_NUMBER:g}, not {shown(value)}"
+        )
     return float(value)
 
 

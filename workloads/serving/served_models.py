@@ -22,8 +22,8 @@ from busbar.workloads.serving.openai_request import known_fields
 from busbar.workloads.serving.settings import AdapterSource, ServerSettings
 
 log = logging.getLogger(__name__)
-MOST_REPORTED, MOST_MESSAGE = 64, 1024
-"""Adapters, and characters of a message, in the status: what its contract allows."""
+MOST_REPORTED, MOST_MESSAGE = 64, 300
+"""Adapters, and characters of each one's message, in the status, which must stay short."""
 LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -153,7 +153,10 @@ def _text(fields: Mapping[str, object], key: str) -> str:
 
 def _below(root: Path, path: str) -> Path:
     """`path`, absolute or relative to `root`; it must lie below the root, also behind links."""
-    found = (root / path).resolve()
+    try:
+        found = (root / path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, half a character
+        raise BadRequest(f"{shown(path)} is no path: {error}", param="lora_path") from error
     if not found.is_relative_to(root.resolve()):
         raise BadRequest(f"{shown(path)} leads out of the folder for adapters", param="lora_path")
     return found
