@@ -22,6 +22,8 @@ Examples:
       --cluster v100=8,p100=16,k80=24
   busbar simulate philly_jobs.csv --format philly --cluster gpu=80x8 --limit 5000 --unknown-lengths
   busbar simulate openb_pod_list_default.csv --format openb --cluster g2=20x8,t4=30x2 --limit 500
+  busbar simulate elasticVpollux_e.csv --format elasticflow --cluster t4=10x4,a100=3x8 \\
+      --scaling t4=pollux_t4 --scaling a100=throughputs_A100
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --policy makespan --output out/ --plots
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --node-mtbf 720 --repair 4 --checkpoint 30
   busbar simulate --power --servers 40..60 --budget-servers 40
@@ -56,12 +58,23 @@ class _Simulate(click.Command):
     help="Objective; repeat to compare. Default: fairness.",
 )
 @click.option(
-    "--format", "kind", type=click.Choice(["gavel", "philly", "openb"]), default="gavel", show_default=True
+    "--format",
+    "kind",
+    type=click.Choice(["gavel", "philly", "openb", "elasticflow"]),
+    default="gavel",
+    show_default=True,
 )
 @click.option(
     "--throughputs",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Gavel traces: the measured steps per second (default: beside the trace or one folder up).",
+)
+@click.option(
+    "--scaling",
+    "scalings",
+    multiple=True,
+    metavar="TYPE=FOLDER",
+    help="ElasticFlow traces: the speeds measured on one accelerator type, by model (Pollux's or ElasticFlow's files).",
 )
 @click.option("--unknown-lengths", is_flag=True, help="Do not tell the policy how long jobs are.")
 @click.option(
@@ -104,6 +117,7 @@ def simulate(
     objectives: tuple[str, ...],
     kind: str,
     throughputs: Path | None,
+    scalings: tuple[str, ...],
     unknown_lengths: bool,
     charge: float,
     node_mtbf: float | None,
@@ -133,7 +147,7 @@ def simulate(
     )
     try:
         machines = parse_cluster(cluster)
-        jobs = _read(trace, kind, throughputs, machines, limit)
+        jobs = _read(trace, kind, throughputs, parse_scalings(scalings, kind, machines), machines, limit)
         results = [
             _run(jobs, machines, Policy(objective=Objective(name)), settings)
             for name in objectives or (Objective.FAIRNESS.value,)
@@ -160,10 +174,33 @@ def parse_cluster(text: str) -> TraceCluster:
     return TraceCluster(nodes, sizes)
 
 
-def _read(path: Path, kind: str, throughputs: Path | None, cluster: TraceCluster, limit: int | None) -> Trace:
+def parse_scalings(texts: tuple[str, ...], kind: str, cluster: TraceCluster) -> dict[str, Path]:
+    """`t4=pollux_t4`: the folder of each accelerator type."""
+    if bool(texts) != (kind == "elasticflow"):
+        raise ValueError("--scaling TYPE=FOLDER belongs to --format elasticflow, once for each type measured")
+    folders: dict[str, Path] = {}
+    for text in texts:
+        name, _, folder = text.partition("=")
+        if name not in cluster.nodes or not Path(folder).is_dir():
+            raise ValueError(
+                f"--scaling: {text!r} is not TYPE=FOLDER with a type of --cluster and an existing folder"
+            )
+        folders[name] = Path(folder)
+    return folders
+
+
+def _read(
+    path: Path,
+    kind: str,
+    throughputs: Path | None,
+    scalings: dict[str, Path],
+    cluster: TraceCluster,
+    limit: int | None,
+) -> Trace:
     from dataclasses import replace
 
     from .readers import gavel, gavel_throughputs, openb, philly
+    from .scaling import elasticflow
 
     if kind == "philly":
         if len(cluster.nodes) != 1:
@@ -172,6 +209,8 @@ def _read(path: Path, kind: str, throughputs: Path | None, cluster: TraceCluster
         found = philly(path, accelerator, cluster.per_node(accelerator))
     elif kind == "openb":
         found = openb(path, cluster.nodes)
+    elif kind == "elasticflow":
+        found = elasticflow(path, scalings, {name: cluster.per_node(name) for name in scalings})
     else:
         name = "simulation_throughputs.json"
         table = throughputs or next(

@@ -361,9 +361,8 @@ class _Engine:
             entry.restarts += 1
             entry.lost_s += charge
         self.busy_m += run.placement.accelerators_m
-        full = entry.job.pods * entry.job.per_pod_m
-        scale = (run.placement.accelerators_m / full) ** 0.9
-        entry.speed = entry.job.speeds[run.placement.accelerator] * scale
+        place = run.placement
+        entry.speed = entry.job.speed(place.accelerator, place.accelerators_m, len(set(place.nodes)))
         entry.progress_from_s = now + charge
         entry.updated_s = now
         entry.end_key = self._push(entry.progress_from_s + entry.left / entry.speed, _END, entry.job.id)

@@ -15,6 +15,9 @@ from .trace import Trace, TraceJob
 Throughputs = Mapping[str, Mapping[tuple[str, int], float]]
 """Accelerator -> (job type, accelerators) -> steps per second alone."""
 
+GAVEL_COLUMNS = {10: (5, 6, 9), 7: (4, 6, 5)}
+"""By the number of columns: where total steps, scale factor and arrival stand."""
+
 
 def gavel_throughputs(path: Path) -> dict[str, dict[tuple[str, int], float]]:
     """Gavel's measured rates: the `"null"` entries (no co-location), consolidated workers only."""
@@ -28,14 +31,23 @@ def gavel_throughputs(path: Path) -> dict[str, dict[tuple[str, int], float]]:
 
 
 def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None = None) -> Trace:
-    """A Gavel trace: tab-separated job type, command, directory, argument, flag, total steps, scale factor,
-    priority weight, SLO, arrival time."""
+    """A Gavel trace, tab-separated, in one of two layouts:
+
+    10 columns   job type, command, directory, argument, flag, total steps, scale factor, priority weight, SLO, arrival
+    7 columns    job type, command, argument, flag, total steps, arrival, scale factor (Gavel's `traces/msr`)
+
+    Weight and SLO are not used. Jobs keep the order of the file; arrivals need not."""
     jobs: list[TraceJob] = []
     with path.open() as file:
         for number, row in enumerate(csv.reader(file, delimiter="\t")):
-            if len(row) != 10:
-                raise TraceError(f"{path}:{number + 1}: expected 10 columns, found {len(row)}")
-            kind, scale = row[0], int(row[6])
+            if len(row) not in GAVEL_COLUMNS:
+                raise TraceError(f"{path}:{number + 1}: expected 10 or 7 columns, found {len(row)}")
+            steps_at, scale_at, arrival_at = GAVEL_COLUMNS[len(row)]
+            try:
+                kind, scale = row[0], int(row[scale_at])
+                steps, arrival_s = float(row[steps_at]), float(row[arrival_at])
+            except ValueError as error:
+                raise TraceError(f"{path}:{number + 1}: not a job of Gavel: {error}") from error
             speeds = {
                 accelerator: rows[kind, scale]
                 for accelerator, rows in throughputs.items()
@@ -46,8 +58,8 @@ def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None
             jobs.append(
                 TraceJob(
                     id=f"{number:05d}",
-                    arrival_s=float(row[9]),
-                    work=float(row[5]),
+                    arrival_s=arrival_s,
+                    work=steps,
                     speeds=speeds,
                     workload_class=f"{kind} x{scale}",
                     pods=scale,

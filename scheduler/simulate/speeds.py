@@ -39,14 +39,17 @@ class Learner:
 
 
 def true_table(trace: Trace, cluster: TraceCluster) -> PerformanceTable:
-    """Every class on every type, exactly."""
+    """Every class on every type, exactly; classes with measured sizes at all that their jobs may have. A cell does
+    not know of nodes: its speed is that on the fewest nodes that hold the size."""
     cells: dict[tuple[str, str, int], Cell] = {}
     for job in trace.jobs:
         for kind in cluster.nodes:
-            size = job.pods * job.per_pod_m
-            speed = job.speeds.get(kind, 0.0)
-            cells[job.workload_class, kind, size] = Cell(
-                job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE
-            )
+            most = (job.max_pods or job.pods) if job.measured else job.pods
+            for pods in range(job.pods, most + 1):
+                size = pods * job.per_pod_m
+                speed = job.speed(kind, size, -(-size // (1000 * cluster.per_node(kind))))
+                cells[job.workload_class, kind, size] = Cell(
+                    job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE
+                )
     rates = tuple(Rate(kind, cluster.rates.get(kind, 1.0)) for kind in sorted(cluster.nodes))
     return PerformanceTable(tuple(cells[key] for key in sorted(cells)), rates)

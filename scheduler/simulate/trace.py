@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from ..model.table import SCALING_EXPONENT
+
+Measured = Mapping[str, Mapping[tuple[int, int], float]]
+"""Accelerator -> (accelerators, nodes) -> work per second of the whole job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +30,44 @@ class TraceJob:
     user: str = ""
     priority: int = 100
     max_pods: int | None = None
+    measured: Measured = field(default_factory=dict)
+    """Speeds at other sizes, and on more or fewer nodes; without it, a larger size is faster by
+    `SCALING_EXPONENT`."""
 
     @property
     def accelerators(self) -> float:
         return self.pods * self.per_pod_m / 1000
 
+    def speed(self, accelerator: str, accelerators_m: int, nodes: int) -> float:
+        """True work per second at this size on so many nodes.
+
+        Between two measured sizes the speed follows the power law that leads from one to the other. If this number of
+        nodes was not measured for a size, the nearest that was stands for it."""
+        cells = self.measured.get(accelerator)
+        if not cells:
+            full_m = self.pods * self.per_pod_m
+            return self.speeds.get(accelerator, 0.0) * float((accelerators_m / full_m) ** SCALING_EXPONENT)
+        count = accelerators_m / 1000
+        sizes = {size for size, _ in cells}
+        below = max((size for size in sizes if size <= count), default=min(sizes))
+        above = min((size for size in sizes if size >= count), default=max(sizes))
+        low, high = _nearest(cells, below, nodes), _nearest(cells, above, nodes)
+        if below == above:
+            beyond = (count / below) ** SCALING_EXPONENT if count != below else 1.0
+            return low * float(beyond)
+        if low <= 0 or high <= 0:
+            return 0.0
+        return low * float((count / below) ** (math.log(high / low) / math.log(above / below)))
+
     def best_s(self) -> float:
         """Seconds it takes alone on its fastest accelerator."""
         return self.work / max(self.speeds.values())
+
+
+def _nearest(cells: Mapping[tuple[int, int], float], size: int, nodes: int) -> float:
+    """The speed at a measured size, on the number of nodes that is nearest (of two, the smaller)."""
+    found = min((n for count, n in cells if count == size), key=lambda n: (abs(n - nodes), n))
+    return cells[size, found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from busbar.scheduler import Policy
 from busbar.scheduler.errors import TraceError
 from busbar.scheduler.simulate.command import simulate as command
 from busbar.scheduler.simulate.engine import simulate
-from busbar.scheduler.simulate.readers import openb, philly
+from busbar.scheduler.simulate.readers import gavel, openb, philly
 from busbar.scheduler.simulate.trace import TraceCluster
 
 PODS = Path(__file__).parents[1] / "data" / "openb" / "pods.csv"
@@ -45,6 +45,24 @@ def test_a_broken_philly_line_is_named(tmp_path: Path) -> None:
     path.write_text(PHILLY + "yesterday,1,1,1,x\n")
     with pytest.raises(TraceError, match=r"philly_jobs\.csv:7: .*yesterday"):
         philly(path)
+
+
+def test_both_layouts_of_gavel_say_the_same(tmp_path: Path) -> None:
+    table = {"v100": {("LM (batch size 5)", 2): 3.0}}
+    lines = {
+        "ten": ("LM (batch size 5)", "python main.py", "lm", "--steps", "1", "900", "2", "1", "-1.0", "44.5"),
+        "seven": ("LM (batch size 5)", "cd lm && python main.py", "--steps", "1", "900", "44.5", "2"),
+    }
+    found = []
+    for name, columns in lines.items():
+        path = tmp_path / f"{name}.trace"
+        path.write_text("\t".join(columns) + "\n")
+        found.append(gavel(path, table).jobs)
+    assert found[0] == found[1]
+    assert (found[0][0].work, found[0][0].arrival_s, found[0][0].pods) == (900.0, 44.5, 2)
+    path.write_text("\t".join(lines["seven"]).replace("44.5", "soon") + "\n")
+    with pytest.raises(TraceError, match=r"seven\.trace:1: not a job of Gavel.*soon"):
+        gavel(path, table)
 
 
 def test_openb_pods_keep_their_share_their_types_and_their_length() -> None:

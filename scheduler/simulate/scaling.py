@@ -1,0 +1,181 @@
+"""Measured speeds of elastic jobs by accelerators and nodes, and the traces that use them.
+
+Two public layouts of a folder, told apart by what is in it:
+
+    Pollux (OSDI'21)        <model>/placements.csv and scalability.csv: seconds of one step by placement (accelerators on
+                            each node) and local batch size, and the part of it that synchronises
+    ElasticFlow (ASPLOS'23) <model>.csv: iterations per second by global batch size and accelerators; empty, 0 or nan:
+                            it cannot run so
+
+A job keeps its global batch size M. On K accelerators it has M/K samples for each; if that is more than was measured it
+accumulates gradients over as few equal parts as possible, and only the last of them synchronises (Pollux, equation 10):
+
+    seconds per iteration = (parts - 1) x (step - synchronisation) + step
+
+Step times between two measured local batch sizes are interpolated linearly; below the smallest the time is that of
+the smallest. Several placements with the same numbers of accelerators and nodes count by their median.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from ..errors import TraceError
+from .trace import Trace, TraceJob
+
+Cells = dict[tuple[int, int], float]
+"""(accelerators, nodes) -> iterations per second."""
+_Point = tuple[float, float, float]
+"""Local batch size, seconds of a step, seconds of it that synchronise."""
+
+
+def measured(folder: Path, model: str, batch: int, per_node: int) -> Cells:
+    """What a folder says of a model with this global batch size; empty: nothing.
+
+    Args:
+        per_node: accelerators of a node, for files that do not name nodes: as few as possible.
+    """
+    if (folder / model / "placements.csv").is_file():
+        return pollux(folder / model, batch)
+    path = folder / f"{model}.csv"
+    return elasticflow_speeds(path, per_node).get(batch, {}) if path.is_file() else {}
+
+
+def pollux(folder: Path, batch: int) -> Cells:
+    """Iterations per second of one Pollux model."""
+    points: dict[tuple[int, int], dict[str, list[_Point]]] = defaultdict(lambda: defaultdict(list))
+    for name in ("placements.csv", "scalability.csv"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        with path.open() as file:
+            for number, row in enumerate(csv.DictReader(file)):
+                try:
+                    placement = row.get("placement") or f"{row['num_replicas']}/{row['num_nodes']}"
+                    point = (float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"]))
+                    points[_size(placement)][placement].append(point)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise TraceError(
+                        f"{path}:{number + 2}: not a measurement of Pollux: {error!r}"
+                    ) from error
+    return {
+        (count, nodes): median(1 / _iteration_s(sorted(one), batch / count) for one in placements.values())
+        for (count, nodes), placements in sorted(points.items())
+    }
+
+
+def _size(placement: str) -> tuple[int, int]:
+    """`24`: two and four accelerators on two nodes; `32/8`: 32 on 8 nodes."""
+    count, _, nodes = placement.partition("/")
+    return (int(count), int(nodes)) if nodes else (sum(map(int, placement)), len(placement))
+
+
+def _iteration_s(points: list[_Point], local: float) -> float:
+    parts = max(1, math.ceil(local / points[-1][0] - 1e-9))
+    step_s, sync_s = _at(points, local / parts)
+    return (parts - 1) * max(step_s - sync_s, 0.0) + step_s
+
+
+def _at(points: list[_Point], local: float) -> tuple[float, float]:
+    """Step and synchronisation time at a local batch size."""
+    above = bisect_left(points, (local,))
+    if above == 0:
+        return points[0][1:]
+    if above == len(points):
+        return points[-1][1:]
+    (x0, *low), (x1, *high) = points[above - 1], points[above]
+    part = (local - x0) / (x1 - x0)
+    return low[0] + part * (high[0] - low[0]), low[1] + part * (high[1] - low[1])
+
+
+def elasticflow_speeds(path: Path, per_node: int) -> dict[int, Cells]:
+    """Iterations per second of one ElasticFlow model, by global batch size."""
+    found: dict[int, Cells] = {}
+    with path.open() as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            try:
+                batch = int(row.pop("global_batch_size"))
+                speeds = {int(count): float(text) for count, text in row.items() if text}
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"{path}:{number + 2}: not a row of ElasticFlow: {error!r}") from error
+            found[batch] = {
+                (count, -(-count // per_node)): speed for count, speed in speeds.items() if speed > 0
+            }
+    return found
+
+
+def elastic_job(
+    name: str,
+    arrival_s: float,
+    iterations: float,
+    workload_class: str,
+    cells: Mapping[str, Cells],
+    most: int,
+) -> TraceJob:
+    """A job that may have from one accelerator up to the largest measured size, at most `most`, that is faster than
+    all smaller ones on some type.
+
+    Raises:
+        ValueError: it was measured with one accelerator on no type.
+    """
+    usable = {
+        kind: {size: speed for size, speed in rows.items() if size[0] <= most}
+        for kind, rows in cells.items()
+        if (1, 1) in rows
+    }
+    if not usable:
+        raise ValueError(f"{workload_class} was not measured with one accelerator")
+    largest = [max(rows.items(), key=lambda item: (item[1], -item[0][0]))[0][0] for rows in usable.values()]
+    return TraceJob(
+        id=name,
+        arrival_s=arrival_s,
+        work=iterations,
+        speeds={kind: rows[1, 1] for kind, rows in usable.items()},
+        workload_class=workload_class,
+        max_pods=max(largest),
+        measured=usable,
+    )
+
+
+def elasticflow(
+    path: Path, folders: Mapping[str, Path], per_node: Mapping[str, int], most: int = 16
+) -> Trace:
+    """A trace of ElasticFlow: job, submission, iterations, model, batch size. All jobs are elastic from one
+    accelerator; the deadline and the accelerators that the trace's rigid schedulers used are left out.
+
+    Args:
+        folders: measured speeds, by accelerator type.
+        per_node: accelerators of a node, by type.
+        most: accelerators that a job may have.
+    """
+    jobs: list[TraceJob] = []
+    known: dict[tuple[str, int], dict[str, Cells]] = {}
+    with path.open() as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            try:
+                key = row["model_name"], int(row["batch_size"])
+                name, arrival_s, iterations = (
+                    row["job_id"],
+                    float(row["submit_time"]),
+                    float(row["iteration"]),
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"{path}:{number + 2}: not a job of ElasticFlow: {error!r}") from error
+            if key not in known:
+                known[key] = {
+                    kind: measured(folder, *key, per_node[kind]) for kind, folder in folders.items()
+                }
+            label = f"{key[0]} batch {key[1]}"
+            try:
+                jobs.append(elastic_job(name.zfill(5), arrival_s, iterations, label, known[key], most))
+            except ValueError as error:
+                raise TraceError(
+                    f"{path}:{number + 2}: {error} in {', '.join(map(str, folders.values()))}"
+                ) from error
+    return Trace(path.stem, tuple(jobs))
