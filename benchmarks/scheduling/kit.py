@@ -2,9 +2,10 @@
 
     python -m benchmarks.scheduling.kit gate t1 t3 t5 seeds decision openb reclaim --data DIR
 
-DIR contains `gavel/` and `alibaba_openb_2023/` with the layout of the public repositories (see README.md); `decision`,
-`reclaim`, `entitlements`, `oracle`, `scenarios`, `waiting` and `work_shares` need none of it. Every file contains the policy's hash, versions, the
-command and the commit; a row that misses its bar is marked.
+DIR contains `gavel/`, `alibaba_openb_2023/`, `philly/`, `elasticflow/` and `pollux_t4/` with the layout of the public
+repositories (see README.md); `decision`, `reclaim`, `entitlements`, `oracle`, `scenarios`, `waiting` and `work_shares`
+need none of it. Every file contains the policy's hash, versions, the command and the commit; a row that misses its
+bar is marked.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from benchmarks.scheduling import (
     contended,
     decision,
+    elastic,
     entitled,
     forecasts,
     learning,
@@ -167,6 +169,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "reclaim": lambda data: reclaim.rows(),
     "entitlements": lambda data: entitled.rows(),
     "forecasts": forecasts.rows,
+    "elastic": elastic.rows,
     "learning": lambda data: learning.rows(_t1(data), PHYSICAL),
     "scenarios": lambda data: scenarios.rows(),
     "oracle": lambda data: oracle.rows(),

@@ -4,11 +4,12 @@ The simulator holds the truth (lengths and speeds); the policy sees a `Snapshot`
 arrivals, completions, failures and planning rounds; there is no fixed time step. The same trace, cluster,
 policy and seed give the same bytes.
 
-What a start costs: every start after a job's first holds its accelerators for `charge_s` without progress. A
-job that is stopped by the plan saves first and loses nothing else; one whose node fails loses its progress
-since its last checkpoint, which it makes every `checkpoint_s` of a run. Nodes fail as listed in `failures`,
-or at random: then the times between a node's failures are exponential with mean `node_mtbf_s`, drawn from the
-seed and the node's name.
+What a start costs: every start after a job's first holds its accelerators for `charge_s` without progress, or for
+as long as the job's class needs (`TraceJob.restart_s`); with `charge_first` the first one does, too. A job that
+is stopped by the plan saves first and loses nothing else; one whose node fails loses its progress since its
+last checkpoint, which it makes every `checkpoint_s` of a run. Nodes fail as listed in `failures`, or at random:
+then the times between a node's failures are exponential with mean `node_mtbf_s`, drawn from the seed and the
+node's name.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ from .past import Past
 from .speeds import Learner, true_table
 from .trace import Trace, TraceCluster, TraceJob
 
+Decide = Callable[[Snapshot, Policy, float], tuple[Plan, object]]
+"""The decision, as `planner.plan` makes it; what comes with the plan is not used."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to simulate."""
 
     charge_s: float = 30.0
-    """Seconds without progress at every start after the first."""
+    """Seconds without progress at every start after the first, of jobs that do not say (`TraceJob.restart_s`)."""
+    charge_first: bool = False
+    """Whether the first start costs as much."""
     steps_known: bool = True
     """Whether the policy is told the remaining work."""
     round_s: float = 600.0
@@ -80,17 +86,19 @@ def simulate(
     name: str = "",
     learner: Learner | None = None,
     progress: Callable[[int, int, float], None] | None = None,
+    decide: Decide = plan,
 ) -> Result:
     """Replay a trace.
 
     Args:
+        decide: makes the plans; another than our own to compare with it.
         progress: called with (jobs done, jobs in all, simulated time) after every plan.
 
     Raises:
         AssertionError: the checker refused a plan (a defect of the planner).
         ValueError: a job can never start.
     """
-    engine = _Engine(trace, cluster, policy, settings or Settings(), learner, progress)
+    engine = _Engine(trace, cluster, policy, settings or Settings(), learner, progress, decide)
     return engine.run(name or policy.objective.value)
 
 
@@ -106,11 +114,13 @@ class _Engine:
         settings: Settings,
         learner: Learner | None,
         progress: Callable[[int, int, float], None] | None,
+        decide: Decide,
     ) -> None:
         self.trace, self.cluster, self.policy, self.settings = trace, cluster, policy, settings
         self.deciding = replace(policy, solver_seconds=None)  # no clock: the same seed gives the same bytes
         self.learner = learner or Learner(true_table(trace, cluster))
         self.progress = progress
+        self.decide = decide
         self.past = Past(policy.usage_half_life_s)
         self.live: dict[JobId, _Live] = {}
         self.done: dict[str, JobResult] = {}
@@ -224,9 +234,12 @@ class _Engine:
             priority=job.priority,
             submitted_at_s=job.arrival_s,
             remaining_work=job.work if self.settings.steps_known else None,
-            restart_s=self.settings.charge_s,
+            restart_s=self._restart_s(job),
         )
         return _Live(job, job.work, seen)
+
+    def _restart_s(self, job: TraceJob) -> float:
+        return self.settings.charge_s if job.restart_s is None else job.restart_s
 
     def _finish(self, entry: _Live, now: float) -> None:
         self._advance(entry, now)
@@ -320,7 +333,7 @@ class _Engine:
     def _plan(self, now: float) -> None:
         self.snapshot = self._snapshot(now)
         begin = time.perf_counter()
-        result, _ = plan(self.snapshot, self.deciding, now)
+        result, _ = self.decide(self.snapshot, self.deciding, now)
         self.decisions.append(time.perf_counter() - begin)
         if self.settings.check:
             wrong = check_plan(self.snapshot, result)
@@ -354,12 +367,12 @@ class _Engine:
 
     def _started(self, entry: _Live, run: Run, now: float) -> None:
         first = entry.first_start_s is None
-        charge = 0.0 if first else self.settings.charge_s
+        charge = 0.0 if first and not self.settings.charge_first else self._restart_s(entry.job)
+        entry.lost_s += charge
         if first:
             entry.first_start_s = now
         else:
             entry.restarts += 1
-            entry.lost_s += charge
         self.busy_m += run.placement.accelerators_m
         place = run.placement
         entry.speed = entry.job.speed(place.accelerator, place.accelerators_m, len(set(place.nodes)))

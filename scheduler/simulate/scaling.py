@@ -117,6 +117,7 @@ def elastic_job(
     workload_class: str,
     cells: Mapping[str, Cells],
     most: int,
+    restart_s: float | None = None,
 ) -> TraceJob:
     """A job that may have from one accelerator up to the largest measured size, at most `most`, that is faster than
     all smaller ones on some type.
@@ -140,6 +141,7 @@ def elastic_job(
         workload_class=workload_class,
         max_pods=max(largest),
         measured=usable,
+        restart_s=restart_s,
     )
 
 

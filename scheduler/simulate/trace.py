@@ -33,6 +33,8 @@ class TraceJob:
     measured: Measured = field(default_factory=dict)
     """Speeds at other sizes, and on more or fewer nodes; without it, a larger size is faster by
     `SCALING_EXPONENT`."""
+    restart_s: float | None = None
+    """Seconds without progress that a start costs; None: as the settings say."""
 
     @property
     def accelerators(self) -> float:
