@@ -43,22 +43,23 @@ class TraceJob:
     def speed(self, accelerator: str, accelerators_m: int, nodes: int) -> float:
         """True work per second at this size on so many nodes.
 
-        Between two measured sizes the speed follows the power law that leads from one to the other. If this number of
-        nodes was not measured for a size, the nearest that was stands for it."""
+        Between two measured sizes the speed follows the power law that leads from one to the other; outside of them the
+        job cannot run. If this number of nodes was not measured for a size, the nearest that was stands for it."""
         cells = self.measured.get(accelerator)
         if not cells:
             full_m = self.pods * self.per_pod_m
             return self.speeds.get(accelerator, 0.0) * float((accelerators_m / full_m) ** SCALING_EXPONENT)
         count = accelerators_m / 1000
         sizes = {size for size, _ in cells}
-        below = max((size for size in sizes if size <= count), default=min(sizes))
-        above = min((size for size in sizes if size >= count), default=max(sizes))
+        if not min(sizes) <= count <= max(sizes):
+            return 0.0
+        below = max(size for size in sizes if size <= count)
+        above = min(size for size in sizes if size >= count)
         low, high = _nearest(cells, below, nodes), _nearest(cells, above, nodes)
-        if below == above:
-            beyond = (count / below) ** SCALING_EXPONENT if count != below else 1.0
-            return low * float(beyond)
         if low <= 0 or high <= 0:
             return 0.0
+        if below == above:
+            return low
         return low * float((count / below) ** (math.log(high / low) / math.log(above / below)))
 
     def best_s(self) -> float:
