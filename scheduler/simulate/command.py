@@ -76,6 +76,13 @@ class _Simulate(click.Command):
     metavar="TYPE=FOLDER",
     help="ElasticFlow traces: the speeds measured on one accelerator type, by model (Pollux's or ElasticFlow's files).",
 )
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="TYPE=MONEY",
+    help="Price of one accelerator-hour, for the objective cost and the cost reported.",
+)
 @click.option("--unknown-lengths", is_flag=True, help="Do not tell the policy how long jobs are.")
 @click.option(
     "--charge", default=30.0, show_default=True, help="Seconds lost at every start after the first."
@@ -118,6 +125,7 @@ def simulate(
     kind: str,
     throughputs: Path | None,
     scalings: tuple[str, ...],
+    prices: tuple[str, ...],
     unknown_lengths: bool,
     charge: float,
     node_mtbf: float | None,
@@ -135,6 +143,8 @@ def simulate(
     """
     if plots and output is None:
         raise click.UsageError("--plots needs --output: the pictures are files")
+    from dataclasses import replace
+
     from .engine import Settings
 
     settings = Settings(
@@ -146,7 +156,7 @@ def simulate(
         seed=seed,
     )
     try:
-        machines = parse_cluster(cluster)
+        machines = replace(parse_cluster(cluster), prices=parse_prices(prices, cluster))
         jobs = _read(trace, kind, throughputs, parse_scalings(scalings, kind, machines), machines, limit)
         results = [
             _run(jobs, machines, Policy(objective=Objective(name)), settings)
@@ -172,6 +182,23 @@ def parse_cluster(text: str) -> TraceCluster:
             raise ValueError(f"--cluster: {item.strip()!r} is not TYPE=NODES or TYPE=NODESxPER_NODE")
         nodes[name], sizes[name] = int(number), int(size or 1)
     return TraceCluster(nodes, sizes)
+
+
+def parse_prices(texts: tuple[str, ...], cluster: str) -> dict[str, float]:
+    """`v100=2.48`: by type."""
+    known = parse_cluster(cluster).nodes
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, money = text.partition("=")
+        try:
+            prices[name] = float(money)
+        except ValueError:
+            prices[name] = -1.0
+        if name not in known or not 0 <= prices[name] < float("inf"):
+            raise ValueError(
+                f"--price: {text!r} is not TYPE=MONEY with a type of --cluster and a number, 0 or more"
+            )
+    return prices
 
 
 def parse_scalings(texts: tuple[str, ...], kind: str, cluster: TraceCluster) -> dict[str, Path]:
@@ -243,7 +270,7 @@ def _print(results: list[Result]) -> None:
     from rich.table import Table
 
     table = Table(box=None)
-    columns = (
+    names = (
         "mean_h",
         "median_h",
         "p99_h",
@@ -252,13 +279,18 @@ def _print(results: list[Result]) -> None:
         "moves_per_job",
         "lost_h_per_job",
         "utilisation",
+        "work_utilisation",
+        "accelerator_h_per_job",
+        "cost_per_job",
+        "largest_wait_h",
     )
     table.add_column("objective")
-    for name in columns:
-        table.add_column(name.replace("_h", " h").replace("_", " "), justify="right")
+    numbers = [result.to_json() for result in results]
     for result in results:
-        numbers = result.to_json()
-        table.add_row(result.name, *(f"{numbers[name]:.2f}" for name in columns))
+        table.add_column(result.name, justify="right")
+    for name in names:
+        values = ("-" if row[name] is None else f"{row[name]:.2f}" for row in numbers)
+        table.add_row(name.replace("_h", " h").replace("_", " "), *values)
     Console().print(table)
 
 

@@ -15,6 +15,7 @@ node's name.
 from __future__ import annotations
 
 import heapq
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -75,6 +76,8 @@ class _Live:
     restarts: int = 0
     lost_s: float = 0.0
     first_start_s: float | None = None
+    held_s: float = 0.0
+    cost: float = 0.0
     end_key: int = 0
 
 
@@ -189,6 +192,7 @@ class _Engine:
             "decision_ms_p99": percentile(self.decisions, 99) * 1000,
             "plans": len(self.decisions),
             "node_failures": self.node_failures,
+            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
         self._account(now)
         return summarise(name, self.trace, self.cluster, self.done, self.busy_s, notes, tuple(self.series))
@@ -254,6 +258,8 @@ class _Engine:
             entry.restarts,
             entry.lost_s,
             entry.first_start_s,
+            entry.held_s,
+            entry.cost if self.cluster.prices else None,
         )
         self.learner.ended(entry.job)
         del self.live[entry.seen.id]
@@ -271,6 +277,9 @@ class _Engine:
             place = run.placement
             rate = self.cluster.rates.get(place.accelerator, 1.0)
             used = held * rate * place.accelerators_m / 1000
+            entry.held_s += held * place.accelerators_m / 1000
+            price = self.cluster.prices.get(place.accelerator, 0.0)
+            entry.cost += price * held * place.accelerators_m / 3.6e6
             entry.seen = replace(entry.seen, attained_s=entry.seen.attained_s + used)
             self.past.add(entry.job.tenant, entry.job.user, used, now)
             self.learner.observe(entry.job, place, held, max(0.0, now - begin), entry.speed)

@@ -20,6 +20,10 @@ class JobResult:
     lost_s: float = 0.0
     """Seconds without progress: restarts, and work repeated after failures."""
     first_start_s: float | None = None
+    held_s: float = 0.0
+    """Accelerator-seconds held."""
+    cost: float | None = None
+    """Money for them; None: the cluster has no prices, or it was not recorded."""
 
     @property
     def jct_s(self) -> float:
@@ -41,6 +45,17 @@ class Result:
     notes: Mapping[str, Json] = field(default_factory=dict)
     series: tuple[tuple[float, int, float], ...] = ()
     """(time, waiting jobs, accelerators busy) after every event."""
+    work_utilisation: float = 0.0
+    """Accelerator-seconds that the work of all jobs needs at the smallest size, at the mean speed over the accelerators that
+    can run it, over those there were until the makespan. Above 1 if jobs run mostly where they are fast."""
+    largest_wait_s: float | None = None
+    """Mean wait until the first start of the largest tenth of the measured jobs, by accelerators; None: not recorded."""
+
+    @property
+    def cost_per_job(self) -> float | None:
+        """Money; None if it is not known of every job."""
+        costs = [job.cost for job in self.jobs if job.cost is not None]
+        return mean(costs) if costs and len(costs) == len(self.jobs) else None
 
     def to_json(self) -> Json:
         """The numbers people compare; hours unless the name says otherwise."""
@@ -59,6 +74,10 @@ class Result:
             "moves_per_job": mean([float(count) for count in restarts]),
             "lost_h_per_job": mean([job.lost_s / 3600 for job in self.jobs]),
             "utilisation": self.utilisation,
+            "work_utilisation": self.work_utilisation,
+            "accelerator_h_per_job": mean([job.held_s / 3600 for job in self.jobs]),
+            "cost_per_job": self.cost_per_job,
+            "largest_wait_h": None if self.largest_wait_s is None else self.largest_wait_s / 3600,
         } | dict(self.notes)
 
 
@@ -115,7 +134,28 @@ def summarise(
         ratios,
         notes or {},
         series,
+        _needed_s(trace, cluster) / total if total > 0 else 0.0,
+        _largest_wait_s(measured, done),
     )
+
+
+def _needed_s(trace: Trace, cluster: TraceCluster) -> float:
+    """Accelerator-seconds of all jobs at the smallest size."""
+    capacity = cluster.capacity()
+    needed_s = 0.0
+    for job in trace.jobs:
+        usable = {kind: count for kind, count in capacity.items() if job.speeds.get(kind, 0.0) > 0}
+        mean_speed = sum(job.speeds[kind] * count for kind, count in usable.items()) / sum(usable.values())
+        needed_s += job.accelerators * job.work / mean_speed
+    return needed_s
+
+
+def _largest_wait_s(measured: tuple[TraceJob, ...], done: Mapping[str, JobResult]) -> float | None:
+    largest = sorted(measured, key=lambda job: (-job.accelerators, job.id))[: -(-len(measured) // 10)]
+    waits = [
+        start - done[job.id].arrival_s for job in largest if (start := done[job.id].first_start_s) is not None
+    ]
+    return mean(waits) if waits else None
 
 
 def _sharers(trace: Trace, done: Mapping[str, JobResult]) -> dict[str, float]:

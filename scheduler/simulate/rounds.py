@@ -186,7 +186,12 @@ class _Rounds:
         for key in finished:
             entry = self.active.pop(key)
             self.done[key] = JobResult(
-                key, entry.job.arrival_s, end, entry.restarts, entry.restarts * self.charge_s
+                key,
+                entry.job.arrival_s,
+                end,
+                entry.restarts,
+                entry.restarts * self.charge_s,
+                held_s=entry.held_s,
             )
             self.dirty = True
         return end

@@ -75,6 +75,19 @@ def test_a_job_alone_takes_its_length_and_is_not_charged() -> None:
     assert result.jobs[0].restarts == 0
 
 
+def test_what_a_job_held_and_cost_is_reported() -> None:
+    """Two of four accelerators for an hour, and one that waits for them: 1 + 1 h on 2, at 3 an hour."""
+    jobs = tuple(replace(one_job(3600.0, at, name), pods=2) for name, at in (("a", 0.0), ("b", 0.0)))
+    cluster = TraceCluster({"gpu": 2}, prices={"gpu": 3.0})
+    result = simulate(Trace("t", jobs), cluster, Policy())
+    numbers = result.to_json()
+    assert isinstance(numbers, dict)
+    assert (numbers["accelerator_h_per_job"], numbers["cost_per_job"]) == (2.0, 6.0)
+    assert numbers["work_utilisation"] == pytest.approx(1.0)
+    assert numbers["largest_wait_h"] == 0.0  # the largest tenth is the first of the two
+    assert simulate(Trace("t", jobs), TraceCluster({"gpu": 2}), Policy()).cost_per_job is None
+
+
 def test_a_failed_node_costs_the_work_since_the_last_checkpoint_and_a_restart() -> None:
     settings = Settings(charge_s=30, checkpoint_s=1e9, failures=((500.0, "gpu-00000", 100.0),))
     result = simulate(Trace("t", (one_job(),)), TraceCluster({"gpu": 1}), Policy(), settings)

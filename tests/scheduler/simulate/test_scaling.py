@@ -121,6 +121,10 @@ def test_the_command_replays_elasticflow() -> None:
     arguments = [str(FLOW / "trace.csv"), "--format", "elasticflow", "--cluster", "t4=2x4"]
     outcome = CliRunner().invoke(command, [*arguments, "--scaling", f"t4={POLLUX}"])
     assert outcome.exit_code == 0, outcome.output
+    assert "cost per job" in outcome.output
+    for bad in ("t4=cheap", "l4=1", "t4=-1"):
+        outcome = CliRunner().invoke(command, [*arguments, "--scaling", f"t4={POLLUX}", "--price", bad])
+        assert (outcome.exit_code, "--price" in outcome.output) == (1, True)
     for wrong in ([], ["--scaling", f"a100={POLLUX}"], ["--scaling", "t4=nowhere"]):
         outcome = CliRunner().invoke(command, [*arguments, *wrong])
         assert outcome.exit_code == 1
