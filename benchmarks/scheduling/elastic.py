@@ -1,17 +1,18 @@
 """Elastic jobs at measured speeds: 64 accelerators of two types, 160 jobs, beside two published integer programs.
 
 The jobs are drawn from ElasticFlow's trace (model, batch size, iterations) in Pollux's proportions of small, medium,
-large and extra-large jobs (72 / 20 / 6 / 2 per cent; OSDI'21, 5.1). Each may have from one accelerator up to the largest
+large and extra-large jobs (72 / 20 / 6 / 2 per cent; OSDI'21). Each may have from one accelerator up to the largest
 measured size that is faster than all smaller ones, at most 32. Speeds: on T4 Pollux's measurements by accelerators and
 nodes; on A100 ElasticFlow's curve of the same model, or of the nearest (`CURVES`). From T4 to A100 with one accelerator
 the ratio is measured for two models; the others have the geometric mean of these.
 
-Restarts cost what Sia measured for the model (SOSP'23, table 2; 30 s where it did not), at every start after the first,
-for all three alike. All plan on a grid of 60 s. Loads: the 160 jobs come within eight hours, as the papers have it, or
-within one: then more jobs are there than accelerators for a while. `waiting_most` is how many waited at one moment.
+Restarts cost what Sia measured for the model (SOSP'23; 30 s where it did not), at every start after the first,
+for all three alike. All plan on a grid of 60 s: the peers in every minute, ours at events and else every five. Loads:
+the 160 jobs come within eight hours, as the papers have it, or within one: then more jobs are there than accelerators
+for a while. `waiting_most` is how many waited at one moment.
 
 A row of ours is judged by the better peer of the same load and seed, and a last one for each load by the means over the
-seeds: of 160 jobs the 99th percentile is the second longest, and hangs on the draw.
+seeds: of 160 jobs the 99th percentile lies between the second and the third longest, and hangs on the draw.
 """
 
 from __future__ import annotations

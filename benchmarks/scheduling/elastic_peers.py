@@ -10,19 +10,19 @@ restart it would cost: r_i = (T_i - N_i S_i) / (T_i + S_i), with the age T, the 
 
 | peer   | source                             | configurations                  | unit of g                   | p    |
 |--------|------------------------------------|---------------------------------|-----------------------------|------|
-| sia    | Sia, SOSP'23, 3.3 and 3.4          | powers of two in one node, then | its slowest configuration   | -0.5 |
+| sia    | Sia, SOSP'23                       | powers of two in one node, then | its slowest configuration   | -0.5 |
 |        |                                    | whole nodes; twice as many at   |                             |      |
 |        |                                    | most in one round; starts small |                             |      |
-| pollux | Pollux, OSDI'21, 4.2 (its search   | every number, in few nodes      | an equal share of all types | -1   |
+| pollux | Pollux, OSDI'21 (its search        | every number, in few nodes      | an equal share of all types | -1   |
 |        | over allocations solved exactly)   |                                 |                             |      |
 
 Sia's penalty for a job without accelerators is its lambda, 1.1. Pollux has none: its mean is over jobs that run. Here
 it is 1.1 times the job's worst configuration, so that as in Sia any is better than none. Pollux is for one type; here
-it knows the types' speeds, which is more than its authors' own extension to several types did. Batch sizes are fixed, so
+it knows the speeds on each. Batch sizes are fixed, so
 speed is goodput. Neither asks for a job's length. A job that is still restarting is left alone.
 
 Jobs stay on their nodes if they keep their configuration and the others find room; else the smallest move. Gaps of the
-programs: Sia's 1e-4; 1e-3 for Pollux, whose own search is no closer.
+programs: Sia's 1e-4; 1e-3 for Pollux, whose own search is a genetic one and proves none.
 """
 
 from __future__ import annotations

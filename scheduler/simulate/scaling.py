@@ -8,7 +8,7 @@ Two public layouts of a folder, told apart by what is in it:
                             it cannot run so
 
 A job keeps its global batch size M. On K accelerators it has M/K samples for each; if that is more than was measured it
-accumulates gradients over as few equal parts as possible, and only the last of them synchronises (Pollux, equation 10):
+accumulates gradients over as few equal parts as possible, and only the last of them synchronises (as Pollux does):
 
     seconds per iteration = (parts - 1) x (step - synchronisation) + step
 
