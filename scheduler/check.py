@@ -6,12 +6,14 @@ simulator after every round, and by the operator before anything is carried out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from .model.plans import ActionKind, Plan
 from .model.snapshot import Job, Node, Placement, Pool, Resources, Snapshot, Tenant
+from .model.table import TableView
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> list[str]:
@@ -38,6 +40,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> list[str]:
     moved = {key for key in touched if key in after}
     wrong += _placements(snapshot, jobs, {key: after[key] for key in moved})
     wrong += _room(snapshot, {k: p for k, p in after.items() if k not in leaving}, moved)
+    wrong += _power(snapshot, jobs, plan, after, leaving)
     wrong += _order(snapshot, plan, before)
     wrong += _quota(snapshot, jobs, before, after, moved)
     wrong += _accounted(jobs, plan, after, leaving)
@@ -207,6 +210,67 @@ def _devices(node: str, devices: int, whole: int, shares: Mapping[int, int]) -> 
             wrong.append(f"node {node}: {amount} thousandths of device {device}")
     if shares and whole + len(shares) > devices:
         wrong.append(f"node {node}: {whole} whole devices and shares on {len(shares)}, of {devices}")
+    return wrong
+
+
+def _power(
+    snapshot: Snapshot, jobs: Mapping[str, Job], plan: Plan, after: Mapping[str, Placement], leaving: set[str]
+) -> list[str]:
+    """No power domain that limits carries more than it may because of this plan: what was there before is not its fault.
+
+    At first there are all that run, and besides them the starts that wait for nobody; a job that moves has what it has
+    or what it will have, whichever is more. At last there are those that the plan leaves, without those that are being
+    stopped.
+    """
+    limiting = [domain for domain in snapshot.domains if domain.limits]
+    if not limiting:
+        return []
+    early = {
+        str(action.job): action.to for action in plan.actions if action.to is not None and not action.after
+    }
+    parents = {domain.name: domain.parent for domain in snapshot.domains}
+    table = TableView(snapshot.table)
+    kinds = {pool.name: pool for pool in snapshot.pools}
+    inside: dict[str, set[str]] = {domain.name: set() for domain in snapshot.domains}
+    reserved = dict.fromkeys(inside, 0.0)
+    for node in snapshot.nodes:
+        at = node.domain
+        pool = kinds[node.pool]
+        idle = 0.0 if pool.resource_name == "cpu" else table.idle_watts(pool.accelerator)
+        while at:
+            inside[at].add(node.name)
+            reserved[at] += math.ceil(idle * node.capacity.accelerators_m / 1000)
+            at = parents[at]
+    for domain in snapshot.domains:
+        at = domain.name
+        while at:
+            reserved[at] += domain.reserved_w
+            at = parents[at]
+
+    def drawn(key: str, placement: Placement | None, names: set[str]) -> int:
+        if placement is None:
+            return 0
+        pool = kinds.get(placement.pool)
+        if pool is not None and pool.resource_name == "cpu":
+            return 0
+        job, kind = jobs[key], placement.accelerator
+        found = table.estimate(job.workload_class, kind, placement.mode, placement.accelerators_m, job.tenant)
+        watts = table.nameplate_watts(kind) if found is None else found.watts
+        each = placement.per_pod.accelerators_m * max(0.0, watts - table.idle_watts(kind)) / 1000
+        return math.ceil(each) * sum(name in names for name in placement.nodes)
+
+    wrong = []
+    runs = {key: None if job.run is None else job.run.placement for key, job in jobs.items()}
+    for domain in limiting:
+        names, most = inside[domain.name], math.floor(domain.usable_w - reserved[domain.name])
+        before = {key: drawn(key, runs[key], names) for key in jobs}
+        first = sum(max(before[key], drawn(key, early.get(key), names)) for key in jobs)
+        last = sum(drawn(key, after.get(key), names) for key in jobs if key not in leaving)
+        stays = sum(watts for key, watts in before.items() if key not in leaving)
+        if first > most and first > sum(before.values()):
+            wrong.append(f"power domain {domain.name}: {first} W before anybody has left, on {most}")
+        if last > most and last > stays:
+            wrong.append(f"power domain {domain.name}: {last} W on {most}")
     return wrong
 
 

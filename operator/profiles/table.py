@@ -362,7 +362,7 @@ def _priors(
     rates: list[Rate] = []
     for key in sorted(units):
         known = accelerator(key)
-        rates.append(Rate(key, known.rate, known.watts) if known is not None else Rate(key))
+        rates.append(Rate(key, known.rate, known.watts, known.idle_watts) if known is not None else Rate(key))
     cells: dict[tuple[str, str, int, str], Cell] = {}
     for each in asked:
         for key in each.accelerators or units:

@@ -20,6 +20,8 @@ class Accelerator:
     utilisation: float = 0.4
     """Part of `tflops` that a well-fed transformer reaches."""
     has_bfloat16: bool = True
+    idle_watts: float = 0.0
+    """With nothing running; 0: not known. The numbers are those of the Splitwise simulator's model (arXiv 2311.18677)."""
 
     @property
     def rate(self) -> float:
@@ -31,8 +33,8 @@ DATA_SHEETS: dict[str, Accelerator] = {
     item.name: item
     for item in (
         Accelerator("H200", 989, 144_384, 4800, 50, 700),
-        Accelerator("H100", 989, 81_920, 3350, 50, 700),
-        Accelerator("A100", 312, 81_920, 1935, 24, 400),
+        Accelerator("H100", 989, 81_920, 3350, 50, 700, idle_watts=75),
+        Accelerator("A100", 312, 81_920, 1935, 24, 400, idle_watts=63),
         Accelerator("A100-40GB", 312, 40_960, 1555, 24, 400),
         Accelerator("L40S", 362, 49_152, 864, 24, 350, 0.35),
         Accelerator("A40", 150, 49_152, 696, 24, 300, 0.35),

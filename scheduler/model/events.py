@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from .diff import differing
-from .snapshot import DecayedUsage, Job, JobId, Snapshot, Tenant
+from .snapshot import DecayedUsage, Job, JobId, Pool, Snapshot, Tenant
 from .table import Cell
 
 
@@ -80,10 +80,7 @@ class Event:
         found = [
             *_jobs(before, after),
             *_nodes(before, after),
-            *(
-                Happening(Happened.POOL, pool.name, pool.name)
-                for pool in set(after.pools) - set(before.pools)
-            ),
+            *(Happening(Happened.POOL, pool.name, pool.name) for pool in _pools(before, after)),
             *_tenants(before, after),
             *_speeds(before, after),
         ]
@@ -128,6 +125,13 @@ def _nodes(before: Snapshot, after: Snapshot) -> list[Happening]:
             kind = Happened.NODE_LOST if lost else Happened.NODE_ADDED
             found.append(Happening(kind, node.name, node.pool))
     return found + [Happening(Happened.NODE_LOST, node.name, node.pool) for node in known.values()]
+
+
+def _pools(before: Snapshot, after: Snapshot) -> set[Pool]:
+    """Pools that changed; all, if power domains did: more or less may run in any."""
+    if before.domains is not after.domains and set(before.domains) != set(after.domains):
+        return set(after.pools)
+    return set(after.pools) - set(before.pools)
 
 
 def _tenants(before: Snapshot, after: Snapshot) -> list[Happening]:

@@ -3,6 +3,7 @@
     Snapshot
      ├─ pools     Pool      what one kind of accelerator costs and who may use it
      ├─ nodes     Node      what one machine can still give *us* (see `Node.capacity`)
+     ├─ domains   PowerDomain: how many watts each feed may carry; nodes name the one that they hang on
      ├─ tenants   Tenant    weight, quota, decayed usage, users
      ├─ jobs      Job       everything that runs or waits: one per TrainingJob, one per replica of a
      │                      ModelService (kind "serving"), one per opted-in gated pod (kind "opaque")
@@ -17,6 +18,7 @@ Units, everywhere in this package
     cpu_m            thousandths of a CPU (Kubernetes "500m" is 500)
     *_mib            MiB (2**20 bytes)
     *_s              seconds; points in time are seconds since the Unix epoch
+    *_w, watts       watts
     speed            work units per second, in the unit of the workload class (tokens/s, steps/s)
     work             for one job: speed x seconds. For shares and usage: accelerators x exchange rate x
                      seconds (`PerformanceTable.rates`), so that twenty T4s are not twenty A100s.
@@ -121,6 +123,29 @@ class Node:
     """False: not Ready, cordoned or being deleted. Nothing new is placed; what runs there is left alone."""
     cordoned: bool = False
     """An administrator closed it (`kubectl cordon`); `ready` is False too. Only explanations read this."""
+    domain: str = ""
+    """The power domain that it hangs on, and so on all above that one; "": none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerDomain:
+    """One feed of a tree. What a plan adds must leave every domain that `limits` within what it may carry.
+
+    Counted on a domain, besides `reserved_w` of itself and of all below it: each accelerator that a job of the snapshot
+    holds, with the watts that the table has for the job's class there (or else the nameplate, `Rate.watts`), and each
+    free one with `Rate.idle_watts`. A pod's watts are counted whole, rounded up. The processors of CPU pools count
+    nothing here: they belong to the host.
+    """
+
+    name: str
+    usable_w: float
+    """The budget less its margin."""
+    parent: str = ""
+    """The domain that feeds it; "": none."""
+    reserved_w: float = 0.0
+    """For what the snapshot does not know on the nodes of this domain itself: hosts, and accelerators of others."""
+    limits: bool = True
+    """False: it is only observed, and holds nothing back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +261,8 @@ class Placement:
     devices: tuple[int, ...] = ()
     """For shares of an accelerator (less than 1000 in a pool that shares): the device that each rank's share
     is taken from, counted from 0. A share without a device counts as a whole accelerator."""
+    watts: int = field(default=0, compare=False)
+    """What each pod adds to its power domains, as the planner counts it where one limits; no part of the place."""
 
     @property
     def pods(self) -> int:
@@ -344,6 +371,7 @@ class Snapshot:
     table: PerformanceTable = field(default_factory=PerformanceTable)
     reservations: tuple[Reservation, ...] = ()
     """Those of the plan before (`Plan.reservations`), so that a full plan keeps them."""
+    domains: tuple[PowerDomain, ...] = ()
 
     def to_json(self) -> Json:
         """A JSON value (dicts, lists, strings, numbers, None)."""
@@ -372,6 +400,8 @@ class Delta:
     gone_nodes: tuple[str, ...] = ()
     gone_tenants: tuple[str, ...] = ()
     gone_jobs: tuple[JobId, ...] = ()
+    domains: tuple[PowerDomain, ...] | None = None
+    """All of them, if any changed."""
 
 
 def updated(snapshot: Snapshot, delta: Delta) -> Snapshot:
@@ -387,4 +417,5 @@ def updated(snapshot: Snapshot, delta: Delta) -> Snapshot:
         tenants=tuple(tenants[k] for k in sorted(tenants.keys() - set(delta.gone_tenants))),
         jobs=tuple(jobs[k] for k in sorted(jobs.keys() - set(delta.gone_jobs))),
         table=snapshot.table if delta.table is None else delta.table,
+        domains=snapshot.domains if delta.domains is None else delta.domains,
     )

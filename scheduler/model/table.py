@@ -53,6 +53,8 @@ class Rate:
     rate: float = 1.0
     watts: float = 0.0
     """Nameplate watts of one accelerator, used where no cell says better."""
+    idle_watts: float = 0.0
+    """What one draws that nobody uses; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,16 @@ class TableView:
         known = self._rates.get(accelerator)
         return 1.0 if known is None else known.rate
 
+    def nameplate_watts(self, accelerator: str) -> float:
+        """The most that one accelerator of this type draws; 0: not known."""
+        known = self._rates.get(accelerator)
+        return 0.0 if known is None else known.watts
+
+    def idle_watts(self, accelerator: str) -> float:
+        """What one accelerator of this type draws while nobody uses it; 0: not known."""
+        known = self._rates.get(accelerator)
+        return 0.0 if known is None else known.idle_watts
+
     def knows(self, workload_class: str, tenant: str = "") -> bool:
         """Whether the class has any cell."""
         known = self._classes.get(workload_class)
@@ -352,7 +364,7 @@ class TableView:
             high * scale,
             cell.memory_mib,
             cell.host_memory_mib,
-            cell.watts or self._watts(cell.accelerator),
+            cell.watts or self.nameplate_watts(cell.accelerator),
             source,
         )
 
@@ -363,11 +375,7 @@ class TableView:
         measured."""
         low, high = speed * (1 - UNKNOWN_SPREAD), speed * (1 + UNKNOWN_SPREAD)
         memory_mib, host_mib = (measured.memory_mib, measured.host_memory_mib) if measured else (0, 0)
-        return Estimate(speed, low, high, memory_mib, host_mib, self._watts(accelerator), source)
-
-    def _watts(self, accelerator: str) -> float:
-        known = self._rates.get(accelerator)
-        return 0.0 if known is None else known.watts
+        return Estimate(speed, low, high, memory_mib, host_mib, self.nameplate_watts(accelerator), source)
 
     def _learned_ratios(self) -> dict[tuple[str, str], float]:
         if self._ratios is None:
