@@ -55,6 +55,8 @@ from .search.start import Blocked, order, start_waiting
 from .search.state import Assignment, Memo, PlanningState, RankedCandidate
 from .search.swap import improve
 
+SAMPLE = 16
+"""Blocked jobs that are looked at to say whether watts are short."""
 PASSES = 6
 """Steps 2 to 4 settle after two or three passes; this is only a bound."""
 
@@ -75,7 +77,11 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     keep(round_, together.snapshot.reservations)
     blocked = _settled(round_)
     gained, solver_error = 0.0, state.candidates.solver_error
-    if policy.solver and worth_trying(state.value(), state.market.bound):
+    if (
+        policy.solver
+        and worth_trying(state.value(), state.market.bound)
+        and not _lacks_watts(round_, blocked)
+    ):
         try:
             gained = optimise(round_)
         except SolverError as error:
@@ -132,6 +138,15 @@ def _settled(round_: Round) -> list[Assignment]:
         round_.recall_delayed()
         blocked = start_waiting(round_)
     return blocked
+
+
+def _lacks_watts(round_: Round, blocked: list[Assignment]) -> bool:
+    """Whether watts hold one of the first blocked jobs back: the solver does not know them, nor does the bound."""
+    return round_.cluster.feeds is not None and any(
+        round_.cluster.lack(assignment.job, row.candidate) is not None
+        for assignment in blocked[:SAMPLE]
+        for row in round_.ranked(assignment)[:1]
+    )
 
 
 def _without_place(assignments: Iterable[Assignment]) -> list[Assignment]:
@@ -236,7 +251,7 @@ def _fitting(
     round_: Round, event: Event, blocked: Blocked, touched: dict[JobId, Assignment]
 ) -> list[Assignment]:
     """Other waiting jobs that fit where something became free."""
-    pools = {one.pool for one in event.happened if one.frees}
+    pools = round_.cluster.on_feeds_of({one.pool for one in event.happened if one.frees})
     if not pools:
         return []
     fits: dict[int, int] = {}

@@ -18,6 +18,7 @@ from ..model.plans import Objective, Policy
 from ..model.snapshot import Job, JobKind, Placement, Pool, Resources, Snapshot
 from ..model.table import Estimate, TableView
 from . import makespan
+from .draw import Draws
 from .value import makespan_value, weight
 
 NEARLY_FREE = 0.01
@@ -38,6 +39,8 @@ class Candidate:
     """Work units per second (mean)."""
     value: float
     watts: float
+    draw_w: int = 0
+    """What each pod adds to its power domains; 0 where none limits."""
 
     @property
     def accelerators_m(self) -> int:
@@ -45,7 +48,7 @@ class Candidate:
 
     def placed(self, nodes: tuple[str, ...], devices: tuple[int, ...] = ()) -> Placement:
         """This candidate on these nodes, shares on these devices of them (one per rank)."""
-        return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices)
+        return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices, self.draw_w)
 
 
 Sizes = tuple[tuple[str, int], ...]
@@ -134,6 +137,7 @@ class CandidateBuilder:
         self._table = table
         self._policy = policy
         self._at_s = at_s
+        self.draws = Draws(snapshot, table)
         self._shared: dict[tuple[object, ...], SharedCandidates] = {}
         """By request; the workload class comes first in the key."""
         self._sized: dict[tuple[object, ...], Candidate | None] = {}
@@ -241,7 +245,10 @@ class CandidateBuilder:
     def _candidate(self, found: _Found, best: float) -> Candidate:
         pool, mode, pods, per_pod, speed, estimate = found
         value = self._value(pool, pods * per_pod.accelerators_m, speed / best)
-        return Candidate(pool.name, pool.accelerator, mode, pods, per_pod, speed, value, estimate.watts)
+        draw_w = self.draws.per_pod(pool.name, pool.accelerator, per_pod.accelerators_m, estimate.watts)
+        return Candidate(
+            pool.name, pool.accelerator, mode, pods, per_pod, speed, value, estimate.watts, draw_w
+        )
 
     def shared(self, job: Job) -> SharedCandidates:
         """What the job has in common with others that make the same request."""
@@ -281,7 +288,8 @@ class CandidateBuilder:
 
 
 def _scaled(c: Candidate, weight: float) -> Candidate:
-    return Candidate(c.pool, c.accelerator, c.mode, c.pods, c.per_pod, c.speed, weight * c.value, c.watts)
+    value = weight * c.value
+    return Candidate(c.pool, c.accelerator, c.mode, c.pods, c.per_pod, c.speed, value, c.watts, c.draw_w)
 
 
 _Found = tuple[Pool, str, int, Resources, float, Estimate]

@@ -10,14 +10,16 @@ deepest topology domain that does, and of those to the one with the least room (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from ..model.snapshot import Job, Node, Placement, Pool, Resources, Toleration
 from . import sharing
 from .demand_mix import request_of
+from .feeds import EMPTY, LATER, NOW, Chain, Feeds
 from .node_index import NodeIndex
 from .packing import Loss, NodeState, PodRequest, Scorer
-from .topology import domains_of, place_gang
+from .topology import Rooms, domains_of, place_gang
 
 _Selector = tuple[tuple[str, str], ...]
 _Free = list[int]
@@ -92,10 +94,60 @@ class PoolNodes:
         self.at_round_start: dict[int, tuple[_Free, _Free]] = {}
         """Free resources (now, later) when the round began, of nodes that changed since."""
         self._selected: dict[_Selector, frozenset[int]] = {}
-        self._empty: dict[tuple[tuple[int, int, int, int], _Selector, int | None, bool], int] = {}
+        self._empty: dict[tuple[tuple[int, int, int, int], _Selector, int | None, bool, int], int] = {}
         self._model = model
         self._scorer = scorer
+        self.feeds: Feeds | None = None
+        """Power domains that limit; None: there are none."""
+        self._chains: list[Chain] = []
+        self._by_chain: dict[Chain, frozenset[int]] = {}
         self._build_indexes()
+
+    def hang_on(self, feeds: Feeds | None) -> None:
+        """Place nothing more from now on than these power domains carry."""
+        self.feeds = feeds
+        self._empty.clear()
+        if feeds is not None:
+            self._chains = [feeds.chains.get(node.name, ()) for node in self.nodes]
+            numbers = range(len(self.nodes))
+            self._by_chain = {
+                chain: frozenset(i for i in numbers if self._chains[i] == chain)
+                for chain in set(self._chains)
+            }
+
+    @property
+    def limiting(self) -> frozenset[int]:
+        """All power domains above its nodes."""
+        return frozenset(number for chain in self._by_chain for number in chain)
+
+    def by_headroom(self, allowed: frozenset[int] | None, when: int) -> Iterator[frozenset[int]]:
+        """The allowed nodes by the power domains above them, those first that are left most watts."""
+        feeds = self.feeds
+        if feeds is None:
+            return
+        for chain in sorted(self._by_chain, key=lambda chain: (-feeds.headroom(chain, when), chain)):
+            own = self._by_chain[chain]
+            if allowed is not None:
+                own &= allowed
+            if own:
+                yield own
+
+    def _powered(self, watts: int, when: int, allowed: frozenset[int] | None) -> frozenset[int] | None:
+        """Of the allowed nodes, those on which one more pod may draw so much; None: all."""
+        feeds = self.feeds
+        if feeds is None or not watts:
+            return allowed
+        open_ = [chain for chain in self._by_chain if feeds.headroom(chain, when) >= watts]
+        if len(open_) == len(self._by_chain):
+            return allowed
+        nodes = frozenset[int]().union(*(self._by_chain[chain] for chain in open_))
+        return nodes if allowed is None else nodes & allowed
+
+    def powered(self, rooms: Rooms, watts: int, when: int) -> Rooms:
+        """How many pods that draw so much the nodes may have together, of these (index, pods that fit)."""
+        if self.feeds is None or not watts:
+            return rooms
+        return self.feeds.share_out(rooms, self._chains, watts, when)
 
     def _capacity(self, node: Node) -> _Free:
         free = node.capacity - self.pool.reserved
@@ -254,9 +306,12 @@ class PoolNodes:
         return known
 
     def best(
-        self, per_pod: Resources, later: bool, allowed: frozenset[int] | None
+        self, per_pod: Resources, later: bool, allowed: frozenset[int] | None, watts: int = 0
     ) -> tuple[int, Loss] | None:
         """The node that one pod should go to, and what that costs the rest of the cluster."""
+        allowed = self._powered(watts, LATER if later else NOW, allowed)
+        if allowed is not None and not allowed:
+            return None
         ask = request(per_pod, self.pool.is_cpu)
         counts, node_index = (self.free_later if later else self.free_now), self._current_index(later)
         kind = self._kind(per_pod)
@@ -316,6 +371,8 @@ class PoolNodes:
         counts = self.free_later if later else self.free_now
         if not all(name in self.index for name in placement.nodes):
             return False
+        if self.feeds is not None and not self.feeds.fits(placement, LATER if later else NOW):
+            return False
         for i, taken in self.holds(placement).items():
             left = [has - takes for has, takes in zip(counts[i], taken, strict=True)]
             if min(left[: sharing.FIRST]) < 0 or not sharing.is_consistent(left):
@@ -374,20 +431,19 @@ class PoolNodes:
         selector: _Selector,
         depth: int | None = None,
         closed: bool = False,
+        watts: int = 0,
     ) -> int:
         """How many such pods would fit in the pool if none of our jobs ran (`depth`: in one domain of this
-        level; `closed`: if closed nodes were open, too)."""
-        key = (ask, selector, depth, closed)
+        level; `closed`: if closed nodes were open, too; `watts`: that each draws)."""
+        key = (ask, selector, depth, closed, watts)
         if key not in self._empty:
             allowed = self._with(selector)
             some = range(len(self.nodes)) if allowed is None else allowed
             rooms = [(i, self.room_if_empty(i, ask, closed)) for i in sorted(some)]
-            sizes = [sum(room for _, room in rooms)]
+            groups: list[Rooms] = [rooms]
             if depth is not None:
-                sizes = [
-                    sum(room for _, room in own) for own in domains_of(self.nodes, rooms, depth).values()
-                ]
-                sizes += [room for _, room in rooms]
+                groups = [*domains_of(self.nodes, rooms, depth).values(), *([one] for one in rooms)]
+            sizes = [sum(room for _, room in self.powered(own, watts, EMPTY)) for own in groups]
             self._empty[key] = max(sizes, default=0)
         return self._empty[key]
 
@@ -401,12 +457,22 @@ class PoolNodes:
         return found + [frozenset((i,)) for i, _ in every if i not in standing]
 
     def gang(
-        self, pods: int, per_pod: Resources, later: bool, allowed: frozenset[int] | None, depth: int | None
+        self,
+        pods: int,
+        per_pod: Resources,
+        later: bool,
+        allowed: frozenset[int] | None,
+        depth: int | None,
+        watts: int = 0,
     ) -> tuple[str, ...] | None:
         """Nodes for all pods, or None (`depth`: all inside one domain of this level)."""
-        chosen = place_gang(
-            self.nodes, self.rooms(request(per_pod, self.pool.is_cpu), later, allowed), pods, depth
-        )
+        rooms: Rooms = self.rooms(request(per_pod, self.pool.is_cpu), later, allowed)
+        if self.feeds is None or not watts:
+            chosen = place_gang(self.nodes, rooms, pods, depth)
+        else:
+            when = LATER if later else NOW
+            alone = self.feeds.alone(rooms, self._chains, watts, when)
+            chosen = place_gang(self.nodes, alone, pods, depth, partial(self.powered, watts=watts, when=when))
         return None if chosen is None else tuple(self.nodes[i].name for i in chosen)
 
     def selected_nodes(self, job: Job) -> frozenset[int] | None:

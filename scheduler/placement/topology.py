@@ -9,7 +9,7 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..model.snapshot import Node
 
@@ -29,8 +29,22 @@ def domains_of(
     return dict(found)
 
 
-def place_gang(nodes: Sequence[Node], rooms: Rooms, pods: int, required: int | None) -> list[int] | None:
-    """Nodes for all pods of a gang (one index per pod) in the deepest domain that holds them, or None."""
+def _all(rooms: Rooms) -> Rooms:
+    return rooms
+
+
+def place_gang(
+    nodes: Sequence[Node],
+    rooms: Rooms,
+    pods: int,
+    required: int | None,
+    together: Callable[[Rooms], Rooms] = _all,
+) -> list[int] | None:
+    """Nodes for all pods of a gang (one index per pod) in the deepest domain that holds them, or None.
+
+    Args:
+        together: of rooms, how many pods the nodes may have together; each alone may have all of its own.
+    """
     if sum(room for _, room in rooms) < pods:
         return None
     alone = [(room, i) for i, room in rooms if room >= pods]
@@ -38,7 +52,7 @@ def place_gang(nodes: Sequence[Node], rooms: Rooms, pods: int, required: int | N
         return [min(alone)[1]] * pods
     deepest = max((len(nodes[i].topology) for i, _ in rooms), default=0)
     for level in range(deepest, (required or 0) - 1, -1):
-        domains = domains_of(nodes, rooms, level)
+        domains = {domain: together(own) for domain, own in domains_of(nodes, rooms, level).items()}
         sizes = [(sum(room for _, room in own), domain) for domain, own in domains.items()]
         fitting = [size for size in sizes if size[0] >= pods]
         if fitting:

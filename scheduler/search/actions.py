@@ -31,7 +31,7 @@ def actions(round_: Round) -> tuple[Action, ...]:
                 releases.append(_action(round_, assignment, ActionKind.PREEMPT, before, ()))
         else:
             kind = _kind(before, assignment.placement)
-            after = _after(assignment, leaving) if round_.must_wait(assignment.placement, taken) else ()
+            after = _after(assignment, leaving, round_.waits_for(assignment.placement, taken))
             starts.append(_action(round_, assignment, kind, before, after))
     starts.sort(key=lambda action: (len(action.after) > 0, action.job))
     return tuple(releases + starts)
@@ -59,19 +59,20 @@ def _kind(before: Placement | None, after: Placement) -> ActionKind:
 
 
 def _leaving(round_: Round) -> dict[str, set[JobId]]:
-    """Jobs that leave each node in this plan."""
+    """Jobs that leave each node in this plan, and each power domain."""
     leaving: dict[str, set[JobId]] = {}
+    feeds = round_.cluster.feeds
     for assignment in round_.changed:
         run = assignment.job.run
         if run is not None and not run.releasing and not assignment.stays:
             for name in run.placement.nodes:
-                leaving.setdefault(name, set()).add(assignment.job.id)
+                for key in (name, *(feeds.keys_of(name) if feeds is not None else ())):
+                    leaving.setdefault(key, set()).add(assignment.job.id)
     return leaving
 
 
-def _after(assignment: Assignment, leaving: dict[str, set[JobId]]) -> tuple[JobId, ...]:
-    assert assignment.placement is not None
-    jobs = {job for name in assignment.placement.nodes for job in leaving.get(name, ())}
+def _after(assignment: Assignment, leaving: dict[str, set[JobId]], where: list[str]) -> tuple[JobId, ...]:
+    jobs = {job for name in where for job in leaving.get(name, ())}
     return tuple(sorted(jobs - {assignment.job.id}))
 
 

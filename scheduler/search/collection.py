@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from ..model.snapshot import JobId, JobKind
+from ..placement.feeds import LATER
 from ..placement.pool import request
 from .holds import Hold
 from .preemption import may_be_preempted_again, share_run_s, spare_m
@@ -171,7 +172,24 @@ class Collection:
             chosen = self._choose(domain)
             if chosen is not None and (best is None or chosen[-1].at_s < best[-1].at_s):
                 best = chosen
-        return None if best is None else self._hold_of(best)
+        return None if best is None or not self._carried(best) else self._hold_of(best)
+
+    def _carried(self, slots: list[Slot]) -> bool:
+        """Whether the power domains carry the place when those have gone who leave for it."""
+        feeds = self.round.cluster.feeds
+        if feeds is None:
+            return True
+        leaving = {
+            leaver.assignment.job.id: leaver.assignment.placement for one in slots for leaver in one.leavers
+        }
+        gone = [place for place in leaving.values() if place is not None]
+        for place in gone:
+            feeds.take(place, 0, 1)
+        names = tuple(self.nodes.nodes[one.node].name for one in slots)
+        carried = feeds.fits(self.candidate.placed(names), LATER)
+        for place in gone:
+            feeds.take(place, 0, -1)
+        return carried
 
     def _choose(self, domain: set[int]) -> list[Slot] | None:
         """The slots that are ready first, within what may be taken of each tenant; the last one last. A reservation

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..candidates.candidates import Candidate
 from ..model.snapshot import JobKind, Placement
+from ..placement.feeds import NOW
 from ..placement.pool import request
 from .round import Round
 from .state import Assignment
@@ -88,12 +89,15 @@ def _room(round_: Round, assignment: Assignment, held: Placement) -> Counter[str
     nodes = round_.cluster.pools[held.pool]
     ask = request(held.per_pod, nodes.pool.is_cpu)
     own = Counter(() if assignment.placement is None else assignment.placement.nodes)
-    room: Counter[str] = Counter()
-    for name, count in Counter(held.nodes).items():
-        i = nodes.index.get(name)
-        if i is not None:
-            room[name] = min(count, own[name] + nodes.room(i, ask, later=False))
-    return room
+    counts = Counter(held.nodes)
+    more = [
+        (i, min(counts[name] - own[name], nodes.room(i, ask, later=False)))
+        for name in counts
+        if (i := nodes.index.get(name)) is not None
+    ]
+    for i, count in nodes.powered(more, held.watts, NOW):
+        own[nodes.nodes[i].name] += count
+    return own
 
 
 def _stays(

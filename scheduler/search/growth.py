@@ -79,7 +79,7 @@ def _grow_one(round_: Round, assignment: Assignment, current: Candidate) -> None
             round_, assignment, current, candidate, placement == _runs_at(assignment)
         ):
             continue
-        nodes = round_.cluster.find(job, candidate.pool, pods, candidate.per_pod, later=False)
+        nodes = round_.cluster.find(job, candidate, later=False)
         if nodes is not None:
             round_.put(assignment, candidate, nodes)
             return

@@ -35,14 +35,15 @@ Each row is a strict order, so no job is stopped for one that it could stop in t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
-from operator import ge
+from operator import ge, itemgetter
 
 from ..candidates.candidates import Candidate
 from ..candidates.value import SHORTEST_H, remaining_s
 from ..fairness.quota import EPS, Right
-from ..model.snapshot import Job, JobKind
+from ..model.snapshot import Job, JobId, JobKind
+from ..placement.feeds import LATER, NOW
 from ..placement.pool import PoolNodes
 from .elastic import can_shrink, keep_pods, partial_victim
 from .holds import lifted
@@ -468,12 +469,18 @@ def _preempt(
     undo = [(v.assignment, place_of(v.assignment)) for v in chosen]
     shrink = [by_right and can_shrink(v.assignment) for v in chosen]
     for victim in chosen:
-        round_.clear(victim.assignment)
-        if victim.part is not None:
-            round_.put(victim.assignment, victim.part.candidate, victim.part.stays)
+        _stop(round_, victim)
     tenant, accelerator = assignment.job.tenant, candidate.accelerator
     refused = round_.holdings.refusal(tenant, accelerator, candidate.accelerators_m)
     found = None if refused else round_.find(assignment.job, candidate)
+    if found is None and not refused and round_.cluster.feeds is not None:
+        more = _for_watts(round_, assignment, candidate, eligible, {victim.id for victim in chosen})
+        if most is None or sum(victim.cost for victim in (*chosen, *more)) <= most + EPS:
+            for victim in more:
+                undo.append((victim.assignment, place_of(victim.assignment)))
+                shrink.append(by_right and can_shrink(victim.assignment))
+                _stop(round_, victim)
+            found = round_.find(assignment.job, candidate) if more else None
     if found is None:
         for other, (placement, old, started_at_s, waits) in undo:
             round_.clear(other)
@@ -485,6 +492,43 @@ def _preempt(
         if placement is not None and elastic:
             keep_pods(round_, other, placement)
     return True
+
+
+def _stop(round_: Round, victim: Victim) -> None:
+    round_.clear(victim.assignment)
+    if victim.part is not None:
+        round_.put(victim.assignment, victim.part.candidate, victim.part.stays)
+
+
+def _for_watts(
+    round_: Round,
+    assignment: Assignment,
+    candidate: Candidate,
+    eligible: Sequence[VictimGroup],
+    gone: Set[JobId],
+) -> list[Victim]:
+    """More victims for a job that has room and lacks only watts, which any job on its power domains gives back: the
+    least cost per watt first. None, if they do not give enough. (The search for room does not know watts.)"""
+    feeds, later = round_.cluster.feeds, round_.cluster.is_releasing(candidate.pool)
+    place = round_.cluster.nearest(assignment.job, candidate, later) if candidate.draw_w else None
+    if feeds is None or place is None:
+        return []
+    short = feeds.missing(place, LATER if later else NOW)
+    victims = {
+        offer.id: offer.victim for group in eligible for offers in group.on_node.values() for offer in offers
+    }
+    gives = [
+        (victim.cost / sum(gives.values()), victim.id, gives)
+        for victim in victims.values()
+        if victim.id not in gone and (gives := feeds.given_back(victim.placement, short))
+    ]
+    found: list[Victim] = []
+    for _, victim_id, back in sorted(gives, key=itemgetter(0, 1)):
+        if any(short[number] > 0 for number in back):
+            found.append(victims[victim_id])
+            for number, watts in back.items():
+                short[number] -= watts
+    return found if all(watts <= 0 for watts in short.values()) else []
 
 
 def allowed_nodes(

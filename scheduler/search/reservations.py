@@ -36,6 +36,7 @@ events (`planner.react`) keep reservations on the nodes that they have, and leav
 
 Not covered: a job that only its tenant's quota holds back (there is room, but no right to it); a share that needs
 whole nodes where the other tenants' surplus lies on no whole node (it waits until jobs end, or for its patience);
+a job that lacks watts (nobody collects them: smaller jobs pass it);
 requests for a part of an accelerator; and guarantees, which have a deadline of their own (`preemption.py`).
 """
 

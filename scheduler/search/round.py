@@ -17,6 +17,7 @@ from ..candidates.value import remaining_s
 from ..fairness.quota import Right
 from ..model.plans import MIN_DISRUPTION_BUDGET, RECLAIM_DECISION_FRACTION
 from ..model.snapshot import Job, JobId, JobKind, Placement, Snapshot
+from ..placement.feeds import LATER, NOW
 from ..placement.pool import request
 from ..placement.sharing import staying
 from .holds import Hold, lifted
@@ -312,12 +313,12 @@ class Round:
 
     def find(self, job: Job, candidate: Candidate) -> tuple[tuple[str, ...], bool] | None:
         """Nodes for a candidate that are free now, or else (True) after stopping jobs have released theirs."""
-        nodes = self.cluster.find(job, candidate.pool, candidate.pods, candidate.per_pod, later=False)
+        nodes = self.cluster.find(job, candidate, later=False)
         if nodes is not None:
             return nodes, False
-        if not self.cluster.pools[candidate.pool].releasing:
+        if not self.cluster.is_releasing(candidate.pool):
             return None
-        nodes = self.cluster.find(job, candidate.pool, candidate.pods, candidate.per_pod, later=True)
+        nodes = self.cluster.find(job, candidate, later=True)
         return None if nodes is None else (nodes, True)
 
     def fits(self, placement: Placement, own: JobId | None = None) -> bool:
@@ -368,7 +369,9 @@ class Round:
         """How many pods of this candidate fit, now or after stopping jobs have released their nodes."""
         nodes = self.cluster.pools[candidate.pool]
         ask, allowed = request(candidate.per_pod, nodes.pool.is_cpu), nodes.selected_nodes(job)
-        return sum(room for _, room in nodes.rooms(ask, nodes.releasing > 0, allowed))
+        later = self.cluster.is_releasing(candidate.pool)
+        rooms = nodes.rooms(ask, later, allowed)
+        return sum(room for _, room in nodes.powered(rooms, candidate.draw_w, LATER if later else NOW))
 
     def sized(self, assignment: Assignment, candidate: Candidate, pods: int) -> Candidate | None:
         """The candidate with another number of pods that make the same request; None: it could not run so."""
@@ -380,7 +383,7 @@ class Round:
         open)."""
         nodes = self.cluster.pools[candidate.pool]
         ask = request(candidate.per_pod, nodes.pool.is_cpu)
-        return nodes.places_if_empty(ask, job.node_selector, job.required_domain, closed)
+        return nodes.places_if_empty(ask, job.node_selector, job.required_domain, closed, candidate.draw_w)
 
     def lost_s(self, assignment: Assignment) -> float:
         """Seconds of progress lost if the job were stopped now: the restart, and the work since its last
@@ -489,12 +492,19 @@ class Round:
             and self.ran_min_time(assignment)
         )
 
-    def must_wait(self, placement: Placement, already: dict[str, list[int]]) -> bool:
-        """Whether the placement needs room that was not free when the round began.
+    def waits_for(self, placement: Placement, already: dict[str, list[int]]) -> list[str]:
+        """The nodes and power domains (by `Feeds.keys_of`) in which others must make room for the placement, because
+        there was not enough when the round began.
 
-        `already` is what earlier starts of this plan take, by node; this placement is added to it.
+        `already` is what earlier starts of this plan take, by node or domain; this placement is added to it.
         """
-        return self.cluster.pools[placement.pool].short(placement, already)
+        feeds = self.cluster.feeds
+        powered = [] if feeds is None else feeds.short_at_start(placement, already)
+        return (
+            [*placement.nodes, *powered]
+            if self.cluster.pools[placement.pool].short(placement, already)
+            else powered
+        )
 
 
 def place_of(assignment: Assignment) -> Place:

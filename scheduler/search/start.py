@@ -403,7 +403,7 @@ def _least_loss(
         if found is not None:
             key = (
                 found[1],
-                round_.cluster.loss(assignment.job, row.candidate.pool, row.candidate.per_pod, found[1]),
+                round_.cluster.loss(assignment.job, row.candidate, found[1]),
             )
             if best is None or key < best[0]:
                 best = key, row, found

@@ -28,6 +28,7 @@ from ..model.table import TableView
 from ..model.validate import validate
 from ..placement.cluster import Cluster
 from ..placement.demand_mix import DemandMix
+from ..placement.feeds import Feeds
 
 _VALUED = attrgetter(
     "workload_class",
@@ -139,6 +140,7 @@ class PlanningState:
         self._unranked: dict[JobId, Assignment] = {}
         self._shapes: dict[Shape, int] = {}
         self._demand = DemandMix(snapshot.pools)
+        self._hang_on_feeds(snapshot)
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
             option = self.candidates.of(job)
             self._add(job, option)
@@ -178,7 +180,13 @@ class PlanningState:
         job, prices, shapes = assignment.job, self.market.prices, self._shapes
         rows = []
         for candidate in assignment.option.candidates:
-            key = (candidate.pool, candidate.per_pod, job.node_selector, job.required_domain)
+            key = (
+                candidate.pool,
+                candidate.per_pod,
+                job.node_selector,
+                job.required_domain,
+                candidate.draw_w,
+            )
             profit = (
                 candidate.value - prices.get(candidate.accelerator, 0.0) * candidate.accelerators_m / 1000
             )
@@ -255,14 +263,15 @@ class PlanningState:
             self.waiting[job.id] = assignment
         elif run.releasing:
             self.releasing[job.id] = assignment
-            self.cluster.take_releasing(run.placement)
+            self.cluster.take_releasing(self.candidates.draws.counted(job, run.placement))
             self.holdings.add_releasing(job.tenant, run.placement.accelerator, run.placement.accelerators_m)
         else:
-            self.cluster.take(run.placement)
+            place = self.candidates.draws.counted(job, run.placement)
+            self.cluster.take(place)
             self.holdings.add_held(
                 job.tenant, job.user, run.placement.accelerator, run.placement.accelerators_m
             )
-            assignment.placement, assignment.started_at_s = run.placement, run.started_at_s
+            assignment.placement, assignment.started_at_s = place, run.started_at_s
             assignment.candidate = self.candidates.instance(option, run.placement)
             if assignment.candidate is not None:
                 self.values[job.id] = assignment.candidate.value
@@ -284,10 +293,10 @@ class PlanningState:
             del self.waiting[job.id]
         elif run.releasing:
             del self.releasing[job.id]
-            self.cluster.take_releasing(run.placement, sign=1)
+            self.cluster.take_releasing(self.candidates.draws.counted(job, run.placement), sign=1)
             self.holdings.add_releasing(job.tenant, run.placement.accelerator, -run.placement.accelerators_m)
         else:
-            self.cluster.take(run.placement, sign=1)
+            self.cluster.take(self.candidates.draws.counted(job, run.placement), sign=1)
             self.holdings.add_held(
                 job.tenant, job.user, run.placement.accelerator, -run.placement.accelerators_m
             )
@@ -307,6 +316,8 @@ class PlanningState:
             return self.consistent
         if not self.consistent or self.policy.objective is Objective.MAKESPAN or _differ(old, snapshot):
             return False
+        if self.candidates.draws.counts and snapshot.table is not old.table and snapshot.table != old.table:
+            return False  # jobs that run may draw something else now
         gone, come = differing(old.jobs, snapshot.jobs)
         names = {job.id for job in come}
         if len(names) < len(come) or not names.isdisjoint(self.assignments.keys() - {job.id for job in gone}):
@@ -347,7 +358,22 @@ class PlanningState:
         for name in sorted(stale):
             self._rebuild_pool(name, (node for node in snapshot.nodes if node.pool == name))
         if stale:
+            self._hang_on_feeds(snapshot)
             self.holdings.set_capacity(self.cluster.capacity_m())
+
+    def _hang_on_feeds(self, snapshot: Snapshot) -> None:
+        """Count the watts of the snapshot's power domains, if any limits, with the jobs that have places here."""
+        if not self.candidates.draws.counts:
+            return
+        feeds = Feeds(snapshot, self.table)
+        self.cluster.hang_on(feeds)
+        for assignment in self.assignments.values():
+            if assignment.placement is not None:
+                feeds.take(assignment.placement, -1, -1)
+        for assignment in self.releasing.values():
+            run = assignment.job.run
+            if run is not None:
+                feeds.take(self.candidates.draws.counted(assignment.job, run.placement), -1, 0)
 
     def _rebuild_pool(self, pool: str, nodes: Iterable[Node]) -> None:
         """Count the room of a pool again, because its nodes changed."""
@@ -414,8 +440,10 @@ def _asked(job: Job) -> tuple[object, object]:
 
 
 def _differ(old: Snapshot, new: Snapshot) -> bool:
-    """Whether pools or exchange rates changed; then nothing of the state can be kept."""
+    """Whether pools, power domains or exchange rates changed; then nothing of the state can be kept."""
     if new.pools is not old.pools and set(new.pools) != set(old.pools):
+        return True
+    if new.domains is not old.domains and set(new.domains) != set(old.domains):
         return True
     return new.table is not old.table and set(new.table.rates) != set(old.table.rates)
 

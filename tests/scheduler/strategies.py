@@ -16,6 +16,7 @@ from busbar.scheduler import (
     PerformanceTable,
     Placement,
     Pool,
+    PowerDomain,
     Quota,
     Rate,
     Resources,
@@ -149,3 +150,34 @@ def peopled(draw: st.DrawFn) -> Snapshot:
     )
     jobs = tuple(replace(job, user=draw(st.sampled_from(USERS))) for job in snapshot.jobs)
     return replace(snapshot, tenants=tenants, jobs=jobs)
+
+
+@st.composite
+def powered(draw: st.DrawFn) -> Snapshot:
+    """A snapshot whose nodes hang on a tree of power domains, some of which limit; some carry more than they may."""
+    snapshot = draw(snapshots())
+    watts = {kind: draw(st.sampled_from((0.0, 72.0, 300.0, 700.0))) for kind in KINDS}
+    rates = tuple(
+        replace(rate, watts=watts[rate.accelerator], idle_watts=draw(st.sampled_from((0.0, 10.5))))
+        for rate in snapshot.table.rates
+    )
+    cells = tuple(
+        replace(cell, watts=draw(st.sampled_from((0.0, 99.5, 250.0)))) for cell in snapshot.table.cells
+    )
+    parents = {"hall": "", "row-0": "hall", "row-1": "hall", "rack": "row-1"}
+    domains = tuple(
+        PowerDomain(
+            name,
+            draw(st.sampled_from((0.0, 400.0, 1500.0, 3000.0, 1e6))),
+            parent,
+            draw(st.sampled_from((0.0, 0.0, 100.0))),
+            draw(st.sampled_from((True, True, False))),
+        )
+        for name, parent in parents.items()
+    )
+    nodes = tuple(
+        replace(node, domain=draw(st.sampled_from(("", "hall", "row-0", "row-1", "rack"))))
+        for node in snapshot.nodes
+    )
+    table = replace(snapshot.table, rates=rates, cells=cells)
+    return replace(snapshot, table=table, nodes=nodes, domains=domains)

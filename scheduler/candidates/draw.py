@@ -1,0 +1,36 @@
+"""What jobs add to the power domains of their nodes (`PowerDomain` says what is counted)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..model.snapshot import Job, Placement, Snapshot
+from ..model.table import TableView
+
+
+class Draws:
+    """Counts watts if a domain of the snapshot limits; else everything is 0."""
+
+    def __init__(self, snapshot: Snapshot, table: TableView) -> None:
+        self.counts = any(domain.limits for domain in snapshot.domains)
+        self._table = table
+        self._hosts = {pool.name for pool in snapshot.pools if pool.is_cpu}
+
+    def per_pod(self, pool: str, accelerator: str, accelerators_m: int, watts: float) -> int:
+        """What one pod adds, whose accelerators draw so much each: more than they draw while idle."""
+        if not self.counts or pool in self._hosts:
+            return 0
+        more = max(0.0, watts - self._table.idle_watts(accelerator))
+        return math.ceil(accelerators_m * more / 1000)
+
+    def counted(self, job: Job, placement: Placement) -> Placement:
+        """The placement of a running job with its watts: as the table has them now, or else the nameplate."""
+        if not self.counts:
+            return placement
+        found = self._table.estimate(
+            job.workload_class, placement.accelerator, placement.mode, placement.accelerators_m, job.tenant
+        )
+        watts = self._table.nameplate_watts(placement.accelerator) if found is None else found.watts
+        amount_m = placement.per_pod.accelerators_m
+        return replace(placement, watts=self.per_pod(placement.pool, placement.accelerator, amount_m, watts))
