@@ -22,7 +22,18 @@ from busbar.operator.forecasts.worker import Answer, Question
 from busbar.operator.pods.room import Promised, pod_room
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
 from busbar.operator.watch.caches import tenant_of_namespace
-from busbar.scheduler import Action, ActionKind, Job, Plan, Policy, Snapshot, TableView, plan, sentence
+from busbar.scheduler import (
+    Action,
+    ActionKind,
+    Job,
+    Plan,
+    Policy,
+    Snapshot,
+    TableView,
+    WaitCode,
+    plan,
+    sentence,
+)
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,8 @@ def _waiting(job: Job, decided: Plan, admin: bool) -> PreviewAnswer:
     never = record.never
     if never:
         when = "Never, unless something is changed"
+    elif record.code is WaitCode.POWER:
+        when = "When other jobs on its power domain have ended, or its budget is raised"
     elif not record.foreseeable:
         when = "Not before closed nodes are opened"
     elif record.position > 1:

@@ -494,6 +494,7 @@ def record_for_members(record: WaitingRecord) -> dict[str, Any]:
         "free": record.free,
         "position": record.position,
         "mode": record.mode or None,
+        "domain": record.domain or None,
         "closed": [{"why": c.why, "nodes": c.nodes} for c in record.closed] or None,
         "holders": holders or None,
         "changes": [{"kind": c.kind, "current": c.current, "needed": c.needed} for c in record.changes]

@@ -12,6 +12,7 @@ from ..candidates.candidates import Candidate, nearest_memory
 from ..fairness.quota import Right
 from ..model.plans import Change, Closed, Extent, Holder, WaitCode, WaitingRecord
 from ..model.snapshot import Job
+from ..placement.feeds import EMPTY, Lack
 from ..placement.pool import request
 from ..search.round import Round
 from ..search.state import Assignment, RankedCandidate
@@ -95,10 +96,13 @@ class PendingReasons:
         if candidate is not None:
             return self._contended(assignment, candidate)
         if job.tenant in self.round.holdings.tenants and not any(
-            self.round.pods_if_empty(job, row.candidate, closed=True) >= row.candidate.pods for row in rows
+            self._unpowered(job, row.candidate, closed=True) >= row.candidate.pods for row in rows
         ):
             return self._too_small(assignment, self._nearest(job, rows))
         open_ = [row for row in rows if not self._refused(job.tenant, row.candidate)]
+        for row in open_ if self.round.cluster.feeds is not None else ():
+            if self._unpowered(job, row.candidate) >= row.candidate.pods:
+                return self._never_carried(assignment, row.candidate)
         return self._closed(assignment, open_) if open_ else self._quota(assignment)
 
     def _without_others(self, job: Job, rows: list[RankedCandidate]) -> Candidate | None:
@@ -279,9 +283,49 @@ class PendingReasons:
     def _other_place(self, assignment: Assignment) -> tuple[Change, ...]:
         return (*self.suggestions.other_accelerator(assignment), *self.suggestions.other_mode(assignment))
 
+    def _unpowered(self, job: Job, candidate: Candidate, closed: bool = False) -> int:
+        """Pods that would fit if none of our jobs ran and watts did not count."""
+        return self.round.pods_if_empty(job, replace(candidate, draw_w=0), closed)
+
+    def _never_carried(self, assignment: Assignment, candidate: Candidate) -> WaitingRecord:
+        """It would fit if none of our jobs ran, and its power domain does not carry it even then."""
+        feeds = self.round.cluster.feeds
+        nodes = self.round.cluster.pools[candidate.pool]
+        assert feeds is not None
+        groups = nodes.by_headroom(nodes.selected_nodes(assignment.job), EMPTY)
+        places = (candidate.placed((nodes.nodes[min(own)].name,)) for own in groups)
+        lack = next(found for place in places if (found := feeds.lack(place, candidate.draw_w, EMPTY)))
+        whole = replace(lack, asked_w=candidate.pods * candidate.draw_w)
+        changes = (*self.suggestions.fewer_pods(assignment), *self._other_place(assignment))
+        return replace(self._power(assignment, candidate, whole, changes), above_limit=True)
+
+    def _power(
+        self, assignment: Assignment, candidate: Candidate, lack: Lack, changes: tuple[Change, ...]
+    ) -> WaitingRecord:
+        feeds = self.round.cluster.feeds
+        assert feeds is not None
+        return replace(
+            self._base(assignment, candidate, WaitCode.POWER, changes),
+            resource="watts",
+            requested=lack.asked_w,
+            free=max(0, lack.left_w),
+            limit=max(0, feeds.left[EMPTY][lack.number]),
+            holders=(),
+            domain=feeds.domains[lack.number].name,
+        )
+
     def _contended(self, assignment: Assignment, candidate: Candidate) -> WaitingRecord:
         """It could run if other jobs did not."""
         holdings, job = self.round.holdings, assignment.job
+        lack = self.round.cluster.lack(job, candidate)
+        if lack is not None:
+            changes = (
+                *self.suggestions.fewer_pods(assignment),
+                *self._other_place(assignment),
+                *self.suggestions.other_domain(assignment, lack),
+                *self.suggestions.more_watts(assignment, candidate, lack),
+            )
+            return self._power(assignment, candidate, lack, changes)
         free = self._free_m(candidate.pool)
         right = holdings.right(job.tenant, candidate.accelerator, candidate.accelerators_m)
         if free >= candidate.accelerators_m:

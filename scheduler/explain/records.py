@@ -148,11 +148,16 @@ class _Records:
         return self._queues[tenant][assignment.job.id]
 
     def _behind(self, record: WaitingRecord) -> WaitingRecord:
-        """More quota helps the first job that waits for it; to those behind it nothing is promised."""
-        if record.code not in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
+        """More quota, or more watts, help the first job that waits for them; to those behind it nothing is promised."""
+        if record.code is WaitCode.POWER:
+            row = ("", record.domain)
+        elif record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT):
+            row = (record.tenant, record.resource)
+        else:
             return record
-        row = (record.tenant, record.resource)
         if row in self._limited:
-            return replace(record, changes=tuple(c for c in record.changes if c.kind != "quota"))
+            return replace(
+                record, changes=tuple(c for c in record.changes if c.kind not in ("quota", "watts"))
+            )
         self._limited.add(row)
         return record

@@ -39,6 +39,10 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
         WaitCode.BORROW_LIMIT: f"Needs {need} {what}; the tenant holds {held} and may hold up to {limit}{above}.",
         WaitCode.CAPACITY: f"Needs {need} {what}, {free} of {limit} are free",
         WaitCode.FRAGMENTED: f"Needs {need} {what}; {free} are free, but not together on the nodes it needs",
+        WaitCode.POWER: (
+            f"Needs {need} on the power domain {record.domain}, and {free} of the {limit} that it has for jobs are "
+            f"free{above}."
+        ),
         WaitCode.FAIR_SHARE: (
             f"Needs {need} {what}, {free} of {limit} are free; the tenant holds {held} of a fair share of "
             f"{unit(record.entitled)}"
@@ -118,6 +122,8 @@ def _advice(record: WaitingRecord) -> str:
         "quota": "with a quota of {needed}",
         "priority": "with priority {needed}",
         "mode": "in mode {needed}",
+        "watts": "with {needed} W more there",
+        "domain": "on the power domain {needed} without its node selector",
     }
     starts = [
         words[c.kind].format(needed=c.needed, s="" if c.needed == "1" else "s")
@@ -128,12 +134,19 @@ def _advice(record: WaitingRecord) -> str:
 
 
 def _units(resource: str) -> _Unit:
+    if resource == "watts":
+        return watts_text
     return mib_text if resource in MEMORIES else amount_text
 
 
 def mib_text(amount_mib: int) -> str:
     """MiB with its unit."""
     return f"{amount_mib:,} MiB"
+
+
+def watts_text(watts: int) -> str:
+    """Watts with their unit."""
+    return f"{watts:,} W"
 
 
 def amount_text(amount_m: int) -> str:

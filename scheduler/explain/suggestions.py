@@ -12,6 +12,10 @@ kind must not; if that cannot be decided, nothing is suggested. The round is lef
     accelerators   per pod: the fewest in which it fits the device memory, if it     fewer fit no memory
                    finds free room with them
     cpu, memory    with what the largest node has, it finds free room             more fits on no node
+    watts          so much more in its power domain, it is the first that         one watt less: it finds no free room
+                   starts there
+    domain         it finds free room on nodes of another power domain, which     none
+                   its node selector excludes
     priority       with one more than a job of its tenant has, it preempts        the levels below do not start it
                    by right
     quota          of one row, with exactly what it needs, it is first of its     half of it must not start it
@@ -28,14 +32,17 @@ jobs that need them, and suggests to the rest nothing that would need one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import EPS, Right
+from ..model.alike import LABEL
 from ..model.plans import Change
 from ..model.snapshot import Job, Pool, Quota, Tenant
+from ..placement.feeds import Lack
 from ..search.preemption import reclaim
 from ..search.round import Round
 from ..search.start import start_waiting
@@ -58,6 +65,7 @@ class Suggestions:
         self._entitled: dict[tuple[object, ...], dict[str, float]] = {}
         self._least: dict[str, dict[str, int]] = {}
         self._rooms: dict[int, int] = {}
+        self._raised: set[int] = set()
 
     # -- the kinds of change ------------------------------------------------------------------------------
 
@@ -171,6 +179,44 @@ class Suggestions:
         ):
             return candidate, []
         return candidate, [Change("quota", amount_text(current), amount_text(needed))]
+
+    def more_watts(self, assignment: Assignment, candidate: Candidate, lack: Lack) -> list[Change]:
+        """The least that the domain must carry more, so that the job starts in its turn. Tried for one job of each
+        domain, the first: what is more for those behind it depends on what that one takes."""
+        round_, feeds = self.round, self.round.cluster.feeds
+        if feeds is None or lack.number in self._raised or len(self._raised) >= TRIES // 4:
+            return []
+        self._raised.add(lack.number)
+
+        def fits(more_w: int) -> bool:
+            with feeds.with_more(lack.number, more_w):
+                return self._fits_now(assignment.job, candidate)
+
+        if not fits(lack.short_w):
+            return []
+        more_w = 1 + bisect_left(range(1, lack.short_w), True, key=fits)
+        before = round_.mark()
+        with feeds.with_more(lack.number, more_w):
+            start_waiting(round_)
+            starts = assignment.placement is not None and not assignment.waits_for_release
+            round_.undo_to(before)
+        round_.sync_holds()
+        return [Change("watts", str(max(0, lack.left_w)), str(more_w))] if starts else []
+
+    def other_domain(self, assignment: Assignment, lack: Lack) -> list[Change]:
+        """A power domain that the job's node selector excludes, and on which it would start now."""
+        job, feeds = assignment.job, self.round.cluster.feeds
+        kept = tuple(term for term in job.node_selector if term[0] == LABEL)
+        if feeds is None or kept == job.node_selector:
+            return []
+        trial = self._trial(replace(job, node_selector=kept))
+        candidate = self._open(trial)
+        found = None if candidate is None else self.round.find(trial.job, candidate)
+        if candidate is None or found is None or self._may_be_contested(assignment, trial, candidate):
+            return []
+        own = {node.name: node.domain for node in self.round.snapshot.nodes if node.name in found[0]}
+        names = sorted({name for name in own.values() if name})
+        return [Change("domain", feeds.domains[lack.number].name, "/".join(names))] if names else []
 
     # -- trials -------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class WaitCode(StrEnum):
     CAPACITY = "InsufficientCapacity"
     NODES_CLOSED = "NodesClosed"
     FRAGMENTED = "Fragmented"
+    POWER = "InsufficientPower"
     FAIR_SHARE = "FairShare"
     PRIORITY = "LowerPriority"
     PREEMPTING = "WaitingForPreemption"
@@ -130,7 +131,8 @@ class Change:
     """The smallest change of one kind that would start the job now."""
 
     kind: str
-    """"pods", "accelerators" (per pod), "accelerator", "mode", "quota", "priority", "memory" or "cpu"."""
+    """"pods", "accelerators" (per pod), "accelerator", "mode", "quota", "priority", "memory", "cpu", "watts" (more than
+    the power domain may carry now) or "domain" (another one, which its node selector excludes)."""
     current: str
     needed: str
 
@@ -138,12 +140,12 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class WaitingRecord:
     """Why one job waits, recomputed in every round. Amounts are thousandths of an accelerator (or CPU
-    millicores, MiB when `resource` says "cpu", "memory")."""
+    millicores, MiB, watts when `resource` says "cpu", "memory", "watts")."""
 
     job: JobId
     code: WaitCode
     resource: str
-    """The accelerator key, "*", "cpu", "memory", "ephemeral-storage", or "device-memory" (per accelerator)."""
+    """The accelerator key, "*", "cpu", "memory", "ephemeral-storage", "device-memory" (per accelerator), or "watts"."""
     tenant: str = ""
     requested: int = 0
     entitled: int = 0
@@ -173,9 +175,12 @@ class WaitingRecord:
     fits_m: int = 0
     """Code `DoesNotFitAnyMode`: the fewest accelerators per pod in which it would fit; 0: none is known."""
     above_limit: bool = False
-    """Codes of quota: every way to run the job is above a limit even while its tenant holds nothing."""
+    """Codes of quota: every way to run the job is above a limit even while its tenant holds nothing. Code
+    `InsufficientPower`: it is above what the power domain carries even while no job runs."""
     reservation: Reservation | None = None
     """The place that is collected for the job, if it is first in line."""
+    domain: str = ""
+    """Code `InsufficientPower`: the power domain. `limit` is what it has for jobs, `requested` what the job adds to it."""
 
     @property
     def never(self) -> bool:
@@ -184,8 +189,9 @@ class WaitingRecord:
 
     @property
     def foreseeable(self) -> bool:
-        """Whether the ends of other jobs say when it starts; nothing says when closed nodes are opened."""
-        return not self.never and self.code is not WaitCode.NODES_CLOSED
+        """Whether forecasts can say when it starts, from the ends of other jobs. Nothing says when closed nodes are
+        opened, and forecasts do not count watts."""
+        return not self.never and self.code not in (WaitCode.NODES_CLOSED, WaitCode.POWER)
 
     def stamped(self, job: JobId, offer: float, position: int, round_: str, waited_s: float) -> WaitingRecord:
         """The record for one job of one round. (`dataclasses.replace` takes three times as long, and an event
@@ -212,6 +218,7 @@ class WaitingRecord:
             self.mode,
             self.fits_m,
             self.above_limit,
+            domain=self.domain,
         )
 
 

@@ -17,6 +17,7 @@ from busbar.scheduler import (
     PowerDomain,
     Rate,
     Snapshot,
+    WaitCode,
     applied,
     check_plan,
     plan,
@@ -157,7 +158,7 @@ def test_what_was_above_before_is_nobodys_fault_and_nothing_is_added() -> None:
     snapshot = on_feeds(cluster(*runs, job("w"), H100=1), lambda _: "rack", PowerDomain("rack", 700.0))
     result = made(snapshot)
     assert result.actions == ()
-    assert len(result.waiting) == 1
+    assert result.waiting[0].code is WaitCode.POWER
 
 
 # -- who gives way --------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def test_the_end_of_a_job_in_another_pool_frees_watts() -> None:
     waits = job("wait", accelerators=("H100",))
     both = on_feeds(cluster(runs, waits, H100=1, L4=1), lambda _: "row", PowerDomain("row", 1000.0))
     result, memo = plan(both, POLICY, NOW)
-    assert len(result.waiting) == 1
+    assert result.waiting[0].code is WaitCode.POWER
     alone = replace(both, jobs=(waits,))
     answer, _ = react(alone, result, Event.ended(NOW + 1, runs), memo)
     assert started(answer) == {"wait"}

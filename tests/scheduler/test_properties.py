@@ -63,7 +63,7 @@ from busbar.scheduler.fairness.fair_share import Claim, entitlements
 from busbar.scheduler.model.plans import NEVER
 
 from .build import NOW
-from .strategies import KINDS, peopled, snapshots
+from .strategies import KINDS, peopled, powered, snapshots
 
 POLICY = Policy(solver_seconds=None)
 T = TypeVar("T")
@@ -183,9 +183,9 @@ def test_noise_in_the_speeds_moves_no_running_job(snapshot: Snapshot, noise: lis
 
 
 @quiet
-@given(snapshots())
+@given(snapshots() | powered())
 def test_a_proposed_change_starts_the_job_and_a_smaller_one_does_not(snapshot: Snapshot) -> None:
-    """Every kind of suggested change. The smaller change is half of it, or one pod less."""
+    """Every kind of suggested change. The smaller change is half of it, or one pod or watt less."""
     snapshot, now = _settled(snapshot)
     for record in made(snapshot, now).waiting:
         for change in record.changes:
@@ -211,6 +211,8 @@ def _less(change: Change) -> str | None:
         return str(less) if less > int(change.current) else None
     if change.kind == "quota":
         return str((float(change.current) + float(change.needed)) / 2)
+    if change.kind == "watts":
+        return str(int(change.needed) - 1)
     if change.kind in ("cpu", "memory"):
         return str((int(change.current) + int(change.needed)) // 2)
     return None
@@ -235,6 +237,12 @@ def _starts(snapshot: Snapshot, now: float, record: WaitingRecord, kind: str, ne
     changed = replace(snapshot, jobs=tuple(job if j.id == job.id else j for j in snapshot.jobs))
     if kind == "quota":
         changed = replace(changed, tenants=_raised(changed, record.tenant, record.resource, needed))
+    if kind == "watts":
+        domains = tuple(
+            replace(each, usable_w=each.usable_w + int(needed) * (each.name == record.domain))
+            for each in changed.domains
+        )
+        changed = replace(changed, domains=domains)
     return any(
         action.job == job.id and action.kind is ActionKind.START for action in made(changed, now).actions
     )
