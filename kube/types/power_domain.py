@@ -56,7 +56,8 @@ class PowerDomainSpec(SpecModel):
         default=Policy.OBSERVE,
         description="Of the nodes that hang on this domain itself. Observe: measure, and limit nothing. Static: limit "
         "the boards by equal leases. Lease: by leases that go where they save the most work. The budget binds the "
-        "leases of all domains below, whatever the policy.",
+        "leases of all domains below, whatever the policy. With Static and Lease, jobs on this domain and on those below "
+        "wait while it does not carry what they draw.",
     )
     host_watts: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
         default=None,

@@ -8,8 +8,8 @@ What such a job uses is counted once, through its ``run``. A pod of ours whose o
 the tenant of its namespace, until it is deleted (pods/orphans.py). The requests of every other pod that is bound
 to a node are subtracted from that node's capacity.
 
-Each kind translates itself: training/claim.py, serving/claims.py, pods/foreign_pods.py, pods/orphans.py and
-pools/capacities.py. This module only composes their results.
+Each kind translates itself: training/claim.py, serving/claims.py, pods/foreign_pods.py, pods/orphans.py,
+pools/capacities.py and scheduling/power_domains.py. This module only composes their results.
 
 Of tenants whose budget is spent there is only what runs and what must.
 
@@ -39,16 +39,18 @@ from busbar.operator.pools.capacities import Capacities, Use
 from busbar.operator.pools.nodes import scheduler_pool
 from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of
 from busbar.operator.queue.controller import Item
+from busbar.operator.scheduling.power_domains import PowerDomains
 from busbar.operator.serving import claims as serving
 from busbar.operator.training import claim as training
 from busbar.operator.watch.caches import tenant_of_namespace
 from busbar.operator.watch.projections import Pod
-from busbar.scheduler import Job, JobId, PerformanceTable, Pool, Reservation, Snapshot
+from busbar.scheduler import Job, JobId, Node, PerformanceTable, Pool, PowerDomain, Reservation, Snapshot
 from busbar.scheduler import Tenant as STenant
 
 JOB, SERVICE, POD, NODE = "TrainingJob", "ModelService", "Pod", "Node"
 POOL, TENANT, PROFILE = "AcceleratorPool", "Tenant", "PerformanceProfile"
-KINDS = frozenset({JOB, SERVICE, POD, NODE, POOL, TENANT, PROFILE})
+DOMAIN = "PowerDomain"
+KINDS = frozenset({JOB, SERVICE, POD, NODE, POOL, TENANT, PROFILE, DOMAIN})
 """A snapshot depends on these, and on no others."""
 FEW = 32
 """As many new or gone jobs are put in order one by one; more are sorted."""
@@ -68,6 +70,8 @@ class SnapshotBuilder:
         self._serving: dict[Key, set[Key]] = {}
         """By job: the services that serve its output."""
         self._places = Capacities()
+        self._feeds = PowerDomains()
+        self._feeds_changed = True
         self._tenant_of: dict[str, str] = {}
         self._spent: frozenset[str] = frozenset()
         """Tenants of which nothing more is started than what must be: their budget is spent."""
@@ -110,9 +114,13 @@ class SnapshotBuilder:
             for node in (old, obj):
                 self._stale.update(Item(POD, pod.key) for pod in self._places.pods_at(node))
             self._places.set_node(key.name, obj)
+            self._feeds_changed = True
         elif kind in (JOB, SERVICE):
             self._owner_changed(kind, key, old, obj)
+        elif kind == DOMAIN:
+            self._feeds_changed = self._feeds_changed or _spec(old) != _spec(obj)
         else:
+            self._feeds_changed = self._feeds_changed or kind == POOL
             self._changed.add(kind)
             self._unlearned = self._unlearned or _terms(kind, old) != _terms(kind, obj)
 
@@ -171,15 +179,17 @@ class SnapshotBuilder:
         if full or self._unlearned:
             self._table, self._unlearned = self._learned(), False
         tenants = self._tenants_at(now, full=full)
+        domains, nodes = self._hung_on_feeds()
         self._changed.clear()
         ids, jobs = self._order, self._jobs
         self._made = Snapshot(
             pools=self._pools,
-            nodes=self._places.nodes(),
+            nodes=nodes,
             tenants=tenants,
             jobs=tuple([jobs[name] for name in ids]),
             reservations=self._reservations(),
             table=self._table,
+            domains=domains,
         )
         return self._made
 
@@ -251,6 +261,12 @@ class SnapshotBuilder:
             for kind in (JOB, SERVICE, POD):
                 keys = self._objects[kind]
                 self._stale.update(Item(kind, key) for key in keys if self.tenant_of(key.namespace) in turned)
+
+    def _hung_on_feeds(self) -> tuple[tuple[PowerDomain, ...], tuple[Node, ...]]:
+        domains = tuple(self._objects[DOMAIN].values())
+        seen = {key.name: node for key, node in self._objects[NODE].items()} if domains else {}
+        changed, self._feeds_changed = self._feeds_changed, False
+        return self._feeds.follow(domains, seen, self._places.nodes(), self._places.pools, changed=changed)
 
     def _follow_claims(self, now: datetime) -> None:
         """Makes the claims of stale objects again, and then says of each pod concerned who accounts for it."""
@@ -396,6 +412,10 @@ def _terms(kind: str, obj: Any) -> object:
     if obj is None or kind == PROFILE:
         return obj
     return obj.metadata.uid, obj.metadata.generation
+
+
+def _spec(obj: Any) -> object:
+    return None if obj is None else obj.spec
 
 
 def _selects(pool: AcceleratorPool) -> object:

@@ -11,10 +11,18 @@ from datetime import datetime
 from typing import Any
 
 from busbar.kube.informer import Key
-from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
+from busbar.kube.types import (
+    AcceleratorPool,
+    ModelService,
+    PerformanceProfile,
+    PowerDomain,
+    Tenant,
+    TrainingJob,
+)
 from busbar.operator.accounting.usage import HALF_LIFE_S
 from busbar.operator.profiles.table import knows
 from busbar.operator.scheduling.builder import (
+    DOMAIN,
     JOB,
     NODE,
     POD,
@@ -46,6 +54,7 @@ class ClusterObjects:
     nodes: tuple[Node, ...] = ()
     pods: tuple[Pod, ...] = ()
     profiles: tuple[PerformanceProfile, ...] = ()
+    domains: tuple[PowerDomain, ...] = ()
 
     @classmethod
     def of(cls, caches: Caches) -> ClusterObjects:
@@ -57,6 +66,7 @@ class ClusterObjects:
             tuple(caches.nodes.items.values()),
             tuple(caches.pods.items.values()),
             tuple(caches.profiles.items.values()),
+            tuple(caches.power_domains.items.values()),
         )
 
     def all(self) -> Iterator[tuple[str, Key, Any]]:
@@ -67,6 +77,7 @@ class ClusterObjects:
             yield NODE, Key("", node.name), node
         of_kind = {
             JOB: self.jobs, SERVICE: self.services, POOL: self.pools, TENANT: self.tenants, PROFILE: self.profiles,
+            DOMAIN: self.domains,
         }  # fmt: skip
         for kind, objects in of_kind.items():
             for obj in objects:

@@ -19,7 +19,7 @@ def matters(kind: str, old: Any, new: Any) -> bool:
         return _job_matters(old, new)
     if kind == "ModelService":
         return _service_facts(old) != _service_facts(new)
-    if kind in ("AcceleratorPool", "Tenant", "PerformanceProfile"):
+    if kind in ("AcceleratorPool", "Tenant", "PerformanceProfile", "PowerDomain"):
         return bool(old.metadata.generation != new.metadata.generation)
     return kind == "Node"
 

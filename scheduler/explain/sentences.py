@@ -122,11 +122,14 @@ def _advice(record: WaitingRecord) -> str:
         "quota": "with a quota of {needed}",
         "priority": "with priority {needed}",
         "mode": "in mode {needed}",
-        "watts": "with {needed} W more there",
+        "watts": "with {needed} more there",
         "domain": "on the power domain {needed} without its node selector",
     }
     starts = [
-        words[c.kind].format(needed=c.needed, s="" if c.needed == "1" else "s")
+        words[c.kind].format(
+            needed=watts_text(int(c.needed)) if c.kind == "watts" else c.needed,
+            s="" if c.needed == "1" else "s",
+        )
         for c in record.changes
         if c.kind in words
     ]

@@ -21,12 +21,13 @@ from tests.operator.builders import (
     service,
     tenant,
 )
+from tests.operator.power.parts import domain
 
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.operator.pools.nodes import DISCOVERED
 from busbar.operator.queue.controller import Item
-from busbar.operator.scheduling.builder import JOB, NODE, POD, POOL, SERVICE, TENANT, SnapshotBuilder
+from busbar.operator.scheduling.builder import DOMAIN, JOB, NODE, POD, POOL, SERVICE, TENANT, SnapshotBuilder
 from busbar.operator.scheduling.snapshot import ClusterObjects, build, builder_of
 from busbar.operator.watch.projections import HOSTNAME, Node, Pod, Requests
 from busbar.scheduler import JobId
@@ -104,12 +105,18 @@ TENANTS = [
     tenant("team", ["team"], quota=[{"accelerator": "cpu", "guaranteed": 2}]),
     tenant("team", ["team"], budgets=[{"period": "month", "cost": 0, "enforcement": "StopAdmitting"}]),
 ]
+DOMAINS = [
+    None,
+    domain("feed", 5000.0, None, "Static", 500.0, pool="cpu"),
+    domain("feed", 5000.0, None, "Lease", 100.0, **{HOSTNAME: "host-1"}),
+    domain("feed", 5000.0, pool="cpu"),
+]
 
 
 @st.composite
 def changes(draw: st.DrawFn) -> Change:
     """One object that appears, changes or goes."""
-    kind = draw(st.sampled_from([JOB, JOB, SERVICE, POD, POD, POD, NODE, POOL, TENANT]))
+    kind = draw(st.sampled_from([JOB, JOB, SERVICE, POD, POD, POD, NODE, POOL, TENANT, DOMAIN]))
     slot = draw(st.integers(0, 1))
     if kind == POD:
         made: Pod | None = draw(st.sampled_from(PODS))
@@ -122,6 +129,8 @@ def changes(draw: st.DrawFn) -> Change:
         return kind, Key("team", "a"), draw(st.sampled_from(JOBS))
     if kind == SERVICE:
         return kind, Key("team", "web"), draw(st.sampled_from(SERVICES))
+    if kind == DOMAIN:
+        return kind, Key("", "feed"), draw(st.sampled_from(DOMAINS))
     if kind == TENANT:
         return kind, Key("", "team"), draw(st.sampled_from(TENANTS))
     if slot:
@@ -131,11 +140,13 @@ def changes(draw: st.DrawFn) -> Change:
 
 def objects(there: dict[tuple[str, Key], Any]) -> ClusterObjects:
     of_kind = {
-        kind: tuple(o for (k, _), o in there.items() if k == kind) for kind in (JOB, SERVICE, POD, NODE)
+        kind: tuple(o for (k, _), o in there.items() if k == kind)
+        for kind in (JOB, SERVICE, POD, NODE, DOMAIN)
     }
     return ClusterObjects(
         of_kind[JOB], of_kind[SERVICE], tuple(o for (k, _), o in there.items() if k == POOL),
         tuple(o for (k, _), o in there.items() if k == TENANT), of_kind[NODE], of_kind[POD],
+        domains=of_kind[DOMAIN],
     )  # fmt: skip
 
 
@@ -166,6 +177,7 @@ def _same(builder: SnapshotBuilder, seen: ClusterObjects, now: datetime, *, full
     made, fresh = builder.snapshot(now, full=full), builder_of(seen)
     expected = fresh.snapshot(now)
     assert (made.pools, made.nodes, made.jobs) == (expected.pools, expected.nodes, expected.jobs)
+    assert made.domains == expected.domains
     assert made.reservations == expected.reservations
     assert builder.remarks() == fresh.remarks()
     assert set(builder.waiting()) == set(fresh.waiting())
