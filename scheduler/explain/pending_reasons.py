@@ -100,9 +100,9 @@ class PendingReasons:
         ):
             return self._too_small(assignment, self._nearest(job, rows))
         open_ = [row for row in rows if not self._refused(job.tenant, row.candidate)]
-        for row in open_ if self.round.cluster.feeds is not None else ():
-            if self._unpowered(job, row.candidate) >= row.candidate.pods:
-                return self._never_carried(assignment, row.candidate)
+        uncarried = self._uncarried(job, open_)
+        if uncarried is not None:
+            return self._never_carried(assignment, uncarried)
         return self._closed(assignment, open_) if open_ else self._quota(assignment)
 
     def _without_others(self, job: Job, rows: list[RankedCandidate]) -> Candidate | None:
@@ -283,21 +283,36 @@ class PendingReasons:
     def _other_place(self, assignment: Assignment) -> tuple[Change, ...]:
         return (*self.suggestions.other_accelerator(assignment), *self.suggestions.other_mode(assignment))
 
-    def _unpowered(self, job: Job, candidate: Candidate, closed: bool = False) -> int:
+    def _unpowered(self, job: Job, candidate: Candidate, closed: bool) -> int:
         """Pods that would fit if none of our jobs ran and watts did not count."""
         return self.round.pods_if_empty(job, replace(candidate, draw_w=0), closed)
 
+    def _uncarried(self, job: Job, rows: list[RankedCandidate]) -> Candidate | None:
+        """The first candidate that would fit if none of our jobs ran, all nodes were open and watts did not count; None:
+        there is none, or one would fit although they count."""
+        if self.round.cluster.feeds is None or any(
+            self.round.pods_if_empty(job, row.candidate, closed=True) >= row.candidate.pods for row in rows
+        ):
+            return None
+        fitting = (
+            row.candidate
+            for row in rows
+            if self._unpowered(job, row.candidate, closed=True) >= row.candidate.pods
+        )
+        return next(fitting, None)
+
     def _never_carried(self, assignment: Assignment, candidate: Candidate) -> WaitingRecord:
-        """It would fit if none of our jobs ran, and its power domain does not carry it even then."""
-        feeds = self.round.cluster.feeds
-        nodes = self.round.cluster.pools[candidate.pool]
+        """Its power domains do not carry it even if none of our jobs runs: reports one that comes nearest to it."""
+        feeds, nodes = self.round.cluster.feeds, self.round.cluster.pools[candidate.pool]
         assert feeds is not None
+        whole_w = candidate.pods * candidate.draw_w
         groups = nodes.by_headroom(nodes.selected_nodes(assignment.job), EMPTY)
         places = (candidate.placed((nodes.nodes[min(own)].name,)) for own in groups)
-        lack = next(found for place in places if (found := feeds.lack(place, candidate.draw_w, EMPTY)))
-        whole = replace(lack, asked_w=candidate.pods * candidate.draw_w)
+        lacks = (feeds.lack(place, candidate.draw_w, EMPTY) for place in places)
+        found = [replace(lack, asked_w=whole_w) for lack in lacks if lack is not None]
+        lack = min(found, key=lambda lack: (lack.short_w <= 0, lack.short_w, lack.number))
         changes = (*self.suggestions.fewer_pods(assignment), *self._other_place(assignment))
-        return replace(self._power(assignment, candidate, whole, changes), above_limit=True)
+        return replace(self._power(assignment, candidate, lack, changes), above_limit=True)
 
     def _power(
         self, assignment: Assignment, candidate: Candidate, lack: Lack, changes: tuple[Change, ...]

@@ -3,6 +3,7 @@
     property                                            test (here, where no file is named)
     capacity and quota are never exceeded, no gang      test_every_plan_is_allowed;
       is half placed                                    test_slow_releases_do_not_stop_a_job_twice_within_its_minimum_runtime
+    no power domain carries more by a plan              test_power.py, test_react.py: test_the_same_where_watts_are_short
     input order changes nothing                         test_the_order_of_the_snapshots_items_changes_nothing
     process and hash seed change nothing                test_the_hash_seed_changes_nothing
     planning again gives no actions                     test_planning_again_gives_no_actions;

@@ -32,7 +32,7 @@ from busbar.scheduler.model.snapshot import Delta
 
 from .build import NOW, cluster, job, nodes, placed, tenant
 from .strategies import jobs as any_job
-from .strategies import snapshots
+from .strategies import powered, snapshots
 
 POLICY = Policy(solver_seconds=None)
 quiet = settings(
@@ -45,9 +45,8 @@ def changes(draw: st.DrawFn, snapshot: Snapshot, number: int, now: float) -> Sna
     """The snapshot after something happened to it."""
     running = [j for j in snapshot.jobs if j.run is not None and not j.run.releasing]
     releasing = [j for j in snapshot.jobs if j.run is not None and j.run.releasing]
-    kind = draw(
-        st.sampled_from(("arrive", "end", "stop", "release", "node", "back", "speed", "quota", "saved"))
-    )
+    kinds = ("arrive", "end", "stop", "release", "node", "back", "speed", "quota", "saved")
+    kind = draw(st.sampled_from((*kinds, "watts", "hangs") if snapshot.domains else kinds))
     if kind == "arrive" or not running:
         fresh = replace(draw(any_job(50 + number)), submitted_at_s=now)
         return updated(snapshot, Delta(jobs=(fresh,)))
@@ -69,6 +68,15 @@ def changes(draw: st.DrawFn, snapshot: Snapshot, number: int, now: float) -> Sna
     if kind == "quota":
         who = draw(st.sampled_from(snapshot.tenants))
         return updated(snapshot, Delta(tenants=(replace(who, weight=2 * who.weight, quotas=()),)))
+    if kind == "watts":
+        one_feed = draw(st.integers(0, len(snapshot.domains) - 1))
+        usable_w = draw(st.sampled_from((0.0, 800.0, 4000.0)))
+        domains = list(snapshot.domains)
+        domains[one_feed] = replace(domains[one_feed], usable_w=usable_w)
+        return updated(snapshot, Delta(domains=tuple(domains)))
+    if kind == "hangs":
+        node, domain = draw(st.sampled_from(snapshot.nodes)), draw(st.sampled_from(("", "hall", "rack")))
+        return updated(snapshot, Delta(nodes=(replace(node, domain=domain),)))
     if kind == "saved":
         return updated(snapshot, Delta(jobs=(replace(one, run=replace(one.run, saved_at_s=now)),)))
     return updated(snapshot, Delta(gone_jobs=(one.id,)))
@@ -96,6 +104,18 @@ def _partly(snapshot: Snapshot, made: Plan, now: float, slow: bool) -> Snapshot:
 def test_a_memo_changes_nothing_and_every_answer_is_allowed(
     data: st.DataObject, snapshot: Snapshot, slow: bool, carried_out: bool
 ) -> None:
+    _follows(data, snapshot, slow, carried_out)
+
+
+@settings(quiet, max_examples=40)
+@given(st.data(), powered(), st.booleans(), st.booleans())
+def test_the_same_where_watts_are_short(
+    data: st.DataObject, snapshot: Snapshot, slow: bool, carried_out: bool
+) -> None:
+    _follows(data, snapshot, slow, carried_out)
+
+
+def _follows(data: st.DataObject, snapshot: Snapshot, slow: bool, carried_out: bool) -> None:
     made, memo = plan(snapshot, POLICY, NOW)
     first = memo
     now = NOW

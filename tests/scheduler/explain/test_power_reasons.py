@@ -100,3 +100,14 @@ def test_a_job_that_lacks_room_as_well_waits_for_room() -> None:
     runs = job("run", on=placed("H100", "H100-0000", size=8), size=8)
     record = waits(on_feeds(cluster(runs, job("w"), H100=1), PowerDomain("row", 5600.0)))["w"]
     assert record.code is WaitCode.CAPACITY
+
+
+def test_a_job_for_which_nodes_are_closed_and_watts_too_few_is_told_of_the_watts() -> None:
+    snapshot = on_feeds(cluster(job("w", size=2), H100=1), PowerDomain("row", 1000.0))
+    closed = replace(
+        snapshot, nodes=tuple(replace(node, ready=False, cordoned=True) for node in snapshot.nodes)
+    )
+    record = waits(closed)["w"]
+    assert (record.code, record.never) == (WaitCode.POWER, True)
+    enough = waits(replace(closed, domains=(PowerDomain("row", 1400.0),)))["w"]
+    assert enough.code is WaitCode.NODES_CLOSED
