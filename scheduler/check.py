@@ -225,53 +225,62 @@ def _power(
     limiting = [domain for domain in snapshot.domains if domain.limits]
     if not limiting:
         return []
+    watts = _Watts(snapshot)
+    runs = {key: None if job.run is None else job.run.placement for key, job in jobs.items()}
     early = {
         str(action.job): action.to for action in plan.actions if action.to is not None and not action.after
     }
-    parents = {domain.name: domain.parent for domain in snapshot.domains}
-    table = TableView(snapshot.table)
-    kinds = {pool.name: pool for pool in snapshot.pools}
-    inside: dict[str, set[str]] = {domain.name: set() for domain in snapshot.domains}
-    reserved = dict.fromkeys(inside, 0.0)
-    for node in snapshot.nodes:
-        at = node.domain
-        pool = kinds[node.pool]
-        idle = 0.0 if pool.resource_name == "cpu" else table.idle_watts(pool.accelerator)
-        while at:
-            inside[at].add(node.name)
-            reserved[at] += math.ceil(idle * node.capacity.accelerators_m / 1000)
-            at = parents[at]
-    for domain in snapshot.domains:
-        at = domain.name
-        while at:
-            reserved[at] += domain.reserved_w
-            at = parents[at]
-
-    def drawn(key: str, placement: Placement | None, names: set[str]) -> int:
-        if placement is None:
-            return 0
-        pool = kinds.get(placement.pool)
-        if pool is not None and pool.resource_name == "cpu":
-            return 0
-        job, kind = jobs[key], placement.accelerator
-        found = table.estimate(job.workload_class, kind, placement.mode, placement.accelerators_m, job.tenant)
-        watts = table.nameplate_watts(kind) if found is None else found.watts
-        each = placement.per_pod.accelerators_m * max(0.0, watts - table.idle_watts(kind)) / 1000
-        return math.ceil(each) * sum(name in names for name in placement.nodes)
-
     wrong = []
-    runs = {key: None if job.run is None else job.run.placement for key, job in jobs.items()}
     for domain in limiting:
-        names, most = inside[domain.name], math.floor(domain.usable_w - reserved[domain.name])
-        before = {key: drawn(key, runs[key], names) for key in jobs}
-        first = sum(max(before[key], drawn(key, early.get(key), names)) for key in jobs)
-        last = sum(drawn(key, after.get(key), names) for key in jobs if key not in leaving)
-        stays = sum(watts for key, watts in before.items() if key not in leaving)
+        most = math.floor(domain.usable_w - watts.reserved[domain.name])
+        before = {key: watts.drawn(jobs[key], runs[key], domain.name) for key in jobs}
+        first = sum(max(before[key], watts.drawn(jobs[key], early.get(key), domain.name)) for key in jobs)
+        last = sum(watts.drawn(jobs[key], after.get(key), domain.name) for key in jobs if key not in leaving)
+        stays = sum(amount for key, amount in before.items() if key not in leaving)
         if first > most and first > sum(before.values()):
             wrong.append(f"power domain {domain.name}: {first} W before anybody has left, on {most}")
         if last > most and last > stays:
             wrong.append(f"power domain {domain.name}: {last} W on {most}")
     return wrong
+
+
+class _Watts:
+    """What is counted on the power domains of a snapshot, each with those below it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.table = TableView(snapshot.table)
+        self.pools = {pool.name: pool for pool in snapshot.pools}
+        self.inside: dict[str, set[str]] = {domain.name: set() for domain in snapshot.domains}
+        """Names of the nodes."""
+        self.reserved = dict.fromkeys(self.inside, 0.0)
+        """For what is not ours, and for idle accelerators."""
+        parents = {domain.name: domain.parent for domain in snapshot.domains}
+        for domain in snapshot.domains:
+            at = domain.name
+            while at:
+                self.reserved[at] += domain.reserved_w
+                at = parents[at]
+        for node in snapshot.nodes:
+            pool, at = self.pools[node.pool], node.domain
+            idle = 0.0 if pool.resource_name == "cpu" else self.table.idle_watts(pool.accelerator)
+            while at:
+                self.inside[at].add(node.name)
+                self.reserved[at] += math.ceil(idle * node.capacity.accelerators_m / 1000)
+                at = parents[at]
+
+    def drawn(self, job: Job, placement: Placement | None, domain: str) -> int:
+        """What a job adds to a domain with this placement."""
+        if placement is None:
+            return 0
+        pods = sum(name in self.inside[domain] for name in placement.nodes)
+        pool, kind = self.pools.get(placement.pool), placement.accelerator
+        if not pods or (pool is not None and pool.resource_name == "cpu"):
+            return 0
+        size_m = placement.per_pod.accelerators_m * len(placement.nodes)
+        found = self.table.estimate(job.workload_class, kind, placement.mode, size_m, job.tenant)
+        each = self.table.nameplate_watts(kind) if found is None else found.watts
+        more = max(0.0, each - self.table.idle_watts(kind))
+        return pods * math.ceil(placement.per_pod.accelerators_m * more / 1000)
 
 
 def _order(snapshot: Snapshot, plan: Plan, before: Mapping[str, Placement]) -> list[str]:
