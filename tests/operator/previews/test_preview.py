@@ -31,7 +31,23 @@ from busbar.operator.previews.preview import (
 from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
 from busbar.operator.watch.projections import Node
-from busbar.scheduler import Finished, JobId, Placement, Policy, Quota, Resources, Run, Snapshot
+from busbar.scheduler import (
+    Finished,
+    JobId,
+    PerformanceTable,
+    Placement,
+    Policy,
+    Pool,
+    PowerDomain,
+    Quota,
+    Rate,
+    Resources,
+    Run,
+    Snapshot,
+)
+from busbar.scheduler import (
+    Node as SNode,
+)
 
 NODES = tuple(
     Node(f"node-{i}", (("busbar.dev/pool", "cpu"),), (), 8000, 65536, 100_000, (), True) for i in range(2)
@@ -108,6 +124,25 @@ def test_a_draft_that_only_cordoned_nodes_would_hold_is_told_of_the_cordon() -> 
     assert (found.possible, found.code) == (True, "NodesClosed")
     assert "2 nodes that could hold its pods are cordoned" in found.reason
     assert found.when == "Not before closed nodes are opened"
+
+
+def test_a_draft_that_lacks_watts_is_told_of_the_power_domain() -> None:
+    question = asked(job("draft"))
+    [own] = question.snapshot.jobs
+    own = replace(own, accelerators=(), per_pod=Resources(1000))
+    place = Placement("gpus", "H100", "resident", ("n",), Resources(1000))
+    short = replace(
+        question.snapshot,
+        pools=(Pool("gpus", "H100"),),
+        nodes=(SNode("n", "gpus", Resources(8000), domain="rack"),),
+        domains=(PowerDomain("rack", 1000.0),),
+        table=PerformanceTable(rates=(Rate("H100", watts=700.0),)),
+        jobs=(own, replace(own, id=JobId("other"), name="other", run=Run(place, 0.0))),
+    )
+    found = answer(replace(question, base=short))
+    assert (found.possible, found.starts_now, found.code) == (True, False, "InsufficientPower")
+    assert "300 W of the 1,000 W" in found.reason
+    assert found.when == "When other jobs on its power domain have ended, or its budget is raised"
 
 
 def test_a_service_that_may_sleep_says_what_wakes_it() -> None:
