@@ -232,7 +232,7 @@ def _power(
     }
     wrong = []
     for domain in limiting:
-        most = math.floor(domain.usable_w - watts.reserved[domain.name])
+        most = math.floor(domain.usable_w - math.fsum(watts.reserved[domain.name])) - watts.idle[domain.name]
         before = {key: watts.drawn(jobs[key], runs[key], domain.name) for key in jobs}
         first = sum(max(before[key], watts.drawn(jobs[key], early.get(key), domain.name)) for key in jobs)
         last = sum(watts.drawn(jobs[key], after.get(key), domain.name) for key in jobs if key not in leaving)
@@ -252,20 +252,22 @@ class _Watts:
         self.pools = {pool.name: pool for pool in snapshot.pools}
         self.inside: dict[str, set[str]] = {domain.name: set() for domain in snapshot.domains}
         """Names of the nodes."""
-        self.reserved = dict.fromkeys(self.inside, 0.0)
-        """For what is not ours, and for idle accelerators."""
+        self.reserved: dict[str, list[float]] = {domain.name: [] for domain in snapshot.domains}
+        """For what is not ours."""
+        self.idle = dict.fromkeys(self.inside, 0)
+        """Of all accelerators, were they idle."""
         parents = {domain.name: domain.parent for domain in snapshot.domains}
         for domain in snapshot.domains:
             at = domain.name
             while at:
-                self.reserved[at] += domain.reserved_w
+                self.reserved[at].append(domain.reserved_w)
                 at = parents[at]
         for node in snapshot.nodes:
             pool, at = self.pools[node.pool], node.domain
             idle = 0.0 if pool.resource_name == "cpu" else self.table.idle_watts(pool.accelerator)
             while at:
                 self.inside[at].add(node.name)
-                self.reserved[at] += math.ceil(idle * node.capacity.accelerators_m / 1000)
+                self.idle[at] += math.ceil(idle * node.capacity.accelerators_m / 1000)
                 at = parents[at]
 
     def drawn(self, job: Job, placement: Placement | None, domain: str) -> int:

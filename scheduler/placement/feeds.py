@@ -50,10 +50,14 @@ class Feeds:
         numbers = {domain.name: number for number, domain in enumerate(self.domains)}
         above = {name: _above(name, by_name) for name in by_name}
         limiting = {name: tuple(numbers[one] for one in above[name] if one in numbers) for name in by_name}
-        empty = [domain.usable_w for domain in self.domains]
+        reserved: list[list[float]] = [[] for _ in self.domains]
         for name, domain in by_name.items():
             for number in limiting[name]:
-                empty[number] -= domain.reserved_w
+                reserved[number].append(domain.reserved_w)
+        whole = [
+            math.floor(domain.usable_w - math.fsum(watts))
+            for domain, watts in zip(self.domains, reserved, strict=True)
+        ]
         kinds = {pool.name: pool.accelerator for pool in snapshot.pools if not pool.is_cpu}
         self.chains: dict[str, Chain] = {}
         """By node, of those that hang on a limiting domain."""
@@ -62,8 +66,7 @@ class Feeds:
                 self.chains[node.name] = limiting[node.domain]
                 idle_w = table.idle_watts(kinds.get(node.pool, "")) * node.capacity.accelerators_m / 1000
                 for number in limiting[node.domain]:
-                    empty[number] -= math.ceil(idle_w)
-        whole = [math.floor(watts) for watts in empty]
+                    whole[number] -= math.ceil(idle_w)
         self.left = (whole.copy(), whole.copy(), whole)
         self._at_start: tuple[list[int], list[int]] = (whole.copy(), whole.copy())
 
@@ -129,7 +132,7 @@ class Feeds:
         return not placement.watts or not self.missing(placement, when)
 
     def short_at_start(self, placement: Placement, already: dict[str, list[int]]) -> list[str]:
-        """The domains, by `key_of`, that could not carry this placement when the round began; as
+        """The domains, by `keys_of`, that could not carry this placement when the round began; as
         `PoolNodes.short`, `already` is what earlier placements take, and this one is added to it."""
         left = self._at_start[NOW]
         asked = self._watts(placement) if placement.watts else {}

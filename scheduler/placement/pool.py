@@ -109,11 +109,10 @@ class PoolNodes:
         self._empty.clear()
         if feeds is not None:
             self._chains = [feeds.chains.get(node.name, ()) for node in self.nodes]
-            numbers = range(len(self.nodes))
-            self._by_chain = {
-                chain: frozenset(i for i in numbers if self._chains[i] == chain)
-                for chain in set(self._chains)
-            }
+            groups: dict[Chain, list[int]] = {}
+            for i, chain in enumerate(self._chains):
+                groups.setdefault(chain, []).append(i)
+            self._by_chain = {chain: frozenset(own) for chain, own in groups.items()}
 
     @property
     def limiting(self) -> frozenset[int]:
