@@ -88,7 +88,8 @@ def _room(round_: Round, assignment: Assignment, held: Placement) -> Counter[str
     """Pods of the job that fit on its own nodes, those that stay included."""
     nodes = round_.cluster.pools[held.pool]
     ask = request(held.per_pod, nodes.pool.is_cpu)
-    own = Counter(() if assignment.placement is None else assignment.placement.nodes)
+    place = assignment.placement
+    own = Counter(() if place is None else (name for name in place.nodes if name in nodes.index))
     counts = Counter(held.nodes)
     more = [
         (i, min(counts[name] - own[name], nodes.room(i, ask, later=False)))
