@@ -65,7 +65,7 @@ def rows(data: Path, loads: Iterable[float] = LOADS, seeds: Iterable[int] = SEED
     def parts() -> Iterator[tuple[float, list[dict[str, Any]]]]:
         for number, (load, seed) in enumerate(cases, 1):
             trace = loaded(gavel_throughputs(table), seed, load)
-            yield number / len(cases), kept(place / f"{load}-{seed}", _part(trace, load, seed))
+            yield number / len(cases), kept(place / f"{round(100 * load)}-{seed}", _part(trace, load, seed))
 
     return [row for part in shown("contended", parts()) for row in part]
 
