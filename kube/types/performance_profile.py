@@ -144,7 +144,10 @@ class ProfileCell(StatusModel):
         description="Largest device memory per accelerator that jobs have used; if above the planned, plans ask for it.",
     )
     host_memory_gib: Amount | None = Field(default=None, description="Host memory per pod.")
-    watts: Amount | None = Field(default=None, description="Watts of one accelerator.")
+    watts: Amount | None = Field(
+        default=None,
+        description="Watts of one accelerator: stated, as the nodes' meters measured them, or the nameplate.",
+    )
     source: CellSource = Field(
         description="Stated by people, Prior: a formula, Ratio: from other cells, Measured."
     )
@@ -177,6 +180,7 @@ class Evidence(StatusModel):
     verified: bool = Field(default=False, description="Verified against data that a tenant cannot forge.")
     fault: CamelReason | None = Field(default=None, description="Why they are rejected.")
     memory_mib: Count | None = Field(default=None, description="Largest device memory of one of them.")
+    watts: Amount | None = Field(default=None, description="What one accelerator drew, where meters said so.")
 
 
 class TenantConduct(StatusModel):

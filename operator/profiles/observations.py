@@ -244,6 +244,7 @@ def _record(name: str, each: Evidence, names: Mapping[str, str]) -> Record:
         verified=each.verified,
         fault=each.fault or "",
         memory_mib=each.memory_mib or 0,
+        watts=each.watts or 0.0,
     )
 
 
@@ -267,6 +268,7 @@ def evidence_of(record: Record, keys: Mapping[str, str]) -> Evidence:
         verified=record.verified,
         fault=record.fault or None,
         memory_mib=record.memory_mib or None,
+        watts=record.watts or None,
     )
 
 

@@ -217,6 +217,7 @@ def _differs(old: ProfileCell, new: ProfileCell) -> bool:
     return (
         _apart(old.tokens_per_second, new.tokens_per_second) > STEADY / 2
         or _apart(old.measured_memory_gib, new.measured_memory_gib) > NARROWER
+        or _apart(old.watts, new.watts) > NARROWER
         or _apart(old.low, new.low) > NARROWER
         or _apart(old.high, new.high) > NARROWER
     )

@@ -7,6 +7,9 @@ its job has succeeded in one attempt and the operator's own clock agrees: steps 
 pods and the end. A job that is too short for that proves nothing. Tenants whose jobs fail this comparison are no
 longer believed (``Conduct``). Only runs of the platform's own engine are shared between tenants
 (``SpeedReport.image_verified``).
+
+With the speed goes what an accelerator drew on average, where the energy ledger has charged the job: from the nodes'
+meters, never from the job.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from datetime import datetime, timedelta
 
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobStatus, TrainingPhase
+from busbar.scheduler.fit import accelerator
 from busbar.scheduler.model.table import Record
 from busbar.scheduler.performance.reports import NOISE, SIGMAS, SLACK
 
@@ -25,7 +29,9 @@ CHECKED_FROM_S = 600.0
 BESIDES_S = 300.0
 """Time that a run may spend on preparation and evaluation."""
 GRID = 0.05
-"""Speeds are read in steps of this much, relatively: a poll that says nearly the same changes nothing."""
+"""Speeds and watts are read in steps of this much, relatively: a poll that says nearly the same changes nothing."""
+MOST_WATTS = 1.5
+"""Times the nameplate; a job that was charged with more was not alone on its boards."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +77,27 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
         squares=1.0,
         log_mean=round(math.log(speed) / GRID) * GRID,
         memory_mib=(status.memory.peak_device_mib or 0) if status.memory is not None else 0,
+        watts=_watts(status, place.accelerator),
     )
     ended = status.completion_time if status.phase in TERMINAL_PHASES else None
     verified = place.image is not None and place.image.verified
     return SpeedReport(
         run_of(job), record, ended, verified, _agrees(status, math.exp(record.log_mean), tokens)
     )
+
+
+def _watts(status: TrainingJobStatus, kind: str) -> float:
+    """What one accelerator of the job drew on average, rounded up; 0 where that is not known: nothing was measured, for
+    too short a time, on several placements, or it is none that boards of this type can draw."""
+    usage, place, known = status.usage, status.admission, accelerator(kind)
+    if status.attempt != 1 or place is None or usage is None or not usage.energy_joules:
+        return 0.0
+    if usage.accelerator_seconds < CHECKED_FROM_S * place.pods * place.accelerators_per_pod:
+        return 0.0
+    watts = usage.energy_joules / usage.accelerator_seconds
+    if known is not None and not known.idle_watts < watts <= MOST_WATTS * known.watts:
+        return 0.0
+    return round(math.exp(math.ceil(math.log(watts) / GRID) * GRID), 1)
 
 
 def run_of(job: TrainingJob) -> str:

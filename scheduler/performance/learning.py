@@ -279,11 +279,13 @@ class _Group:
         """One per row and type, except where impossible or overridden."""
         samples: dict[tuple[int, int], int] = {}
         latest: dict[tuple[int, int], Record] = {}
+        watts: dict[tuple[int, int], float] = {}
         for item in self.seen:
             at = (item.row, item.kind)
             samples[at] = samples.get(at, 0) + item.samples
             if item.record is not None:
                 latest[at] = item.record
+                watts[at] = max(watts.get(at, 0.0), item.record.watts)
         mean = self.starts + self.posterior.mean
         found: list[Cell] = []
         for i, row in enumerate(self.rows):
@@ -295,7 +297,8 @@ class _Group:
                     float(mean[i, k]), float(self.posterior.deviation[i, k]), samples.get((i, k), 0)
                 )
                 before = self.evidence.before.get(_place(row, kind))
-                found.append(_cell(row, kind, estimate, given, latest.get((i, k)), before))
+                cell = _cell(row, kind, estimate, given, latest.get((i, k)), before)
+                found.append(replace(cell, watts=watts.get((i, k)) or cell.watts))
         return found
 
 
@@ -320,11 +323,11 @@ def _cell(
     record: Record | None,
     before: Cell | None,
 ) -> Cell:
-    """The learned cell; memory and watts are the report's, else the given cell's."""
+    """The learned cell; memory is the report's, else the given cell's."""
     name, size, mode, cap = row
-    memory_mib, watts = (0, 0.0) if given is None else (given.memory_mib, given.watts)
+    memory_mib = 0 if given is None else given.memory_mib
     if record is not None:
-        memory_mib, watts = record.memory_mib or memory_mib, record.watts or watts
+        memory_mib = record.memory_mib or memory_mib
     return Cell(
         name,
         kind,
@@ -335,7 +338,7 @@ def _cell(
         high=math.exp(estimate.mean + QUANTILE * estimate.spread),
         memory_mib=memory_mib,
         host_memory_mib=0 if given is None else given.host_memory_mib,
-        watts=watts,
+        watts=0.0 if given is None else given.watts,
         power_cap=cap,
         source=Source.MEASURED if estimate.samples else Source.RATIO,
         samples=estimate.samples,

@@ -308,7 +308,7 @@ def _joined(old: Record, new: Record) -> Record:
         work=old.work + new.work,
         seconds=old.seconds + new.seconds,
         memory_mib=max(old.memory_mib, new.memory_mib),
-        watts=new.watts or old.watts,
+        watts=max(old.watts, new.watts),
     )
 
 

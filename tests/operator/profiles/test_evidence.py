@@ -45,6 +45,18 @@ def test_what_an_ended_job_measured_is_there_when_the_job_is_gone() -> None:
     assert learned["V100"].speed < 0.75 * formula("V100")
 
 
+def test_what_an_ended_job_drew_is_there_when_the_job_is_gone() -> None:
+    usage = {"acceleratorSeconds": 3600.0, "energyJoules": 250.0 * 3600.0}
+    speed = formula("A100") * 0.4
+    kept = written(profile(), done(speed, tokens() / speed, usage=usage), waiting())
+    drawn = cell(kept, "A100").watts
+    assert drawn is not None
+    assert 250.0 <= drawn <= 265.0
+    assert cell(kept, "V100").watts == 300.0  # nobody ran there: the nameplate
+    table = performance_table((waiting(),), POOLS, TENANT_OF, (kept,), (TEAM,))
+    assert {c.accelerator: c.watts for c in table.learned if not c.tenant}["A100"] == drawn
+
+
 def test_an_end_is_told_by_the_lowest_speed_believed_of_the_place() -> None:
     of = written(profile(), finished(0.4), waiting())
     admission = ran(1.0).status.admission  # type: ignore[union-attr]

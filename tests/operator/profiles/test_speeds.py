@@ -195,3 +195,45 @@ def test_private_cells_are_read_back_from_a_snapshot() -> None:
     first = build(seen, NOW)
     assert {c.tenant for c in first.table.learned} == {"team"}
     assert Snapshot.from_json(first.to_json()).table == first.table == build(seen, NOW).table
+
+
+def drew(watts: float | None, seconds: float = 3600.0, **status: Any) -> TrainingJob:
+    """A job of one accelerator that the ledger has charged with so many watts on average."""
+    silent = ran(1.0).model_copy(update={"status": None})
+    speed = speed_of(performance_table((silent,), POOLS, TENANTS), "A100", "cells") / 2
+    joules = None if watts is None else watts * seconds
+    return ran(speed, usage={"acceleratorSeconds": seconds, "energyJoules": joules}, **status)
+
+
+def watts_of(table: PerformanceTable, kind: str) -> float:
+    found = TableView(table).estimate(table.learned[0].workload_class, kind, "resident", 1000)
+    assert found is not None
+    return found.watts
+
+
+def test_what_the_meters_say_replaces_the_nameplate_where_the_job_ran_and_nowhere_else() -> None:
+    nameplate = performance_table((drew(None),), POOLS, TENANTS)
+    table = performance_table((drew(251.0),), POOLS, TENANTS)
+    assert watts_of(nameplate, "A100") == 400.0
+    assert 251.0 <= watts_of(table, "A100") <= 251.0 * 1.06
+    assert watts_of(table, "V100") == watts_of(nameplate, "V100")
+
+
+@pytest.mark.parametrize(
+    "job_",
+    [
+        pytest.param(drew(251.0, seconds=500.0), id="too short"),
+        pytest.param(drew(251.0, attempt=2), id="perhaps on other boards before"),
+        pytest.param(drew(60.0), id="no more than an idle board"),
+        pytest.param(drew(601.0), id="more than the board can draw"),
+        pytest.param(drew(0.0), id="nothing"),
+    ],
+)
+def test_joules_that_cannot_be_those_of_its_boards_say_nothing(job_: TrainingJob) -> None:
+    assert watts_of(performance_table((job_,), POOLS, TENANTS), "A100") == 400.0
+
+
+def test_of_several_jobs_the_one_that_drew_most_counts() -> None:
+    jobs = (drew(300.0, name="a"), drew(220.0, name="b"), drew(None, name="c"))
+    for order in (jobs, jobs[::-1]):
+        assert 300.0 <= watts_of(performance_table(order, POOLS, TENANTS), "A100") <= 320.0
