@@ -41,7 +41,7 @@ from benchmarks.scheduling.gavel_generator import generate
 from benchmarks.scheduling.peers import finish_time, max_min
 
 from busbar.scheduler import Objective, Policy
-from busbar.scheduler.simulate.engine import Settings, simulate
+from busbar.scheduler.simulate.engine import SETTLE_S, Settings, simulate
 from busbar.scheduler.simulate.metrics import Result
 from busbar.scheduler.simulate.readers import gavel, gavel_throughputs
 from busbar.scheduler.simulate.rounds import simulate_rounds
@@ -107,6 +107,16 @@ def _ours(
     return rows
 
 
+def _as_operated(trace: Trace, cluster: TraceCluster) -> list[Row]:
+    """The same with the operator's answers to events between full plans, charged 30 s."""
+    rows = []
+    for known in (True, False):
+        settings = Settings(charge_s=30.0, steps_known=known, settle_s=SETTLE_S)
+        result = simulate(trace, cluster, Policy(), settings)
+        rows.append(_row(result, steps_known=known, charge_s=30.0, who="busbar", as_operated=True))
+    return rows
+
+
 def _peer_rows(trace: Trace, cluster: TraceCluster) -> list[Row]:
     rows = []
     for charge_s in (0.0, 30.0):
@@ -120,7 +130,7 @@ def t1(data: Path) -> list[Row]:
     trace = _t1(data)
     known, unknown, *dear = _ours(trace, PHYSICAL)
     rows = [_bars(known, mean_h=3.79, p99_h=9.8), _bars(unknown, mean_h=4.06, p99_h=9.8)]
-    return rows + dear + _peer_rows(trace, PHYSICAL)
+    return rows + dear + _as_operated(trace, PHYSICAL) + _peer_rows(trace, PHYSICAL)
 
 
 def t3(data: Path) -> list[Row]:

@@ -106,6 +106,12 @@ class _Simulate(click.Command):
     show_default=True,
     help="Minutes between a running job's own checkpoints: what a failure may cost.",
 )
+@click.option(
+    "--as-operated",
+    is_flag=True,
+    help="Decide as the operator does: a quick answer to every event, and a full plan 10 s later while jobs wait. "
+    "Default: a full plan at every event.",
+)
 @click.option("--seed", default=0, show_default=True, help="Of the failures; the same seed, the same result.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many jobs.")
 @click.option(
@@ -131,6 +137,7 @@ def simulate(
     node_mtbf: float | None,
     repair: float,
     checkpoint: float,
+    as_operated: bool,
     seed: int,
     limit: int | None,
     output: Path | None,
@@ -145,7 +152,7 @@ def simulate(
         raise click.UsageError("--plots needs --output: the pictures are files")
     from dataclasses import replace
 
-    from .engine import Settings
+    from .engine import SETTLE_S, Settings
 
     settings = Settings(
         charge_s=charge,
@@ -154,6 +161,7 @@ def simulate(
         node_mtbf_s=None if node_mtbf is None else 3600 * node_mtbf,
         repair_s=3600 * repair,
         seed=seed,
+        settle_s=SETTLE_S if as_operated else None,
     )
     try:
         machines = replace(parse_cluster(cluster), prices=parse_prices(prices, cluster))

@@ -15,6 +15,7 @@ node's name.
 from __future__ import annotations
 
 import heapq
+import math
 import resource
 import time
 from collections.abc import Callable
@@ -23,9 +24,11 @@ from random import Random
 
 from ..check import check_plan
 from ..model.apply import applied
+from ..model.events import Event
 from ..model.plans import Plan, Policy
 from ..model.snapshot import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
-from ..planner import plan
+from ..planner import plan, react
+from ..search.state import Memo
 from .metrics import JobResult, Result, percentile, summarise
 from .past import Past
 from .speeds import Learner, true_table
@@ -33,6 +36,10 @@ from .trace import Trace, TraceCluster, TraceJob
 
 Decide = Callable[[Snapshot, Policy, float], tuple[Plan, object]]
 """The decision, as `planner.plan` makes it; what comes with the plan is not used."""
+
+
+SETTLE_S = 10.0
+"""The operator's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,9 @@ class Settings:
     """Let the independent checker examine every plan."""
     grid_s: float = 0.0
     """Plans are made at multiples of this only (0: at every event); several events share one plan."""
+    settle_s: float | None = None
+    """As the operator decides: an event is answered by `react`, and the full plan follows after so many seconds
+    (`SETTLE_S`) while jobs wait. None: every event has a full plan."""
 
 
 @dataclass(slots=True)
@@ -136,6 +146,9 @@ class _Engine:
         self.series: list[tuple[float, int, float]] = []
         self.snapshot = self._empty()
         self.plan_at: float | None = None
+        self.full_at = -math.inf
+        self.planned: tuple[Snapshot, Plan, Memo] | None = None
+        """The last plan carried out, and the snapshot after it."""
         self.chance: dict[str, Random] = {}
         self.node_failures = 0
 
@@ -342,27 +355,38 @@ class _Engine:
     def _plan(self, now: float) -> None:
         self.snapshot = self._snapshot(now)
         begin = time.perf_counter()
-        result, _ = self.decide(self.snapshot, self.deciding, now)
+        result, memo = self._decided(now)
         self.decisions.append(time.perf_counter() - begin)
         if self.settings.check:
             wrong = check_plan(self.snapshot, result)
             assert not wrong, wrong
-        self._carry_out(result, now)
+        self._carry_out(result, now, memo)
         waiting = sum(1 for entry in self.live.values() if entry.seen.run is None)
         self.series.append((now, waiting, self.busy_m / 1000))
+        if self.settings.settle_s is not None and waiting and result.priced_at_s < now:
+            self.full_at = min(self.full_at, now + self.settings.settle_s)
         if self.live:
-            self._plan_later(now + self.settings.round_s)
+            self._plan_later(min(self.full_at, now + self.settings.round_s))
         if self.progress is not None:
             self.progress(len(self.done), len(self.trace.jobs), now)
         if waiting == len(self.live) and waiting and not self._something_comes():
             raise ValueError(f"nothing runs and {waiting} jobs of {self.trace.name} can never start")
 
+    def _decided(self, now: float) -> tuple[Plan, object]:
+        if self.settings.settle_s is not None and self.planned is not None and now < self.full_at:
+            before, last, memo = self.planned
+            return react(self.snapshot, last, Event.between(before, self.snapshot, now), memo)
+        self.full_at = now + self.settings.round_s
+        return self.decide(self.snapshot, self.deciding, now)
+
     def _something_comes(self) -> bool:
         return any(kind in (_ARRIVE, _BACK) for _, kind, _, _ in self.events)
 
-    def _carry_out(self, result: Plan, now: float) -> None:
+    def _carry_out(self, result: Plan, now: float, memo: object) -> None:
         self.snapshot = replace(self.snapshot, reservations=result.reservations)
-        after = {job.id: job for job in applied(self.snapshot, result, now).jobs}
+        left = applied(self.snapshot, result, now)
+        after = {job.id: job for job in left.jobs}
+        self.planned = (left, result, memo) if isinstance(memo, Memo) else None
         self._account(now)
         for action in result.actions:
             entry = self.live[action.job]

@@ -75,6 +75,24 @@ def test_a_job_alone_takes_its_length_and_is_not_charged() -> None:
     assert result.jobs[0].restarts == 0
 
 
+def test_as_operated_an_event_is_answered_at_once_and_planned_for_later() -> None:
+    """A stream of single jobs leaves a gang of four no room by itself. It waits for its patience (twice its length), the
+    stream's jobs that run then (an hour), and seven minutes of plans, as `benchmarks/scheduling/waiting.py` has it."""
+    stream = [one_job(3600.0, 900.0 * n, f"s{n:02d}") for n in range(24)]
+    gang = replace(one_job(1800.0, 7000.0, "gang"), pods=4)
+    jobs = tuple(sorted((*stream, gang), key=lambda job: job.arrival_s))
+    cluster, plans = TraceCluster({"gpu": 1}, {"gpu": 4}), []
+    for settle_s in (None, 10.0):
+        result = simulate(Trace("t", jobs), cluster, Policy(), Settings(settle_s=settle_s))
+        plans.append(len(result.series))
+        starts = {job.id: job.first_start_s for job in result.jobs}
+        assert starts["s00"] == 0.0  # nobody waits for a full plan
+        assert starts["s01"] == 900.0
+        assert starts["gang"] is not None
+        assert starts["gang"] - 7000.0 <= 2 * 1800.0 + 3600.0 + 420.0
+    assert plans[1] > plans[0]
+
+
 def test_what_a_job_held_and_cost_is_reported() -> None:
     """Two of four accelerators for an hour, and one that waits for them: 1 + 1 h on 2, at 3 an hour."""
     jobs = tuple(replace(one_job(3600.0, at, name), pods=2) for name, at in (("a", 0.0), ("b", 0.0)))
@@ -158,6 +176,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
 def test_the_command_lets_nodes_fail(tmp_path: Path) -> None:
     arguments = [str(DATA / "max_min_fairness.trace"), "--cluster", "v100=8,p100=16,k80=24", "--limit", "10"]
     arguments += ["--node-mtbf", "24", "--repair", "2", "--checkpoint", "30", "--output", str(tmp_path)]
+    arguments += ["--as-operated"]
     outcome = CliRunner().invoke(command, arguments)
     assert outcome.exit_code == 0, outcome.output
     assert json.loads((tmp_path / "result.json").read_text())["results"][0]["node_failures"] > 0
