@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from busbar.workloads.serving.errors import BadRequest
-from busbar.workloads.serving.openai_request import ONLY_AT, SAMPLING_FIELDS, parse_chat, parse_completion
+from busbar.workloads.serving.openai_fields import ONLY_AT
+from busbar.workloads.serving.openai_request import SAMPLING_FIELDS, parse_chat, parse_completion
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

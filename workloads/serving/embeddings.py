@@ -20,7 +20,8 @@ from busbar.workloads.serving.errors import BadRequest, shown
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.generation import encode, first_error, sound
 from busbar.workloads.serving.loader import Loaded
-from busbar.workloads.serving.openai_request import known_fields, parse_prompts, parse_salt
+from busbar.workloads.serving.openai_fields import known_fields
+from busbar.workloads.serving.openai_request import parse_prompts, parse_salt
 from busbar.workloads.serving.sequence import Pooling
 
 PATH = "/v1/embeddings"

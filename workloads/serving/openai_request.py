@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from busbar.workloads.serving.errors import LONGEST_SHOWN, BadRequest, shown
+from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.workloads.serving.openai_fields import (
+    boolean,
+    integer,
+    is_integer,
+    known_fields,
+    number,
+    optional_model,
+    token_list,
+)
 from busbar.workloads.serving.openai_format import FORMAT_FIELDS, GrammarSpec, is_unicode, parse_format
 from busbar.workloads.serving.openai_tools import TOOL_FIELDS, Tools, parse_messages, parse_tools
 from busbar.workloads.serving.sampling import SamplingParams
@@ -36,22 +45,6 @@ SAMPLING_FIELDS = frozenset(
 STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
 SHARED_FIELDS = SAMPLING_FIELDS | FORMAT_FIELDS | {"cache_salt", "n", "model", "stream", "stream_options"}
 CHAT_FIELDS = frozenset({"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"})
-WITHOUT_EFFECT = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    }
-)
-ONLY_AT: Mapping[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "use_beam_search": (False,),
-    "add_generation_prompt": (True,),
-}
-"""Not built yet: accepted at these values (or null), else a 400 that names the field."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ class ChatBody:
 
 def parse_completion(body: object) -> CompletionBody:
     fields = known_fields(body, SHARED_FIELDS | {"prompt"})
-    logprobs = _integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
+    logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
     return CompletionBody(
         _wanted(fields, logprobs), parse_prompts(fields.get("prompt"), "prompt", MAX_PROMPTS)
     )
@@ -104,8 +97,8 @@ def parse_chat(body: object) -> ChatBody:
     fields = known_fields(body, SHARED_FIELDS | CHAT_FIELDS | TOOL_FIELDS)
     if fields.get("max_completion_tokens") is not None:
         fields["max_tokens"] = fields["max_completion_tokens"]
-    wants = _boolean(fields, "logprobs", False)
-    top = _integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    wants = boolean(fields, "logprobs", False)
+    top = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top is not None and not wants:
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     arguments = _template_arguments(fields)
@@ -152,12 +145,12 @@ def parse_tokenize(body: object) -> TokenizeBody:
     if prompt is not None and not isinstance(prompt, str):
         raise BadRequest("prompt must be text", param="prompt")
     return TokenizeBody(
-        _optional_model(fields),
+        optional_model(fields),
         prompt,
         () if messages is None else parse_messages(messages),
         _template_arguments(fields),
-        _boolean(fields, "add_special_tokens", True) if "add_special_tokens" in fields else None,
-        _boolean(fields, "return_token_strs", False),
+        boolean(fields, "add_special_tokens", True) if "add_special_tokens" in fields else None,
+        boolean(fields, "return_token_strs", False),
         parse_tools(fields),
     )
 
@@ -165,14 +158,7 @@ def parse_tokenize(body: object) -> TokenizeBody:
 def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
     """(model, tokens)."""
     fields = known_fields(body, {"model", "tokens"})
-    return _optional_model(fields), _token_list(fields.get("tokens"), "tokens")
-
-
-def _optional_model(fields: Mapping[str, Any]) -> str | None:
-    model = fields.get("model")
-    if model is not None and not isinstance(model, str):
-        raise BadRequest("model must be text", param="model")
-    return model
+    return optional_model(fields), token_list(fields.get("tokens"), "tokens")
 
 
 def _template_arguments(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -188,31 +174,11 @@ def _template_arguments(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return arguments
 
 
-def known_fields(body: object, known: frozenset[str] | set[str]) -> dict[str, Any]:
-    """The fields that are given; raises BadRequest for one that is not known."""
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    for name, value in body.items():
-        if name in known or name in WITHOUT_EFFECT or value is None:
-            continue
-        if name not in ONLY_AT:
-            raise BadRequest(
-                f"unknown field {shown(name)}; see the engine's README for what it reads",
-                param=name[:LONGEST_SHOWN],
-            )
-        if not any(value == fine and type(value) is type(fine) for fine in ONLY_AT[name]):
-            raise BadRequest(
-                f"{name}={shown(value)} is not supported by this engine (only {ONLY_AT[name][0]!r})",
-                param=name,
-            )
-    return {name: value for name, value in body.items() if value is not None}
-
-
 def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequest("model must name a model; GET /v1/models lists them", param="model")
-    stream = _boolean(fields, "stream", False)
+    stream = boolean(fields, "stream", False)
     options = fields.get("stream_options", {})
     if not isinstance(options, dict) or set(options) - STREAM_OPTIONS:
         raise BadRequest(
@@ -220,29 +186,29 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         )
     if options and not stream:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
-    max_tokens = _integer(fields, "max_tokens", 1, 2**31)
+    max_tokens = integer(fields, "max_tokens", 1, 2**31)
     params = SamplingParams(
         max_tokens=max_tokens or 1,
-        min_tokens=_integer(fields, "min_tokens", 0, 2**31) or 0,
-        temperature=_number(fields, "temperature", 1.0, 0.0, 2.0),
-        top_p=_number(fields, "top_p", 1.0, 0.0, 1.0, above=True),
-        top_k=max(0, _integer(fields, "top_k", -1, 2**31) or 0),
-        seed=_integer(fields, "seed", -(2**63), 2**63 - 1),
+        min_tokens=integer(fields, "min_tokens", 0, 2**31) or 0,
+        temperature=number(fields, "temperature", 1.0, 0.0, 2.0),
+        top_p=number(fields, "top_p", 1.0, 0.0, 1.0, above=True),
+        top_k=max(0, integer(fields, "top_k", -1, 2**31) or 0),
+        seed=integer(fields, "seed", -(2**63), 2**63 - 1),
         stop=_stops(fields.get("stop")),
-        stop_token_ids=frozenset(_token_list(fields.get("stop_token_ids", []), "stop_token_ids")),
-        ignore_eos=_boolean(fields, "ignore_eos", False),
-        skip_special_tokens=_boolean(fields, "skip_special_tokens", True),
-        include_stop_text=_boolean(fields, "include_stop_str_in_output", False),
-        presence_penalty=_number(fields, "presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=_number(fields, "frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=_number(fields, "repetition_penalty", 1.0, 0.0, 2.0, above=True),
-        min_p=_number(fields, "min_p", 0.0, 0.0, 1.0),
+        stop_token_ids=frozenset(token_list(fields.get("stop_token_ids", []), "stop_token_ids")),
+        ignore_eos=boolean(fields, "ignore_eos", False),
+        skip_special_tokens=boolean(fields, "skip_special_tokens", True),
+        include_stop_text=boolean(fields, "include_stop_str_in_output", False),
+        presence_penalty=number(fields, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=number(fields, "frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=number(fields, "repetition_penalty", 1.0, 0.0, 2.0, above=True),
+        min_p=number(fields, "min_p", 0.0, 0.0, 1.0),
         logit_bias=_logit_bias(fields.get("logit_bias", {})),
         logprobs=logprobs,
     )
-    include_usage = _boolean(options, "include_usage", False)
-    continuous_usage = _boolean(options, "continuous_usage_stats", False)
-    n = _integer(fields, "n", 1, MAX_CHOICES) or 1
+    include_usage = boolean(options, "include_usage", False)
+    continuous_usage = boolean(options, "continuous_usage_stats", False)
+    n = integer(fields, "n", 1, MAX_CHOICES) or 1
     return Wanted(
         model,
         params,
@@ -270,14 +236,14 @@ def parse_prompts(value: object, name: str, most: int) -> tuple[str | tuple[int,
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
-        if all(_is_integer(v) for v in value):
-            return (tuple(_token_list(value, name)),)
+        if all(is_integer(v) for v in value):
+            return (tuple(token_list(value, name)),)
         if len(value) > most:
             raise BadRequest(f"{name} has {len(value)} texts; at most {most} are served", param=name)
         if all(isinstance(v, str) for v in value):
             return tuple(value)
         if all(isinstance(v, list) for v in value):
-            return tuple(tuple(_token_list(v, name)) for v in value)
+            return tuple(tuple(token_list(v, name)) for v in value)
     raise BadRequest(f"{name} must be text, a list of texts, tokens, or a list of token lists", param=name)
 
 
@@ -322,7 +288,7 @@ def _allowed_tokens(value: object) -> frozenset[int] | None:
     if not isinstance(value, list) or not value:
         raise BadRequest(f"{name} must be a list of at least one token id, not {shown(value)}", param=name)
     for place, token in enumerate(value):
-        if not _is_integer(token) or token < 0:
+        if not is_integer(token) or token < 0:
             raise BadRequest(
                 f"{name}[{place}] is {shown(token)}; a token id is a whole number from 0", param=name
             )
@@ -345,45 +311,3 @@ def _bad_words(value: object) -> tuple[str, ...]:
                 param=name,
             )
     return tuple(value)
-
-
-def _token_list(value: object, name: str) -> list[int]:
-    if not isinstance(value, list) or not all(_is_integer(v) and v >= 0 for v in value):
-        raise BadRequest(f"{name} must be a list of token ids", param=name)
-    return value
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _boolean(fields: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = fields.get(name, default)
-    if not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false, not {shown(value)}", param=name)
-    return value
-
-
-def _integer(fields: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadRequest(
-            f"{name} must be a whole number from {least} to {most}, not {shown(value)}", param=name
-        )
-    return value
-
-
-def _number(
-    fields: Mapping[str, Any], name: str, default: float, least: float, most: float, above: bool = False
-) -> float:
-    value = fields.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRequest(f"{name} must be a number, not {shown(value)}", param=name)
-    if not least <= value <= most or (above and value == least):
-        raise BadRequest(
-            f"{name} must be {'above' if above else 'at least'} {least:g} and at most {most:g}, not {shown(value)}",
-            param=name,
-        )
-    return float(value)

@@ -18,7 +18,7 @@ from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.engine import Engine
 from busbar.workloads.serving.errors import AdapterInvalid, BadRequest, NotFound, SettingsError, shown
 from busbar.workloads.serving.loader import Loaded
-from busbar.workloads.serving.openai_request import known_fields
+from busbar.workloads.serving.openai_fields import known_fields
 from busbar.workloads.serving.settings import AdapterSource, ServerSettings
 
 log = logging.getLogger(__name__)
