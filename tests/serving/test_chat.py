@@ -10,8 +10,9 @@ import pytest
 from tests.serving.models import make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from busbar.workloads.serving.chat import load_chat_template
+from busbar.workloads.serving.chat import PLAIN, load_chat_template
 from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
+from busbar.workloads.serving.openai_template import Rendering
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -31,6 +32,14 @@ TRICKY = (
     "{{ m | tojson }}{{ m.content.strip() if loop.last else '' }}\n"
     "{% endfor %}"
 )
+
+
+TRIMMING = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]\n{{ m['content'] | trim }}[eot] \n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+)
+SWAPPED = "{% for m in messages | reverse %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+CONTINUE = Rendering({}, generation_prompt=False, continues=True)
 
 
 def folder_with(tmp_path: Path, template: str | None, in_file: bool) -> Path:
@@ -55,6 +64,37 @@ def test_a_models_template_renders_as_in_transformers(tmp_path: Path, template: 
     loaded = load_chat_template(folder_with(tmp_path, template, in_file))
     assert loaded.render(MESSAGES) == expected
     assert not loaded.is_default
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMMING, SWAPPED, PLAIN])
+@pytest.mark.parametrize("said", ["Yes", "Yes, \n", " half a wo", "", "1 < 2 & Größe"])
+def test_a_message_is_continued_as_in_transformers(tmp_path: Path, template: str, said: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=make_tokenizer(), bos_token="<|end|>", eos_token="<|end|>"
+    )
+    messages = [*MESSAGES, {"role": "assistant", "content": said}]
+    expected: Any = tokenizer.apply_chat_template(
+        messages, chat_template=template, continue_final_message=True
+    )
+    text = load_chat_template(folder_with(tmp_path, template, True)).render(messages, CONTINUE)
+    assert make_tokenizer().encode(text, add_special_tokens=False).ids == expected["input_ids"]
+
+
+def test_without_a_generation_prompt_the_last_message_stays_ended(tmp_path: Path) -> None:
+    template = load_chat_template(tmp_path)
+    assert template.render(MESSAGES[:1], Rendering({}, generation_prompt=False)) == "system: Be brief.\n"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content }}", "{{ messages[-1].content[:3] }}", TRICKY, CHATML + CHATML]
+)
+def test_a_message_that_the_template_does_not_write_once_cannot_be_continued(
+    tmp_path: Path, template: str
+) -> None:
+    loaded = load_chat_template(folder_with(tmp_path, template, True))
+    with pytest.raises(BadRequest, match="so it cannot be continued") as caught:
+        loaded.render([*MESSAGES, {"role": "assistant", "content": "Yes, I"}], CONTINUE)
+    assert caught.value.param == "continue_final_message"
 
 
 def test_a_model_without_a_template_gets_the_plain_one(tmp_path: Path) -> None:

@@ -8,7 +8,12 @@ import pytest
 
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.openai_fields import ONLY_AT
-from busbar.workloads.serving.openai_request import SAMPLING_FIELDS, parse_chat, parse_completion
+from busbar.workloads.serving.openai_request import (
+    SAMPLING_FIELDS,
+    parse_chat,
+    parse_completion,
+    parse_tokenize,
+)
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -117,6 +122,8 @@ CHAT_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("allowed_token_ids", [[], [-1], "5"], [[5]]),
     ("bad_words", [[""], "x"], [["x"]]),
     ("chat_template_kwargs", [[], "x"], [{"enable_thinking": False}]),
+    ("continue_final_message", [True, 1, "x"], [False, None]),  # the last message is the user's
+    ("add_generation_prompt", [0, "x"], [True, False, None]),
     ("tool_choice", ["required", {"type": "function"}], ["none", "auto"]),
     ("prompt", ["x"], [None]),
 ]
@@ -257,6 +264,31 @@ def test_a_long_wrong_value_does_not_fill_the_message(wrong: dict[str, object]) 
         parse_completion({"model": "m", "prompt": "a", **wrong})
     assert len(str(caught.value)) < 300
     assert len(caught.value.param or "") <= 80
+
+
+def test_a_message_is_continued_where_it_is_the_assistants_and_calls_nothing() -> None:
+    said = {"role": "assistant", "content": "Well"}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+
+    def asked(last: dict[str, Any], **more: Any) -> Any:
+        body = {"model": "m", "messages": [*MESSAGES, last], "continue_final_message": True, **more}
+        return parse_chat(body).rendering
+
+    assert (asked(said).continues, asked(said).generation_prompt) == (True, False)
+    assert asked(said, add_generation_prompt=False) == asked(said)
+    assert asked({"role": "assistant", "content": None}).continues
+    assert parse_chat({"model": "m", "messages": MESSAGES}).rendering.generation_prompt
+    for last, more, part in (
+        (said, both, "set one of them"),
+        (MESSAGES[0], {}, "the last is the assistant's"),
+        ({**said, "tool_calls": [call]}, {}, "calls tools"),
+    ):
+        with pytest.raises(BadRequest, match=part) as caught:
+            asked(last, **more)
+        assert caught.value.param == "continue_final_message"
+    with pytest.raises(BadRequest, match="the last is the assistant's"):
+        parse_tokenize({"prompt": "x", "continue_final_message": True})
 
 
 def test_max_completion_tokens_wins_over_the_old_name() -> None:

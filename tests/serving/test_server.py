@@ -136,6 +136,20 @@ def test_chat_streams_a_role_then_text_then_a_reason(client: openai.OpenAI, llam
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+def test_an_answer_goes_on_with_the_last_message(
+    client: openai.OpenAI, server: Running, llama: tuple[Path, Any]
+) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "def add(a"}]
+    prompt = "user: hi\nassistant: def add(a"
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=messages, max_completion_tokens=8, temperature=0, extra_body=more
+    )
+    assert answer.choices[0].message.content == expected_text(llama, prompt, 8)
+    status, _, found = server.post("/tokenize", {"messages": messages, **more})
+    assert (status, found["tokens"]) == (200, TOKENIZER.encode(prompt).ids)
+
+
 def test_logprobs_name_the_chosen_tokens(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,

@@ -17,15 +17,16 @@ from busbar.workloads.serving.toolreader import ToolReader
 
 def render(body: ChatBody | TokenizeBody, loaded: Loaded) -> str:
     """The prompt of a conversation. Raises BadRequest where the template knows no tools and there are some."""
-    template, arguments = loaded.template, dict(body.template_arguments)
+    template, rendering = loaded.template, body.rendering
     if not template.has_tools and (body.tools is not None or mentions_tools(body.messages)):
         kind = "has no chat template" if template.is_default else "has a chat template that knows no tools"
         raise BadRequest(
             f"this model {kind}, so it cannot call any", param="tools" if body.tools else "messages"
         )
     if body.tools is not None:
-        arguments["tools"] = [tool.document for tool in body.tools.listed]
-    return template.render(body.messages, **arguments)
+        tools = {"tools": [tool.document for tool in body.tools.listed]}
+        rendering = replace(rendering, arguments={**rendering.arguments, **tools})
+    return template.render(body.messages, rendering)
 
 
 async def with_tools(params: SamplingParams, tools: Tools, loaded: Loaded) -> SamplingParams:

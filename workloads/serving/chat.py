@@ -16,12 +16,17 @@ from jinja2 import Template, TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
+from busbar.workloads.serving.openai_template import Rendering
 from busbar.workloads.serving.toolformat import ToolFormat, format_of
 
 PLAIN = (
     "{%- for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{%- if add_generation_prompt %}assistant:{% endif %}"
 )
+MARK = "THE_ANSWER_GOES_ON_HERE "
+"""Put behind a message that is to be continued; what the template writes behind it is cut off. The space shows whether
+the template trims messages."""
+USUAL = Rendering({})
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -42,11 +47,26 @@ class ChatTemplate:
         """It tells the model which tools there are."""
         self.tool_format: ToolFormat | None = format_of(text) if self.has_tools else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **extra: object) -> str:
-        """The prompt, ending where the assistant is to go on."""
+    def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> str:
+        """The prompt, ending where the assistant is to go on. Raises BadRequest."""
+        if not rendering.continues:
+            return self._write(messages, rendering)
+        last = messages[-1]
+        content: str = last["content"]
+        text = self._write([*messages[:-1], {**last, "content": content + MARK}], rendering)
+        place = text.find(MARK.strip())
+        if text.count(MARK.strip()) != 1 or content.strip() not in text:
+            raise BadRequest(
+                "the model's chat template leaves out, repeats or changes the last message, so it cannot be continued",
+                param="continue_final_message",
+            )
+        return text[:place] if text.startswith(MARK, place) else text[:place].rstrip()
+
+    def _write(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
         template: Template = self._template
+        given = {"messages": messages, "add_generation_prompt": rendering.generation_prompt}
         try:
-            return template.render(messages=messages, add_generation_prompt=True, **self._special, **extra)
+            return template.render({**self._special, **rendering.arguments, **given})
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise BadRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"

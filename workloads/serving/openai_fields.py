@@ -23,7 +23,6 @@ ONLY_AT: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "use_beam_search": (False,),
-    "add_generation_prompt": (True,),
 }
 """Not built yet: accepted at these values (or null), else a 400 that names the field."""
 

@@ -22,6 +22,7 @@ from busbar.workloads.serving.openai_fields import (
     token_list,
 )
 from busbar.workloads.serving.openai_format import FORMAT_FIELDS, GrammarSpec, is_unicode, parse_format
+from busbar.workloads.serving.openai_template import TEMPLATE_FIELDS, Rendering, parse_rendering
 from busbar.workloads.serving.openai_tools import TOOL_FIELDS, Tools, parse_messages, parse_tools
 from busbar.workloads.serving.sampling import SamplingParams
 
@@ -44,7 +45,7 @@ SAMPLING_FIELDS = frozenset(
 )
 STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
 SHARED_FIELDS = SAMPLING_FIELDS | FORMAT_FIELDS | {"cache_salt", "n", "model", "stream", "stream_options"}
-CHAT_FIELDS = frozenset({"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"})
+CHAT_FIELDS = TEMPLATE_FIELDS | {"messages", "max_completion_tokens", "top_logprobs"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class CompletionBody:
 class ChatBody:
     wanted: Wanted
     messages: tuple[dict[str, Any], ...]
-    template_arguments: Mapping[str, Any]
+    rendering: Rendering
     tools: Tools | None = None
 
 
@@ -101,8 +102,8 @@ def parse_chat(body: object) -> ChatBody:
     top = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top is not None and not wants:
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    arguments = _template_arguments(fields)
     messages = parse_messages(fields.get("messages"))
+    rendering = parse_rendering(fields, messages)
     wanted, tools = _wanted(fields, (top or 0) if wants else None), parse_tools(fields)
     if tools is not None:
         given = {"response_format": wanted.grammar, "allowed_token_ids": wanted.allowed_token_ids}
@@ -112,7 +113,7 @@ def parse_chat(body: object) -> ChatBody:
                 raise BadRequest(
                     f"{field} cannot be combined with tools, except with the tool_choice none", param=field
                 )
-    return ChatBody(wanted, messages, arguments, tools)
+    return ChatBody(wanted, messages, rendering, tools)
 
 
 PARSERS: Mapping[str, Callable[[object], CompletionBody | ChatBody]] = {
@@ -128,7 +129,7 @@ class TokenizeBody:
     model: str | None
     prompt: str | None
     messages: tuple[dict[str, Any], ...]
-    template_arguments: Mapping[str, Any]
+    rendering: Rendering
     special: bool | None
     """Whether the tokenizer adds its special tokens; None: as a request of that kind does."""
     with_texts: bool
@@ -136,19 +137,19 @@ class TokenizeBody:
 
 
 def parse_tokenize(body: object) -> TokenizeBody:
-    known = {"model", "prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens"}
-    known |= {"return_token_strs"}
-    fields = known_fields(body, known)
+    known = {"model", "prompt", "messages", "tools", "add_special_tokens", "return_token_strs"}
+    fields = known_fields(body, known | TEMPLATE_FIELDS)
     prompt, messages = fields.get("prompt"), fields.get("messages")
     if (prompt is None) is (messages is None):
         raise BadRequest("give either prompt or messages", param="prompt")
     if prompt is not None and not isinstance(prompt, str):
         raise BadRequest("prompt must be text", param="prompt")
+    conversation = () if messages is None else parse_messages(messages)
     return TokenizeBody(
         optional_model(fields),
         prompt,
-        () if messages is None else parse_messages(messages),
-        _template_arguments(fields),
+        conversation,
+        parse_rendering(fields, conversation),
         boolean(fields, "add_special_tokens", True) if "add_special_tokens" in fields else None,
         boolean(fields, "return_token_strs", False),
         parse_tools(fields),
@@ -159,19 +160,6 @@ def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
     """(model, tokens)."""
     fields = known_fields(body, {"model", "tokens"})
     return optional_model(fields), token_list(fields.get("tokens"), "tokens")
-
-
-def _template_arguments(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    arguments = fields.get("chat_template_kwargs", {})
-    if not isinstance(arguments, dict):
-        raise BadRequest("chat_template_kwargs must be an object", param="chat_template_kwargs")
-    for name in ("messages", "add_generation_prompt", "tools"):
-        if name in arguments:
-            raise BadRequest(
-                f"chat_template_kwargs may not have {name}, which the engine gives",
-                param="chat_template_kwargs",
-            )
-    return arguments
 
 
 def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
