@@ -10,9 +10,9 @@ import pytest
 from tests.serving.models import make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from busbar.workloads.serving.chat import PLAIN, load_chat_template
+from busbar.workloads.serving.chat import PLAIN, ChatTemplate, _environment, load_chat_template
 from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
-from busbar.workloads.serving.openai_template import Rendering
+from busbar.workloads.serving.openai_template import GIVEN, Rendering
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -95,6 +95,56 @@ def test_a_message_that_the_template_does_not_write_once_cannot_be_continued(
     with pytest.raises(BadRequest, match="so it cannot be continued") as caught:
         loaded.render([*MESSAGES, {"role": "assistant", "content": "Yes, I"}], CONTINUE)
     assert caught.value.param == "continue_final_message"
+
+
+THINKING = (
+    "{% if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}\n{% endif %}"
+    + CHATML
+    + "{{ more | tojson }}"
+)
+
+
+def test_a_template_reads_what_a_request_tells_it_as_in_transformers(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=make_tokenizer(), bos_token="<|end|>", eos_token="<|end|>"
+    )
+    told = {"more": {"a": [1, None, "é"]}, "self": 3}
+    expected = tokenizer.apply_chat_template(
+        MESSAGES,
+        chat_template=THINKING,
+        tokenize=False,
+        add_generation_prompt=True,
+        reasoning_effort="low",
+        more=told["more"],
+    )
+    template = load_chat_template(folder_with(tmp_path, THINKING, True))
+    assert template.reads == {"reasoning_effort", "more"}
+    assert template.render(MESSAGES, Rendering(told, effort="low")) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        (None, "has no chat template"),
+        (CHATML, "does not read it"),
+        (CHATML + "{{ enable_thinking }}", "may give it enable_thinking"),
+    ],
+)
+def test_an_effort_that_no_template_reads_is_refused(source: str | None, part: str) -> None:
+    with pytest.raises(BadRequest, match=part) as caught:
+        ChatTemplate(source, {}).render(MESSAGES, Rendering({}, effort="low"))
+    assert caught.value.param == "reasoning_effort"
+
+
+@pytest.mark.parametrize("value", [0, "x", [], {}, [[[[[]]]]]])
+def test_a_value_that_a_template_does_not_expect_is_a_refusal(value: object) -> None:
+    template = ChatTemplate("{{ (1 / n) ~ n.a.b ~ n[0][1] }}", {})
+    with pytest.raises(BadRequest, match="refuses these messages"):
+        template.render(MESSAGES, Rendering({"n": value}))
+
+
+def test_what_a_template_gets_from_us_is_no_name_for_a_request() -> None:
+    assert set(_environment().globals) <= GIVEN
 
 
 def test_a_model_without_a_template_gets_the_plain_one(tmp_path: Path) -> None:

@@ -121,7 +121,16 @@ CHAT_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("top_logprobs", [3], [None]),  # without logprobs: true
     ("allowed_token_ids", [[], [-1], "5"], [[5]]),
     ("bad_words", [[""], "x"], [["x"]]),
-    ("chat_template_kwargs", [[], "x"], [{"enable_thinking": False}]),
+    (
+        "chat_template_kwargs",
+        [
+            *([], "x", {"": 1}, {"a b": 1}, {"x" * 65: 1}, {"Größe": 1}),
+            *({name: 1} for name in ("messages", "tools", "add_generation_prompt", "bos_token", "range")),
+            *({"a": float("nan")}, {"a": "\ud800"}, {"a": "x" * 16_376}),
+        ],
+        [{"enable_thinking": False}, {"self": [1, {"b": None}]}, {"x" * 64: 1}, {"a": "x" * 16_375}],
+    ),
+    ("reasoning_effort", ["", "much", 3, True, ["low"]], ["none", "low", "medium", "high", None]),
     ("continue_final_message", [True, 1, "x"], [False, None]),  # the last message is the user's
     ("add_generation_prompt", [0, "x"], [True, False, None]),
     ("tool_choice", ["required", {"type": "function"}], ["none", "auto"]),
@@ -289,6 +298,15 @@ def test_a_message_is_continued_where_it_is_the_assistants_and_calls_nothing() -
         assert caught.value.param == "continue_final_message"
     with pytest.raises(BadRequest, match="the last is the assistant's"):
         parse_tokenize({"prompt": "x", "continue_final_message": True})
+
+
+def test_reasoning_effort_is_given_once() -> None:
+    body = {"model": "m", "messages": MESSAGES, "chat_template_kwargs": {"reasoning_effort": "any"}}
+    assert parse_chat(body).rendering.arguments == {"reasoning_effort": "any"}
+    with pytest.raises(BadRequest, match="give it once") as caught:
+        parse_chat({**body, "reasoning_effort": "low"})
+    assert caught.value.param == "reasoning_effort"
+    assert parse_tokenize({"messages": MESSAGES, "reasoning_effort": "low"}).rendering.effort == "low"
 
 
 def test_max_completion_tokens_wins_over_the_old_name() -> None:

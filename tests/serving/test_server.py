@@ -150,6 +150,15 @@ def test_an_answer_goes_on_with_the_last_message(
     assert (status, found["tokens"]) == (200, TOKENIZER.encode(prompt).ids)
 
 
+def test_a_template_without_effort_refuses_it_and_takes_any_other_name(server: Running) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        body = asked if path != "/tokenize" else {"messages": asked["messages"]}
+        assert server.post(path, {**body, "chat_template_kwargs": {"self": 1}})[0] == 200
+        status, _, answer = server.post(path, {**body, "reasoning_effort": "low"})
+        assert (status, answer["error"]["param"]) == (400, "reasoning_effort")
+
+
 def test_logprobs_name_the_chosen_tokens(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,

@@ -16,7 +16,7 @@ from jinja2 import Template, TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
-from busbar.workloads.serving.openai_template import Rendering
+from busbar.workloads.serving.openai_template import EFFORT, GIVEN, SPECIAL, Rendering
 from busbar.workloads.serving.toolformat import ToolFormat, format_of
 
 PLAIN = (
@@ -27,7 +27,11 @@ MARK = "THE_ANSWER_GOES_ON_HERE "
 """Put behind a message that is to be continued; what the template writes behind it is cut off. The space shows whether
 the template trims messages."""
 USUAL = Rendering({})
-SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+REFUSALS = (
+    *(TemplateError, ArithmeticError, AttributeError, LookupError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What a template raises on values that it does not expect."""
 
 
 class ChatTemplate:
@@ -43,12 +47,16 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelCorrupt(f"the model's chat template is not valid Jinja: {error}") from error
 
+        self.reads = frozenset(names) - GIVEN
+        """What a request may tell it."""
         self.has_tools = "tools" in names
         """It tells the model which tools there are."""
         self.tool_format: ToolFormat | None = format_of(text) if self.has_tools else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> str:
         """The prompt, ending where the assistant is to go on. Raises BadRequest."""
+        if rendering.effort is not None:
+            self._check_effort()
         if not rendering.continues:
             return self._write(messages, rendering)
         last = messages[-1]
@@ -62,12 +70,20 @@ class ChatTemplate:
             )
         return text[:place] if text.startswith(MARK, place) else text[:place].rstrip()
 
+    def _check_effort(self) -> None:
+        if EFFORT not in self.reads:
+            others = ", ".join(sorted(self.reads))
+            instead = f"; chat_template_kwargs may give it {others}" if others else ""
+            kind = "has no chat template" if self.is_default else "has a chat template that does not read it"
+            raise BadRequest(f"{EFFORT} is not served, because this model {kind}{instead}", param=EFFORT)
+
     def _write(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
         template: Template = self._template
+        effort = {} if rendering.effort is None else {EFFORT: rendering.effort}
         given = {"messages": messages, "add_generation_prompt": rendering.generation_prompt}
         try:
-            return template.render({**self._special, **rendering.arguments, **given})
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            return template.render({**self._special, **rendering.arguments, **effort, **given})
+        except REFUSALS as error:
             raise BadRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.errors import BadRequest, shown
 from busbar.workloads.serving.openai_fields import boolean
+from busbar.workloads.serving.openai_format import is_unicode
 
-TEMPLATE_FIELDS = frozenset({"chat_template_kwargs", "add_generation_prompt", "continue_final_message"})
+EFFORT = "reasoning_effort"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+TEMPLATE_FIELDS = frozenset(
+    {"chat_template_kwargs", EFFORT, "add_generation_prompt", "continue_final_message"}
+)
+MAX_ARGUMENTS_CHARACTERS = 16_384
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+GIVEN = frozenset(
+    {
+        *("messages", "tools", "add_generation_prompt", "continue_final_message", *SPECIAL),
+        *("raise_exception", "strftime_now"),
+        *("cycler", "dict", "joiner", "lipsum", "namespace", "range"),
+    }
+)
+"""Names that a template gets from the engine, or from Jinja."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +40,8 @@ class Rendering:
     """The prompt ends with the beginning of an answer."""
     continues: bool = False
     """The prompt ends with the last message, which the answer goes on with."""
+    effort: str | None = None
+    """How much the model is to think, for templates that read it."""
 
 
 def parse_rendering(fields: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Rendering:
@@ -36,7 +56,10 @@ def parse_rendering(fields: Mapping[str, Any], messages: Sequence[Mapping[str, A
         )
     if continues:
         _check_last(messages)
-    return Rendering(_arguments(fields), generation_prompt, continues)
+    arguments, effort = _arguments(fields), _effort(fields)
+    if effort is not None and EFFORT in arguments:
+        raise BadRequest(f"{EFFORT} is in chat_template_kwargs too; give it once", param=EFFORT)
+    return Rendering(arguments, generation_prompt, continues, effort)
 
 
 def _check_last(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -53,12 +76,32 @@ def _check_last(messages: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
+def _effort(fields: Mapping[str, Any]) -> str | None:
+    effort = fields.get(EFFORT)
+    if effort is not None and effort not in EFFORTS:
+        raise BadRequest(f"{EFFORT} must be one of {', '.join(EFFORTS)}, not {shown(effort)}", param=EFFORT)
+    return effort
+
+
 def _arguments(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     name = "chat_template_kwargs"
     arguments = fields.get(name, {})
     if not isinstance(arguments, dict):
         raise BadRequest(f"{name} must be an object", param=name)
-    for taken in ("messages", "add_generation_prompt", "tools"):
-        if taken in arguments:
-            raise BadRequest(f"{name} may not have {taken}, which the engine gives", param=name)
+    for key in arguments:
+        if not _NAME.fullmatch(key):
+            raise BadRequest(
+                f"{name} has {shown(key)}, which is no name that a template could read", param=name
+            )
+        if key in GIVEN:
+            raise BadRequest(f"{name} may not have {key}, which the engine gives", param=name)
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{name} must hold plain JSON: {error}", param=name) from error
+    if len(text) > MAX_ARGUMENTS_CHARACTERS or not is_unicode(text):
+        raise BadRequest(
+            f"{name} must be valid Unicode of up to {MAX_ARGUMENTS_CHARACTERS} characters as JSON; it has {len(text)}",
+            param=name,
+        )
     return arguments
