@@ -54,6 +54,7 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
         [[], ["x"], ["a b", " ", "\n"], ["x" * 256], ["x"] * 300, None],
     ),
     ("logprobs", [-1, 21, True, "x"], [0, 5, 20, None]),
+    ("prompt_logprobs", [-1, 21, True, "x", 1.5], [0, 5, 20, None]),
     ("stream", [1, "yes"], [True, False]),
     ("n", [17, 0, True], [1, 2, 16, None]),
     ("best_of", [2], [1]),
@@ -117,6 +118,7 @@ CHAT_ROWS: list[tuple[str, list[Any], list[Any]]] = [
         ],
     ),
     ("max_completion_tokens", [0, "x"], [5]),
+    ("prompt_logprobs", [-1, 21, False], [0, 20]),
     ("logprobs", [1, "x"], [True, False]),
     ("top_logprobs", [3], [None]),  # without logprobs: true
     ("allowed_token_ids", [[], [-1], "5"], [[5]]),
@@ -307,6 +309,14 @@ def test_reasoning_effort_is_given_once() -> None:
         parse_chat({**body, "reasoning_effort": "low"})
     assert caught.value.param == "reasoning_effort"
     assert parse_tokenize({"messages": MESSAGES, "reasoning_effort": "low"}).rendering.effort == "low"
+
+
+def test_prompt_logprobs_come_with_whole_answers_only() -> None:
+    body = {"model": "m", "prompt": "a", "prompt_logprobs": 0}
+    assert parse_completion({**body, "stream": False}).wanted.params.prompt_logprobs == 0
+    with pytest.raises(BadRequest, match="whole answer only") as caught:
+        parse_completion({**body, "stream": True})
+    assert caught.value.param == "prompt_logprobs"
 
 
 def test_max_completion_tokens_wins_over_the_old_name() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
@@ -20,9 +20,10 @@ from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex
 from busbar.workloads.serving.history import History, replay
+from busbar.workloads.serving.live import Live
 from busbar.workloads.serving.metrics import Metrics
-from busbar.workloads.serving.pooling import Pool
 from busbar.workloads.serving.prefix import salt_of
+from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.sampler import Draw, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
@@ -55,31 +56,12 @@ class Delta:
     """Prompt tokens that were in the prefix cache."""
     vector: tuple[float, ...] | None = None
     """Of a text that was to become one; not normalised."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """With the first token, where they were asked for."""
 
 
 LEAST_PROMPT_TOKENS = 32
 """Prompt tokens of a step that even a promise under pressure leaves."""
-
-
-@dataclass(eq=False)
-class Live:
-    """A request that is in the engine."""
-
-    id: str
-    params: SamplingParams
-    sequence: Sequence
-    history: History
-    randomness: Randomness
-    arrived_s: float
-    joined_s: float | None = None
-    first_s: float | None = None
-    last_s: float | None = None
-    pool: Pool = field(default_factory=Pool)
-    """Of a text that is to become a vector."""
-
-    @property
-    def sampled(self) -> int:
-        return len(self.sequence.tokens) - self.sequence.prompt_len
 
 
 class EngineCore:
@@ -162,6 +144,7 @@ class EngineCore:
             owner=owner,
             salt=salt_of(owner.tenant, cache_salt, *(() if adapter is None else adapter.salt)),
             resumed=history is not None,
+            explains=params.prompt_logprobs is not None,
             adapter=adapter,
         )
         if history is not None:
@@ -219,9 +202,10 @@ class EngineCore:
         found = sample(outcome.logits, [self._draw(live, failed) for live in lives]) if lives else []
         tokens = [each.token for each in found]
         self.scheduler.commit(step, dict(zip(outcome.sequences, tokens, strict=True)))
+        texts = self._take_states(outcome.states)
         now = self._clock()
-        self._record(step, now - began)
-        deltas = [self._vector(self._of[chunk.sequence], now) for chunk in self._pool(outcome.states)]
+        self._record(step, now - began, any(chunk.sequence.explains for chunk, _ in outcome.states))
+        deltas = [self._vector(self._of[chunk.sequence], now) for chunk in texts]
         for live, each in zip(lives, found, strict=True):
             if live in failed:
                 self._end(live, "abort", now)
@@ -262,16 +246,28 @@ class EngineCore:
             history=history or self.replay(sequence.tokens, params, []),
             randomness=Randomness() if params.seed is None else Randomness(params.seed),
             arrived_s=arrived_s,
+            prompt_logprobs=None
+            if params.prompt_logprobs is None
+            else PromptLogprobs(params.prompt_logprobs),
         )
         self._live[request_id] = live
         self._of[sequence] = live
         self._gauges()
 
-    def _pool(self, states: Tokens[tuple[Chunk, torch.Tensor]]) -> list[Chunk]:
-        """Adds hidden states to their texts; the chunks with which a text is complete."""
+    def _take_states(self, states: Tokens[tuple[Chunk, torch.Tensor]]) -> list[Chunk]:
+        """Explains prompts, and adds to texts that become vectors; the chunks with which such a text is complete."""
+        texts = []
         for chunk, found in states:
-            self._of[chunk.sequence].pool.add(chunk, found)
-        return [chunk for chunk, _ in states if chunk.completes]
+            live, sequence = self._of[chunk.sequence], chunk.sequence
+            if live.prompt_logprobs is None:
+                live.pool.add(chunk, found)
+                texts.append(chunk)
+                continue
+            kept = chunk.kept
+            following = sequence.tokens[kept.start + 1 : kept.stop + 1]
+            live.prompt_logprobs.add(found, following, self.runner.logits)
+            sequence.explained = kept.stop
+        return [chunk for chunk in texts if chunk.completes]
 
     def _vector(self, live: Live, now: float) -> Delta:
         """The end of a text that has become a vector."""
@@ -348,7 +344,9 @@ class EngineCore:
             text += history.matcher.flush()
         if finish is not None:
             self._end(live, finish, now)
-        return Delta(live.id, text, (token,), sampled, logprobs, finish, cached=live.sequence.cached)
+        told, live.prompt_logprobs = live.prompt_logprobs, None
+        cached = live.sequence.cached
+        return Delta(live.id, text, (token,), sampled, logprobs, finish, cached=cached, prompt_logprobs=told)
 
     def _end(self, live: Live, reason: str, now: float) -> None:
         del self._live[live.id]
@@ -374,10 +372,11 @@ class EngineCore:
         metrics.params_n.observe(1)
         metrics.params_max_tokens.observe(live.params.max_tokens)
 
-    def _record(self, step: Step, seconds: float) -> None:
+    def _record(self, step: Step, seconds: float, explains: bool) -> None:
         decoding = [c for c in step.chunks if c.count == 1]
         context = sum(c.start + c.count for c in step.chunks)
-        self.speed.record(len(decoding), context, step.token_count - len(decoding), seconds)
+        if not explains:  # such a step takes longer than others of its size
+            self.speed.record(len(decoding), context, step.token_count - len(decoding), seconds)
         self.metrics.step_tokens.observe(step.token_count)
 
     def _gauges(self) -> None:

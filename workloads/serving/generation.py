@@ -34,6 +34,8 @@ from busbar.workloads.serving.openai_response import DONE, Answer, Choice, failu
 from busbar.workloads.serving.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
+MOST_PROMPT_LOGPROBS = 100_000
+"""Numbers in an answer; they have about 70 bytes each."""
 LONG_TEXT = 20_000
 """Texts longer than this are tokenised in a worker thread, so that streams go on meanwhile."""
 
@@ -80,6 +82,7 @@ async def prepare(
             prompts.append(tokens)
     if wanted.n * len(prompts) > MAX_PROMPTS:
         raise BadRequest(f"n times the prompts must be at most {MAX_PROMPTS}", param="n")
+    _check_prompt_logprobs(wanted, prompts)
     jobs: list[Job] = []
     for ids in prompts:
         room = core.max_model_len - len(ids)
@@ -94,7 +97,8 @@ async def prepare(
             choice = Choice(len(jobs), 0 if number else len(ids), counts_prompt=not number)
             if isinstance(body, ChatBody) and body.tools is not None:
                 choice.reader = reader_of(body.tools, loaded, f"{request_id}/{choice.index}")
-            jobs.append(Job(ids, replace(params, seed=seed), choice))
+            told = None if number else params.prompt_logprobs  # of a prompt once
+            jobs.append(Job(ids, replace(params, seed=seed, prompt_logprobs=told), choice))
     return jobs
 
 
@@ -265,6 +269,19 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _check_prompt_logprobs(wanted: Wanted, prompts: list[list[int]]) -> None:
+    count = wanted.params.prompt_logprobs
+    if count is None:
+        return
+    numbers = wanted.n * (count + 1) * sum(map(len, prompts))
+    if numbers > MOST_PROMPT_LOGPROBS:
+        raise BadRequest(
+            f"prompt_logprobs {count} would be {numbers} numbers for these prompts (n times tokens times one more "
+            f"than prompt_logprobs); at most {MOST_PROMPT_LOGPROBS} are served. Ask for fewer, or shorten the prompt",
+            param="prompt_logprobs",
+        )
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:

@@ -37,7 +37,7 @@ class Batch:
     """For an attention back end that takes gathered contexts; empty with a `plan`."""
     sample_rows: torch.Tensor
     """[n] int64: rows whose logits are wanted; at least MIN_ROWS, repeated if need be."""
-    pool_rows: torch.Tensor | None = None
+    kept_rows: torch.Tensor | None = None
     """[m] int64: rows whose hidden states are wanted."""
     plan: BlockPlan | None = None
     """For attention that reads blocks in place."""
@@ -69,15 +69,15 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits [n, vocabulary] float32 of the sample rows, hidden states [m, hidden] of the pool rows); the cache
+        """(logits [n, vocabulary] float32 of the sample rows, hidden states [m, hidden] of the kept rows); the cache
         gains every row's k and v."""
         x = F.embedding(batch.tokens, self.weights.embedding)
         cos = self._cos[batch.positions][:, None]
         sin = self._sin[batch.positions][:, None]
         last = len(self.weights.layers) - 1
         wanted, count = batch.sample_rows, len(batch.sample_rows)
-        if batch.pool_rows is not None:
-            wanted = torch.cat((wanted, batch.pool_rows))
+        if batch.kept_rows is not None:
+            wanted = torch.cat((wanted, batch.kept_rows))
         for index, layer in enumerate(self.weights.layers):
             x = x + self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, batch, cache)
             groups = () if batch.adapters is None else batch.adapters.groups

@@ -32,6 +32,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_PROMPTS = 64
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_BAD_WORDS = 300
 MAX_BAD_WORD_CHARACTERS = 256
@@ -40,7 +41,7 @@ SAMPLING_FIELDS = frozenset(
         *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"),
         *("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "presence_penalty"),
         *("frequency_penalty", "repetition_penalty", "min_p", "logit_bias", "logprobs"),
-        *("allowed_token_ids", "bad_words"),
+        *("allowed_token_ids", "bad_words", "prompt_logprobs"),
     }
 )
 STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
@@ -193,6 +194,7 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         min_p=number(fields, "min_p", 0.0, 0.0, 1.0),
         logit_bias=_logit_bias(fields.get("logit_bias", {})),
         logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(fields, stream),
     )
     include_usage = boolean(options, "include_usage", False)
     continuous_usage = boolean(options, "continuous_usage_stats", False)
@@ -210,6 +212,15 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         _bad_words(fields.get("bad_words", [])),
         parse_format(fields),
     )
+
+
+def _prompt_logprobs(fields: Mapping[str, Any], stream: bool) -> int | None:
+    count = integer(fields, "prompt_logprobs", 0, MAX_PROMPT_LOGPROBS)
+    if count is not None and stream:
+        raise BadRequest(
+            "prompt_logprobs come with a whole answer only; leave out stream", param="prompt_logprobs"
+        )
+    return count
 
 
 def parse_salt(fields: Mapping[str, Any]) -> str:

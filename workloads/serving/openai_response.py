@@ -17,6 +17,7 @@ from typing import Any
 from busbar.kube.contracts.streams import SIDE_LINE, StreamEnd, UsageShown
 from busbar.workloads.serving.core import Delta
 from busbar.workloads.serving.errors import BadRequest, EngineLeaving, RequestError
+from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
 from busbar.workloads.serving.sampling import TokenLogprob
 from busbar.workloads.serving.toolreader import CallPiece, Pieces, ToolReader
 
@@ -45,6 +46,8 @@ class Choice:
     """Of an answer that may call tools."""
     calls: list[CallPiece] = field(default_factory=list)
     """That are not out yet."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Where they were asked for; of several answers to a prompt the first has them."""
 
     def take(self, delta: Delta) -> None:
         if self.reader is None:
@@ -56,6 +59,7 @@ class Choice:
         self.completion_tokens = max(self.completion_tokens, delta.index)
         if self.counts_prompt and not self.resumed:
             self.cached_tokens = max(self.cached_tokens, delta.cached)
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.finish = delta.finish
         if self.reader is not None and (self.reader.over or delta.finish is not None):
             self._read(self.reader.end())
@@ -93,8 +97,9 @@ class Answer:
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
         return {
             **self._head("chat.completion" if self.chat else "text_completion"),
-            "choices": [self._whole_choice(c) for c in choices],
+            "choices": self._whole_choices(choices),
             "usage": usage(choices),
+            **(self._prompt_logprobs(choices[0]) if self.chat else {}),
         }
 
     def first_chunk(self, choice: Choice) -> bytes:
@@ -147,6 +152,18 @@ class Answer:
         }
         counted = {} if self.usage_shown is UsageShown.NONE else {"usage": so_far}
         return sse({**self._head(self._chunk_object), "choices": [choice], **counted}, side)
+
+    def _whole_choices(self, choices: list[Choice]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        told: dict[str, Any] = {}
+        for choice in choices:
+            told = told if choice.prompt_logprobs is None else self._prompt_logprobs(choice)
+            found.append({**self._whole_choice(choice), **({} if self.chat else told)})
+        return found
+
+    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+        told = choice.prompt_logprobs
+        return {} if told is None else {"prompt_logprobs": told.document(self.token_text)}
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         body: dict[str, Any] = {"text": choice.text}

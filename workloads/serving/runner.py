@@ -26,7 +26,7 @@ class Outcome:
     logits: torch.Tensor
     """[n, vocabulary] float32, of that token."""
     states: list[tuple[Chunk, torch.Tensor]]
-    """Hidden states of chunks whose text is to become a vector."""
+    """The hidden states that chunks keep."""
 
 
 class Runner:
@@ -41,13 +41,18 @@ class Runner:
 
     def run(self, step: Step) -> Outcome:
         """Computes a step."""
-        batch, samplers, pooled = self.batch(step)
+        batch, samplers, keepers = self.batch(step)
         logits, states = self.decoder.forward(batch, self.cache)
-        parts = torch.split(states, [chunk.pooled for chunk in pooled]) if pooled else ()
-        return Outcome(samplers, logits[: len(samplers)], list(zip(pooled, parts, strict=True)))
+        parts = torch.split(states, [len(chunk.kept) for chunk in keepers]) if keepers else ()
+        return Outcome(samplers, logits[: len(samplers)], list(zip(keepers, parts, strict=True)))
+
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, vocabulary] float32, of tokens behind these hidden states."""
+        return self.decoder.weights.head(states).float()
 
     def batch(self, step: Step) -> tuple[Batch, list[Sequence], list[Chunk]]:
-        """(rows, sequences that sample, chunks that are pooled): decoding rows first, by context length; then each
+        """(rows, sequences that sample, chunks that keep states): decoding rows first, by context length; then each
         prompt chunk; then padding."""
         size, device = self.cache.shape.block_tokens, self.cache.device
         singles = sorted((c for c in step.chunks if c.count == 1), key=lambda c: c.start)
@@ -57,8 +62,8 @@ class Runner:
         blocks: list[int] = []
         samplers: list[Sequence] = []
         sample_rows: list[int] = []
-        pooled: list[Chunk] = []
-        pool_rows: list[int] = []
+        keepers: list[Chunk] = []
+        kept_rows: list[int] = []
         for chunk in (*singles, *longer):
             sequence, end = chunk.sequence, chunk.start + chunk.count
             tokens += sequence.tokens[chunk.start : end]
@@ -67,9 +72,10 @@ class Runner:
             if chunk.samples:
                 samplers.append(sequence)
                 sample_rows.append(len(tokens) - 1)
-            elif chunk.pooled:
-                pooled.append(chunk)
-                pool_rows += range(len(tokens) - chunk.pooled, len(tokens))
+            if kept := chunk.kept:
+                keepers.append(chunk)
+                shift = len(tokens) - end
+                kept_rows += range(kept.start + shift, kept.stop + shift)
         spans: list[Span] = []
         plan = None
         if self.in_place:
@@ -91,12 +97,12 @@ class Runner:
                 slot_index=self.cache.slot_index(torch.tensor(blocks, device=device), where % size),
                 spans=tuple(spans),
                 sample_rows=torch.tensor(sample_rows, device=device),
-                pool_rows=torch.tensor(pool_rows, device=device) if pool_rows else None,
+                kept_rows=torch.tensor(kept_rows, device=device) if kept_rows else None,
                 plan=plan,
-                adapters=self._adapters([*singles, *longer], sample_rows + pool_rows),
+                adapters=self._adapters([*singles, *longer], sample_rows + kept_rows),
             ),
             samplers,
-            pooled,
+            keepers,
         )
 
     def _adapters(self, chunks: list[Chunk], wanted: list[int]) -> AdapterRows | None:

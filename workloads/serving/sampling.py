@@ -47,6 +47,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     """None: none; n: the chosen token's, and those of the n likeliest."""
+    prompt_logprobs: int | None = None
+    """None: none; n: those of the prompt's own tokens, and of the n likeliest at each place."""
     constraint: Constraint | None = None
     """What `allowed_token_ids` and `bad_words` leave of the vocabulary; None: everything."""
     grammar: Grammar | None = None

@@ -190,8 +190,9 @@ class Scheduler:
             sequence.named = full
 
     def _lookup(self, sequence: Sequence, first: int = 0) -> list[bytes]:
-        """Names of the blocks from `first` on that may come from the cache: not the one of the last token."""
-        if not self.limits.prefix_cache:
+        """Names of the blocks from `first` on that may come from the cache: not the one of the last token, and none
+        of a prompt that is to be explained."""
+        if not self.limits.prefix_cache or sequence.is_explaining:
             return []
         size = self.limits.block_tokens
         extend_names(sequence.names, sequence.tokens, size, sequence.salt)

@@ -58,6 +58,10 @@ class Sequence:
     """It began on another replica, which charged and counted its prompt."""
     pooling: Pooling | None = None
     """A vector is wanted, and no further token."""
+    explains: bool = False
+    """Log-probabilities of its prompt's tokens are wanted."""
+    explained: int = 0
+    """Positions whose hidden state has told that of the next token."""
     adapter: Adapter | None = None
     """Held until the sequence ends; None: the model alone."""
 
@@ -67,6 +71,11 @@ class Sequence:
     @property
     def missing(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def is_explaining(self) -> bool:
+        """Some of the prompt's hidden states are still wanted, which a cached block does not have."""
+        return self.explains and self.explained < self.prompt_len - 1
 
 
 @dataclass(frozen=True)
@@ -88,11 +97,15 @@ class Chunk:
         return self.completes and self.sequence.pooling is None
 
     @property
-    def pooled(self) -> int:
-        """How many of its tokens, at its end, have a hidden state that is wanted."""
-        if self.sequence.pooling is Pooling.MEAN:
-            return self.count
-        return int(self.completes and self.sequence.pooling is Pooling.LAST)
+    def kept(self) -> range:
+        """Positions whose hidden state is wanted."""
+        sequence, end = self.sequence, self.start + self.count
+        if sequence.is_explaining:
+            return range(max(self.start, sequence.explained), min(end, sequence.prompt_len - 1))
+        if sequence.pooling is Pooling.MEAN:
+            return range(self.start, end)
+        is_last = self.completes and sequence.pooling is Pooling.LAST
+        return range(end - 1, end) if is_last else range(0)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -66,6 +67,7 @@ from busbar.workloads.serving.openai_request import (
     parse_detokenize,
     parse_tokenize,
 )
+from busbar.workloads.serving.openai_response import Answer, Choice
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.resume import Asked, parse_resume, read_terms, stream_digest, take_over
 from busbar.workloads.serving.served_models import LOAD_PATH, UNLOAD_PATH, ServedModels
@@ -274,8 +276,7 @@ class Server:
         async with opened(self.engine, name, jobs, owner, salt, adapter) as streams:
             if not body.wanted.stream:
                 await collect(self.engine, streams, jobs)
-                whole = answer.whole([job.choice for job in jobs])
-                return web.json_response(whole, headers=headers), jobs
+                return await self._whole(answer, [job.choice for job in jobs], headers), jobs
             events = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
             response = web.StreamResponse(headers={**headers, **events})
             request[STREAMING] = True
@@ -284,6 +285,14 @@ class Server:
                 await send_stream(response, self.engine, streams, jobs, answer)
                 await response.write_eof()
             return response, jobs
+
+    async def _whole(self, answer: Answer, choices: list[Choice], headers: dict[str, str]) -> web.Response:
+        def text() -> str:
+            return json.dumps(answer.whole(choices))
+
+        is_long = any(choice.prompt_logprobs is not None for choice in choices)
+        sent = await asyncio.to_thread(text) if is_long else text()
+        return web.json_response(text=sent, headers=headers)
 
     @contextlib.contextmanager
     def _in_hand(self) -> Iterator[None]:
