@@ -20,6 +20,7 @@ from busbar.workloads.serving.engine import Engine, EngineState, Stream
 from busbar.workloads.serving.errors import ModelCorrupt, Overloaded
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sampling import SamplingParams
+from busbar.workloads.serving.sequence import Sequence
 from busbar.workloads.serving.server import Server
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 
@@ -56,6 +57,29 @@ async def test_requests_of_one_engine_run_together_and_each_gets_its_tokens(load
         ends = [await read(stream) for stream in streams]
         assert [[d.index for d in deltas] for deltas in ends] == [[1, 2, 3, 4, 5]] * 3
         assert engine.open_streams == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_requests_priority_reaches_the_scheduler(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    seen: list[int] = []
+    add = loaded.core.scheduler.add
+
+    def note(sequence: Sequence) -> None:
+        seen.append(sequence.priority)
+        add(sequence)
+
+    monkeypatch.setattr(loaded.core.scheduler, "add", note)
+    body = {"model": "tiny", "max_tokens": 1, "n": 2}
+    body |= {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    async with started(loaded) as engine:
+        server = Server(ServerSettings(EngineSettings(Path("m")), "tiny"), engine)
+        client: TestClient[web.Request, web.Application] = TestClient(TestServer(server.application()))
+        async with client:
+            for priority in (-3, None):
+                assert (await client.post(path, json={**body, "priority": priority})).status == 200
+    assert seen == [-3, -3, 0, 0]
 
 
 async def test_closing_a_stream_frees_its_blocks(loaded: Loaded) -> None:

@@ -55,6 +55,7 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ),
     ("logprobs", [-1, 21, True, "x"], [0, 5, 20, None]),
     ("prompt_logprobs", [-1, 21, True, "x", 1.5], [0, 5, 20, None]),
+    ("priority", [1.5, "high", True, 1_000_001, -1_000_001], [0, -5, 1_000_000, None]),
     ("stream", [1, "yes"], [True, False]),
     ("n", [17, 0, True], [1, 2, 16, None]),
     ("best_of", [2], [1]),

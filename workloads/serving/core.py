@@ -132,6 +132,7 @@ class EngineCore:
         cache_salt: str = "",
         history: History | None = None,
         adapter: Adapter | None = None,
+        priority: int = 0,
     ) -> None:
         """Queues a request that `admissible` has passed; with a `history`, one that goes on behind its tokens.
 
@@ -144,6 +145,7 @@ class EngineCore:
             owner=owner,
             salt=salt_of(owner.tenant, cache_salt, *(() if adapter is None else adapter.salt)),
             resumed=history is not None,
+            priority=priority,
             explains=params.prompt_logprobs is not None,
             adapter=adapter,
         )

@@ -115,12 +115,13 @@ class Engine:
         cache_salt: str = "",
         history: History | None = None,
         adapter: Adapter | None = None,
+        priority: int = 0,
     ) -> Stream:
         """Hands a request to the thread. It has passed `EngineCore.admissible`; see `EngineCore.submit`."""
         return self._open(
             request_id,
             lambda core, arrived: core.submit(
-                request_id, prompt, params, arrived, owner, cache_salt, history, adapter
+                request_id, prompt, params, arrived, owner, cache_salt, history, adapter, priority
             ),
             adapter,
         )

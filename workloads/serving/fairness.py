@@ -32,6 +32,10 @@ class Owner:
     weight: float = 1.0
     """The tenant's share, relative to the other tenants'."""
 
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.tenant, self.key
+
 
 NOBODY = Owner()
 

@@ -136,6 +136,7 @@ async def opened(
     owner: Owner = NOBODY,
     cache_salt: str = "",
     adapter: Adapter | None = None,
+    priority: int = 0,
 ) -> AsyncIterator[list[Stream]]:
     """The streams of the jobs that have not ended, closed at the end. `name` is unique in this process."""
     streams: list[Stream] = []
@@ -152,6 +153,7 @@ async def opened(
                     cache_salt,
                     job.history,
                     adapter,
+                    priority,
                 )
             )
         yield streams

@@ -33,6 +33,7 @@ MAX_PROMPTS = 64
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 20
+MAX_PRIORITY = 1_000_000
 MAX_LOGIT_BIAS = 300
 MAX_BAD_WORDS = 300
 MAX_BAD_WORD_CHARACTERS = 256
@@ -45,7 +46,9 @@ SAMPLING_FIELDS = frozenset(
     }
 )
 STREAM_OPTIONS = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
-SHARED_FIELDS = SAMPLING_FIELDS | FORMAT_FIELDS | {"cache_salt", "n", "model", "stream", "stream_options"}
+SHARED_FIELDS = (
+    SAMPLING_FIELDS | FORMAT_FIELDS | {"cache_salt", "priority", "n", "model", "stream", "stream_options"}
+)
 CHAT_FIELDS = TEMPLATE_FIELDS | {"messages", "max_completion_tokens", "top_logprobs"}
 
 
@@ -71,6 +74,8 @@ class Wanted:
     """Their token sequences are never generated."""
     grammar: GrammarSpec | None = None
     """The answer follows it."""
+    priority: int = 0
+    """Among the waiting requests of the same key: smaller starts first."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,7 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         _allowed_tokens(fields.get("allowed_token_ids")),
         _bad_words(fields.get("bad_words", [])),
         parse_format(fields),
+        integer(fields, "priority", -MAX_PRIORITY, MAX_PRIORITY) or 0,
     )
 
 

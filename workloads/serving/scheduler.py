@@ -6,7 +6,8 @@ There is no prefill phase (Dynamic SplitFuse, DeepSpeed-FastGen, arXiv 2401.0867
     1. every running sequence that lacks one token decodes
     2. running sequences that lack more get chunks of their prompt, and waiting sequences join if *all*
        their blocks fit above the watermark: by the virtual counter of their owner (`fairness.py`), running
-       before waiting where it is equal, then first come first served
+       before waiting where it is equal, then first come first served; an owner's turn goes to that
+       of its waiting requests with the smallest `priority`
 
 A sequence that joins finds the full blocks of its beginning that are in the cache (`prefix.py`); its last
 token is always computed. While it catches up it looks again before each chunk, and a step does not compute
@@ -20,6 +21,7 @@ alone is refused by `add`; so the oldest always finishes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
 
@@ -170,8 +172,13 @@ class Scheduler:
         return max(others, key=self._turn) if others else needy
 
     def _turn(self, sequence: Sequence) -> tuple[tuple[float, float], int]:
-        """Smaller is served first."""
+        """Whose turn it is: smaller is served first."""
         return self.counters.of(sequence.owner), sequence.order
+
+    def _wished(self, turn: Sequence, passed: Collection[Sequence]) -> Sequence:
+        """The waiting sequence that the owner wants in this turn."""
+        own = (s for s in self.waiting if s.owner.name == turn.owner.name and s not in passed)
+        return min(own, key=lambda s: (s.priority, s.order))
 
     def _charge_prompt(self, sequence: Sequence) -> None:
         """Prompt tokens computed for the first time."""
@@ -246,11 +253,12 @@ class Scheduler:
         taken = 0
         passed: set[Sequence] = set()
         while budget > taken and len(self.running) < self.limits.max_running and len(passed) < MOST_PASSED:
-            head = min((s for s in self.waiting if s not in passed), key=self._turn, default=None)
-            if head is None or (before is not None and not self.counters.of(head.owner) < before):
+            turn = min((s for s in self.waiting if s not in passed), key=self._turn, default=None)
+            if turn is None or (before is not None and not self.counters.of(turn.owner) < before):
                 break
-            if not self.places.may_take(head.owner, len(self.running)):
+            if not self.places.may_take(turn.owner, len(self.running)):
                 break
+            head = self._wished(turn, passed)
             found = self.pool.find(self._lookup(head))
             if self._is_coming(head, len(found) * self.limits.block_tokens, coming):
                 passed.add(head)
@@ -259,6 +267,8 @@ class Scheduler:
             if need + self.pool.idle(found) > self.pool.free - self._watermark():
                 break
             self.waiting.remove(head)
+            # As if they had come in this order: no owner wins a turn by its priorities.
+            head.order, turn.order = turn.order, head.order
             for block in found:
                 self.pool.share(block)
             self._start(head, found + self.pool.take(need), len(found))

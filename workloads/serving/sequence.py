@@ -32,7 +32,7 @@ class Sequence:
     """One request's tokens and blocks."""
 
     order: int
-    """Arrival number; smaller is older."""
+    """Arrival number; smaller is older. A request that starts before an older one of its owner exchanges it."""
     tokens: list[int]
     """Prompt, then everything sampled."""
     max_total: int
@@ -54,6 +54,8 @@ class Sequence:
     """Prompt tokens that came from the cache, before the first preemption."""
     charged: int = 0
     """Tokens whose computing was charged to the owner already."""
+    priority: int = 0
+    """Among the waiting requests of its owner: smaller starts first."""
     resumed: bool = False
     """It began on another replica, which charged and counted its prompt."""
     pooling: Pooling | None = None

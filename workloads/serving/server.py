@@ -272,9 +272,11 @@ class Server:
         if resumed is not None:
             await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
         name = f"{request_id}/{next(self._numbers)}"
-        owner, salt = self._owner(request), body.wanted.cache_salt
-        async with opened(self.engine, name, jobs, owner, salt, adapter) as streams:
-            if not body.wanted.stream:
+        owner, wanted = self._owner(request), body.wanted
+        async with opened(
+            self.engine, name, jobs, owner, wanted.cache_salt, adapter, wanted.priority
+        ) as streams:
+            if not wanted.stream:
                 await collect(self.engine, streams, jobs)
                 return await self._whole(answer, [job.choice for job in jobs], headers), jobs
             events = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
