@@ -35,7 +35,7 @@ from busbar.workloads.serving.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 MOST_PROMPT_LOGPROBS = 100_000
-"""Numbers in an answer; they have about 70 bytes each."""
+"""Numbers in an answer; they have about 80 bytes each."""
 LONG_TEXT = 20_000
 """Texts longer than this are tokenised in a worker thread, so that streams go on meanwhile."""
 
