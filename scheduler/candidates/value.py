@@ -12,6 +12,8 @@ arrival among equals and lets no job wait forever.
 
 from __future__ import annotations
 
+import math
+
 from ..model.plans import Objective, Policy
 from ..model.snapshot import Job, JobKind
 from .makespan import Part
@@ -42,13 +44,21 @@ def weight(job: Job, best_speed: float, policy: Policy, now: float) -> float:
     """Value per hour of the job at its best speed."""
     if job.kind is JobKind.SERVING:
         return SERVING_WEIGHT
-    left_h = max(remaining_s(job, best_speed) / 3600, SHORTEST_H)
-    exponent = policy.attained_exponent if job.remaining_work is None else policy.remaining_exponent
-    age_s = max(0.0, now - job.submitted_at_s)
-    value = float(left_h**-exponent) * (1 + age_s / policy.aging_s)
+    left_s = max(remaining_s(job, best_speed), 3600 * SHORTEST_H)
+    known = job.remaining_work is not None
+    exponent = policy.remaining_exponent if known else policy.attained_exponent
+    value = float((left_s / 3600) ** -exponent) * lateness(job, left_s, policy, now)
     if policy.objective is Objective.FINISH_TIME_FAIRNESS:
-        value *= (age_s / 3600 + left_h) / left_h
+        value *= (max(0.0, now - job.submitted_at_s) + left_s) / left_s
     return value
+
+
+def lateness(job: Job, left_s: float, policy: Policy, now: float) -> float:
+    """How much more a job is worth because of its age."""
+    age_s = max(0.0, now - job.submitted_at_s)
+    if job.remaining_work is not None:
+        return math.pow(1 + age_s / left_s, policy.lateness_exponent)
+    return 1 + age_s / max(left_s, policy.unknown_lateness_s)
 
 
 def makespan_value(

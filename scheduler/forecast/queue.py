@@ -69,7 +69,7 @@ class Queue:
             sum(self._capacity),
             tuple(self._share(tenant) for tenant in _tenants(snapshot)),
             Rules(
-                policy.aging_s,
+                policy.unknown_lateness_s,
                 policy.min_run_s,
                 policy.max_preemptions,
                 policy.churn,

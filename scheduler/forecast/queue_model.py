@@ -225,7 +225,7 @@ class QueueModel:
             if request not in fitting or self._best_option(tenant, request) is None:
                 continue
             borrows = self.units[tenant] + request.options[0].units > self.entitled[tenant] + EPS
-            age = 1.0 + (now - queue[0].submitted_at_s) / self.rules.aging_s
+            age = 1.0 + (now - queue[0].submitted_at_s) / self.rules.lateness_s
             key = (borrows, -request.priority, not request.serving, -age / request.accelerators_m)
             if best is None or key < best:
                 best, result = key, (borrows, request)

@@ -63,7 +63,7 @@ class QueuedJob:
 class Rules:
     """The parts of the policy that matter here."""
 
-    aging_s: float
+    lateness_s: float
     min_run_s: float
     max_preemptions: int
     churn: float

@@ -287,8 +287,12 @@ class Policy:
     """How strongly shorter jobs come first if the remaining work is known: value ~ remaining ** -exponent."""
     attained_exponent: float = 0.05
     """The same with the time already received if it is not known (a much weaker signal)."""
-    aging_s: float = 72000.0
-    """A job's value grows linearly with its age since submission; at this age it is twice what it was."""
+    lateness_exponent: float = 0.5
+    """How strongly jobs come first that are late for their length, if the remaining work is known: value ~ ((age +
+    remaining) / remaining) ** exponent."""
+    unknown_lateness_s: float = 10800.0
+    """If it is not known, the value is twice what it was at this age, or at the time already received if that is
+    longer."""
     patience: float = 2.0
     """A larger job that has waited this many times its own expected duration is not passed by smaller ones of
     equal right any longer: it gets a reservation. People accept to be passed for about as long as they asked

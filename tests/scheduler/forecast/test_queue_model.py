@@ -23,7 +23,7 @@ from busbar.scheduler.forecast.queue_types import (
 )
 
 RULES = Rules(
-    aging_s=72000, min_run_s=300, max_preemptions=5, churn=0.05, min_disruption_budget=8, restart_s=30
+    lateness_s=10800, min_run_s=300, max_preemptions=5, churn=0.05, min_disruption_budget=8, restart_s=30
 )
 ONE = QueueRequest((RunOption(0, 1000, 1, 1.0),), 1000)
 NODE = QueueRequest((RunOption(0, 8000, 1, 8.0),), 8000)

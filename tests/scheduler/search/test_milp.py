@@ -38,7 +38,7 @@ def test_the_solver_only_improves_and_settles(snapshot: Snapshot) -> None:
 
 def test_the_solver_finds_what_single_exchanges_do_not() -> None:
     """Without reservations: with them priorities use up what the plan may disrupt."""
-    snapshot = generate(40, 80, 80, 2)
+    snapshot = generate(40, 80, 80, 3)
     plain, _ = plan(snapshot, replace(PLAIN, reservations=0), 10_000_000.0)
     better, _ = plan(snapshot, replace(POLICY, reservations=0), 10_000_000.0)
     assert check_plan(snapshot, better) == []
