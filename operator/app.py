@@ -1,14 +1,15 @@
 """The operator's parts, connected: the order in which they start, who is notified, and what ends the process.
 
-    lease ─► lists ─► informers synced ─► Kopf, workers, rounds, poller, demand, events, server
-                                             ▲                            │ lease lost: no writes, no rounds
-                                             └── lists, if a new term ◄───┘ until it is held again
+    server, lease ─► lists ─► informers synced ─► Kopf, workers, rounds, poller, demand, events, leader's label
+        ▲                                             ▲               │ lease lost: no writes, no rounds
+        └──── another process took it: starts over ◄──┴─ held again ◄─┘
 
 Nothing is written before the lease is held. Nothing is planned before every kind has been listed once: a plan on half
 of the objects would assign devices that the other half holds. A lost lease stops writes and rounds until it is held
-again. Where another process may have held it in between, what was decided before is given up, and every kind is
-listed again first. If a task ends by a fault, the process ends; Kubernetes starts it again, and it reads everything
-that it needs from the objects.
+again. Where another process holds it, or may have held it in between, everything that is known here is given up, and
+`lead` starts over with a new Operator: a *standby*, which only looks at the lease until it is free. It has no cache and
+reads no objects, so a second replica costs little. If a task ends by a fault, the process ends; Kubernetes starts it
+again, and it reads everything that it needs from the objects.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import itertools
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from busbar.kube.client import ClientLimits, KubeClient, Object
@@ -28,6 +30,7 @@ from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.kube.types import TrainingJob
 from busbar.operator.accounting.allocations import PoolRemarks
+from busbar.operator.errors import TakenOver
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.handlers import Handlers
@@ -53,6 +56,7 @@ from busbar.operator.watch.small_projections import QuotaSeen
 from busbar.operator.write.actions import PostToPod
 from busbar.operator.write.events import EventQueue, Notice
 from busbar.operator.write.lanes import Lanes
+from busbar.operator.write.leader_label import LeaderLabel
 from busbar.operator.write.lease import Fence
 from busbar.operator.write.lease_thread import LeaseThread
 from busbar.operator.write.writer import Writer
@@ -69,17 +73,18 @@ LIST_AGAIN_S = 1.0
 
 
 class Operator:
-    """One operator process. ``run()`` returns when it is cancelled and raises when it must end."""
+    """One operator, from standby to leader. ``run()`` returns when another process leads, and raises at a fault."""
 
     def __init__(
         self,
         login: Login,
         settings: Settings,
         policy: Policy | None = None,
+        started_at: float | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.metrics.started.set_to_current_time()
+        self.metrics.started.set(time.time() if started_at is None else started_at)
         limits = ClientLimits(connections=settings.connections)
         self._plain = KubeClient(login, user_agent="busbar-operator", limits=limits)
         self.lease = LeaseThread(login, settings)
@@ -123,6 +128,7 @@ class Operator:
             self.metrics,
         )
         self.handlers.power.lessor.left_s = self.fence.left_s
+        self.label = LeaderLabel(self._plain, self.client, settings.namespace, settings.pod_name)
         self.rounds.after = self._after_round
         self.feed = RoutesFeed(
             lambda revision: build_routes(
@@ -144,23 +150,32 @@ class Operator:
             self.handlers.power,
             self.problems,
             lambda: self.synced,
+            lambda: self.lease.hold.holder != "",
         )
         self.shell = KopfShell(login, settings, self._kopf_event)
         self.synced = False
         self._routes_dirty = asyncio.Event()
-        self._started_at = time.monotonic()
+        self._held_at = time.monotonic()
 
     # -- life ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Runs until cancelled. Raises any exception that ends a task."""
+        """Runs until cancelled, or until another process leads. Raises any exception that ends a task."""
+        try:
+            await self._run()
+        except* TakenOver as errors:
+            log.warning("this operator is a standby now", extra={"why": str(errors.exceptions[0])})
+
+    async def _run(self) -> None:
         await self.server.start()
         self.lease.start()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lease.wait(), name="lease")
                 term = await self.lease.held()
+                self._held_at = time.monotonic()
                 log.info("lease held", extra={"identity": self.settings.identity})
+                group.create_task(self.lease.taken(term), name="taken")
                 for informer in self.caches.informers:
                     group.create_task(informer.run(), name=f"informer-{informer.resource.plural}")
                 await self._list_all(*self.caches.ours)
@@ -184,6 +199,7 @@ class Operator:
                     ("resync", self._resync_forever()),
                     ("routes", self._routes_forever()),
                     ("numbers", self._numbers_forever()),
+                    ("label", self.label.run()),
                 ):
                     group.create_task(task, name=name)
                 if self.settings.gateway_url:
@@ -196,26 +212,18 @@ class Operator:
                     await self._close()
 
     async def _lead(self, term: int) -> None:
-        """Lets the operator write and plan while the lease is held; ``term`` is the one that it is in sync with."""
+        """Lets the operator write and plan while the lease is held in this term."""
+        self.fence.open(term)
         while True:
-            self.fence.open(term)
             self.controller.resume()
             self.metrics.leader.set(1)
             await self.lease.lost(term)
             self.metrics.leader.set(0)
             self.controller.pause()
             log.warning("lease lost; nothing is written until it is held again")
-            before = term
             async with self.rounds.stopped:
-                while (held := await self.lease.held()) != term:
-                    await self.controller.quiet()  # what was decided in the old term ends at the fence
-                    await self._list_all(*self.caches.ours, *self.caches.informers)
-                    term = held
-                if term != before:
-                    self.rounds.forget()
-                    self.handlers.energy.accounts.forget()
-                    self.handlers.power.lessor.forget()
-            log.info("lease held again", extra={"new_term": term != before})
+                await self.lease.held()  # a new term ends this operator, see `taken`
+            log.info("lease held again")
             self.everything()
 
     async def _close(self) -> None:
@@ -408,13 +416,23 @@ class Operator:
         if time.monotonic() >= self.lease.hold.until:
             return []
         if not self.synced:
-            waited = time.monotonic() - self._started_at
+            waited = time.monotonic() - self._held_at
             return ["the first lists did not end"] if waited > limit else []
         return [
             f"the watch of {i.resource.plural} has been silent for {i.age_s:.0f} s"
             for i in self.caches.informers
             if i.age_s > limit
         ]
+
+
+async def lead(make: Callable[[], Operator]) -> None:
+    """Leads whenever no other process does, and stands by otherwise, until cancelled."""
+    this = asyncio.current_task()
+    assert this is not None
+    while not this.cancelling():  # a cancellation that comes together with the end of a term is not lost
+        # A task of its own: in Python 3.11 a task group that has failed leaves its task's `cancelling` at 1.
+        await asyncio.create_task(make().run())
+    raise asyncio.CancelledError
 
 
 __all__ = ["KINDS", "MODEL_SERVICES", "TRAINING_JOBS", "Item", "Operator"]

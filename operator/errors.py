@@ -2,6 +2,7 @@
 
     OperatorError            code
     ├── Fenced               OperatorFenced     a write was stopped: this process does not hold the lease
+    ├── TakenOver            OperatorTaken      another process leads: this one becomes a standby
     ├── LaneFull             OperatorLane       a write that only tells something found no place; it is tried again soon
     ├── ShellEnded           OperatorShell      the watches of our kinds ended; they are started again
     ├── PlanRefused          OperatorPlan       the independent checker refused what the planner made
@@ -34,6 +35,12 @@ class Fenced(OperatorError):
     """This process does not hold the lease (any more): it may write nothing."""
 
     code = "OperatorFenced"
+
+
+class TakenOver(OperatorError):
+    """Another process holds the lease, or may have held it meanwhile: nothing that is known here counts any more."""
+
+    code = "OperatorTaken"
 
 
 class LaneFull(OperatorError):

@@ -1,7 +1,7 @@
 """``busbar-operator``: settings, login, logs, and the end of the process.
 
 Exit codes: 0 after SIGTERM or SIGINT, 1 when a person must correct something (settings, login) or after a fault.
-Kubernetes restarts a container that ends. A lost lease ends nothing.
+Kubernetes restarts a container that ends. A lost lease ends nothing: where another process took it, this one stands by.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 from busbar.kube import logs
 from busbar.kube.errors import ConfigError, SettingsError
@@ -39,11 +40,13 @@ def main() -> None:
     logs.set_up(settings.log_format, settings.log_level)
     logging.getLogger("kopf").setLevel(logging.ERROR)  # Kopf warns at each retry
     # Imported late: a wrong setting is reported before half a second of imports.
-    from busbar.operator.app import Operator
+    from busbar.operator.app import Operator, lead
+
+    started_at = time.time()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        operator = loop.create_task(Operator(login, settings).run())
+        operator = loop.create_task(lead(lambda: Operator(login, settings, started_at=started_at)))
 
         def stop() -> None:
             end_soon()

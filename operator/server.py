@@ -10,7 +10,8 @@ Internal (8090), each call with a service-account token of audience ``busbar-ope
     GET  /routes     NDJSON: a whole routes document at each change, and every 15 s
 
 Only the callers named in the settings (the API's and the gateway's service accounts) are admitted: a snapshot
-contains every tenant's jobs, and the routes contain bearers. Metrics (8093): ``/metrics``, ``/healthz``, ``/ready``.
+contains every tenant's jobs, and the routes contain bearers. A standby answers them 503. Metrics (8093): ``/metrics``,
+``/healthz``, ``/ready``.
 """
 
 from __future__ import annotations
@@ -95,11 +96,13 @@ class Server:
         power: Power,
         problems: Callable[[], list[str]],
         is_ready: Callable[[], bool],
+        has_asked: Callable[[], bool],
     ) -> None:
         self._settings, self._client, self._metrics = settings, client, metrics
         self._feed, self._snapshot, self._preview = feed, snapshot, preview
         self._service_plan = service_plan
         self._power, self._problems, self._is_ready = power, problems, is_ready
+        self._has_asked = has_asked
         self._reviewer = Reviewer(self._post)
         self._runners: list[web.AppRunner] = []
         self.ports: dict[str, int] = {}
@@ -227,6 +230,8 @@ class Server:
         return web.json_response(found.to_wire())
 
     async def _get_routes(self, request: web.Request) -> web.StreamResponse:
+        if not self._is_ready():
+            return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         while True:
@@ -247,8 +252,9 @@ class Server:
         return web.json_response({"problems": problems}, status=500 if problems else 200)
 
     async def _get_ready(self, request: web.Request) -> web.Response:
-        # Ready also while another process holds the lease, so that a rollout does not wait for the lease.
-        return web.json_response({"ready": True})
+        # A standby is ready too, so that a rollout does not wait for the lease; the Service selects the leader's label.
+        ready = self._has_asked()
+        return web.json_response({"ready": ready}, status=200 if ready else 503)
 
 
 def _error(status: int, code: str, message: str, **more: str) -> web.Response:

@@ -38,6 +38,7 @@ class Settings:
 
     namespace: str = "busbar-system"  # the operator's own namespace; it holds the lease
     identity: str = "busbar-operator"  # lease holder; a restarted container of one pod is the same holder
+    pod_name: str = ""  # the pod that gets the leader's label; empty: none
     # image of our engines
     workloads_image: str = setting("busbar-workloads", shared="BUSBAR_WORKLOADS_IMAGE")
     # accepted digests of it; empty: any, or the one in its reference
@@ -148,6 +149,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     pod: dict[str, object] = {"identity": _identity(env)}
     if env.get("POD_NAMESPACE"):
         pod["namespace"] = env["POD_NAMESPACE"]
+    if env.get("POD_NAME"):
+        pod["pod_name"] = env["POD_NAME"]
     return settings.load(Settings, PREFIX, env, defaults=pod)
 
 

@@ -151,6 +151,16 @@ class Persistence(Section):
 
 
 class Operator(Section):
+    replicas: Annotated[int, Field(ge=1, le=3)] = Field(
+        default=1,
+        description="One leads, the others stand by. With 2, a lost leader is replaced within 20 s, for the memory "
+        "of one more pod.",
+    )
+    lease_seconds: Annotated[int, Field(ge=5, le=60)] | None = Field(
+        default=None,
+        description="A leader that dies is replaced after this time; one that gets no answer for 4/5 of it stops "
+        "writing. Empty: 30 with one replica, 12 with more.",
+    )
     resources: Resources = Field(
         default_factory=lambda: Resources(requests=Amounts(cpu="250m", memory="128Mi")),
         description="Of the operator's pod. With fewer cores, a busy node makes all scheduling late.",

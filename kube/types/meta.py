@@ -35,6 +35,8 @@ LABEL_ADMISSION_ID = f"{GROUP}/admission-id"
 LABEL_TENANT = f"{GROUP}/tenant"
 LABEL_RELEASED = f"{GROUP}/released"
 """On a namespace that its Tenant released, with that tenant's name: the policies apply until a person removes it."""
+LABEL_LEADER = f"{GROUP}/leader"
+"""On the pod of the operator that leads, with the value `true`: its Service selects it."""
 LABEL_QUEUE = f"{GROUP}/queue"
 """Opt-in of another controller's pod or `batch/v1` Job; the value is "true"."""
 

@@ -59,8 +59,3 @@ class Accounts:
     def keep(self, uids: Container[str]) -> None:
         """Forgets all other objects."""
         self._accounts = {uid: account for uid, account in self._accounts.items() if uid in uids}
-
-    def forget(self) -> None:
-        """Another process has counted in the meantime: what was counted here and not written is its own."""
-        for account in self._accounts.values():
-            account.sent, account.newest_j = {}, account.counted_j

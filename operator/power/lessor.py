@@ -65,10 +65,6 @@ class Lessor:
         self._sending: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
-    def forget(self) -> None:
-        """Another operator may have sent leases: what this one knows of the nodes is worth nothing."""
-        self._state, self.feeds = None, {}
-
     async def round(
         self, found: Membership, readings: Mapping[str, Reading], sources: Iterable[Source]
     ) -> None:
@@ -78,8 +74,6 @@ class Lessor:
         state = self._state or new_leader(self._clock())
         self._state = state
         made = await asyncio.to_thread(take_round, state, found, dict(readings), self._clock(), self._control)
-        if self._state is not state:
-            return  # forgotten meanwhile
         self._state, self.feeds = made.state, made.feeds
         self._count_actuation(readings)
         by_node = {message.node: message for message in made.messages}

@@ -69,9 +69,6 @@ class Controller:
         self._workers = workers
         self._running = asyncio.Event()
         self._running.set()
-        self._in_flight = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
 
     def handles(self, kind: str, handler: Handler) -> None:
         self._handlers[kind] = handler
@@ -107,22 +104,8 @@ class Controller:
         """Waits until the workers are not paused."""
         await self._running.wait()
 
-    async def quiet(self) -> None:
-        """Waits until no reconcile runs; for a caller that has paused the workers and stopped the rounds."""
-        await self._quiet.wait()
-
     async def process(self, item: Item, decisions: tuple[Decision, ...] = ()) -> None:
         """Reconciles one object now; errors are handled as the module's head says."""
-        self._in_flight += 1
-        self._quiet.clear()
-        try:
-            await self._process(item, decisions)
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._quiet.set()
-
-    async def _process(self, item: Item, decisions: tuple[Decision, ...]) -> None:
         lock = self._locks.setdefault(item, asyncio.Lock())
         async with lock:
             result = "ok"

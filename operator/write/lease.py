@@ -7,13 +7,15 @@ lease. ``Fence.check`` raises Fenced as soon as the last renewal *that was start
 margin: a process that was frozen, or cut off from the API server, stops writing before anybody else may begin.
 
 A lost lease is acquired again. Where that begins a new term, another process may have written in between, and the
-fence stays closed until this process has read everything again (``app.py``).
+fence stays closed: the operator starts over, as a standby (``app.py``).
 
 A lease held by our own identity is taken back at once: the identity is the pod's, and when a container of a
 pod starts, its predecessor is dead. Another holder's lease is taken once this process has seen it unchanged for
-its duration, so clocks of different machines are never compared. A missing pod proves nothing: a pod deleted by force may still
+its duration, so clocks of different machines are never compared. Where this process could not look for a while (the API
+server was silent, or the process frozen), the holder gets time for one more renewal, once: what kept the one from
+looking may have kept the other from renewing. A missing pod proves nothing: a pod deleted by force may still
 run, and the API server accepts a token for some ten seconds after its pod is deleted. An operator that is told to
-stop releases the lease first, so a new pod waits the whole duration only after a crash.
+stop releases the lease first, so a successor waits the whole duration only after a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from busbar.kube.client import KubeClient, Object
@@ -43,6 +45,8 @@ class Hold:
 
     term: int = 0
     until: float = NEVER
+    holder: str = ""
+    """Whose it was when it was last read or written; empty: neither has succeeded yet."""
 
 
 class LeaseKeeper:
@@ -67,10 +71,12 @@ class LeaseKeeper:
         self._mark: tuple[object, ...] | None = None  # of the present term
         self._renewed_at = NEVER  # when the last renewal that succeeded was started
         self._seen: tuple[str, float] | None = None  # another holder's resourceVersion, and since when
+        self._looked_at = NEVER  # when another holder's lease was last read
+        self._spared = ""  # the resourceVersion whose holder got more time
 
     def drop(self) -> None:
         """Stops writing at once, without releasing the lease."""
-        self.hold = Hold(self.hold.term)
+        self.hold = replace(self.hold, until=NEVER)
         self._on_change()
 
     async def run(self) -> None:
@@ -120,7 +126,8 @@ class LeaseKeeper:
         ours = lease is not None and self._mark is not None and _mark_of(lease) == self._mark
         if lease is not None and not ours and not self._is_free(lease):
             self._written = self._mark = None
-            self.drop()
+            self.hold = Hold(self.hold.term, NEVER, str(lease["spec"]["holderIdentity"]))
+            self._on_change()
             return False
         body = self._body(lease)
         if lease is None:
@@ -129,7 +136,7 @@ class LeaseKeeper:
             answer = await self._client.replace(LEASES, body, self._namespace)
         self._written, self._mark, self._renewed_at = answer, _mark_of(answer), started
         term = self.hold.term if ours else self.hold.term + 1
-        self.hold = Hold(term, started + self._duration_s - self._margin_s)
+        self.hold = Hold(term, started + self._duration_s - self._margin_s, self._identity)
         self._on_change()
         return True
 
@@ -159,9 +166,13 @@ class LeaseKeeper:
         spec, version, now = lease["spec"], lease["metadata"]["resourceVersion"], time.monotonic()
         if spec.get("holderIdentity") in (None, "", self._identity):
             return True
+        duration_s = float(spec.get("leaseDurationSeconds") or self._duration_s)
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, now)
-        return now - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._duration_s)
+        elif now - self._looked_at > duration_s / 3 and self._spared != version:
+            self._seen, self._spared = (version, max(self._seen[1], now - duration_s * 2 / 3)), version
+        self._looked_at = now
+        return now - self._seen[1] > duration_s
 
     def _body(self, old: Object | None) -> Object:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -15,6 +15,7 @@ import time
 
 from busbar.kube.client import ClientLimits, KubeClient
 from busbar.kube.login import Login
+from busbar.operator.errors import TakenOver
 from busbar.operator.settings import Settings
 from busbar.operator.write.lease import MOST_TRIES, Hold, LeaseKeeper
 
@@ -32,6 +33,7 @@ class LeaseThread:
         self._keeper = LeaseKeeper(
             self._client, settings.namespace, settings.lease_name, settings.identity, duration_s, self._ring
         )
+        self._identity = settings.identity
         self._bell = asyncio.Event()
         self._stopping = asyncio.Event()
         self._dropped = False
@@ -76,6 +78,15 @@ class LeaseThread:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._bell.wait()
+
+    async def taken(self, term: int) -> None:
+        """Returns never. Raises TakenOver when another process was seen to hold the lease, or may have held it."""
+        while True:
+            self._bell.clear()
+            hold = self.hold
+            if not self._dropped and (hold.term != term or hold.holder != self._identity):
+                raise TakenOver(f"the lease is, or was meanwhile, held by {hold.holder or 'nobody'}")
+            await self._bell.wait()
 
     def drop(self) -> None:
         """Stops writing and renewing at once, without releasing the lease: what a killed process does."""

@@ -20,10 +20,12 @@ from busbar.gateway import settings as gateway_settings
 from busbar.kube.contracts.auth import TOKEN_ROOT
 from busbar.kube.contracts.power import PORT
 from busbar.kube.errors import SettingsError
+from busbar.kube.types.meta import LABEL_LEADER
 from busbar.operator import settings as operator_settings
 from busbar.operator.agent import settings as agent_settings
 from busbar.operator.agent.signing import Signer, Verifier
 from busbar.operator.power.gatherer import AGENT_OWNER
+from busbar.operator.write.leader_label import YES
 
 pytestmark = pytest.mark.apiserver
 """These need helm, which is built together with the API server."""
@@ -73,6 +75,7 @@ POWER = (
     "power.simulatedNodes[0]=sim-0",
     "power.simulatedNodes[1]=sim-1",
 )
+STANDBY = ("operator.replicas=2",)
 RENDERS = {
     "default": ("busbar", ()),
     "one-machine": ("busbar", ONE_MACHINE),
@@ -80,6 +83,7 @@ RENDERS = {
     "bare": ("busbar", BARE),
     "monitored": ("busbar", MONITORED),
     "power": ("busbar", POWER),
+    "standby": ("busbar", STANDBY),
 }
 
 
@@ -104,6 +108,8 @@ def test_render_equals_its_golden_file(name: str) -> None:
         ("service.type=Anycast", "service/type"),
         ("service.portalNodePort=70000", "service/portalNodePort"),
         ("api.replicas=0", "api/replicas"),
+        ("operator.replicas=0", "operator/replicas"),
+        ("operator.leaseSeconds=4", "operator/leaseSeconds"),
         ("scheduling.objective=speed", "scheduling/objective"),
         ("gateway.holdTimeoutSeconds=0", "gateway/holdTimeoutSeconds"),
         ("api.persistence.size=big", "api/persistence/size"),
@@ -132,7 +138,7 @@ def workloads(found: list[JSON]) -> list[JSON]:
     return [d for d in found if d["kind"] in ("Deployment", "DaemonSet")]
 
 
-@pytest.mark.parametrize("name", ["default", "one-machine", "postgres-oidc", "bare", "power"])
+@pytest.mark.parametrize("name", ["default", "one-machine", "postgres-oidc", "bare", "power", "standby"])
 def test_every_pod_is_as_restricted_as_pod_security_asks(name: str) -> None:
     chart, settings = RENDERS[name]
     found = workloads(documents(render(chart, *settings)))
@@ -157,7 +163,7 @@ def test_every_pod_is_as_restricted_as_pod_security_asks(name: str) -> None:
             assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_operator_and_sqlite_never_run_twice() -> None:
+def test_sqlite_and_an_operator_without_standby_never_run_twice() -> None:
     found = documents(render("busbar"))
     for name in ("busbar-operator", "busbar-api", "busbar-gateway"):
         spec = find(found, "Deployment", name)["spec"]
@@ -166,6 +172,44 @@ def test_operator_and_sqlite_never_run_twice() -> None:
     assert find(with_postgres, "Deployment", "busbar-api")["spec"]["replicas"] == 2
     claims = [d["metadata"]["name"] for d in with_postgres if d["kind"] == "PersistentVolumeClaim"]
     assert claims == ["busbar-gateway"]
+
+
+def test_two_operators_share_one_address_and_are_replaced_one_after_the_other() -> None:
+    alone, both = documents(render("busbar")), documents(render("busbar", *STANDBY))
+    for found in (alone, both):
+        selector = find(found, "Service", "busbar-operator")["spec"]["selector"]
+        assert selector.pop(LABEL_LEADER) == YES
+        deployment = find(found, "Deployment", "busbar-operator")["spec"]
+        assert deployment["selector"]["matchLabels"] == selector
+        labels = deployment["template"]["metadata"]["labels"]
+        assert selector.items() <= labels.items()
+        assert LABEL_LEADER not in labels, "only the operator sets it"
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    [apart] = deployment["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert apart["podAffinityTerm"]["labelSelector"]["matchLabels"] == selector
+    budget = find(both, "PodDisruptionBudget", "busbar-operator")["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": selector}}
+    assert not [d for d in alone if d["kind"] == "PodDisruptionBudget"]
+
+
+@pytest.mark.parametrize(
+    ("given", "lease_s"),
+    [
+        ((), 30.0),
+        (STANDBY, 12.0),
+        ((*STANDBY, "operator.leaseSeconds=20"), 20.0),
+        (("operator.leaseSeconds=9",), 9.0),
+    ],
+)
+def test_a_lease_ends_sooner_where_somebody_stands_by(given: tuple[str, ...], lease_s: float) -> None:
+    env = environment(documents(render("busbar", *given)), "busbar-operator")
+    key = "BUSBAR_OPERATOR_LEASE_DURATION_S"
+    assert float(env[key]) == lease_s
+    # Renewed every third; the successor looks once a second, and needs seconds to list the objects.
+    assert lease_s + 3 < 20 or given != STANDBY
 
 
 def test_operator_keeps_its_place_and_its_share_of_a_full_api_server() -> None:

@@ -35,7 +35,7 @@ from busbar.kube.resources import (
     TRAINING_JOBS,
     Resource,
 )
-from busbar.operator.app import Operator
+from busbar.operator.app import Operator, lead
 from busbar.operator.settings import Settings
 from busbar.scheduler import Policy
 
@@ -181,11 +181,21 @@ class Cluster:
     # -- the operator ----------------------------------------------------------------------------------
 
     async def start(self, policy: Policy | None = None, **changes: Any) -> Operator:
-        """Starts an operator; it has the last one's pod name unless ``identity`` gives another."""
-        self.operator = Operator(self.login, replace(self.settings, **changes), policy)
-        self._all.append(self.operator)
-        self._task = asyncio.create_task(self.operator.run())
-        return self.operator
+        """Starts an operator; it has the last one's pod name unless ``identity`` gives another.
+
+        Where another process takes its lease, ``operator`` is a new one that stands by, as in ``busbar.operator.app.lead``.
+        """
+        first = Operator(self.login, replace(self.settings, **changes), policy)
+        waiting = [first]
+
+        def make() -> Operator:
+            self.operator = waiting.pop() if waiting else Operator(self.login, first.settings, policy)
+            self._all.append(self.operator)
+            return self.operator
+
+        self.operator = first
+        self._task = asyncio.create_task(lead(make))
+        return first
 
     async def kill(self) -> None:
         """Ends it at once; call after ``proxy.killed``, or it may still write during its shutdown."""

@@ -76,7 +76,9 @@ class Drawn:
 
 
 @asynccontextmanager
-async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
+async def server(
+    feed: RoutesFeed, *, leads: bool = True, asked: bool = True
+) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
     settings = replace(
         SETTINGS, namespace="busbar-system", internal_host="127.0.0.1", internal_port=0, metrics_port=0
     )
@@ -91,7 +93,8 @@ async def server(feed: RoutesFeed) -> AsyncIterator[tuple[Server, aiohttp.Client
         plan,
         Drawn(),
         list,
-        lambda: True,
+        lambda: leads,
+        lambda: asked,
     )
     await made.start()
     async with aiohttp.ClientSession() as session:
@@ -270,6 +273,25 @@ async def test_nothing_is_streamed_before_everything_was_seen() -> None:
         async with session.get(url, headers=API) as response:
             feed.refresh()
             assert Routes.model_validate_json(await response.content.readline()).revision == 1
+
+
+@pytest.mark.parametrize("path", ["/snapshot", "/nodes", "/routes", "/power"])
+async def test_a_standby_is_ready_and_answers_nobody(path: str) -> None:
+    feed = RoutesFeed(lambda revision: Routes(revision=revision))
+    async with server(feed, leads=False) as (made, session):
+        async with session.get(f"http://127.0.0.1:{made.ports['internal']}{path}", headers=API) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "NotReady")
+        async with session.get(f"http://127.0.0.1:{made.ports['metrics']}/ready") as response:
+            assert response.status == 200
+
+
+async def test_a_process_that_has_never_reached_the_api_server_is_not_ready() -> None:
+    feed = RoutesFeed(lambda revision: Routes(revision=revision))
+    async with (
+        server(feed, leads=False, asked=False) as (made, session),
+        session.get(f"http://127.0.0.1:{made.ports['metrics']}/ready") as response,
+    ):
+        assert response.status == 503
 
 
 async def test_metrics_and_health_are_open() -> None:

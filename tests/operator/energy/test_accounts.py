@@ -49,10 +49,8 @@ def test_a_total_that_somebody_else_has_set_is_gone_on_from() -> None:
     assert accounts.total("u", 1000.0) == 1002.0
 
 
-def test_what_another_process_has_counted_meanwhile_is_not_added() -> None:
+def test_a_new_leader_counts_on_from_what_the_one_before_has_written() -> None:
     accounts = Accounts()
-    accounts.book("u", 5.0)
-    accounts.forget()
     assert accounts.total("u", 6.0) == 6.0
     accounts.book("u", 1.0)
     assert accounts.total("u", 6.0) == 7.0

@@ -39,7 +39,7 @@ async def test_a_write_that_was_stopped_or_had_no_place_is_made_later(
     task.cancel()
 
 
-async def test_paused_workers_begin_nothing_and_quiet_waits_for_what_runs() -> None:
+async def test_paused_workers_begin_nothing_new() -> None:
     controller, may, begun = Controller(Metrics(), workers=2), asyncio.Event(), list[str]()
 
     async def reconcile(key: Key, decisions: tuple[Decision, ...]) -> None:
@@ -52,14 +52,11 @@ async def test_paused_workers_begin_nothing_and_quiet_waits_for_what_runs() -> N
     await asyncio.sleep(0)
     controller.pause()
     controller.add("Kind", Key("ns", "b"))
-    quiet = asyncio.create_task(controller.quiet())
     for _ in range(10):
         await asyncio.sleep(0)
     assert begun == ["a"]
-    assert not quiet.done()
     may.set()
     async with asyncio.timeout(60):
-        await quiet
         await running
     assert begun == ["a"]
     controller.resume()

@@ -186,5 +186,43 @@ async def test_a_released_lease_is_free_and_a_dropped_one_is_not() -> None:
     assert await lease._try()
     lease.drop()
     await lease.release()
-    assert lease.hold == Hold(2)
+    assert lease.hold == Hold(2, holder="me")
     assert server.lease["spec"]["holderIdentity"] == "me"
+
+
+class Foreign:
+    """A keeper that looks at a lease of somebody else's when it is told to."""
+
+    def __init__(self) -> None:
+        self.server = Server("another")
+        self.server.taken("another")
+        assert self.server.lease is not None
+        self.server.lease["spec"]["leaseDurationSeconds"] = DURATION_S
+        self.keeper = LeaseKeeper(self.server, "ns", "lease", "me", DURATION_S)  # type: ignore[arg-type]
+
+    async def looks(self, *pauses_s: float) -> list[bool]:
+        """After each pause: whether the lease was taken."""
+        found = []
+        for pause_s in pauses_s:
+            await asyncio.sleep(pause_s)
+            found.append(await self.keeper._try())
+        return found
+
+
+async def test_a_standby_that_always_looked_takes_the_lease_after_its_duration() -> None:
+    assert await Foreign().looks(*[1.0] * 16, 1.1) == [False] * 16 + [True]
+
+
+@pytest.mark.parametrize("silent_s", [6.0, 14.0, 100.0])
+async def test_a_standby_that_could_not_look_leaves_the_holder_time_for_one_renewal(silent_s: float) -> None:
+    foreign = Foreign()
+    assert await foreign.looks(0.0, 1.0, silent_s) == [False] * 3
+    foreign.server.taken("another")  # the renewal that was late with it
+    assert await foreign.looks(1.0, 1.0) == [False] * 2
+    assert foreign.keeper.hold.holder == "another"
+
+
+@pytest.mark.parametrize("every_s", [5.1, 6.0, 14.0, 100.0])
+async def test_a_standby_that_looks_late_each_time_still_takes_the_lease(every_s: float) -> None:
+    found = await Foreign().looks(0.0, *[every_s] * 5)
+    assert found[-1]

@@ -1,0 +1,105 @@
+"""Two replicas of the operator: one leads, the other is ready and does nothing until the lease is free."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import PATIENCE_S, Cluster, with_the_charts_rights
+from tests.cluster.kubelet import Script
+from tests.cluster.replicas import Replica, holder, labelled, nothing_doubled, operator_pod, two
+from tests.cluster.rights import SYSTEM
+from tests.cluster.tenancy import becomes
+from tests.cluster.test_operator_overload import one_pod, reach
+
+from busbar.kube.client import Object
+from busbar.kube.resources import PODS
+from busbar.kube.types.meta import LABEL_LEADER
+
+CALLER = "/snapshot"
+
+
+def runs(pod: Object) -> Script:
+    return Script()
+
+
+async def submit(cluster: Cluster, *names: str) -> None:
+    for name in names:
+        await cluster.create(one_pod(name))
+
+
+async def stops(replica: Replica) -> None:
+    """An ordinary stop, as the kubelet does it."""
+    replica.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(replica.process.wait, PATIENCE_S) == 0
+
+
+async def test_a_standby_takes_over_from_a_killed_leader_and_from_one_that_stops(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    async with Cluster(apiserver, script=runs, cpu="4") as cluster, two(cluster, tmp_path) as (first, second):
+        assert not await second.leads()
+        await submit(cluster, "a", "b")
+        await reach(cluster, Running=2)
+        assert second.proxy.writes == []
+        # Its callers are told to try another one, if any comes past the Service.
+        assert (await second.ask(CALLER, second.internal))[0] in (401, 503)
+
+        await submit(cluster, "c", "d", "e", "f")
+        await becomes(lambda: asyncio.sleep(0, len(cluster.kubelet.created)), lambda pods: pods >= 5)
+        first.kill()  # in the middle of it
+        await second.to_lead()
+        await reach(cluster, Running=4, Queued=2)
+        nothing_doubled(cluster, first, second)
+
+        first.start()
+        await becomes(first.is_ready, bool)
+        assert not await first.leads()
+        await stops(second)
+        assert await holder(cluster) != second.name + "_" + second.name, "it gave the lease back"
+        await cluster.kubelet.end((await cluster.pods())["a-1-0"], 0, "")
+        await first.to_lead()
+        await reach(cluster, Succeeded=1, Running=4, Queued=1)
+        nothing_doubled(cluster, first, second)
+
+
+async def test_a_leader_that_was_frozen_past_its_lease_writes_nothing_and_stands_by(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    async with Cluster(apiserver, script=runs, cpu="3") as cluster, two(cluster, tmp_path) as (first, second):
+        await submit(cluster, "a")
+        await reach(cluster, Running=1)
+        first.freeze()
+        await submit(cluster, "b")  # its watches say so when it wakes
+        await second.to_lead()
+        await reach(cluster, Running=2)
+        written = len(first.proxy.writes)
+        first.thaw()
+        await submit(cluster, "c", "d")
+        await becomes(
+            lambda: asyncio.sleep(0, first.log), lambda log: "this operator is a standby now" in log
+        )
+        await becomes(first.is_ready, bool)
+        await reach(cluster, Running=3, Queued=1)
+        assert [str(write) for write in first.proxy.writes[written:]] == []
+        assert await holder(cluster) == f"{second.name}_{second.name}"
+
+        second.kill()
+        await cluster.kubelet.end((await cluster.pods())["a-1-0"], 0, "")
+        await first.to_lead()  # it can still lead, in the same process
+        await reach(cluster, Succeeded=1, Running=3)
+        nothing_doubled(cluster, first, second)
+        assert first.process.poll() is None
+
+
+async def test_the_leader_may_label_its_pod_and_takes_the_label_from_another(platform: ApiServer) -> None:
+    async with with_the_charts_rights(platform) as cluster:
+        for name in ("operator-old", "operator-new"):
+            await cluster.client.create(PODS, operator_pod(name), SYSTEM)
+        mark = {"metadata": {"labels": {LABEL_LEADER: "true"}}}
+        await cluster.client.patch(PODS, "operator-old", mark, SYSTEM)
+        await cluster.start(pod_name="operator-new")
+        await becomes(lambda: labelled(cluster, SYSTEM), lambda names: names == ["operator-new"])
+        cluster.raise_if_ended()
