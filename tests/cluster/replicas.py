@@ -143,17 +143,21 @@ async def two(
             yield first, second
 
 
-def nothing_doubled(cluster: Cluster, *replicas: Replica) -> None:
-    """No job was admitted twice, and none has two pods."""
-    admitted = [
+def admissions(replica: Replica) -> list[str]:
+    """The jobs that it has admitted, as often as the server took it."""
+    return [
         write.path.split("/")[-2]
-        for replica in replicas
         for write in replica.proxy.writes
         if write.status == 200
         and write.path.endswith("/status")
         and "/trainingjobs/" in write.path
         and ((write.body.get("status") or {}).get("admission") or {}).get("id")
     ]
+
+
+def nothing_doubled(cluster: Cluster, *replicas: Replica) -> None:
+    """No job was admitted twice, and none has two pods."""
+    admitted = [job for replica in replicas for job in admissions(replica)]
     assert len(admitted) == len(set(admitted)), admitted
     pods = [
         pod for pod in cluster.kubelet.created.values() if not pod.partition("/")[2].startswith("busbar-")
