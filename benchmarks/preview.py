@@ -30,9 +30,9 @@ from busbar.kube.types import TrainingJob
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.previews.worker import Previews
-from busbar.operator.queue.controller import utc_now
 from busbar.operator.scheduling.rounds import policy_of
 from busbar.operator.scheduling.snapshot import ClusterObjects, build
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.watch.projections import Node
 from busbar.scheduler import applied, plan
 

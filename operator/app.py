@@ -40,7 +40,7 @@ from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.orphans import OWNERS, Reaper
 from busbar.operator.pods.prober import Prober
 from busbar.operator.previews.worker import Previews
-from busbar.operator.queue.controller import Controller, Item, utc_now
+from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.rounds import Rounds, policy_of
 from busbar.operator.scheduling.snapshot import ClusterObjects, build
 from busbar.operator.scheduling.wakes import matters
@@ -48,6 +48,7 @@ from busbar.operator.server import RoutesFeed, Server
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.routes import build_routes
 from busbar.operator.settings import Settings
+from busbar.operator.steady_clock import CLOCK, utc_now
 from busbar.operator.tenancy.reconcile import COUNTS_S
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.watch.kopf_shell import KINDS, KopfShell
@@ -281,6 +282,7 @@ class Operator:
     async def _numbers_forever(self) -> None:
         while True:
             self.metrics.queue.set(len(self.controller.queue))
+            self.metrics.clock_behind.set(CLOCK.behind_s())
             for informer in self.caches.informers:
                 self.metrics.watch_age.labels(informer.resource.plural).set(informer.age_s)
             self.metrics.show_budgets(self.caches.tenants.items.values())

@@ -41,7 +41,7 @@ from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.profiles.keeper import ProfileKeeper
 from busbar.operator.profiles.table import rates_of
-from busbar.operator.queue.controller import Controller, utc_now
+from busbar.operator.queue.controller import Controller
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import Seen
@@ -53,6 +53,7 @@ from busbar.operator.serving.replicas import wanted_indexes
 from busbar.operator.serving.service_plan import refused, service_plan
 from busbar.operator.serving.view import ServiceView, model_uri
 from busbar.operator.settings import Settings
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant

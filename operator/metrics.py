@@ -102,6 +102,11 @@ class Metrics:
             "Unix time at which this process started",
             registry=registry,
         )
+        self.clock_behind = Gauge(
+            "busbar_clock_behind_seconds",
+            "How far the machine's clock is ahead of the time that the operator goes by; a step is followed slowly",
+            registry=registry,
+        )
         self.accelerators = Gauge(
             "busbar_accelerators",
             "Accelerators of the pools' ready nodes by type: capacity (for jobs), allocated (by jobs, part of the "

@@ -22,9 +22,9 @@ from busbar.operator.decisions import Forecast
 from busbar.operator.forecasts.job_history import JobHistory, PromiseStatistics
 from busbar.operator.forecasts.worker import Answer, Question, compute
 from busbar.operator.metrics import Metrics
-from busbar.operator.queue.controller import utc_now
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.settings import Settings
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.watch.caches import Caches
 from busbar.scheduler import JobId, Plan, Policy, Snapshot
 

@@ -28,8 +28,9 @@ from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.rings import Series
 from busbar.operator.power.view import picture, series_of
-from busbar.operator.queue.controller import Controller, utc_now
+from busbar.operator.queue.controller import Controller
 from busbar.operator.settings import Settings
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node
 from busbar.operator.write.writer import Writer

@@ -38,8 +38,8 @@ from busbar.operator.previews.preview import (
     held_by_tenant,
     with_forecast,
 )
-from busbar.operator.queue.controller import utc_now
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
+from busbar.operator.steady_clock import utc_now
 from busbar.scheduler import Policy, Snapshot
 
 HEAD = 8

@@ -36,8 +36,9 @@ from busbar.operator.profiles.reconcile import (
 )
 from busbar.operator.profiles.serving_speeds import believed, of_class
 from busbar.operator.profiles.table import class_of, performance_table, report_of
-from busbar.operator.queue.controller import Controller, utc_now
+from busbar.operator.queue.controller import Controller
 from busbar.operator.settings import Settings
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.write.actions import Action, Create, Delete
 from busbar.operator.write.writer import Writer

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, NotFound
@@ -48,12 +47,6 @@ def _about(item: Item, again_s: float) -> dict[str, object]:
 
 Handler = Callable[[Key, tuple[Decision, ...]], Awaitable[float | None]]
 """Reconciles one object; returns after how many seconds it must be reconciled again at the latest."""
-
-
-def utc_now() -> datetime:
-    """The wall clock; whole milliseconds, which is what statuses keep."""
-    now = datetime.now(UTC)
-    return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
 
 class Controller:

@@ -41,11 +41,12 @@ from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
 from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
-from busbar.operator.queue.controller import Controller, Item, utc_now
+from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.builder import KINDS, SnapshotBuilder
 from busbar.operator.scheduling.sentences import Sentences
 from busbar.operator.scheduling.snapshot import ClusterObjects, builder_of
 from busbar.operator.settings import Settings
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.training.reservation import moved, same_place
 from busbar.operator.watch.caches import Caches
 from busbar.operator.write.status import clip

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from busbar.kube.informer import Key
 from busbar.operator.accounting.budgets import spent
 from busbar.operator.pods.foreign_pods import is_claim
-from busbar.operator.queue.controller import Controller, utc_now
+from busbar.operator.queue.controller import Controller
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 
 

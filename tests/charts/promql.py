@@ -34,6 +34,7 @@ class Part:
 
 
 FUNCTIONS = {
+    "abs": (Kind.VECTOR,),
     "absent": (Kind.VECTOR,),
     "changes": (Kind.RANGE,),
     "histogram_quantile": (Kind.SCALAR, Kind.VECTOR),

@@ -140,7 +140,7 @@ async def test_a_restart_on_many_waiting_jobs_writes_none_of_them_again(apiserve
         await cluster.kill()
         before = len(statuses(cluster))
         operator = await cluster.start(**CALM)
-        await becomes(lambda: _rounds(operator), lambda rounds: rounds >= 3)
+        await becomes(lambda: rounds(operator), lambda count: count >= 3)
         assert len(statuses(cluster)) - before <= 4  # usage of the two that run
         cluster.raise_if_ended()
 
@@ -169,7 +169,7 @@ async def _ready(cluster: Cluster) -> bool:
     return bool(cluster.operator.fence.left_s() > 0)
 
 
-async def _rounds(operator: Any) -> float:
+async def rounds(operator: Any) -> float:
     return float(
         next(
             sample.value

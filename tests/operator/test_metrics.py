@@ -13,6 +13,7 @@ from busbar.operator.serving.metrics import ScalingMetrics
 NAMES = {
     "busbar_accelerators",
     "busbar_budget_used_ratio",
+    "busbar_clock_behind_seconds",
     "busbar_energy_joules",
     "busbar_events",
     "busbar_forecast_kept_ratio",
