@@ -224,6 +224,7 @@ class ApiServer:
 
     directory: Path
     port: int
+    etcd_url: str
     admin_token: str = field(repr=False)
     scheduler_token: str = field(repr=False)
     """Token of system:kube-scheduler, with every right, for the simulated scheduler and kubelet."""
@@ -239,7 +240,8 @@ class ApiServer:
         """
         directory = Path(tempfile.mkdtemp(prefix="busbar-apiserver-"))
         port, etcd_port, peer_port = free_port(), free_port(), free_port()
-        server = cls(directory, port, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        etcd_url = f"http://127.0.0.1:{etcd_port}"
+        server = cls(directory, port, etcd_url, secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         try:
             _write_credentials(directory, server.admin_token, server.scheduler_token)
             server._spawn(_etcd_command(directory, etcd_port, peer_port), "etcd.log")
@@ -377,6 +379,14 @@ class ApiServer:
 
     def resume(self) -> None:
         self._processes[-1].send_signal(signal.SIGCONT)
+
+    def compact(self) -> int:
+        """Makes etcd forget everything older than now; gives the revision. A watch cache may still know more."""
+        with httpx2.Client(base_url=self.etcd_url, timeout=30.0, trust_env=False) as etcd:
+            status = etcd.post("/v3/maintenance/status", json={}).raise_for_status().json()
+            revision = int(status["header"]["revision"])
+            etcd.post("/v3/kv/compaction", json={"revision": revision, "physical": True}).raise_for_status()
+        return revision
 
     def stop(self) -> None:
         """End both processes and remove the folder."""

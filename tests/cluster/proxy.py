@@ -81,6 +81,8 @@ class FaultProxy:
     killed: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
     requests: int = 0
+    expired_watches: int = 0
+    """Watches that the server ended because it had forgotten what they asked for."""
     delay_s: float = 0.0
     _kill: tuple[int, Literal["before", "after"]] | None = None
     _each: Literal["before", "after"] | None = None
@@ -246,6 +248,7 @@ class FaultProxy:
                 )
                 await mine.prepare(request)
                 async for chunk in response.content.iter_any():
+                    self.expired_watches += b'"code":410' in chunk
                     if self._dead:
                         break
                     if getattr(task, "stalled", False):
