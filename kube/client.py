@@ -11,8 +11,9 @@ typed error of ``busbar.kube.errors``. It handles:
 * Tokens in files are read again as they rotate. An exec plug-in runs again when its credential expires, and when the
   server answers 401: it has not acted then, so the call is repeated once.
 
-``guard`` is called immediately before every write; the operator uses it as its lease fence. It may raise, and it
-returns for how many seconds the write may last at most; nothing of it is sent later.
+``guard`` is called before every write; the operator uses it as its lease fence. It may raise, and it returns for how many
+seconds the write may last at most; nothing of it is sent later. It is called again when a connection was had and the first
+byte is about to be sent: a process that was frozen in between sends nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 
 from busbar.kube.errors import (
     ApiError,
@@ -284,7 +286,8 @@ class KubeClient:
             if method not in _SAFE and self.guard is not None:
                 limit_s = min(limit_s, self.guard())
             try:
-                return await self._once(method, path, data, content_type, params, what, proof, limit_s)
+                sent = None if data is None else _Body(data, None if method in _SAFE else self.guard)
+                return await self._once(method, path, sent, content_type, params, what, proof, limit_s)
             except Unauthorized:
                 if renewed or not self._refused(proof):
                     raise
@@ -304,7 +307,7 @@ class KubeClient:
         self,
         method: str,
         path: str,
-        data: bytes | None,
+        data: _Body | None,
         content_type: str,
         params: Mapping[str, str] | None,
         what: str,
@@ -328,6 +331,8 @@ class KubeClient:
                 status = response.status
                 retry_after = response.headers.get("Retry-After")
         except _NETWORK_ERRORS as error:
+            if data is not None and data.refusal is not None:
+                raise data.refusal from error
             raise ConnectionFailed(f"{what}: {type(error).__name__}: {error}") from error
         if 200 <= status < 300:
             return answer if isinstance(answer, dict) else {}
@@ -385,6 +390,24 @@ class KubeClient:
         context = self.login.ssl_context()
         connector = aiohttp.TCPConnector(limit=connections, ssl=context if context is not None else True)
         return aiohttp.ClientSession(connector=connector, trust_env=False, proxy=self.login.proxy_url)
+
+
+class _Body(aiohttp.BytesPayload):
+    """The body of a request, which asks the guard before anything of the request is sent: headers go with it."""
+
+    def __init__(self, value: bytes, guard: Callable[[], float] | None) -> None:
+        super().__init__(value)
+        self.refusal: Exception | None = None
+        self._guard = guard
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        if self._guard is not None:
+            try:
+                self._guard()
+            except Exception as refusal:
+                self.refusal = refusal
+                raise
+        await super().write_with_length(writer, content_length)
 
 
 class _Later(Exception):
