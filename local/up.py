@@ -134,7 +134,7 @@ def install_on_current(registry: str, say_next: Callable[[str], None]) -> None:
     tag = (
         builder.build_images()
     )  # of Kubernetes itself only kubectl and helm are needed, built when first used
-    builder.push_elsewhere(registry, tag)
-    values = {"image": {"registry": registry, "tag": tag}}
+    digests = builder.push_elsewhere(registry, tag)
+    values = {"image": {"registry": registry, "tag": tag, "digests": digests}}
     install(Helm(Path(config)), kubectl, values, simulated.demo(None))
     say_next("the platform is installed in the namespace busbar-system")

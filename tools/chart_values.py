@@ -18,6 +18,7 @@ CpuOrMemory = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(
 Labels = dict[str, str]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+OptionalDigest = Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
 HttpUrl = Annotated[str, Field(max_length=512, pattern=r"^(https?://[^\s]+)?$")]
 
 
@@ -64,6 +65,15 @@ class TaintEffect(StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
+class ImageDigests(Section):
+    """What the images are, whatever their tag comes to mean."""
+
+    platform: OptionalDigest = Field(default="", description="Of busbar-platform; empty: by the tag alone.")
+    workloads: OptionalDigest = Field(
+        default="", description="Of busbar-workloads, without workloads.image; empty: by the tag alone."
+    )
+
+
 class Image(Section):
     """Both images have one registry and one tag."""
 
@@ -72,6 +82,10 @@ class Image(Section):
     )
     tag: Annotated[str, Field(max_length=128, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$")] = Field(
         default="", description="Tag of both images; empty: the chart's appVersion."
+    )
+    digests: ImageDigests = Field(
+        default_factory=ImageDigests,
+        description="Digests of their manifests, sha256:…: then nodes run nothing else, wherever the tag points.",
     )
     pull_policy: PullPolicy = Field(
         default=PullPolicy.IF_NOT_PRESENT, description="When nodes pull the images."

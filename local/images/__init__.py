@@ -11,7 +11,7 @@
 
 Every image is tagged with a digest of its inputs. So one look-up in the registry's storage tells whether it exists,
 and a running cluster rolls out exactly when an input has changed.  Only the last layer holds our
-source: a change in it costs a second to build and push.
+source: a change in it costs a second to build and push. With it goes a list of all that is in the image (``sbom.py``).
 
 The host's proxy, index and certificate settings work inside the build through its environment and mounts;
 none of them is recorded in an image.

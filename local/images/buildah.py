@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,15 +178,22 @@ def push(reference: str, name: str, tag: str, program: Path, running: Step) -> N
     )
 
 
-def push_to(reference: str, registry: str, name: str, tag: str, running: Step) -> None:
+def push_to(reference: str, registry: str, name: str, tag: str, running: Step) -> str:
     """Push to the user's registry, with the user's own login; plain HTTP only on loopback.
+
+    Returns:
+        The digest of the manifest that the registry has now.
 
     Raises:
         BuildError: the push failed.
     """
     host = registry.partition("/")[0].partition(":")[0]
     options = ["--tls-verify=false"] if host == "localhost" or host.startswith("127.") else []
-    buildah("push", *options, reference, f"docker://{registry}/{name}:{tag}", running=running)
+    with tempfile.TemporaryDirectory(dir=folder()) as place:
+        told = Path(place) / "digest"
+        options += ["--digestfile", str(told)]
+        buildah("push", *options, reference, f"docker://{registry}/{name}:{tag}", running=running)
+        return told.read_text().strip()
 
 
 def find_uv() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from busbar.local import build
 from busbar.local.errors import BuildError
-from busbar.local.images import recipe
+from busbar.local.images import recipe, sbom
 from busbar.local.images.buildah import (
     buildah,
     configure,
@@ -59,15 +59,18 @@ def everything_pushed(tag: str) -> bool:
     return small and all(pushed(image.name, tag) for image in IMAGES)
 
 
-def push_elsewhere(registry: str, tag: str) -> None:
-    """Push both images to the user's registry, for the user's own cluster."""
+def push_elsewhere(registry: str, tag: str) -> dict[str, str]:
+    """Push both images to the user's registry, for the user's own cluster; their digests, as the chart names them."""
+    digests = {}
     for image in IMAGES:
         reference = f"{PREFIX}/{image.name}:{tag}"
         if not exists(reference):
             _dependencies(image)
             _source_layer(image, tag)
         with step(f"push {registry}/{image.name}:{tag}") as running:
-            push_to(reference, registry, image.name, tag, running)
+            digest = push_to(reference, registry, image.name, tag, running)
+        digests[image.extra] = digest
+    return digests
 
 
 def _push(reference: str, name: str, tag: str) -> None:
@@ -228,6 +231,7 @@ def _source_layer(image: Image, tag: str) -> None:
         root = Path(name) / "busbar"
         stage(image, root)
         with working_container(_dependencies_reference(image)) as container:
+            _bill(image, tag, container, root)
             buildah("copy", container, str(root), "/opt/busbar")
             if not compiled_here():
                 quiet = "-m compileall -q --invalidation-mode unchecked-hash /opt/busbar"
@@ -236,6 +240,24 @@ def _source_layer(image: Image, tag: str) -> None:
             settings += ["--env", "HOME=/tmp", "--entrypoint", '["/usr/bin/tini", "--"]']
             configure(container, settings)
             buildah("commit", "-q", container, reference)
+
+
+def _bill(image: Image, tag: str, container: str, root: Path) -> None:
+    """Says what is in the image: in the image, and in the images' folder."""
+    command = ["run", "--isolation", "chroot", container, "--", PYTHON, "-c", sbom.INSPECT]
+    source = {f"/opt/busbar/busbar/{name}": file.read_bytes() for name, file in recipe.source_files(image)}
+    text = sbom.bill(image.name, tag, sbom.read(buildah(*command)), source)
+    kept = sbom_file(image.name, tag)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    for file in (kept, root / Path(sbom.PLACE).name):
+        file.write_text(text)
+        os.utime(file, (0, 0))
+        file.chmod(0o644)
+
+
+def sbom_file(name: str, tag: str) -> Path:
+    """Where this machine keeps the bill of materials of an image that it has built."""
+    return folder() / "sbom" / f"{name}-{tag}.cdx.json"
 
 
 def compiled_here() -> bool:

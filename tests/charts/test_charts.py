@@ -24,6 +24,7 @@ from busbar.kube.types.meta import LABEL_LEADER
 from busbar.operator import settings as operator_settings
 from busbar.operator.agent import settings as agent_settings
 from busbar.operator.agent.signing import Signer, Verifier
+from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.power.gatherer import AGENT_OWNER
 from busbar.operator.write.leader_label import YES
 
@@ -109,6 +110,7 @@ def test_render_equals_its_golden_file(name: str) -> None:
         ("service.portalNodePort=70000", "service/portalNodePort"),
         ("api.replicas=0", "api/replicas"),
         ("operator.replicas=0", "operator/replicas"),
+        ("image.digests.platform=sha256:ab", "image/digests/platform"),
         ("operator.leaseSeconds=4", "operator/leaseSeconds"),
         ("scheduling.objective=speed", "scheduling/objective"),
         ("gateway.holdTimeoutSeconds=0", "gateway/holdTimeoutSeconds"),
@@ -247,6 +249,19 @@ def test_processes_accept_the_environment_that_the_chart_gives_them() -> None:
             {key: value for key, value in api.items() if "OIDC" not in key}, needs_secret=False
         )
         assert wanted.gateway_subject == "system:serviceaccount:busbar-system:busbar-gateway"
+
+
+def test_images_are_named_by_digest_where_digests_are_given() -> None:
+    platform, engines = (f"sha256:{letter * 64}" for letter in "ab")
+    given = (f"image.digests.platform={platform}", f"image.digests.workloads={engines}")
+    found = documents(render("busbar", *ONE_MACHINE, *POWER, *given))
+    images = {c["image"] for d in workloads(found) for c in d["spec"]["template"]["spec"]["containers"]}
+    assert images == {f"127.0.0.1:5000/busbar-platform:abc@{platform}"}
+    reference = environment(found, "busbar-operator")["BUSBAR_WORKLOADS_IMAGE"]
+    assert reference == f"127.0.0.1:5000/busbar-workloads:abc@{engines}"
+    assert EngineImage(reference).digests == {engines}, "no other digest's speeds are shared"
+    own = documents(render("busbar", *given, "workloads.image=registry.example.com/own:1"))
+    assert environment(own, "busbar-operator")["BUSBAR_WORKLOADS_IMAGE"] == "registry.example.com/own:1"
 
 
 def test_operator_reads_the_environment_that_the_chart_gives_it(

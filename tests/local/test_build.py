@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,9 +103,15 @@ def test_a_cluster_of_your_own_needs_no_kubernetes_compiled(monkeypatch: pytest.
     monkeypatch.setattr(packages, "ensure", lambda: None)
     monkeypatch.setattr(build, "build_all", lambda: pytest.fail("everything was compiled"))
     monkeypatch.setattr(builder, "build_images", lambda: "tag-1")
-    monkeypatch.setattr(builder, "push_elsewhere", lambda registry, tag: done.append(f"{registry}:{tag}"))
-    monkeypatch.setattr(
-        up, "install", lambda helm, kubectl, values, objects: done.append(values["image"]["tag"])
-    )
+
+    def push(registry: str, tag: str) -> dict[str, str]:
+        done.append(f"{registry}:{tag}")
+        return {"platform": "sha256:p", "workloads": "sha256:w"}
+
+    monkeypatch.setattr(builder, "push_elsewhere", push)
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(up, "install", lambda helm, kubectl, values, objects: given.append(values["image"]))
     up.install_on_current("registry.example/team", done.append)
-    assert done[:2] == ["registry.example/team:tag-1", "tag-1"]
+    assert done[:1] == ["registry.example/team:tag-1"]
+    digests = {"platform": "sha256:p", "workloads": "sha256:w"}
+    assert given == [{"registry": "registry.example/team", "tag": "tag-1", "digests": digests}]
