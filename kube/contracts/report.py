@@ -75,6 +75,9 @@ class ServingReport(CellReport):
     load_seconds: Amount = 0.0
     prefill_tokens_per_second: Amount | None = None
     decode_tokens_per_second: Amount | None = None
+    guessed_tokens: Count = 0
+    """Guesses of next tokens that were checked."""
+    guessed_right: Count = 0
     step_model: StepModelReport | None = None
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 PURE = (
     "test_scheduler",
     "test_fairness",
+    "test_guesses",
     "test_priority",
     "test_openai_request",
     "test_openai_tools",

@@ -28,7 +28,7 @@ from busbar.workloads.serving.adapter_pages import (
 )
 from busbar.workloads.serving.adapters import AdapterStore
 from busbar.workloads.serving.architecture import read_architecture
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import Overloaded
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sampling import SamplingParams

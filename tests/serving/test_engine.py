@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.serving.engines import greedy_params, load_engine
 from tests.serving.models import VOCAB
 
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.engine import Engine, EngineState, Stream
 from busbar.workloads.serving.errors import ModelCorrupt, Overloaded
 from busbar.workloads.serving.loader import Loaded

@@ -18,7 +18,7 @@ import torch
 from tests.serving.engines import generate, load_engine, text_of, tokens_of
 from tests.serving.models import EOS, VOCAB, make_tokenizer
 
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.folding import SMALL
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex, Guide

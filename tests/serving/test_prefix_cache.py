@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.serving.engines import generate, load_engine, tokens_of
 from tests.serving.models import VOCAB
 
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sampling import SamplingParams, TokenLogprob

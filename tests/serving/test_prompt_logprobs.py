@@ -16,7 +16,7 @@ from tests.serving.models import VOCAB, make_tokenizer
 from tests.serving.processes import Service
 
 from busbar.workloads.serving import generation, prompt_logprobs
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
 from busbar.workloads.serving.settings import EngineSettings

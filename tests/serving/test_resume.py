@@ -14,7 +14,7 @@ from tests.serving.processes import Running, serving
 from tests.serving.tool_models import save_tool_model
 
 from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, SIDE_LINE, TERMS_HEADER
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sampling import SamplingParams

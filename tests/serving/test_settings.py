@@ -76,6 +76,7 @@ def test_adapters_of_the_spec_are_below_their_claims() -> None:
 
 def test_arguments_of_the_spec_turn_parts_of_the_engine_on_and_off() -> None:
     settings = from_environment(POD, ["--deterministic", "--no-prefix-cache", "--stall-seconds", "5"])
+    assert from_environment(POD, ["--speculate", "6"]).engine.speculate == 6
     assert (settings.engine.deterministic, settings.engine.prefix_cache, settings.stall_s) == (
         True,
         False,

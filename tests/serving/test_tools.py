@@ -18,7 +18,7 @@ from tests.serving.tool_models import TEMPLATES, save_tool_model
 
 from busbar.workloads.serving.calling import reader_of, render, with_tools
 from busbar.workloads.serving.chat import ChatTemplate
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.engine import Engine, Stream
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.generation import Job, collect

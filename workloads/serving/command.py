@@ -91,6 +91,14 @@ Then:
     help="Prompts that begin alike share the beginning's KV blocks.",
 )
 @click.option(
+    "--speculate",
+    metavar="N",
+    type=click.IntRange(0, 16),
+    default=0,
+    show_default=True,
+    help="Guess up to N next tokens from the request's own text and check them in one step; 0: off.",
+)
+@click.option(
     "--tpot-ms",
     type=click.FloatRange(0, min_open=True),
     help="Time per token to keep: sizes the pieces of prompts.  [default: none]",
@@ -140,6 +148,7 @@ def serve(
     device: str,
     dtype: str,
     prefix_cache: bool,
+    speculate: int,
     tpot_ms: float | None,
     deterministic: bool,
     adapters: tuple[str, ...],
@@ -169,6 +178,7 @@ def serve(
                 device=device,
                 dtype=dtype,
                 prefix_cache=prefix_cache,
+                speculate=speculate,
                 tpot_ms=tpot_ms,
                 deterministic=deterministic,
                 threads=threads,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
 
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.budget import step_budget
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex
@@ -25,40 +25,15 @@ from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.prefix import salt_of
 from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
 from busbar.workloads.serving.runner import Runner
-from busbar.workloads.serving.sampler import Draw, sample
+from busbar.workloads.serving.sampler import Draw, Sampled, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
 from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.sequence import Chunk, Pooling, Sequence, Step
+from busbar.workloads.serving.speculation import Speculation
 from busbar.workloads.serving.speed import Speed
 from busbar.workloads.serving.text import special_tokens
 from busbar.workloads.serving.token_rules import TokenRules
 from busbar.workloads.serving.vocabulary import Vocabulary
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What one step adds to one request."""
-
-    request_id: str
-    text: str
-    tokens: tuple[int, ...] = ()
-    index: int = 0
-    """Completion tokens so far, these included."""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: str | None = None
-    """None, stop, length or error."""
-    error: str | None = None
-    leaving: bool = False
-    """With `error`: the process shuts down, and the request is not to blame."""
-    refused: bool = False
-    """With `error`: the request is to blame, and would fail everywhere."""
-    cached: int = 0
-    """Prompt tokens that were in the prefix cache."""
-    vector: tuple[float, ...] | None = None
-    """Of a text that was to become one; not normalised."""
-    prompt_logprobs: PromptLogprobs | None = None
-    """With the first token, where they were asked for."""
-
 
 LEAST_PROMPT_TOKENS = 32
 """Prompt tokens of a step that even a promise under pressure leaves."""
@@ -77,7 +52,9 @@ class EngineCore:
         max_model_len: int,
         clock: Callable[[], float],
         tpot_s: float | None = None,
+        guesses: int = 0,
     ) -> None:
+        """With `guesses`, so many next tokens of a request are guessed and checked in a step at most."""
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
@@ -86,6 +63,7 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.speed = Speed()
         self.tpot_s = tpot_s
+        self.speculation = Speculation(guesses) if guesses else None
         self.saturated = False
         """The promised time per token cannot be kept by smaller pieces of prompts."""
         self.requests_total = 0
@@ -190,7 +168,13 @@ class EngineCore:
     def step(self) -> list[Delta]:
         """One forward pass over everything that runs."""
         began = self._clock()
-        step = self.scheduler.plan(self._budget())
+        decoding = [s for s in self.scheduler.running if s.missing == 1]
+        budget = self._budget(decoding)
+        if self.speculation is None:
+            step = self.scheduler.plan(budget)
+        else:
+            lives = [self._of[s] for s in decoding]
+            step = self.scheduler.plan(budget, self.speculation.propose(lives, bool(self.scheduler.waiting)))
         for sequence in step.joined:
             live = self._of[sequence]
             live.joined_s = began if live.joined_s is None else live.joined_s
@@ -199,22 +183,25 @@ class EngineCore:
         if not step.chunks:
             return []
         outcome = self.runner.run(step)
-        lives = [self._of[s] for s in outcome.sequences]
         failed: dict[Live, str] = {}
-        found = sample(outcome.logits, [self._draw(live, failed) for live in lives]) if lives else []
-        tokens = [each.token for each in found]
-        self.scheduler.commit(step, dict(zip(outcome.sequences, tokens, strict=True)))
+        draws = [self._draw(chunk, failed) for chunk in outcome.chunks]
+        drawn = list(zip(outcome.chunks, sample(outcome.logits, draws) if draws else [], strict=True))
+        self.scheduler.commit(step, {c.sequence: each.token for c, each in drawn if c.guess is None})
         texts = self._take_states(outcome.states)
         now = self._clock()
-        self._record(step, now - began, any(chunk.sequence.explains for chunk, _ in outcome.states))
-        deltas = [self._vector(self._of[chunk.sequence], now) for chunk in texts]
-        for live, each in zip(lives, found, strict=True):
+        deltas: list[Delta] = []
+        rows: dict[Live, list[tuple[Chunk, Sampled]]] = {}
+        for chunk, each in drawn:
+            rows.setdefault(self._of[chunk.sequence], []).append((chunk, each))
+        for live, own in rows.items():
             if live in failed:
                 self._end(live, "abort", now)
                 deltas.append(Delta(live.id, "", finish="error", error=failed[live], refused=True))
-                continue
-            logprobs = () if each.logprob is None else (each.logprob,)
-            deltas.append(self._advance(live, each.token, logprobs, now))
+            else:
+                deltas += self._take(live, own, now)
+        explains = any(chunk.sequence.explains for chunk, _ in outcome.states)
+        self._record(step, now - began, explains, wrong=len(drawn) - len(deltas))
+        deltas += [self._vector(self._of[chunk.sequence], now) for chunk in texts]
         self._gauges()
         return deltas
 
@@ -252,6 +239,8 @@ class EngineCore:
             if params.prompt_logprobs is None
             else PromptLogprobs(params.prompt_logprobs),
         )
+        if self.speculation is not None and live.is_predictable:
+            live.guesser = self.speculation.guesser()
         self._live[request_id] = live
         self._of[sequence] = live
         self._gauges()
@@ -278,10 +267,8 @@ class EngineCore:
         self._end(live, "stop", now)
         return Delta(live.id, "", finish="stop", cached=live.sequence.cached, vector=live.pool.vector())
 
-    def _budget(self) -> int:
-        scheduler = self.scheduler
-        most = scheduler.limits.max_batched_tokens
-        decoding = [s for s in scheduler.running if s.missing == 1]
+    def _budget(self, decoding: Tokens[Sequence]) -> int:
+        most = self.scheduler.limits.max_batched_tokens
         budget = step_budget(
             self.speed.model,
             self.tpot_s,
@@ -293,10 +280,11 @@ class EngineCore:
         self.saturated = budget.saturated
         return budget.tokens
 
-    def _draw(self, live: Live, failed: dict[Live, str]) -> Draw:
-        """What to sample for a request. One whose grammar breaks a limit goes into `failed` with the reason; its token
-        is not used."""
-        params, sequence = live.params, live.sequence
+    def _draw(self, chunk: Chunk, failed: dict[Live, str]) -> Draw:
+        """What to sample behind a chunk. A request whose grammar breaks a limit goes into `failed` with the reason; its
+        token is not used."""
+        live, sequence = self._of[chunk.sequence], chunk.sequence
+        params, index = live.params, live.sampled + chunk.start + chunk.count - len(sequence.tokens)
         forbidden = self.rules.forbidden(params, sequence.tokens, sequence.prompt_len)
         allowed: Allowed | None = None
         if live.history.guide is not None:
@@ -306,7 +294,23 @@ class EngineCore:
                 failed[live] = f"the answer's grammar is too complex to go on with: {error}"
             if allowed is not None and forbidden and not allowed.any_but(forbidden):
                 forbidden = frozenset()  # min_tokens asks for more than the grammar has
-        return Draw(params, live.randomness, live.sampled, live.history.counts, forbidden, allowed)
+        return Draw(params, live.randomness, index, live.history.counts, forbidden, allowed)
+
+    def _take(self, live: Live, rows: list[tuple[Chunk, Sampled]], now: float) -> list[Delta]:
+        """A request's next token, and those behind it whose guess was right."""
+        deltas: list[Delta] = []
+        for chunk, each in rows:
+            if chunk.guess is not None:
+                if deltas[-1].finish is not None or chunk.guess != live.sequence.tokens[-1]:
+                    break
+                self.scheduler.accept(live.sequence, each.token)
+            logprobs = () if each.logprob is None else (each.logprob,)
+            deltas.append(self._advance(live, each.token, logprobs, now))
+        if live.guesser is not None and self.speculation is not None:
+            self.speculation.learn(live.guesser, len(rows) - 1, [delta.tokens[0] for delta in deltas])
+            if len(rows) > 1:
+                self.scheduler.roll_back(live.sequence)
+        return deltas
 
     def _advance(self, live: Live, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
         params, sampled, history = live.params, live.sampled, live.history
@@ -360,25 +364,18 @@ class EngineCore:
         metrics.finished(reason)
         if reason == "abort":
             return
-        joined, first, last = (now if t is None else t for t in (live.joined_s, live.first_s, live.last_s))
-        metrics.e2e.observe(now - live.arrived_s)
-        metrics.queue_time.observe(joined - live.arrived_s)
-        metrics.prefill_time.observe(first - joined)
-        metrics.decode_time.observe(last - first)
-        metrics.inference_time.observe(last - joined)
-        here = live.sampled - len(live.history.tokens)
-        if here > 1:
-            metrics.tpot.observe((last - first) / (here - 1))
-        metrics.request_prompt.observe(live.sequence.prompt_len)
-        metrics.request_generation.observe(live.sampled)
-        metrics.params_n.observe(1)
-        metrics.params_max_tokens.observe(live.params.max_tokens)
+        live.observe(metrics, now)
 
-    def _record(self, step: Step, seconds: float, explains: bool) -> None:
+    def _record(self, step: Step, seconds: float, explains: bool, wrong: int) -> None:
+        """Guesses are rows like others, but read the context of the row before them."""
         decoding = [c for c in step.chunks if c.count == 1]
-        context = sum(c.start + c.count for c in step.chunks)
+        context = sum(c.start + c.count for c in step.chunks if c.guess is None)
         if not explains:  # such a step takes longer than others of its size
-            self.speed.record(len(decoding), context, step.token_count - len(decoding), seconds)
+            prompt = step.token_count - len(decoding)
+            self.speed.record(len(decoding), context, prompt, seconds, wrong)
+            if self.speculation is not None and not prompt:
+                guesses = sum(c.guess is not None for c in decoding)
+                self.speculation.costs.learn(len(decoding) - guesses, context, guesses, seconds)
         self.metrics.step_tokens.observe(step.token_count)
 
     def _gauges(self) -> None:
@@ -389,4 +386,7 @@ class EngineCore:
         self.metrics.kv_usage.set(usage)
         self.metrics.kv_usage_old.set(usage)
         self.metrics.prefix_cache(scheduler.cache_queries, scheduler.cache_hits)
+        if self.speculation is not None:
+            totals = self.speculation
+            self.metrics.speculation(totals.drafts_total, totals.proposed_total, totals.accepted_total)
         self.metrics.saturated.set(self.saturated)

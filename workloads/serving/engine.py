@@ -18,7 +18,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from busbar.workloads.serving.core import Delta, EngineCore
+from busbar.workloads.serving.core import EngineCore
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import Overloaded, ServingError
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.history import History

@@ -17,7 +17,7 @@ from aiohttp import web
 from busbar.kube.contracts.streams import StreamTerms, UsageShown
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.calling import reader_of, render, with_tools
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.engine import Engine, Stream
 from busbar.workloads.serving.errors import BadRequest, EngineFailed, EngineLeaving, RequestError
 from busbar.workloads.serving.fairness import NOBODY, Owner

@@ -146,6 +146,7 @@ def assemble(
         max_model_len,
         clock,
         None if settings.tpot_ms is None else settings.tpot_ms / 1e3,
+        settings.speculate,
     )
     return core, trials, invariant
 

@@ -80,6 +80,12 @@ class Metrics:
         )
         self.prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._prefix_told = (0, 0)
+        self._guesses = (
+            counter("vllm:spec_decode_num_drafts", "Times that guessed tokens of a request were checked."),
+            counter("vllm:spec_decode_num_draft_tokens", "Guessed tokens that were checked."),
+            counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
+        )
+        self._guesses_told = (0, 0, 0)
         self.saturated = gauge(
             "busbar:saturated", "1 while the promised time per token cannot be kept by smaller steps."
         )
@@ -155,6 +161,13 @@ class Metrics:
         self.prefix_queries.inc(queries - before_queries)
         self.prefix_hits.inc(hits - before_hits)
         self._prefix_told = (queries, hits)
+
+    def speculation(self, drafts: int, proposed: int, accepted: int) -> None:
+        """Totals since the start."""
+        now = (drafts, proposed, accepted)
+        for each, before, after in zip(self._guesses, self._guesses_told, now, strict=True):
+            each.inc(after - before)
+        self._guesses_told = now
 
     def adapter_request(self, name: str) -> None:
         self._adapter_requests.labels(*self._values, self._adapter_label(name)).inc()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from busbar.kube.contracts.streams import SIDE_LINE, StreamEnd, UsageShown
-from busbar.workloads.serving.core import Delta
+from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import BadRequest, EngineLeaving, RequestError
 from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
 from busbar.workloads.serving.sampling import TokenLogprob

@@ -105,7 +105,7 @@ class _Parser(argparse.ArgumentParser):
 def _arguments(words: Sequence[str]) -> dict[str, Any]:
     """What of `args` was given, by the settings' names."""
     parser = _Parser(prog="spec.args", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for name in ("max-running", "max-batched-tokens", "block-tokens", "max-waiting", "threads"):
+    for name in ("max-running", "max-batched-tokens", "block-tokens", "max-waiting", "threads", "speculate"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--adapter-memory", type=_adapter_memory, dest="adapter_bytes")
     parser.add_argument("--deterministic", action="store_true")

@@ -171,7 +171,7 @@ def _logits(
             watched[0].computed, restart = 0, False
         step = scheduler.plan()
         outcome = runner.run(step)
-        sequences, logits = outcome.sequences, outcome.logits
+        sequences, logits = [chunk.sequence for chunk in outcome.chunks], outcome.logits
         scheduler.commit(step, dict.fromkeys(sequences, 0))
         rows += [logits[i].clone() for i, s in enumerate(sequences) if s is watched[0]]
         for sequence in sequences:

@@ -39,6 +39,8 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
         "attention": loaded.attention,
         "batchInvariant": loaded.batch_invariant,
         "loadSeconds": round(loaded.load_s, 3),
+        "guessedTokens": 0 if core.speculation is None else core.speculation.proposed_total,
+        "guessedRight": 0 if core.speculation is None else core.speculation.accepted_total,
         **core.speed.report(),
     }
     return ServingReport.model_validate(document)

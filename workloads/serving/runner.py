@@ -12,7 +12,7 @@ from busbar.workloads.serving.block_attention import plan_blocks
 from busbar.workloads.serving.blocks import SCRATCH_BLOCK
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.model import Batch, Decoder
-from busbar.workloads.serving.sequence import Chunk, Sequence, Step
+from busbar.workloads.serving.sequence import Chunk, Step
 
 MINUS_INFINITY = float("-inf")
 
@@ -21,8 +21,8 @@ MINUS_INFINITY = float("-inf")
 class Outcome:
     """What a step has computed."""
 
-    sequences: list[Sequence]
-    """Those that get a token."""
+    chunks: list[Chunk]
+    """Those that get a token; of one sequence by position."""
     logits: torch.Tensor
     """[n, vocabulary] float32, of that token."""
     states: list[tuple[Chunk, torch.Tensor]]
@@ -51,8 +51,8 @@ class Runner:
         """[n, vocabulary] float32, of tokens behind these hidden states."""
         return self.decoder.weights.head(states).float()
 
-    def batch(self, step: Step) -> tuple[Batch, list[Sequence], list[Chunk]]:
-        """(rows, sequences that sample, chunks that keep states): decoding rows first, by context length; then each
+    def batch(self, step: Step) -> tuple[Batch, list[Chunk], list[Chunk]]:
+        """(rows, chunks that sample, chunks that keep states): decoding rows first, by context length; then each
         prompt chunk; then padding."""
         size, device = self.cache.shape.block_tokens, self.cache.device
         singles = sorted((c for c in step.chunks if c.count == 1), key=lambda c: c.start)
@@ -60,17 +60,17 @@ class Runner:
         tokens: list[int] = []
         positions: list[int] = []
         blocks: list[int] = []
-        samplers: list[Sequence] = []
+        samplers: list[Chunk] = []
         sample_rows: list[int] = []
         keepers: list[Chunk] = []
         kept_rows: list[int] = []
         for chunk in (*singles, *longer):
             sequence, end = chunk.sequence, chunk.start + chunk.count
-            tokens += sequence.tokens[chunk.start : end]
+            tokens += chunk.tokens
             positions += range(chunk.start, end)
             blocks += [sequence.blocks[p // size] for p in range(chunk.start, end)]
             if chunk.samples:
-                samplers.append(sequence)
+                samplers.append(chunk)
                 sample_rows.append(len(tokens) - 1)
             if kept := chunk.kept:
                 keepers.append(chunk)

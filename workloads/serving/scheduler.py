@@ -21,7 +21,8 @@ alone is refused by `add`; so the oldest always finishes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from math import ceil
 
@@ -30,6 +31,7 @@ from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters, 
 from busbar.workloads.serving.prefix import extend_names
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
 
+NO_GUESSES: Mapping[Sequence, Tokens[int]] = {}
 MOST_PASSED = 32
 """Waiting sequences that are passed over at most, because the step computes already what they begin with."""
 
@@ -97,8 +99,11 @@ class Scheduler:
         sequence.state = State.FINISHED
         self._release(sequence)
 
-    def plan(self, budget: int | None = None) -> Step:
-        """The next step of at most `budget` tokens (default: the limit); nothing is computed until `commit`."""
+    def plan(self, budget: int | None = None, guesses: Mapping[Sequence, Tokens[int]] = NO_GUESSES) -> Step:
+        """The next step of at most `budget` tokens (default: the limit); nothing is computed until `commit`.
+
+        What is left of the budget goes to `guesses` of decoding sequences, for which nobody waits or is preempted.
+        """
         budget = self.limits.max_batched_tokens if budget is None else budget
         counts: dict[Sequence, int] = {}
         preempted: list[Sequence] = []
@@ -123,16 +128,18 @@ class Scheduler:
                 coming.update(self._full_blocks(sequence, count))
                 budget -= count
         if not preempted:
-            self._join(counts, budget, joined, coming)
+            budget -= self._join(counts, budget, joined, coming)
         joined = [s for s in joined if s.state is State.RUNNING]
-        chunks = tuple(Chunk(s, s.computed, n) for s, n in counts.items())
-        return Step(chunks, tuple(joined), tuple(preempted))
+        chunks = [Chunk(s, s.computed, n) for s, n in counts.items()]
+        if not preempted:
+            chunks += self._guessed(decoding, budget, guesses)
+        return Step(tuple(chunks), tuple(joined), tuple(preempted))
 
     def commit(self, step: Step, sampled: dict[Sequence, int]) -> None:
-        """The step has run: its tokens are in the cache, and `sampled` follow."""
+        """The step has run: its tokens are in the cache, and `sampled` follow. Guesses are not (`accept`)."""
         for chunk in step.chunks:
             sequence = chunk.sequence
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not State.RUNNING or chunk.guess is not None:
                 continue
             sequence.computed += chunk.count
             self._charge_prompt(sequence)
@@ -143,7 +150,38 @@ class Scheduler:
             if self.limits.prefix_cache:
                 self._name_blocks(sequence)
 
+    def accept(self, sequence: Sequence, token: int) -> None:
+        """The sequence's last token is what was guessed, so that it is in the cache, and `token` follows."""
+        sequence.computed += 1
+        sequence.tokens.append(token)
+        self.counters.charge(sequence.owner, OUTPUT)
+        if self.limits.prefix_cache:
+            self._name_blocks(sequence)
+
+    def roll_back(self, sequence: Sequence) -> None:
+        """Takes back the blocks of the guesses that were not accepted."""
+        kept = self._blocks_for(sequence.computed)
+        self.pool.give_back(sequence.blocks[kept:])
+        del sequence.blocks[kept:]
+
     # -- inside -------------------------------------------------------------------------------
+
+    def _guessed(
+        self, decoding: list[Sequence], budget: int, guesses: Mapping[Sequence, Tokens[int]]
+    ) -> list[Chunk]:
+        """Chunks for guesses, as far as budget and free blocks reach."""
+        chunks: list[Chunk] = []
+        for sequence in decoding:
+            first, wanted = len(sequence.tokens), guesses.get(sequence, ())
+            spare = max(0, self.pool.free - self._watermark()) + len(sequence.blocks)
+            count = min(len(wanted), budget, spare * self.limits.block_tokens - first)
+            if count < 1:
+                continue
+            need = self._blocks_for(first + count) - len(sequence.blocks)
+            sequence.blocks += self.pool.take(max(0, need))
+            chunks += [Chunk(sequence, first + i, 1, wanted[i]) for i in range(count)]
+            budget -= count
+        return chunks
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_tokens)

@@ -87,6 +87,14 @@ class Chunk:
     sequence: Sequence
     start: int
     count: int
+    guess: int | None = None
+    """Its one token, if that is none of the sequence's yet (`speculation.py`)."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return (
+            self.sequence.tokens[self.start : self.start + self.count] if self.guess is None else [self.guess]
+        )
 
     @property
     def completes(self) -> bool:
@@ -95,13 +103,15 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """Only the chunk that reaches the end of the tokens yields a new one."""
-        return self.completes and self.sequence.pooling is None
+        """Only the chunk that reaches the end of the tokens, and a guess behind it, yield a new one."""
+        return (self.completes or self.guess is not None) and self.sequence.pooling is None
 
     @property
     def kept(self) -> range:
         """Positions whose hidden state is wanted."""
         sequence, end = self.sequence, self.start + self.count
+        if self.guess is not None:
+            return range(0)
         if sequence.is_explaining:
             return range(max(self.start, sequence.explained), min(end, sequence.prompt_len - 1))
         if sequence.pooling is Pooling.MEAN:
@@ -113,6 +123,7 @@ class Chunk:
 @dataclass(frozen=True)
 class Step:
     chunks: tuple[Chunk, ...]
+    """A sequence's guesses come behind its own chunk, in order."""
     joined: tuple[Sequence, ...]
     preempted: tuple[Sequence, ...]
 

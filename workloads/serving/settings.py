@@ -19,6 +19,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
+MOST_GUESSES = 16
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
@@ -60,6 +61,8 @@ class EngineSettings:
     """Prompts that begin alike share the blocks of their beginning, within a tenant."""
     tpot_ms: float | None = None
     """Time per token that running requests shall keep: sizes the pieces of prompts. None: max_batched_tokens always."""
+    speculate: int = 0
+    """Tokens of a request that are guessed from its own text and checked in one step, at most; 0: none."""
     deterministic: bool = False
     """Compute in a fixed order: a request's logits do not depend on the other requests, bit for bit (slower on a
     CPU)."""
@@ -81,6 +84,8 @@ class EngineSettings:
             raise SettingsError(f"two adapters have the name {twice!r}; rename one")
         if self.tpot_ms is not None and self.tpot_ms <= 0:
             raise SettingsError(f"tpot_ms must be above 0, not {self.tpot_ms:g}")
+        if not 0 <= self.speculate <= MOST_GUESSES:
+            raise SettingsError(f"speculate must be 0 to {MOST_GUESSES}, not {self.speculate}")
         if self.block_tokens not in {1 << n for n in range(9)}:
             raise SettingsError(f"block size {self.block_tokens} is not a power of two up to 256")
         for name in (

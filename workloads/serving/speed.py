@@ -109,14 +109,17 @@ class Speed:
     prefill_tokens: int = 0
     prefill_s: float = 0.0
 
-    def record(self, decoding: int, context_tokens: int, prompt_tokens: int, seconds: float) -> None:
-        """One step. Steps with more prompt than decode tokens count as prefill."""
+    def record(
+        self, decoding: int, context_tokens: int, prompt_tokens: int, seconds: float, wrong: int = 0
+    ) -> None:
+        """One step. Steps with more prompt than decode tokens count as prefill; `wrong` of those decoded were guesses
+        that gave no token."""
         self.model.learn(decoding, context_tokens, prompt_tokens, seconds)
         if prompt_tokens > decoding:
             self.prefill_tokens += prompt_tokens + decoding
             self.prefill_s += seconds
         elif decoding:
-            self.decode_tokens += decoding + prompt_tokens
+            self.decode_tokens += decoding - wrong + prompt_tokens
             self.decode_s += seconds
 
     def report(self) -> dict[str, object]:

@@ -1,0 +1,33 @@
+"""What one step of the engine adds to one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
+from busbar.workloads.serving.sampling import TokenLogprob
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step adds to one request."""
+
+    request_id: str
+    text: str
+    tokens: tuple[int, ...] = ()
+    index: int = 0
+    """Completion tokens so far, these included."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: str | None = None
+    """None, stop, length or error."""
+    error: str | None = None
+    leaving: bool = False
+    """With `error`: the process shuts down, and the request is not to blame."""
+    refused: bool = False
+    """With `error`: the request is to blame, and would fail everywhere."""
+    cached: int = 0
+    """Prompt tokens that were in the prefix cache."""
+    vector: tuple[float, ...] | None = None
+    """Of a text that was to become one; not normalised."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """With the first token, where they were asked for."""
