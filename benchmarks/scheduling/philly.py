@@ -170,7 +170,9 @@ class _Light(QueueModel):
         self.kept: list[QueuedJob] = []
         self.rows: list[Row] = []
         shares = tuple(Share(trace.weights[name], 0.0, float("inf")) for name in self.names)
-        rules = Rules(policy.unknown_lateness_s, policy.min_run_s, policy.max_preemptions, policy.churn, 8, CHARGE_S)
+        rules = Rules(
+            policy.unknown_lateness_s, policy.min_run_s, policy.max_preemptions, policy.churn, 8, CHARGE_S
+        )
         begin = trace.jobs[0].arrival_s
         never = QueuedJob(0, QueueRequest((RunOption(0, 1000 * PER_NODE + 1, 1, 9.0),), 9000), begin, 1.0)
         free = ((1000 * PER_NODE,) * NODES,)
