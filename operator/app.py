@@ -138,6 +138,7 @@ class Operator:
                 revision,
                 [r for r in settings.pod_cidrs.split(",") if r],
                 self.prober.serving,
+                lambda namespace: self.handlers.holds.of_namespace(namespace).stops,
             )
         )
         self.server = Server(

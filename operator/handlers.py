@@ -115,7 +115,7 @@ class Handlers:
         self._scales = ScalingMetrics(metrics.registry)
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
         self._promised = Promised()
-        self._holds = BudgetHolds(caches, controller, rounds.wake)
+        self.holds = BudgetHolds(caches, controller, rounds.wake)
         self._rooms: dict[
             str, tuple[float, PodRoom | None]
         ] = {}  # by namespace: when it was counted, what is left
@@ -166,7 +166,7 @@ class Handlers:
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
             holders=holders(job, own, self._caches.pods.items),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
-            budget_spent=self._holds.of_namespace(key.namespace),
+            budget=self.holds.of_namespace(key.namespace),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
         update = reconcile_job(view, decision, forecast, reserved)
@@ -236,7 +236,7 @@ class Handlers:
             energy_joules=self._energy(
                 service.metadata.uid, service.status.usage if service.status is not None else None
             ),
-            budget_spent=self._holds.of_namespace(key.namespace),
+            budget=self.holds.of_namespace(key.namespace),
             holders=name_holders(service, wanted_indexes(service, own), own, self._caches.pods.items),
         )
         update = reconcile_service(view, decisions)
@@ -311,7 +311,7 @@ class Handlers:
     async def tenant(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         found = self._caches.tenants.items.get(key)
         if found is None:
-            self._holds.look(key.name)
+            self.holds.look(key.name)
             return None
         view = TenantView(
             tenant=found,
@@ -341,7 +341,7 @@ class Handlers:
             await self._writer.write_status(TENANTS, found, update.status)
         for reason, message in update.notices:
             self._writer.notice(TENANTS, found, reason, message)
-        self._holds.look(key.name)
+        self.holds.look(key.name)
         return update.again_s
 
     def _paced(self) -> Settings:
@@ -391,7 +391,7 @@ class Handlers:
             return None
         if found.kind:
             return await self._reaper.handle(found, utc_now())
-        spent = self._holds.of_namespace(key.namespace) if found.gated and is_claim(found) else ""
+        spent = self.holds.of_namespace(key.namespace).why if found.gated and is_claim(found) else ""
         if spent:
             waits = Notice("v1", "Pod", key.namespace, key.name, found.uid, Reason.BUDGET_SPENT, spent)
             self._writer.put_notice(waits)

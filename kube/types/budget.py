@@ -27,7 +27,6 @@ class Enforcement(StrEnum):
     WARN = "Warn"
     STOP_ADMITTING = "StopAdmitting"
     PREEMPT = "Preempt"
-    """Refused: it is not built."""
 
 
 class BudgetState(StrEnum):
@@ -51,12 +50,6 @@ class Budget(SpecModel):
                 or budget.kilowatt_hours is not None
             ),
         ),
-        Rule(
-            cel="self.enforcement != 'Preempt'",
-            message="Preempt is not built yet: running work is not stopped for a budget; use StopAdmitting or Warn",
-            field_path=".enforcement",
-            holds=lambda budget: budget.enforcement is not Enforcement.PREEMPT,
-        ),
     )
 
     period: Period = Field(description="day, week (from Monday) or month, in UTC.")
@@ -73,7 +66,8 @@ class Budget(SpecModel):
         default=Enforcement.WARN,
         description="When a limit is reached. Warn: a condition and an event. StopAdmitting: besides, nothing more of the "
         "tenant is started before the next period, except for services that have fewer than minReplicas. "
-        "Preempt is refused: it is not built yet.",
+        "Preempt: besides, running jobs save their state and wait, except for those with preemptible: false, and all "
+        "replicas of services finish their requests and leave, until the next period.",
     )
     warn_at_percent: Annotated[float, Field(gt=0, le=100)] = Field(
         default=80.0, description="At so many per cent of a limit there is a warning."

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 from busbar.kube.types import Condition, ConditionStatus, Tenant
 from busbar.kube.types.budget import Budget, BudgetState, BudgetUse, Enforcement, Period
@@ -18,6 +19,7 @@ from busbar.kube.types.tenant import TenantStatus
 FULL = 100.0
 NEVER_MEASURED_H = 0.1
 """Accelerator-hours after which a tenant without any joule is one whose energy nobody measures."""
+DONE = {False: "nothing more is started", True: "nothing is started, and what ran is stopped"}
 REASONS = {
     BudgetState.WITHIN: Reason.WITHIN_BUDGET,
     BudgetState.WARNING: Reason.BUDGET_WARNING,
@@ -32,6 +34,19 @@ class Amounts:
     accelerator_hours: float = 0.0
     cost: float = 0.0
     kilowatt_hours: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a spent budget does to its tenant's work."""
+
+    why: str = ""
+    """Until when, and who can change it; empty: it does nothing."""
+    stops: bool = False
+    """Whether what runs is stopped as well, and not only nothing more started."""
+
+
+FREE = Hold()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +105,27 @@ def counted(
     return [_counted(b, before.get(b.period), used, per_hour, since, now) for b in budgets] or None
 
 
-def spent(tenant: Tenant, now: datetime) -> str:
-    """Why nothing more of the tenant is admitted, and until when; empty where it is.
+def hold(tenant: Tenant, now: datetime) -> Hold:
+    """What the tenant's budgets do to its work now: the strictest of those that are spent.
 
     The sentence does not change while the limit does not: it is in the status of every waiting job.
     """
     uses = {use.period: use for use in (tenant.status.budgets if tenant.status is not None else None) or ()}
     found = []
     for budget in tenant.spec.budgets or ():
-        if budget.enforcement is not Enforcement.STOP_ADMITTING:
+        if budget.enforcement is Enforcement.WARN:
             continue
+        stops = budget.enforcement is Enforcement.PREEMPT
         for line in _lines(budget, _present(budget, uses.get(budget.period), now)):
             if line.percent >= FULL:
-                found.append((period_end(budget.period, now), line, budget.period))
+                found.append((stops, period_end(budget.period, now), line, budget.period))
     if not found:
-        return ""
-    end, line, period = max(found, key=lambda each: each[0])
-    return (
-        f"Nothing is left of the tenant's budget of {line.limit:g}{line.unit} a {period}: nothing more is started until "
-        f"{_moment(end)}, unless an administrator of the platform raises the Tenant's spec.budgets."
+        return FREE
+    stops, end, line, period = max(found, key=itemgetter(0, 1))
+    return Hold(
+        f"Nothing is left of the tenant's budget of {line.limit:g}{line.unit} a {period}: {DONE[stops]} until "
+        f"{_moment(end)}, unless an administrator of the platform raises the Tenant's spec.budgets.",
+        stops,
     )
 
 
@@ -155,8 +172,8 @@ def sentence(budget: Budget, use: BudgetUse) -> str:
     text = f"{worst.of()} used this {budget.period}"
     end = use.ends or period_end(budget.period, use.started)
     if use.state is BudgetState.SPENT:
-        stops = budget.enforcement is Enforcement.STOP_ADMITTING
-        what = "nothing more is started" if stops else "only a warning is given"
+        warns = budget.enforcement is Enforcement.WARN
+        what = "only a warning is given" if warns else DONE[budget.enforcement is Enforcement.PREEMPT]
         return f"{text}: {what} until {_moment(end)}."
     if use.exhausted is not None:
         return f"{text}; at the present rate it is spent on {_moment(use.exhausted)}."

@@ -126,7 +126,7 @@ def _over_pods(seen: ClusterObjects, tenant: Tenant, draft: TrainingJob) -> Prev
 
 
 def _over_budget(tenant: Tenant, now: datetime) -> PreviewAnswer | None:
-    reason = budgets.spent(tenant, now)
+    reason = budgets.hold(tenant, now).why
     if not reason:
         return None
     when = "When the budget's next period begins, or when it is raised"

@@ -73,8 +73,8 @@ class SnapshotBuilder:
         self._feeds = PowerDomains()
         self._feeds_changed = True
         self._tenant_of: dict[str, str] = {}
-        self._spent: frozenset[str] = frozenset()
-        """Tenants of which nothing more is started than what must be: their budget is spent."""
+        self._held: dict[str, budgets.Hold] = {}
+        """Tenants whose budget is spent, and what that does to their work."""
         self._claims: dict[Item, tuple[Claim, ...]] = {}
         self._jobs: dict[JobId, Job] = {}
         self._order: list[JobId] = []
@@ -254,10 +254,11 @@ class SnapshotBuilder:
                         Item(kind, key) for key in self._objects[kind] if key.namespace in moved
                     )
                 self._stale_facts.update(key for key in self._objects[JOB] if key.namespace in moved)
-        spent = frozenset(key.name for key, one in self._objects[TENANT].items() if budgets.spent(one, now))
-        if spent != self._spent:
-            turned = spent ^ self._spent
-            self._spent = spent
+        holds = {key.name: budgets.hold(one, now) for key, one in self._objects[TENANT].items()}
+        held = {name: hold for name, hold in holds.items() if hold.why}
+        if held != self._held:
+            turned = {name for name, _ in held.items() ^ self._held.items()}
+            self._held = held
             for kind in (JOB, SERVICE, POD):
                 keys = self._objects[kind]
                 self._stale.update(Item(kind, key) for key in keys if self.tenant_of(key.namespace) in turned)
@@ -306,17 +307,15 @@ class SnapshotBuilder:
         if obj is None:
             return ()
         tenant = self.tenant_of(item.key.namespace)
-        is_spent = tenant in self._spent
+        budget = self._held.get(tenant, budgets.FREE)
         if item.kind == POD:
             return self._single(obj, tenant, now)
         owned = tuple(self._owned.get(obj.metadata.uid, {}).values())
         if item.kind == SERVICE:
             name = obj.spec.model.training_job
             served = self._objects[JOB].get(Key(item.key.namespace, name)) if name else None
-            return serving.claims(
-                obj, owned, (served,) if served is not None else (), tenant, now, budget_spent=is_spent
-            )
-        found = training.claim(obj, owned, tenant, now, budget_spent=is_spent)
+            return serving.claims(obj, owned, (served,) if served is not None else (), tenant, now, budget)
+        found = training.claim(obj, owned, tenant, now, budget)
         if (until := training.until(obj, now)) is not None:
             heapq.heappush(self._timed, (until, item))
         return (found,) if found is not None else ()
@@ -329,7 +328,7 @@ class SnapshotBuilder:
             found = orphans.claim(pod, tenant, self._places, now)
         else:
             return ()
-        held = found is not None and found.job.run is None and tenant in self._spent
+        held = found is not None and found.job.run is None and tenant in self._held
         return (found,) if found is not None and not held else ()
 
     def _place(self, key: Key) -> None:

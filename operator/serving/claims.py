@@ -8,6 +8,7 @@ from datetime import datetime
 
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
+from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
 from busbar.operator.serving.replicas import place_of, startable, wanted_indexes, wanted_types
@@ -22,15 +23,14 @@ def claims(
     jobs: Iterable[TrainingJob],
     tenant: str,
     now: datetime,
-    *,
-    budget_spent: bool = False,
+    budget: Hold = FREE,
 ) -> list[Claim]:
     """One job per replica that exists or is wanted.
 
     Args:
         pods: those that the object owns.
         jobs: those whose output the service may serve.
-        budget_spent: whether nothing more of the tenant is started; the least number of replicas is all the same.
+        budget: what its tenant's budgets do to it; the least number of replicas is started unless they stop what runs.
     """
     found: list[Claim] = []
     for pod in pods:
@@ -47,8 +47,8 @@ def claims(
     if service.metadata.deletion_timestamp is None and model_uri(service, jobs).uri:
         held = {p.rank for p in pods}
         wanted = [i for i in wanted_indexes(service, pods) if i not in held]
-        if budget_spent:
-            wanted = wanted[: startable(service, pods)]
+        if budget.why:
+            wanted = wanted[: startable(service, pods, budget)]
         types = wanted_types(service, pods)
         for order, index in enumerate(wanted):
             job = replica(service, index, tenant, now)

@@ -72,8 +72,8 @@ def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> list[Action]:
     if view.off is not None or not view.model.uri:
         return []
     wanted = set(wanted_indexes(view.service, view.pods)) - {p.rank for p in view.pods} - view.holders.keys()
-    if view.budget_spent:
-        wanted = set(sorted(wanted)[: startable(view.service, view.pods)])
+    if view.budget.why:
+        wanted = set(sorted(wanted)[: startable(view.service, view.pods, view.budget)])
     actions: list[Action] = []
     for decision in decisions:
         if not isinstance(decision, Admit) or decision.index not in wanted:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 from busbar.kube.types import ModelService
+from busbar.operator.accounting.budgets import Hold
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Placement, Resources
 
@@ -59,8 +60,11 @@ def wanted_types(service: ModelService, pods: Iterable[Pod]) -> list[str]:
     ]
 
 
-def startable(service: ModelService, pods: Iterable[Pod]) -> int:
-    """How many replicas may be started although the tenant's budget is spent: those that `minReplicas` lacks."""
+def startable(service: ModelService, pods: Iterable[Pod], budget: Hold) -> int:
+    """How many replicas may be started although the tenant's budget is spent: those that `minReplicas` lacks, unless the
+    budget stops what runs."""
+    if budget.stops:
+        return 0
     return max(0, service.spec.min_replicas - len(kept_pods(service, pods)))
 
 

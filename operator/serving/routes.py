@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
@@ -23,8 +23,14 @@ def build_routes(
     revision: int,
     pod_cidrs: Iterable[str] = (),
     readings: Mapping[str, ServingStatus] = MappingProxyType({}),
+    is_stopped: Callable[[str], bool] = lambda namespace: False,
 ) -> Routes:
-    """The whole document as of now; `readings` are the last answers of replicas, by pod uid."""
+    """The whole document as of now.
+
+    Args:
+        readings: the last answers of replicas, by pod uid.
+        is_stopped: whether a spent budget stops what runs in a namespace.
+    """
     tenant_of = tenant_of_namespace(caches.tenants.items.values())
     services: list[ServiceRoute] = []
     for key, service in sorted(caches.services.items.items()):
@@ -46,7 +52,7 @@ def build_routes(
                 model_id=spec.model_id or key.name,
                 desired_replicas=(status.desired_replicas or 0) if status is not None else 0,
                 ready_replicas=sum(e.ready for e in endpoints),
-                suspended=spec.suspend or key.namespace not in tenant_of,
+                suspended=spec.suspend or key.namespace not in tenant_of or is_stopped(key.namespace),
                 min_replicas=spec.min_replicas,
                 max_replicas=spec.replica_ceiling,
                 slo=_promise(spec),

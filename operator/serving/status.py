@@ -142,7 +142,7 @@ def _phase(
         if len(serving) < desired and view.hindered:
             text = f"{text} Others cannot be made, and are tried again: {view.hindered}"
         elif _held(view, desired):
-            text = f"{text} {view.budget_spent}"
+            text = f"{text} {view.budget.why}"
         elif len(serving) < desired and waits is not None:
             text = f"{text} {waits.message}"
         elif len(serving) < desired and old.reason == Reason.SERVING and old.message is not None:
@@ -169,7 +169,7 @@ def _phase(
         text = f"Its pods cannot be made, and are tried again: {view.hindered}"
         return ServicePhase.QUEUED, Reason.PODS_REFUSED, text
     if _held(view, desired):
-        return ServicePhase.QUEUED, Reason.BUDGET_SPENT, view.budget_spent
+        return ServicePhase.QUEUED, Reason.BUDGET_SPENT, view.budget.why
     if waits is not None:
         return ServicePhase.QUEUED, waits.reason, waits.message
     told_before = old.phase is ServicePhase.QUEUED and old.reason != Reason.BUDGET_SPENT
@@ -181,7 +181,7 @@ def _phase(
 def _held(view: ServiceView, desired: int) -> bool:
     """Whether replicas are wanted that are not started because the tenant's budget is spent."""
     kept = len(kept_pods(view.service, view.pods))
-    return bool(view.budget_spent) and desired > kept and not startable(view.service, view.pods)
+    return bool(view.budget.why) and desired > kept and not startable(view.service, view.pods, view.budget)
 
 
 def _wait(decisions: tuple[Decision, ...]) -> Wait | None:

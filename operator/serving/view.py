@@ -11,6 +11,7 @@ from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob, TrainingPhase
 from busbar.kube.types.model_service import ModelServiceStatus
 from busbar.kube.types.reasons import Reason
+from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods import manifests
 from busbar.operator.serving.fleets import Change, Plan
 from busbar.operator.serving.names import taken
@@ -47,7 +48,7 @@ class ServiceView:
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     has_tenant: bool = True  # whether a Tenant has the namespace
     energy_joules: float | None = None  # its new total; None: nothing is measured
-    budget_spent: str = ""  # why nothing more of its tenant is started; empty where it is
+    budget: Hold = FREE  # what its tenant's budgets do to it
     holders: Mapping[int, Pod] = field(
         default_factory=dict
     )  # pods of others with the names of missing replicas
@@ -71,6 +72,8 @@ class ServiceView:
                 Reason.TENANT_GONE,
                 "The service is off: no Tenant has its namespace any more; it starts when one names it.",
             )
+        if self.budget.stops:
+            return Reason.BUDGET_SPENT, self.budget.why
         return None
 
 

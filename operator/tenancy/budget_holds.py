@@ -1,11 +1,11 @@
-"""What a spent budget holds: tells why, and has everything that waits looked at when that changes."""
+"""What a spent budget holds or stops: tells why, and has all of its tenant looked at when that changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from busbar.kube.informer import Key
-from busbar.operator.accounting.budgets import spent
+from busbar.operator.accounting.budgets import FREE, Hold, hold
 from busbar.operator.pods.foreign_pods import is_claim
 from busbar.operator.queue.controller import Controller
 from busbar.operator.steady_clock import utc_now
@@ -17,20 +17,20 @@ class BudgetHolds:
 
     def __init__(self, caches: Caches, controller: Controller, wake: Callable[[], None]) -> None:
         self._caches, self._controller, self._wake = caches, controller, wake
-        self._known: dict[str, str] = {}  # by tenant: why nothing more is started
+        self._known: dict[str, Hold] = {}  # by tenant, those that are held
 
-    def of_namespace(self, namespace: str) -> str:
-        """Why nothing more of its tenant is started now; empty where it is."""
+    def of_namespace(self, namespace: str) -> Hold:
+        """What its tenant's budgets do to work there now."""
         return self._of_tenant(tenant_of_namespace(self._caches.tenants.items.values()).get(namespace, ""))
 
     def look(self, name: str) -> None:
-        """To be called with each reconcile of a tenant, and when it is gone: queues what waits in its namespaces where
-        its budget begins to hold it, or no longer does."""
-        why = self._of_tenant(name)
-        if why == self._known.get(name, ""):
+        """To be called with each reconcile of a tenant, and when it is gone: queues what is in its namespaces
+        where its budget begins to hold or stop it, or no longer does."""
+        found = self._of_tenant(name)
+        if found == self._known.get(name, FREE):
             return
-        self._known[name] = why
-        if not why:
+        self._known[name] = found
+        if found == FREE:
             del self._known[name]
         tenant = self._caches.tenants.items.get(Key("", name))
         spaces = set(tenant.spec.namespaces or ()) if tenant is not None else set()
@@ -43,6 +43,6 @@ class BudgetHolds:
                 self._controller.add("Pod", pod.key)
         self._wake()
 
-    def _of_tenant(self, name: str) -> str:
+    def _of_tenant(self, name: str) -> Hold:
         tenant = self._caches.tenants.items.get(Key("", name))
-        return spent(tenant, utc_now()) if tenant is not None else ""
+        return hold(tenant, utc_now()) if tenant is not None else FREE

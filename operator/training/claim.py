@@ -9,22 +9,23 @@ from busbar.kube.types import TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.shape import Domain
 from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.profiles.table import workload
 from busbar.operator.training.reservation import reservation_of
-from busbar.operator.training.view import goes_on, is_managed, leftovers, placement_of
+from busbar.operator.training.view import is_held, is_managed, leftovers, placement_of
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Job, JobId, JobKind, Run
 
 
 def claim(
-    obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime, *, budget_spent: bool = False
+    obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime, budget: Hold = FREE
 ) -> Claim | None:
     """The job in the snapshot; None if it holds nothing and may not start.
 
     Args:
         pods: those that the object owns.
-        budget_spent: whether nothing more of the tenant is started.
+        budget: what its tenant's budgets do to it.
     """
     status = obj.status
     if status is not None and status.phase in TERMINAL_PHASES:
@@ -32,7 +33,7 @@ def claim(
     if status is None or status.admission is None:
         waits = is_managed(obj) and not obj.spec.suspend
         retry_at = status.retry_at if status is not None else None
-        if not waits or (retry_at is not None and retry_at > now) or (budget_spent and not goes_on(obj)):
+        if not waits or (retry_at is not None and retry_at > now) or is_held(obj, budget):
             return None
         if status is not None and leftovers(status, pods):
             return None

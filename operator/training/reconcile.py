@@ -50,7 +50,7 @@ from busbar.operator.training.view import (
     JobView,
     attempt_pods,
     delete_pod,
-    goes_on,
+    is_held,
     is_managed,
     key_of_body,
     leftovers,
@@ -106,7 +106,7 @@ def _waiting(
         return JobUpdate(waiting_status, cleaning, view.settings.unschedulable_s)
     if status.retry_at is not None and status.retry_at > view.now:
         return JobUpdate(None, (), seconds_until(status.retry_at, view.now))
-    if view.budget_spent and not goes_on(view.job):
+    if is_held(view.job, view.budget):
         return _over_budget(view)
     if view.pod_room is not None:
         least = view.job.spec.shape.min_pods
@@ -145,11 +145,11 @@ def _over_limit(view: JobView, lacking: str) -> JobUpdate:
 
 def _over_budget(view: JobView) -> JobUpdate:
     """It is in no plan until its tenant has a budget again; the next round after that plans it."""
-    preview = Preview(starts_now=False, reason=clip(view.budget_spent))
+    preview = Preview(starts_now=False, reason=clip(view.budget.why))
     held = withdrawn(view.status).model_copy(
         update={"waiting": None, "reservation": None, "preview": preview}
     )
-    queued = in_phase(view, held, TrainingPhase.QUEUED, Reason.BUDGET_SPENT, view.budget_spent)
+    queued = in_phase(view, held, TrainingPhase.QUEUED, Reason.BUDGET_SPENT, view.budget.why)
     return JobUpdate(queued if queued != view.status else None)
 
 
@@ -214,6 +214,8 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
     if view.suspended is not None:
         reason = view.suspended[0]
         return begin_release(view, reason, "The job is being suspended: it saves its state first.")
+    if view.is_stopped:
+        return begin_release(view, Reason.BUDGET_SPENT, view.budget.why)
     if isinstance(decision, Release) and decision.assumed_version == view.job.metadata.resource_version:
         return begin_release(view, decision.reason, decision.message, moved=True, taken=decision.taken)
     if status.start_time is not None and _left_s(view, admission) <= 0:

@@ -17,6 +17,7 @@ from busbar.kube.types.training_job import (
     PerPod,
     TrainingJobStatus,
 )
+from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods import manifests
 from busbar.operator.pods.room import PodRoom
 from busbar.operator.settings import Settings
@@ -49,12 +50,17 @@ class JobView:
     has_tenant: bool = True  # whether a Tenant has the namespace
     holders: tuple[Pod, ...] = ()  # pods of others that have the names of its pods
     energy_joules: float | None = None  # its new total; None: nothing is measured
-    budget_spent: str = ""  # why nothing more of its tenant is started; empty where it is
+    budget: Hold = FREE  # what its tenant's budgets do to it
     pod_room: PodRoom | None = None  # what its tenant's limit of pods leaves; None: not limited, or not asked
 
     @property
     def status(self) -> TrainingJobStatus:
         return self.job.status or TrainingJobStatus()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the job is stopped because its tenant's budget is spent; never one that may not be stopped."""
+        return self.budget.stops and self.job.spec.preemptible
 
     @property
     def suspended(self) -> tuple[Reason, str] | None:
@@ -97,6 +103,11 @@ def waits_for_its_turn(job: TrainingJob) -> bool:
 def goes_on(job: TrainingJob) -> bool:
     """Whether it waits only because the scheduler moves it: it is no new start."""
     return job.status is not None and job.status.reason in MOVES
+
+
+def is_held(job: TrainingJob, budget: Hold) -> bool:
+    """Whether a spent budget keeps a waiting job from starting."""
+    return bool(budget.why) and (budget.stops or not goes_on(job))
 
 
 def placement_of(admission: Admission) -> Placement:

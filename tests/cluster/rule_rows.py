@@ -529,14 +529,6 @@ TENANT = (
         {"spec/budgets/0": {"period": "day", "cost": 1}},
         blames="spec.budgets[0]",
     ),
-    Row(
-        m.tenant,
-        "spec.budgets[]",
-        "running work is not stopped for a budget",
-        {"spec/budgets/0/enforcement": "Preempt"},
-        {"spec/budgets/0/enforcement": "Warn"},
-        blames="spec.budgets[0].enforcement",
-    ),
 )
 
 PROFILE = (

@@ -1,4 +1,4 @@
-"""A tenant's budget on the real API server: it holds what waits, says so, and lets it go when it is raised."""
+"""A tenant's budget on the real API server: it holds or stops work, says so, and lets it go when it is raised."""
 
 from __future__ import annotations
 
@@ -81,3 +81,34 @@ async def test_a_spent_budget_holds_waiting_jobs_and_a_raised_one_lets_them_go(a
         await becomes(
             lambda: reasons(cluster, tenant), lambda found: {"BudgetSpent", "WithinBudget"} <= found
         )
+
+
+async def test_a_spent_budget_that_preempts_stops_what_runs_until_it_is_raised(apiserver: ApiServer) -> None:
+    settings = replace(QUICK, usage_period_s=1.0)
+    async with Cluster(apiserver, settings=settings, script=script) as cluster:
+        tenant = f"tenant-{cluster.namespace}"
+        await cluster.start()
+        await cluster.create(gang_job("goes", 2))
+        kept = gang_job("stays", 1)
+        kept["spec"]["preemptible"] = False
+        await cluster.create(kept)
+        await cluster.create(web(1))
+        for name in ("goes", "stays"):
+            await cluster.until(TRAINING_JOBS, name, lambda s: s.get("phase") == "Running")
+        await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("readyReplicas") == 2)
+
+        await cluster.client.patch(TENANTS, tenant, budget(SMALL_H, "Preempt"))
+        stopped = await cluster.until(
+            TRAINING_JOBS, "goes", lambda s: (s["phase"], s.get("reason")) == ("Queued", "BudgetSpent")
+        )
+        assert "what ran is stopped" in stopped["message"]
+        assert stopped.get("preemptions", 0) == 0
+        off = await cluster.until(MODEL_SERVICES, "web", lambda s: s["phase"] == "Suspended")
+        assert off["reason"] == "BudgetSpent"
+        await becomes(cluster.pods, lambda pods: list(pods) == ["stays-1-0"])
+        assert (await cluster.status(TRAINING_JOBS, "stays"))["phase"] == "Running"
+
+        await cluster.client.patch(TENANTS, tenant, budget(1000, "Preempt"))
+        again = await cluster.until(TRAINING_JOBS, "goes", lambda s: s["phase"] == "Running")
+        assert again["attempt"] == 2
+        await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("readyReplicas") == 2)

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from tests.operator.builders import NOW, tenant
 
 from busbar.kube.types import ConditionStatus, Tenant
-from busbar.kube.types.budget import BudgetState, BudgetUse, Period, used_ratios
+from busbar.kube.types.budget import Budget, BudgetState, BudgetUse, Period, used_ratios
 from busbar.kube.types.tenant import TenantStatus
 from busbar.operator.accounting.budgets import (
+    FREE,
     Amounts,
     changes,
     condition,
     counted,
+    hold,
     period_end,
     period_start,
     sentence,
-    spent,
 )
 
 HOUR = timedelta(hours=1)
@@ -106,10 +107,10 @@ def test_another_period_begins_with_nothing_and_takes_only_what_is_its_own() -> 
     made = of(
         {"period": "day", "acceleratorHours": 10, "enforcement": "StopAdmitting"}, accelerator_hours=10.0
     )
-    assert spent(made, NOW)
+    assert hold(made, NOW).why
     midnight = datetime(2026, 11, 22, tzinfo=UTC)
-    assert spent(made, midnight - timedelta(seconds=1))
-    assert not spent(made, midnight)
+    assert hold(made, midnight - timedelta(seconds=1)).why
+    assert hold(made, midnight) == FREE
     use = counted_of(made, Amounts(accelerator_hours=4.0), since=midnight - 3 * HOUR, now=midnight + HOUR)
     assert (use.started, use.accelerator_hours) == (midnight, 1.0)
 
@@ -117,8 +118,8 @@ def test_another_period_begins_with_nothing_and_takes_only_what_is_its_own() -> 
 def test_only_a_budget_that_is_enforced_stops_anything() -> None:
     for enforcement, stops in (("Warn", False), ("StopAdmitting", True)):
         budget = {"period": "month", "kilowattHours": 50, "enforcement": enforcement}
-        assert not spent(of(budget, kilowatt_hours=49.999), NOW)
-        text = spent(of(budget, kilowatt_hours=50.1), NOW)
+        assert hold(of(budget, kilowatt_hours=49.999), NOW) == FREE
+        text = hold(of(budget, kilowatt_hours=50.1), NOW).why
         assert bool(text) is stops
     assert text == (
         "Nothing is left of the tenant's budget of 50 kWh a month: nothing more is started until 2026-12-01 at 00:00 "
@@ -128,17 +129,33 @@ def test_only_a_budget_that_is_enforced_stops_anything() -> None:
 
 def test_of_several_spent_budgets_the_one_that_lasts_longest_is_told() -> None:
     stop = {"enforcement": "StopAdmitting", "cost": 1}
-    text = spent(of({"period": "day", **stop}, {"period": "month", **stop}, cost=2.0), NOW)
+    text = hold(of({"period": "day", **stop}, {"period": "month", **stop}, cost=2.0), NOW).why
     assert "a month" in text
+
+
+def test_of_several_spent_budgets_the_strictest_counts() -> None:
+    stop = {"period": "day", "cost": 1, "enforcement": "Preempt"}
+    wait = {"period": "month", "cost": 1, "enforcement": "StopAdmitting"}
+    found = hold(of(stop, wait, cost=2.0), NOW)
+    assert found.stops
+    assert found.why == (
+        "Nothing is left of the tenant's budget of 1 in cost a day: nothing is started, and what ran is stopped until "
+        "2026-11-22 at 00:00 UTC, unless an administrator of the platform raises the Tenant's spec.budgets."
+    )
+    assert not hold(of({**stop, "cost": 3}, wait, cost=2.0), NOW).stops
+    use = counted_of(of(stop, cost=2.0))
+    assert sentence(Budget.model_validate(stop), use).endswith(
+        "nothing is started, and what ran is stopped until 2026-11-22 at 00:00 UTC."
+    )
 
 
 def test_a_limit_that_is_changed_counts_at_once() -> None:
     budget = {"period": "month", "cost": 10, "enforcement": "StopAdmitting"}
     made = of(budget, cost=12.0)
-    assert spent(made, NOW)
+    assert hold(made, NOW).why
     raised = tenant("a", ["ns"], budgets=[{**budget, "cost": 20}])
-    assert not spent(raised.model_copy(update={"status": made.status}), NOW)
-    assert not spent(tenant("a", ["ns"], budgets=[budget]), NOW), "nothing is known to be used"
+    assert hold(raised.model_copy(update={"status": made.status}), NOW) == FREE
+    assert hold(tenant("a", ["ns"], budgets=[budget]), NOW) == FREE, "nothing is known to be used"
 
 
 def test_the_condition_tells_the_worst_budget_and_keeps_its_time() -> None:

@@ -14,6 +14,7 @@ from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService
+from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Release, Wait
 from busbar.operator.pods.manifests import KIND_TRAINING
 from busbar.operator.serving.names import holders
@@ -301,17 +302,34 @@ def test_a_silent_gateway_scales_nothing_down() -> None:
     assert update.status.desired_replicas == 3
 
 
+def test_a_budget_that_stops_what_runs_leaves_a_service_no_replica() -> None:
+    stops = Hold("Nothing is left of the tenant's budget.", stops=True)
+    of = wanting(2, minReplicas=1)
+    drains = reconcile(view(of, replica(0), budget=stops), (admit(index=1),))
+    assert not any(isinstance(a, Create) for a in drains.actions)
+    assert drains.status is not None
+    assert (drains.status.phase, drains.status.desired_replicas) == ("Draining", 0)
+    off = reconcile(view(of.model_copy(update={"status": drains.status}), budget=stops), (admit(index=0),))
+    assert off.status is not None
+    assert (off.status.phase, off.status.reason, off.status.message) == (
+        "Suspended",
+        "BudgetSpent",
+        stops.why,
+    )
+    assert off.actions == ()
+
+
 def test_a_spent_budget_holds_replicas_beyond_the_least_number_and_none_below() -> None:
     held = "Nothing is left of the tenant's budget."
     of = wanting(3, minReplicas=1)
-    first = reconcile(view(of, budget_spent=held), (admit(index=0), admit(index=1)))
+    first = reconcile(view(of, budget=Hold(held)), (admit(index=0), admit(index=1)))
     assert [a.key.name for a in first.actions if isinstance(a, Create)] == ["web-0"]
-    more = reconcile(view(of, replica(0), budget_spent=held), (admit(index=1),))
+    more = reconcile(view(of, replica(0), budget=Hold(held)), (admit(index=1),))
     assert more.actions == ()
     assert more.status is not None
     assert more.status.message == f"1 of 3 replicas take requests. {held}"
     none = service(replicas=2, minReplicas=0, status={"desiredReplicas": 2, "observedGeneration": 1})
-    waits = reconcile(view(none, budget_spent=held))
+    waits = reconcile(view(none, budget=Hold(held)))
     assert waits.status is not None
     assert (waits.status.phase, waits.status.reason, waits.status.message) == ("Queued", "BudgetSpent", held)
     again = reconcile(view(none.model_copy(update={"status": waits.status})))

@@ -10,6 +10,7 @@ from tests.operator.builders import gated, job, service, tenant
 from busbar.kube.client import KubeClient
 from busbar.kube.informer import Key
 from busbar.kube.login import Login
+from busbar.operator.accounting.budgets import FREE
 from busbar.operator.queue.controller import Controller
 from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.watch.caches import Caches
@@ -44,10 +45,10 @@ def test_what_waits_is_queued_once_when_the_budget_is_spent_and_once_when_it_is_
 
     caches.tenants.items[key] = with_cost(1)
     holds.look("team")
-    assert (queue.added, rounds, holds.of_namespace("team")) == ([], [], "")
+    assert (queue.added, rounds, holds.of_namespace("team")) == ([], [], FREE)
     caches.tenants.items[key] = with_cost(0)
-    assert "budget of 0 in cost" in holds.of_namespace("team")
-    assert holds.of_namespace("other") == ""
+    assert "budget of 0 in cost" in holds.of_namespace("team").why
+    assert holds.of_namespace("other") == FREE
     for _ in range(2):
         holds.look("team")
     waits = [("TrainingJob", "job"), ("ModelService", "web"), ("Pod", own.key.name)]

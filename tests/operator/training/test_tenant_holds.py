@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from tests.operator.builders import NOW, admit, admitted, gang, running, view, with_status
 
+from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Wait
 from busbar.operator.pods.room import PodRoom
 from busbar.operator.training.reconcile import reconcile
@@ -44,7 +45,7 @@ SPENT = "Nothing is left of the tenant's budget of 50 kWh a month."
 
 
 def test_a_job_of_a_tenant_whose_budget_is_spent_is_not_admitted_and_says_so_once() -> None:
-    held = view(gang(4), budget_spent=SPENT)
+    held = view(gang(4), budget=Hold(SPENT))
     update = reconcile(held, admit(4))
     assert (phase(update), update.actions) == ("Queued", ())
     assert update.status is not None
@@ -52,13 +53,33 @@ def test_a_job_of_a_tenant_whose_budget_is_spent_is_not_admitted_and_says_so_onc
     assert update.status.preview is not None
     assert update.status.preview.reason == SPENT
     told = with_status(gang(4), update)
-    assert reconcile(view(told, budget_spent=SPENT)) == JobUpdate()
+    assert reconcile(view(told, budget=Hold(SPENT))) == JobUpdate()
     assert phase(reconcile(view(told), admit(4))) == "Admitted"
+
+
+def test_a_budget_that_stops_what_runs_has_it_save_and_wait() -> None:
+    stops = Hold(SPENT, stops=True)
+    of = admitted(gang(1))
+    update = reconcile(view(of, running(0), budget=stops))
+    assert update.status is not None
+    assert (update.status.phase, update.status.reason) == ("Preempting", "BudgetSpent")
+    assert not update.status.preemptions
+    gone = reconcile(view(with_status(of, update), budget=stops))
+    assert gone.status is not None
+    assert (gone.status.phase, gone.status.reason, gone.status.message) == ("Queued", "BudgetSpent", SPENT)
+    assert gone.status.retry_at is None
+    waits = reconcile(view(with_status(of, gone), budget=stops), admit(1))
+    assert (phase(waits) if waits.status is not None else "Queued", waits.actions) == ("Queued", ())
+    assert phase(reconcile(view(with_status(of, gone)), admit(1))) == "Admitted"
+    moved = gang(4, status={"phase": "Queued", "reason": "Moved", "attempt": 1})
+    assert phase(reconcile(view(moved, budget=stops), admit(4))) == "Queued"
+    kept = admitted(gang(1, preemptible=False))
+    assert reconcile(view(kept, running(0), budget=stops)) == reconcile(view(kept, running(0)))
 
 
 def test_a_spent_budget_stops_nothing_that_runs_and_nothing_that_is_only_moved() -> None:
     of = admitted(gang(1))
-    assert reconcile(view(of, running(0), budget_spent=SPENT)) == reconcile(view(of, running(0)))
+    assert reconcile(view(of, running(0), budget=Hold(SPENT))) == reconcile(view(of, running(0)))
     for reason in ("Moved", "Resized"):
         moved = gang(4, status={"phase": "Queued", "reason": reason, "attempt": 1})
-        assert phase(reconcile(view(moved, budget_spent=SPENT), admit(4))) == "Admitted"
+        assert phase(reconcile(view(moved, budget=Hold(SPENT)), admit(4))) == "Admitted"
