@@ -4,8 +4,8 @@ The port has three roles, each with a bearer that is valid for no other:
 
     read      GET /status, /metrics and all paths not listed below    the operator's polls
     infer     /v1/…, /resume, /tokenize, /detokenize                   the gateway, and vLLM's one API key
-    command   POST /checkpoint, /drain, and loading and unloading      the operator's commands
-              adapters
+    command   POST /checkpoint, /drain, /sleep, /wake_up, and loading  the operator's commands
+              and unloading adapters
 
 Inference has its own bearer because the gateway keeps its routes on disk and vLLM may print its key: neither leak must
 allow stopping a replica. Each bearer is derived from the chart's key and the object's uid, so the owner of the key
@@ -43,7 +43,8 @@ class Role(StrEnum):
 Bearers = Mapping[Role, str]
 
 _OPEN = frozenset({"/health", "/ready"})
-_COMMANDS = frozenset({"/checkpoint", "/drain", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_COMMANDS = frozenset({"/checkpoint", "/drain", "/sleep", "/wake_up"})
+_COMMANDS |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 _INFERENCE = frozenset({"/resume", "/tokenize", "/detokenize"})
 
 

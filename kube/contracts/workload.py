@@ -239,6 +239,8 @@ class ServingStatus(WireModel):
     """The first 64 of those that are known by name."""
     saturated: bool = False
     """Whether the promised time per token would need steps smaller than the minimum."""
+    sleep_level: int = 0
+    """0: awake; 1: without KV cache; 2: without weights."""
     report: MaybeServingReport = None
 
 

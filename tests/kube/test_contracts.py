@@ -193,6 +193,9 @@ def test_bearer_differs_by_uid_and_key_and_is_checked_whole() -> None:
         ("/v1/chat/completions", Role.INFER),
         ("/checkpoint", Role.COMMAND),
         ("/drain", Role.COMMAND),
+        ("/sleep", Role.COMMAND),
+        ("/wake_up", Role.COMMAND),
+        ("/is_sleeping", Role.READ),
     ],
 )
 def test_each_path_is_opened_by_one_bearer_and_no_other(path: str, role: Role | None) -> None:

@@ -25,7 +25,7 @@ from busbar.workloads.serving.errors import (
     ServingError,
     SettingsError,
 )
-from busbar.workloads.serving.linear import Linear, PackedLinear, PlainLinear, can_pack
+from busbar.workloads.serving.linear import Linear, Move, PackedLinear, PlainLinear, can_pack
 from busbar.workloads.serving.probe import batch_invariant, choose_backend
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
@@ -221,6 +221,9 @@ def test_the_start_check_notices_a_product_that_depends_on_the_number_of_rows(fo
 
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return self._inner(x) + 1e-6 * x.shape[0]
+
+        def moved(self, move: Move) -> Leaning:
+            return Leaning(self._inner.moved(move))
 
     first, *rest = decoder.weights.layers
     leaning = replace(first, down=Leaning(first.down))

@@ -27,6 +27,7 @@ FROZEN = {
     "vllm:spec_decode_num_draft_tokens": "counter",
     "vllm:spec_decode_num_accepted_tokens": "counter",
     "busbar:saturated": "gauge",
+    "vllm:engine_sleep_state": "gauge",
     "busbar:adapter_requests": "counter",
     "busbar:adapter_generation_tokens": "counter",
     "vllm:lora_requests_info": "gauge",

@@ -104,6 +104,12 @@ class AdapterStore:
             self._drop_empty_pages()
             return known
 
+    def empty(self) -> None:
+        """Gives up what no request holds; it is read again when it is asked for."""
+        with self._reading, self._lock:
+            self._resident = {name: each for name, each in self._resident.items() if each.holders}
+            self._drop_empty_pages()
+
     def held(self, name: str) -> Adapter | None:
         """The adapter, held for the caller; None if it is not in memory. Never waits for a file."""
         with self._lock:

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.delta import Delta
-from busbar.workloads.serving.errors import Overloaded, ServingError
+from busbar.workloads.serving.errors import Busy, EngineFailed, Overloaded, ServingError
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.history import History
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.sequence import Pooling
+from busbar.workloads.serving.sleeping import SleepLevel, fall_asleep, wake
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.adapters import Adapter
@@ -38,6 +39,8 @@ ENGINE_THREAD = "engine"
 class EngineState(StrEnum):
     LOADING = "Loading"
     READY = "Ready"
+    SLEEPING = "Sleeping"
+    WAKING = "Waking"
     FAILED = "Failed"
     STOPPED = "Stopped"
 
@@ -69,6 +72,7 @@ class Engine:
         self.state = EngineState.LOADING
         self.loaded: Loaded | None = None
         self.failure: BaseException | None = None
+        self.sleep_level = SleepLevel.AWAKE
         self._load = load
         self._loop = loop
         self._on_change = on_change
@@ -103,9 +107,12 @@ class Engine:
 
     @property
     def step_seconds(self) -> float:
-        """How long the thread has been busy with its present step, and the commands before it; 0 where it sleeps."""
+        """How long the thread has been busy with its present step, and the commands before it; 0 where it waits, and
+        while it wakes the engine, which takes as long as it takes."""
         began = self._turn_began
-        return 0.0 if began is None else max(0.0, self._clock() - began)
+        return (
+            0.0 if began is None or self.state is not EngineState.READY else max(0.0, self._clock() - began)
+        )
 
     def open(
         self,
@@ -162,6 +169,58 @@ class Engine:
             core = self.loaded.core
             self._inbox.put(lambda: self._fail_streams(core.abandon(), reason, leaving=True))
 
+    async def sleep(self, level: SleepLevel) -> None:
+        """Gives memory back; from now on requests are refused. Harmless at the same level. Raises Busy while requests
+        are open and from level 2 to 1, Overloaded where the engine is neither ready nor asleep."""
+        if self.state not in (EngineState.READY, EngineState.SLEEPING) or self.loaded is None:
+            raise self.unavailable()
+        if self._streams:
+            raise Busy(f"{len(self._streams)} requests run; a replica sleeps only when nothing runs")
+        if level < self.sleep_level:
+            raise Busy(f"it sleeps at level {self.sleep_level} already, with less in memory; wake it first")
+        if level == self.sleep_level:
+            return
+        loaded, self.state, self.sleep_level = self.loaded, EngineState.SLEEPING, level
+        await self._in_thread(lambda: fall_asleep(loaded, level))
+
+    async def wake_up(self) -> None:
+        """Takes the memory again; returns when requests are taken. Harmless where it is awake. Raises Overloaded where
+        the engine is neither ready nor asleep, EngineFailed where it cannot wake: the process ends then."""
+        if self.state is EngineState.READY:
+            return
+        if self.state is not EngineState.SLEEPING or self.loaded is None:
+            raise self.unavailable()
+        loaded, self.state = self.loaded, EngineState.WAKING
+
+        def work() -> None:
+            wake(loaded)
+            self.sleep_level = SleepLevel.AWAKE
+            self._become(EngineState.READY)
+
+        await self._in_thread(work)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Runs a command in the engine's thread, where a failure is the engine's. Raises EngineFailed."""
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def tell(error: BaseException | None) -> None:
+            if not done.done():  # its caller may be gone
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(EngineFailed(f"the engine failed: {error}"))
+
+        def command() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._to_loop(partial(tell, error))
+                raise
+            self._to_loop(partial(tell, None))
+
+        self._inbox.put(command)
+        await done
+
     def _open(
         self, request_id: str, submit: Callable[[EngineCore, float], None], adapter: Adapter | None
     ) -> Stream:
@@ -180,6 +239,9 @@ class Engine:
         """Why a request cannot be taken now."""
         if self.state is EngineState.LOADING:
             return Overloaded("the model is still loading; try again shortly", retry_after_s=2)
+        if self.state in (EngineState.SLEEPING, EngineState.WAKING):
+            word = "asleep" if self.state is EngineState.SLEEPING else "waking up"
+            return Overloaded(f"this replica is {word}; POST /wake_up wakes it", retry_after_s=2)
         return Overloaded(f"the engine is {self.state.value.lower()}; this replica is going down")
 
     # -- in the thread ------------------------------------------------------------------------

@@ -14,6 +14,7 @@
         ├── NotFound             404
         ├── MethodNotAllowed     405
         ├── OtherStream          409 (a resume of a stream that another model, or prompt, began)
+        ├── Busy                 409 (asked to sleep while requests run, or between two levels)
         ├── TooLarge             413
         ├── Overloaded           503 + Retry-After (queue full, draining, loading)
         └── EngineFailed         500
@@ -100,6 +101,11 @@ class MethodNotAllowed(RequestError):
 
 
 class OtherStream(RequestError):
+    code = "ConflictError"
+    status = 409
+
+
+class Busy(RequestError):
     code = "ConflictError"
     status = 409
 

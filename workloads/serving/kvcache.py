@@ -47,17 +47,28 @@ class KvCache:
         self.shape = shape
         self.blocks = blocks
         self.device = device
+        self._heads = torch.arange(shape.kv_heads, device=device)
+        self.allocate()
+
+    def allocate(self) -> None:
+        """A pool of zeros, at the start and after a `release`."""
+        shape = self.shape
         self.pool = torch.zeros(
-            (blocks + 1, shape.layers, 2, shape.kv_heads, shape.block_tokens, shape.head_dim),
+            (self.blocks + 1, shape.layers, 2, shape.kv_heads, shape.block_tokens, shape.head_dim),
             dtype=shape.dtype,
-            device=device,
+            device=self.device,
         )
         runs = self.pool.view(-1, shape.block_tokens * shape.head_dim)
         slots = self.pool.view(-1, shape.head_dim)
         planes = [(layer * 2 + kv) * shape.kv_heads for layer in range(shape.layers) for kv in (0, 1)]
         self._runs = [runs[plane:] for plane in planes]
         self._slots = [slots[plane * shape.block_tokens :] for plane in planes]
-        self._heads = torch.arange(shape.kv_heads, device=device)
+
+    def release(self) -> None:
+        """Gives the memory back; until `allocate` nothing may be computed."""
+        self.pool = torch.empty(0, dtype=self.shape.dtype, device=self.device)
+        self._runs.clear()
+        self._slots.clear()
 
     @property
     def bytes(self) -> int:

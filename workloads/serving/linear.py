@@ -7,6 +7,7 @@ with a leading underscore), so `can_pack` tries it here before anything relies o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -15,12 +16,19 @@ import torch.nn.functional as F
 PACKABLE = (torch.float32, torch.bfloat16)
 
 
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
 class Linear(Protocol):
     """x [rows, in] → [rows, out]."""
 
     bytes: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def moved(self, move: Move) -> Linear:
+        """The same with its tensors moved."""
+        ...
 
 
 class PlainLinear:
@@ -32,6 +40,9 @@ class PlainLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._weight, self._bias)
+
+    def moved(self, move: Move) -> PlainLinear:
+        return PlainLinear(move(self._weight), None if self._bias is None else move(self._bias))
 
 
 class PackedLinear:
@@ -45,6 +56,10 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out
+
+    def moved(self, move: Move) -> PackedLinear:
+        """It exists on CPUs only, and stays there."""
+        return self
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, pack: bool) -> Linear:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -16,7 +17,13 @@ from busbar.workloads.serving.attention import padded_columns
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
 from busbar.workloads.serving.core import EngineCore
-from busbar.workloads.serving.errors import AdapterInvalid, MemoryTooSmall, ModelCorrupt, SettingsError
+from busbar.workloads.serving.errors import (
+    AdapterInvalid,
+    MemoryTooSmall,
+    ModelCorrupt,
+    ModelFileMissing,
+    SettingsError,
+)
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.metrics import Metrics
@@ -54,6 +61,8 @@ class Loaded:
     adapters: AdapterStore
     refused_adapters: Mapping[str, str]
     """Those of the settings that are not served, each with the reason."""
+    read_weights: Callable[[], Weights]
+    """Reads the model folder again. Raises ModelError where it is gone, or holds another model."""
 
 
 def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = time.monotonic) -> Loaded:
@@ -73,6 +82,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     weights = load_weights(settings.model_dir, arch, device, weight_dtype)
     core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
     core.grammars.prepare()
+    identity = model_identity(settings.model_dir)
     adapters = AdapterStore(arch, device, weight_dtype, settings.adapter_bytes)
     refused = _add_all(adapters, settings)
     return Loaded(
@@ -87,10 +97,23 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         attention=trials[-1].name if core.runner.in_place else core.runner.decoder.attention.name,
         batch_invariant=invariant,
         load_s=time.monotonic() - began,
-        identity=model_identity(settings.model_dir),
+        identity=identity,
         adapters=adapters,
         refused_adapters=refused,
+        read_weights=lambda: _read_again(settings.model_dir, identity, arch, device, weight_dtype),
     )
+
+
+def _read_again(
+    folder: Path, identity: str, arch: Architecture, device: torch.device, dtype: torch.dtype
+) -> Weights:
+    try:
+        same = model_identity(folder) == identity
+    except OSError as error:
+        raise ModelFileMissing(f"{folder} cannot be read any more: {error.strerror or error}") from error
+    if not same:
+        raise ModelCorrupt(f"{folder} holds another model than the one that was served; start anew")
+    return load_weights(folder, arch, device, dtype)
 
 
 def _add_all(adapters: AdapterStore, settings: EngineSettings) -> dict[str, str]:

@@ -34,6 +34,8 @@ LATENCY_S: tuple[float, ...] = (
 LATENCY_S += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LABELS = ("model_name", "engine")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""By level; vLLM's words."""
 MOST_ADAPTERS = 64
 """Adapter names with counters of their own; later ones share the label `other`."""
 
@@ -101,6 +103,13 @@ class Metrics:
             (*LABELS, "reason"),
             registry=self.registry,
         )
+        self._sleep = Gauge(
+            "vllm:engine_sleep_state",
+            "1 for the state that the engine is in: awake, weights_offloaded (level 1) or discard_all (level 2).",
+            (*LABELS, "sleep_state"),
+            registry=self.registry,
+        )
+        self.sleeping(0)
         self._adapters: set[str] = set()
         self._adapter_requests = Counter(
             "busbar:adapter_requests",
@@ -168,6 +177,10 @@ class Metrics:
         for each, before, after in zip(self._guesses, self._guesses_told, now, strict=True):
             each.inc(after - before)
         self._guesses_told = now
+
+    def sleeping(self, level: int) -> None:
+        for number, name in enumerate(SLEEP_STATES):
+            self._sleep.labels(*self._values, name).set(number == level)
 
     def adapter_request(self, name: str) -> None:
         self._adapter_requests.labels(*self._values, self._adapter_label(name)).inc()

@@ -88,6 +88,12 @@ class Scheduler:
         self.places.join(sequence.owner)
         self.waiting.append(sequence)
 
+    def forget(self) -> None:
+        """Drops the prefix cache: the blocks' content is gone. Only while nothing runs or waits."""
+        if not self.idle:
+            raise RuntimeError("blocks are in use")
+        self.pool = BlockPool(self.pool.total)
+
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence in any state (done or cancelled) and frees its blocks. Harmless twice."""
         if sequence.state is State.RUNNING:

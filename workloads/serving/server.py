@@ -4,8 +4,8 @@
     GET  /v1/models /v1/models/{id}                                            the bearer for inference
     POST /v1/completions /v1/chat/completions /v1/embeddings                   the same
     POST /tokenize /detokenize /resume                                         the same
-    GET  /status /metrics /load /version                                       the bearer for reading
-    POST /drain /v1/load_lora_adapter /v1/unload_lora_adapter                  the bearer for commands
+    GET  /status /metrics /load /version /is_sleeping                          the bearer for reading
+    POST /drain /sleep /wake_up /v1/load_lora_adapter /v1/unload_lora_adapter  the bearer for commands
 
 `busbar serve` takes one bearer for all of them, or none: then all are open.
 
@@ -38,6 +38,7 @@ from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
     BadRequest,
+    Busy,
     EngineFailed,
     Overloaded,
     RequestError,
@@ -72,6 +73,7 @@ from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.resume import Asked, parse_resume, read_terms, stream_digest, take_over
 from busbar.workloads.serving.served_models import LOAD_PATH, UNLOAD_PATH, ServedModels
 from busbar.workloads.serving.settings import ServerSettings
+from busbar.workloads.serving.sleep_routes import SleepRoutes
 
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -104,6 +106,7 @@ class Server:
                 web.get("/metrics", self.metrics),
                 web.get("/version", self.version),
                 web.post("/drain", self.drain),
+                *SleepRoutes(self.engine, self._check_quiet).routes(),
                 web.post(LOAD_PATH, self.load_adapter),
                 web.post(UNLOAD_PATH, self.unload_adapter),
                 web.get("/v1/models", self.models),
@@ -161,6 +164,7 @@ class Server:
                 "tokens_total": core.tokens_total,
                 "adapters": self._models.reports(loaded),
                 "saturated": core.saturated,
+                "sleep_level": int(self.engine.sleep_level),
                 "report": table_report(loaded, self.settings),
             }
         )
@@ -168,6 +172,7 @@ class Server:
     async def metrics(self, request: web.Request) -> web.Response:
         core = self._loaded().core
         self._models.tell_metrics(core, time.time())
+        core.metrics.sleeping(self.engine.sleep_level)
         text = core.metrics.render()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
@@ -185,6 +190,8 @@ class Server:
         return web.json_response(self._models.card(self._models.adapter_name(request.match_info["id"])))
 
     async def load_adapter(self, request: web.Request) -> web.Response:
+        if self.engine.sleep_level:
+            raise self.engine.unavailable()
         return web.json_response(await self._models.load(await read_json(request)))
 
     async def unload_adapter(self, request: web.Request) -> web.Response:
@@ -308,6 +315,13 @@ class Server:
             self._generating -= 1
             if self._generating == 0:
                 self.quiet.set()
+
+    def _check_quiet(self) -> None:
+        """Raises Busy where the replica may not sleep."""
+        if self.draining:
+            raise Busy("this replica is draining, and ends")
+        if self._generating:
+            raise Busy(f"{self._generating} requests run; a replica sleeps only when nothing runs")
 
     def _owner(self, request: web.Request) -> Owner:
         """Nobody without a bearer, because anybody could set the gateway's headers."""

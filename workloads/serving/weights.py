@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
-from busbar.workloads.serving.linear import Linear, can_pack, make_linear
+from busbar.workloads.serving.linear import Linear, Move, PlainLinear, can_pack, make_linear
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,18 @@ class Layer:
     gate_up: Linear
     down: Linear
 
+    def moved(self, move: Move) -> Layer:
+        return Layer(
+            input_norm=move(self.input_norm),
+            qkv=self.qkv.moved(move),
+            q_norm=None if self.q_norm is None else move(self.q_norm),
+            k_norm=None if self.k_norm is None else move(self.k_norm),
+            out=self.out.moved(move),
+            mlp_norm=move(self.mlp_norm),
+            gate_up=self.gate_up.moved(move),
+            down=self.down.moved(move),
+        )
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -49,6 +61,23 @@ class Weights:
         matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         embedding = self.embedding.numel() * self.embedding.element_size()
         return embedding + self.head.bytes + sum(m.bytes for m in matrices)
+
+    def moved(self, move: Move) -> Weights:
+        """The same with its tensors moved, each once, also where two matrices share one."""
+        found: dict[int, torch.Tensor] = {}
+
+        def once(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in found:
+                found[id(tensor)] = move(tensor)
+            return found[id(tensor)]
+
+        layers = tuple(layer.moved(once) for layer in self.layers)
+        return Weights(once(self.embedding), layers, once(self.norm), self.head.moved(once))
+
+    def dropped(self) -> Weights:
+        """Nothing, in the place of these."""
+        nothing = self.embedding.new_empty((0, 0))
+        return Weights(nothing, (), nothing, PlainLinear(nothing, None))
 
 
 def load_weights(folder: Path, arch: Architecture, device: torch.device, dtype: torch.dtype) -> Weights:
