@@ -14,6 +14,7 @@ from busbar.workloads.serving.speculation import (
     KNOWN_STEPS,
     LEAST_CHANCE,
     MATCH,
+    MOST_AT_ONCE,
     TRIAL_STEPS,
     Guesser,
     Lookup,
@@ -47,6 +48,14 @@ def test_a_lookup_finds_the_latest_place_however_the_tokens_come(
     for part in parts:
         end = min(end + part, len(tokens))
         assert lookup.propose(tokens[:end], most) == slow_lookup(tokens[:end], most)
+
+
+def test_a_long_prompt_is_read_in_pieces() -> None:
+    tokens = [*range(3 * MOST_AT_ONCE), 5, 6, 7]
+    tokens += [*range(20_000, 20_000 + MOST_AT_ONCE), 5, 6, 7, 1, 5, 6, 7]
+    lookup = Lookup()
+    found = [lookup.propose(tokens, 1) for _ in range(5)]
+    assert found == [[8], [8], [8], [20_000], [1]]
 
 
 def test_large_ids_are_told_apart() -> None:
@@ -87,6 +96,17 @@ def test_the_same_guesses_are_checked_alone_and_not_in_a_large_batch() -> None:
 def test_in_one_batch_rows_go_to_those_whose_guesses_are_right() -> None:
     good, bad = speculation_with(0.03, 0.0006, 16).depths(guessers(0.95, 0.25), 16, 1600)
     assert (good, bad) == (7, 0)
+
+
+def test_no_guess_makes_a_step_longer_than_promised() -> None:
+    """Two rows fit, whoever they are for."""
+    speculation = speculation_with(0.01, 0.0002, 4)
+    assert speculation.depths(guessers(0.9, 0.9), 4, 400) == [7, 7]
+    speculation.limit_s = 0.0105
+    assert sum(speculation.depths(guessers(0.9, 0.9), 4, 400)) == 2
+    speculation.limit_s = 0.005  # the step is too long already, so nothing is tried either
+    for _ in range(TRIAL_STEPS + 1):
+        assert speculation.depths(guessers(0.9, 0.9), 4, 400) == [0, 0]
 
 
 def test_before_anything_is_measured_likely_guesses_are_checked() -> None:

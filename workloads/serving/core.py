@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from math import inf
 
 import torch
 from tokenizers import Tokenizer
 
 from busbar.workloads.serving.adapters import Adapter
-from busbar.workloads.serving.budget import step_budget
+from busbar.workloads.serving.budget import MARGIN, step_budget
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
@@ -63,7 +64,8 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.speed = Speed()
         self.tpot_s = tpot_s
-        self.speculation = Speculation(guesses) if guesses else None
+        limit_s = inf if tpot_s is None else MARGIN * tpot_s
+        self.speculation = Speculation(guesses, limit_s) if guesses else None
         self.saturated = False
         """The promised time per token cannot be kept by smaller pieces of prompts."""
         self.requests_total = 0

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 from busbar.workloads.serving.speed import StepModel
@@ -44,10 +45,12 @@ model what a row costs."""
 PRIOR = 4.0
 """Guesses that the rate of all requests counts for in a new one."""
 ID_BITS = 21
+MOST_AT_ONCE = 4096
+"""Tokens of a long prompt that are read in one step (about 2 ms), so that nobody waits for all of them."""
 
 
 class Lookup:
-    """Where the runs of `MATCH` tokens in a growing list of tokens were last. About 100 bytes for each token."""
+    """Where the runs of `MATCH` tokens in a growing list of tokens were last. About 120 bytes for each token."""
 
     def __init__(self) -> None:
         self._behind: dict[int, int] = {}
@@ -59,9 +62,10 @@ class Lookup:
         end = len(tokens)
         if end < MATCH:
             return []
-        for place in range(self._next, end):
+        reached = min(end, self._next + MOST_AT_ONCE)
+        for place in range(self._next, reached):
             self._behind[_key(tokens, place)] = place
-        self._next = max(self._next, end)
+        self._next = max(self._next, reached)
         start = self._behind.get(_key(tokens, end))
         return [] if start is None else [tokens[start + i % (end - start)] for i in range(most)]
 
@@ -129,9 +133,11 @@ class RowCosts:
 class Speculation:
     """Decides for the whole batch, and counts."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, limit_s: float = inf) -> None:
         self.most = most
         """Guesses of one request in one step."""
+        self.limit_s = limit_s
+        """No guess makes a step longer than this: the promised time per token holds for those without guesses too."""
         self.drafts_total = 0
         """Times that guesses of a request were checked."""
         self.proposed_total = 0
@@ -180,12 +186,12 @@ class Speculation:
         depths = [0] * len(guessers)
         tokens, (seconds, row_s) = float(decoding), self.costs.of(decoding, context_tokens) or (0.0, 0.0)
         for chance, number in chances:
-            if seconds > 0 and chance * seconds < MARGIN * row_s * tokens:
+            if seconds > 0 and (chance * seconds < MARGIN * row_s * tokens or seconds + row_s > self.limit_s):
                 break
             depths[number] += 1
             tokens, seconds = tokens + chance, seconds + row_s
         self._without = 0 if any(depths) or not chances else self._without + 1
-        if self._without >= TRIAL_STEPS:
+        if self._without >= TRIAL_STEPS and seconds < self.limit_s:
             self._without = 0
             return [int(bool(g.guesses) and g.rate.value >= TRIAL_CHANCE) for g in guessers]
         return depths
