@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.serving.engines import generate, greedy_params, load_engine, text_of, tokens_of
+from tests.serving.inside import serving_inside
 from tests.serving.models import VOCAB, greedy
+from tests.serving.processes import OpenStream
 
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.fairness import Owner
@@ -314,3 +317,29 @@ def test_where_nobody_waits_most_of_the_batch_must_have_good_guesses() -> None:
         found = speculation.propose(lives, others_wait)
         assert [s.order for s in found] == list(range(expected))
         assert all(guesses == [4, 5, 1] for guesses in found.values())
+
+
+# -- over HTTP ----------------------------------------------------------------------------------------
+
+
+def test_a_stream_numbers_the_tokens_of_one_step_and_a_grammar_is_not_guessed(
+    llama: tuple[Path, Any],
+) -> None:
+    asked = {"model": "tiny", "prompt": PROMPTS[1], "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    biased = {"logit_bias": {str(token): bias for token, bias in FEW}}
+    drafts, texts = "vllm:spec_decode_num_draft_tokens_total", []
+    for most in (0, 7):
+        settings = EngineSettings(llama[0], block_tokens=16, threads=1, speculate=most)
+        with serving_inside(settings, "tiny") as server:
+            with OpenStream(server, asked | biased | {"stream": True}) as stream:
+                lines = stream.rest().decode().splitlines()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            choices = [event["choices"][0] for event in events]
+            checked = server.metric(drafts)
+            assert (checked > 0) == (most > 0)
+            status, _, body = server.post("/v1/completions", asked | {"guided_regex": "(ab){12}"})
+            assert (status, body["choices"][0]["text"]) == (200, "ab" * 12)
+            assert server.metric(drafts) == checked
+        assert [choice["token_index"] for choice in choices] == list(range(1, 31))
+        texts.append("".join(choice["text"] for choice in choices))
+    assert texts[0] == texts[1]
