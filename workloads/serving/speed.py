@@ -116,7 +116,7 @@ class Speed:
         that gave no token."""
         self.model.learn(decoding, context_tokens, prompt_tokens, seconds)
         if prompt_tokens > decoding:
-            self.prefill_tokens += prompt_tokens + decoding
+            self.prefill_tokens += prompt_tokens + decoding - wrong
             self.prefill_s += seconds
         elif decoding:
             self.decode_tokens += decoding - wrong + prompt_tokens
