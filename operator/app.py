@@ -29,6 +29,7 @@ from busbar.kube.informer import Cache, Informer, Key, key_of, version_of
 from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.kube.types import TrainingJob
+from busbar.operator import steady_clock
 from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.errors import TakenOver
 from busbar.operator.forecasts.forecaster import Forecaster
@@ -48,7 +49,7 @@ from busbar.operator.server import RoutesFeed, Server
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.routes import build_routes
 from busbar.operator.settings import Settings
-from busbar.operator.steady_clock import CLOCK, utc_now
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.reconcile import COUNTS_S
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.watch.kopf_shell import KINDS, KopfShell
@@ -176,6 +177,7 @@ class Operator:
                 group.create_task(self.lease.wait(), name="lease")
                 term = await self.lease.held()
                 self._held_at = time.monotonic()
+                steady_clock.begin()
                 log.info("lease held", extra={"identity": self.settings.identity})
                 group.create_task(self.lease.taken(term), name="taken")
                 for informer in self.caches.informers:
@@ -283,7 +285,7 @@ class Operator:
     async def _numbers_forever(self) -> None:
         while True:
             self.metrics.queue.set(len(self.controller.queue))
-            self.metrics.clock_behind.set(CLOCK.behind_s())
+            self.metrics.clock_behind.set(steady_clock.behind_s())
             for informer in self.caches.informers:
                 self.metrics.watch_age.labels(informer.resource.plural).set(informer.age_s)
             self.metrics.show_budgets(self.caches.tenants.items.values())

@@ -4,7 +4,8 @@ Statuses keep moments of the day, and much is counted from them: usage, minimum 
 wall clock that is set an hour ahead would charge every running job an hour, end those with a deadline and tear down
 gangs that start; one that is set back would stop all of these. So a step of the wall clock is followed slowly, by
 `SLEW` of the time that passes: a clock that was an hour wrong for ten minutes moves this one by a minute. It never goes
-back. Where a step put the clock right, a restart of the operator takes it over at once.
+back. An operator that begins to lead takes the wall clock over as it is, so where a step put the clock right, a restart is
+enough.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ def elapsed_s() -> float:
 
 
 class SteadyClock:
-    """Starts with the wall clock. It may be read from any thread."""
+    """It may be read from any thread."""
 
     def __init__(
         self, wall_s: Callable[[], float] = time.time, elapsed_s: Callable[[], float] = elapsed_s
     ) -> None:
         self._wall_s, self._elapsed_s = wall_s, elapsed_s
         self._lock = threading.Lock()
-        self._now_s, self._at_s = wall_s(), elapsed_s()
+        self.begin()
+
+    def begin(self) -> None:
+        """Takes the wall clock over as it is."""
+        with self._lock:
+            self._now_s, self._at_s = self._wall_s(), self._elapsed_s()
 
     def now_s(self) -> float:
         """Seconds since 1970."""
@@ -51,6 +57,16 @@ class SteadyClock:
 
 CLOCK = SteadyClock()
 """Of this process."""
+
+
+def begin() -> None:
+    """To be called when this process begins to lead."""
+    CLOCK.begin()
+
+
+def behind_s() -> float:
+    """How far the machine's clock is ahead of `utc_now`."""
+    return CLOCK.behind_s()
 
 
 def utc_now() -> datetime:

@@ -52,6 +52,13 @@ def test_a_clock_that_was_set_right_is_followed_in_the_end() -> None:
     assert machine.passes(10.1 * HOUR_S) == pytest.approx(machine.elapsed_s + machine.offset_s)
 
 
+def test_who_begins_to_lead_takes_the_clock_as_it_is() -> None:
+    machine = Machine()
+    machine.set(-HOUR_S)
+    machine.clock.begin()
+    assert machine.clock.now_s() == machine.elapsed_s + machine.offset_s
+
+
 @settings(max_examples=100, derandomize=True)
 @given(st.lists(st.tuples(st.floats(0.0, 1e4), st.floats(-1e5, 1e5)), max_size=30))
 def test_it_never_goes_back_and_runs_at_nearly_its_speed(steps: list[tuple[float, float]]) -> None:
