@@ -61,6 +61,8 @@ class Kubelet:
         self._informer: Informer[Object] = Informer(client, PODS, lambda obj: obj, self._changed)
         self._wake = asyncio.Event()
         self._running: dict[str, _Running] = {}
+        self.skips: Callable[[Object], bool] = lambda pod: False
+        """Pods that somebody else runs."""
         self.created: dict[str, str] = {}  # every pod since the start: uid → namespace/name
 
     @property
@@ -91,6 +93,8 @@ class Kubelet:
             await self._stop(uid)
 
     async def _guarded(self, pod: Object) -> None:
+        if self.skips(pod):
+            return
         with contextlib.suppress(NotFound, Conflict, ConnectionFailed):
             await self._step(pod)
 

@@ -40,6 +40,8 @@ class Replica:
     port: int = field(default_factory=free_port)
     """Of metrics and probes."""
     internal: int = field(default_factory=free_port)
+    home: str = ""
+    """Its namespace, where its pod is there already; else one is made in `home(cluster)`."""
 
     async def __aenter__(self) -> Replica:
         self.folder = self.folder / self.name
@@ -50,14 +52,15 @@ class Replica:
         config = self.folder / "kubeconfig"
         config.write_text(server.kubeconfig().read_text().replace(server.url, self.proxy.url))
         self._env = environment(config, self.folder) | {
-            "POD_NAMESPACE": home(self.cluster),
+            "POD_NAMESPACE": self.home or home(self.cluster),
             "POD_NAME": self.name,
             "POD_UID": self.name,
             "BUSBAR_OPERATOR_METRICS_PORT": str(self.port),
             "BUSBAR_OPERATOR_INTERNAL_PORT": str(self.internal),
             "BUSBAR_OPERATOR_LEASE_DURATION_S": str(self.lease_s),
         }
-        await self.cluster.client.create(PODS, operator_pod(self.name), home(self.cluster))
+        if not self.home:
+            await self.cluster.client.create(PODS, operator_pod(self.name), home(self.cluster))
         self.start()
         return self
 

@@ -18,6 +18,7 @@ from tests.cluster.test_operator_overload import one_pod, reach
 from busbar.kube.client import Object
 from busbar.kube.resources import TRAINING_JOBS
 
+pytestmark = pytest.mark.apiserver
 LEASE_S = 60.0
 """Nobody else is there; a busy machine must not cost the lease."""
 
