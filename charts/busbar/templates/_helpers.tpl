@@ -21,7 +21,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "busbar.image" -}}
 {{- $image := (index . 0).Values.image -}}
 {{- with $image.registry }}{{ trimSuffix "/" . }}/{{ end }}{{ index . 1 }}:{{ $image.tag | default (index . 0).Chart.AppVersion }}
-{{- with get $image.digests (trimPrefix "busbar-" (index . 1)) }}@{{ . }}{{ end }}
+{{- with get ($image.digests | default dict) (trimPrefix "busbar-" (index . 1)) }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "busbar.workloadsImage" -}}
