@@ -68,6 +68,13 @@ class DataFormat(StrEnum):
     JSONL = "jsonl"
 
 
+class Order(StrEnum):
+    """In which the gradients of a step's micro-batches are added up."""
+
+    FAST = "fast"
+    FIXED = "fixed"
+
+
 class BadRow(StrEnum):
     """What a row gets that cannot be trained on: end the run, or leave the row out and count it."""
 
@@ -249,6 +256,16 @@ class Adapter(SpecModel):
     )
 
 
+class Parallelism(SpecModel):
+    """How the pods of a gang share a step."""
+
+    order: Order = Field(
+        default=Order.FAST,
+        description="fast adds gradients up as the pods' collectives do; fixed adds the micro-batches up as one tree of "
+        "up to 8 parts, with bit-equal results on 1, 2, 4 or 8 pods, and needs memory for partial sums.",
+    )
+
+
 class TrainingEngine(SpecModel):
     """Busbar's own training engine."""
 
@@ -286,6 +303,9 @@ class TrainingEngine(SpecModel):
     )
     optimizer: Optimizer = Field(
         default_factory=Optimizer, description="Optimizer and schedule.", json_schema_extra={"default": {}}
+    )
+    parallelism: Parallelism | None = Field(
+        default=None, description="How the pods of a gang share a step; default order fast."
     )
     dtype: Dtype = Field(default=Dtype.FLOAT32, description="Type of weights and arithmetic.")
     mode: EngineMode = Field(

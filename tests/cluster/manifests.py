@@ -56,6 +56,7 @@ def engine_job() -> JSON:
                 "threads": 1,
                 "seed": 0,
                 "maxBadSteps": 10,
+                "parallelism": {"order": "fixed"},
                 "evaluation": {"ngramOrder": 3},
             },
             "accelerators": ["cpu"],

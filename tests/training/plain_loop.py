@@ -43,17 +43,23 @@ def train_plainly(
     dtype: torch.dtype = torch.float32,
     spoil: Callable[[int, torch.nn.Module], None] = lambda step, model: None,
     labels: Sequence[torch.Tensor] | None = None,
+    leaves: int | None = None,
+    begin: Callable[[int, int], None] = lambda step, index: None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
 
     `spoil` may change the gradients of a step before they are used. A step whose gradient norm is not finite is
-    skipped. With `labels` the loss of a step is the mean over its labels that are not -100.
+    skipped. With `labels` the loss of a step is the mean over its labels that are not -100. With `leaves` the
+    micro-batches are cut into as many runs, whose gradients are added up as a balanced binary tree, and the norm is that
+    of the norms of runs of 1024 elements. `begin` is called before each micro-batch.
     """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
     make: Any = AutoModelForCausalLM.from_config
     model: torch.nn.Module = make(AutoConfig.for_model(given.pop("model_type"), **given), dtype=dtype)
-    return train_model_plainly(model, batches, micro_batch, settings, fused, dtype, spoil, labels)
+    return train_model_plainly(
+        model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin
+    )
 
 
 def train_model_plainly(
@@ -65,6 +71,8 @@ def train_model_plainly(
     dtype: torch.dtype,
     spoil: Callable[[int, torch.nn.Module], None] = lambda step, model: None,
     labels: Sequence[torch.Tensor] | None = None,
+    leaves: int | None = None,
+    begin: Callable[[int, int], None] = lambda step, index: None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same for a model that exists; parameters without `requires_grad` are not trained."""
     model.train()
@@ -91,7 +99,11 @@ def train_model_plainly(
         parts = torch.split(batch, micro_batch)
         wanted = parts if labels is None else torch.split(labels[step], micro_batch)
         counts = [int((own[:, 1:] != -100).sum()) for own in wanted]
-        for part, own, count in zip(parts, wanted, counts, strict=True):
+        sums: list[list[torch.Tensor]] = []
+        for index, (part, own, count) in enumerate(zip(parts, wanted, counts, strict=True)):
+            if leaves is not None and index and index % (len(parts) // leaves) == 0:
+                sums.append(_taken(narrow))
+            begin(step, index)
             if count == 0:
                 continue
             loss = model(input_ids=part, labels=own).loss
@@ -99,11 +111,16 @@ def train_model_plainly(
             loss.backward()
             total += loss.detach()
         losses.append(float(total))
+        if leaves is not None:
+            for parameter, gradient in zip(narrow, _tree([*sums, _taken(narrow)]), strict=True):
+                parameter.grad = gradient
         spoil(step, model)
-        if not torch.isfinite(torch.nn.utils.get_total_norm([p.grad for p in narrow if p.grad is not None])):
+        gradients = [p.grad for p in narrow if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients) if leaves is None else _norm_of_runs(gradients)
+        if not torch.isfinite(norm):
             continue
         if settings.get("gradientClip") is not None:
-            torch.nn.utils.clip_grad_norm_(narrow, settings["gradientClip"])
+            torch.nn.utils.clip_grads_with_norm_(narrow, settings["gradientClip"], norm)
         for master, parameter in zip(masters, narrow, strict=True):
             if master is not parameter:
                 assert parameter.grad is not None
@@ -114,3 +131,28 @@ def train_model_plainly(
                 if master is not parameter:
                     parameter.copy_(rounded(master))
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _taken(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients so far (zeros where there are none); the parameters have none afterwards."""
+    taken = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return taken
+
+
+def _tree(sums: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    if len(sums) == 1:
+        return sums[0]
+    half = len(sums) // 2
+    return [left + right for left, right in zip(_tree(sums[:half]), _tree(sums[half:]), strict=True)]
+
+
+def _norm_of_runs(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    norms = []
+    for gradient in gradients:
+        flat = gradient.flatten().float()
+        whole = torch.nn.functional.pad(flat, (0, -flat.numel() % 1024))
+        norms.append(torch.linalg.vector_norm(whole.view(-1, 1024), dim=1))
+    total: torch.Tensor = torch.linalg.vector_norm(torch.cat(norms))
+    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from busbar.workloads.training.model import open_model
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
-from busbar.workloads.training.trainer import Trainer
+from busbar.workloads.training.trainer import MicroBatch, Trainer
 
 STEPS, BAD = 6, {1, 3}  # from 0
 
@@ -41,8 +42,8 @@ def spoil(step: int, model: torch.nn.Module) -> None:
 def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
     backward = Trainer._forward_and_backward
 
-    def spoiling(trainer: Trainer, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
-        loss = backward(trainer, tokens, labels)
+    def spoiling(trainer: Trainer, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
+        loss = backward(trainer, parts)
         spoil(trainer.done, trainer.model)
         return loss
 
@@ -117,8 +118,8 @@ def test_a_run_ends_after_ten_bad_steps_and_keeps_what_was_good(
     result = (claims / "out/model/model.safetensors").read_bytes()
     backward = Trainer._forward_and_backward
 
-    def nothing_but_nan(trainer: Trainer, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
-        loss = backward(trainer, tokens, labels)
+    def nothing_but_nan(trainer: Trainer, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
+        loss = backward(trainer, parts)
         if trainer.done >= 6:
             for parameter in trainer.model.parameters():
                 assert parameter.grad is not None
@@ -139,7 +140,7 @@ def test_a_run_ends_after_ten_bad_steps_and_keeps_what_was_good(
 def test_a_run_ends_after_as_many_bad_steps_as_it_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nan(trainer: Trainer, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
+    def nan(trainer: Trainer, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
         for parameter in trainer.model.parameters():
             assert parameter.grad is not None
             parameter.grad.fill_(math.inf)

@@ -4,7 +4,9 @@ A group is the unit of placement (its optimizer state is on the device or on the
 the unit of streaming. What stands before the blocks (embedding) and after them (norm, head) forms a group
 each; tied weights appear once, where they are registered first.
 
-Within a group every parameter starts at a multiple of 1024 elements. Chunks are cut at such multiples, so
+Over several ranks each updates one slice of every group, and keeps the optimizer's state of that slice alone.
+
+Within a group every parameter starts at a multiple of 1024 elements, and so does every rank's slice. Chunks are cut at such multiples, so
 that a parameter's pieces see the same vector lanes as the whole parameter would: cutting elsewhere moves the
 scalar tail of a vectorised loop, and tails may round differently.
 """
@@ -71,8 +73,8 @@ class Group:
         return found
 
 
-def make_groups(model: nn.Module) -> tuple[Group, ...]:
-    """Groups of `model`'s trainable parameters in forward order."""
+def make_groups(model: nn.Module, ranks: int = 1) -> tuple[Group, ...]:
+    """Groups of `model`'s trainable parameters in forward order, which `ranks` can share evenly."""
     blocks = _blocks(model)
     owner = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
     before: list[Named] = []
@@ -90,7 +92,7 @@ def make_groups(model: nn.Module) -> tuple[Group, ...]:
     named = [("embedding", before)]
     named += [(f"block-{index}", members) for index, members in enumerate(inside)]
     named += [("head", after)]
-    return tuple(_lay_out(name, members) for name, members in named if members)
+    return tuple(_lay_out(name, members, GRAIN * ranks) for name, members in named if members)
 
 
 def _blocks(model: nn.Module) -> Sequence[nn.Module]:
@@ -105,12 +107,12 @@ def _size(modules: Iterable[nn.Module]) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
-def _lay_out(name: str, parameters: list[Named]) -> Group:
+def _lay_out(name: str, parameters: list[Named], unit: int) -> Group:
     members, start = [], 0
     for index, label, parameter in parameters:
         members.append(Member(label, parameter, start, index))
         start += -(-parameter.numel() // GRAIN) * GRAIN
-    return Group(name, tuple(members), start)
+    return Group(name, tuple(members), -(-start // unit) * unit)
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,30 @@ class FlatGroup:
     group: Group
     weights: torch.Tensor
     gradients: torch.Tensor
+    rank: int = 0  # of `ranks`, each of which updates a slice
+    ranks: int = 1
+
+    @property
+    def length(self) -> int:
+        """Elements of a slice: a multiple of 1024."""
+        return self.group.elements // self.ranks
+
+    @property
+    def start(self) -> int:
+        return self.rank * self.length
+
+    @property
+    def own_weights(self) -> torch.Tensor:
+        return self.weights[self.start :][: self.length]
+
+    @property
+    def own_gradients(self) -> torch.Tensor:
+        return self.gradients[self.start :][: self.length]
 
 
-def bind(groups: Sequence[Group], arena: Arena, dtype: torch.dtype) -> tuple[FlatGroup, ...]:
+def bind(
+    groups: Sequence[Group], arena: Arena, dtype: torch.dtype, rank: int = 0, ranks: int = 1
+) -> tuple[FlatGroup, ...]:
     """Move the parameters into the arena, group by group, and give each a gradient view."""
     weights = [arena.carve("parameters", group.elements, dtype) for group in groups]
     for group, flat_weights in zip(groups, weights, strict=True):
@@ -133,7 +156,7 @@ def bind(groups: Sequence[Group], arena: Arena, dtype: torch.dtype) -> tuple[Fla
             parameter.data = view
     release_free_memory()  # before the gradients take theirs: at no time is there more than a copy of the weights
     bound = [
-        FlatGroup(group, flat_weights, arena.carve("gradients", group.elements, dtype))
+        FlatGroup(group, flat_weights, arena.carve("gradients", group.elements, dtype), rank, ranks)
         for group, flat_weights in zip(groups, weights, strict=True)
     ]
     rebind_gradients(bound)

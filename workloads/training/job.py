@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from busbar.kube.types.quantity import to_bytes
 from busbar.kube.types.rules import refusals
 from busbar.kube.types.training_engine import Adapter as AdapterFields
-from busbar.kube.types.training_engine import BadRow, TrainingEngine
+from busbar.kube.types.training_engine import BadRow, Order, TrainingEngine
 from busbar.kube.types.training_engine import DataFields as RowFields
 from busbar.kube.types.training_engine import DataSource as DataFields
 from busbar.kube.types.training_job import CheckpointPolicy as CheckpointFields
@@ -39,6 +39,7 @@ from busbar.workloads.training.settings import (
 
 BUILTIN_CORPORA = ("builtin://python-stdlib",)
 DEFAULT_EVERY_STEPS = 50
+DEFAULT_ORDER = Order.FAST.value
 # Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
 _NEUTRAL = {
     "mode",
@@ -93,7 +94,9 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
     settings = {
         path: value
         for path, value in _flat(wire)
-        if path not in _NEUTRAL and path.partition(".")[0] not in _NEUTRAL
+        if path not in _NEUTRAL
+        and path.partition(".")[0] not in _NEUTRAL
+        and (path, value) != ("parallelism.order", DEFAULT_ORDER)  # as if it were left out
     }
     trained = None if tokenizer is None or tokenizer.train is None else tokenizer.train.vocab_size
     saved = engine.model.uri if tokenizer is None else tokenizer.uri
@@ -122,6 +125,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         settings=settings,
         identity=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
         adapter=None if engine.adapter is None else _adapter(engine.adapter),
+        order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
     )
 
 

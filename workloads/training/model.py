@@ -14,6 +14,7 @@ import torch
 from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.checkpoint import is_finite
+from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.groups import make_groups
@@ -202,8 +203,9 @@ def check_causal(model: torch.nn.Module, vocabulary: int) -> None:
         )
 
 
-def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) -> Demand:
-    """Group sizes and peak activations, found on fake tensors: nothing is allocated."""
+def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, ranks: int = 1) -> Demand:
+    """Group sizes and peak activations, found on fake tensors: nothing is allocated. Raises InvalidJob."""
+    division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks, spec.order)
     try:
         model, activations, evaluation = peak_activation_bytes(
             recipe.shadow(device),
@@ -220,7 +222,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) 
             f"this architecture cannot be trained here: {_brief(problem)}",
             "correct its config, or choose another",
         ) from problem
-    groups = tuple(group.size for group in make_groups(model))
+    groups = tuple(group.size for group in make_groups(model, ranks))
     merges = recipe.adapter is not None and recipe.adapter.merge
     return Demand(
         groups,
@@ -230,6 +232,9 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device) 
         evaluation,
         frozen_bytes=sum(aligned(each.numel() * each.itemsize) for each in adapters.frozen(model)),
         merge_bytes=adapters.merge_bytes(model) if merges else 0,
+        ranks=ranks,
+        fixed_order=spec.order == FIXED,
+        partial_sums=division.partial_sums,
     )
 
 

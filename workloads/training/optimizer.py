@@ -17,7 +17,7 @@ A resident chunk is updated in place. A chunk on the host goes through a ring of
 
 The update itself is torch's own functional AdamW on views, for both places and on every device: the equality
 is by construction, as long as pieces are cut at multiples of 1024 elements (see `groups`). The clip factor is
-computed by torch's own functions over the model's parameters in their order, before any update. A step whose
+known before any update (see `norm`). Over several ranks the chunks are those of this rank's slices. A step whose
 gradient norm is not finite changes nothing: no weight, no moment, no step count of AdamW.
 """
 
@@ -31,7 +31,8 @@ import torch
 from torch.optim.adamw import adamw
 
 from busbar.workloads.training.arena import Arena
-from busbar.workloads.training.groups import FlatGroup, Piece, members
+from busbar.workloads.training.groups import FlatGroup, Piece
+from busbar.workloads.training.norm import Norm, ParameterNorm, gradient
 from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
 from busbar.workloads.training.settings import AdamW
 from busbar.workloads.training.streams import Event, Streams
@@ -89,10 +90,10 @@ class OffloadedAdamW:
         streams: Streams,
         *,
         fused: bool = True,
+        norm: Norm | None = None,
     ) -> None:
         self.settings, self.streams, self.fused = settings, streams, fused
-        ordered = sorted((member for _, member in members(groups)), key=lambda member: member.index)
-        self._parameters = [member.parameter for member in ordered]
+        self._norm = norm or ParameterNorm(groups)
         self.chunks = [chunk for flat in groups for chunk in _cut(flat, plan, device, host)]
         size = state_elements(plan.chunk_parameters, plan.dtype)
         self._slots = [device.carve("staging", size, torch.float32) for _ in range(plan.slots)]
@@ -105,17 +106,17 @@ class OffloadedAdamW:
         self.loaded_bytes = self.stored_bytes = 0
 
     def step(self, learning_rate: float) -> float:
-        """Clip, then update every parameter, unless the gradient norm is not finite.
+        """Clip, then update every parameter (of this rank's slices), unless the gradient norm is not finite.
 
         Returns the norm before clipping.
         """
-        total = torch.nn.utils.get_total_norm([_gradient(parameter) for parameter in self._parameters])
+        total = self._norm.total()
         norm = float(total)
         if not math.isfinite(norm):
             self.skipped += 1
             return norm
         if self.settings.gradient_clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.settings.gradient_clip, total)
+            self._norm.clip(self.settings.gradient_clip, total)
         self.updates += 1
         resident = [chunk for chunk in self.chunks if chunk.resident]
         streamed = [chunk for chunk in self.chunks if not chunk.resident]
@@ -170,7 +171,7 @@ class OffloadedAdamW:
     ) -> None:
         parts = [chunk.parts(state, piece) for piece in pieces]
         weights = [_view(piece, piece.member.parameter.detach()) for piece in pieces]
-        gradients = [_view(piece, _gradient(piece.member.parameter)) for piece in pieces]
+        gradients = [_view(piece, gradient(piece.member.parameter)) for piece in pieces]
         updated = weights
         if self._wide:  # bfloat16: update the fp32 master with the gradient in fp32, then split it again
             wide, updated = (
@@ -178,8 +179,8 @@ class OffloadedAdamW:
             )
             for weight, part, master in zip(weights, parts, updated, strict=True):
                 join(weight, part[2], master)
-            for target, gradient in zip(wide, gradients, strict=True):
-                target.copy_(gradient)
+            for target, narrow in zip(wide, gradients, strict=True):
+                target.copy_(narrow)
             gradients = wide
         adamw(
             updated,
@@ -218,8 +219,8 @@ class OffloadedAdamW:
 def _cut(flat: FlatGroup, plan: MemoryPlan, device: Arena, host: Arena) -> Iterator[Chunk]:
     resident = flat.group.name not in plan.offloaded
     arena = device if resident else host
-    start = 0
-    for length in chunk_sizes(flat.group.elements, plan.chunk_parameters):
+    start = flat.start  # of this rank's slice, which is all of the group where there is one rank
+    for length in chunk_sizes(flat.length, plan.chunk_parameters):
         state = arena.carve("optimizer", state_elements(length, plan.dtype), torch.float32)
         yield Chunk(flat, start, length, tuple(flat.group.pieces(start, length)), state, resident)
         start += length
@@ -227,12 +228,6 @@ def _cut(flat: FlatGroup, plan: MemoryPlan, device: Arena, host: Arena) -> Itera
 
 def _view(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1)[piece.start : piece.start + piece.length]
-
-
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    gradient = parameter.grad
-    assert gradient is not None
-    return gradient
 
 
 def learning_rate(settings: AdamW, step: int, steps: int) -> float:

@@ -4,9 +4,12 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
 
     base          weights that are not trained, beside an adapter: P counts the adapter alone then
     parameters    w P
-    gradients     w P        kept whole until the global norm is known, for exact clipping
-    optimizer     s R        s = 8 (fp32 m and v), plus 2 for the low half of the master weight under bfloat16;
-                             R = parameters of the groups whose state is resident
+    gradients     w P        kept whole until the global norm is known, for exact clipping; in fixed order once more
+                             for every partial sum (see `division`)
+    optimizer     s R / N    s = 8 (fp32 m and v), plus 2 for the low half of the master weight under bfloat16;
+                             R = parameters of the groups whose state is resident; N ranks share it evenly
+    exchange      over several ranks or in fixed order: the largest group's gradients, and in fast order a rank's
+                             slice of them beside
     staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
                              and its master weight in fp32; nothing when all state is resident in float32
     activations   what forward and backward of one micro-batch keep alive at their worst moment, or an evaluation,
@@ -69,6 +72,9 @@ class Demand:
     evaluation_bytes: int = 0  # the same of an evaluation; 0: there is none
     frozen_bytes: int = 0  # weights without gradients and state
     merge_bytes: int = 0  # what adding an adapter to them needs; 0: it is not added
+    ranks: int = 1  # that share a step, each with its own share of the optimizer's state
+    fixed_order: bool = False
+    partial_sums: int = 0  # copies of the gradients that a fixed order keeps beside them
 
     @property
     def parameters(self) -> int:
@@ -92,6 +98,14 @@ class Demand:
     @property
     def state_bytes_per_parameter(self) -> int:
         return 8 if self.dtype == "float32" else 10
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Of one group at a time; in fast order what gloo copies is part of it."""
+        largest = max((group.parameters for group in self.groups), default=0) * self.weight_bytes
+        if self.ranks == 1 and not self.fixed_order:
+            return 0
+        return aligned(largest) + (0 if self.fixed_order else aligned(largest // self.ranks))
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,7 @@ class MemoryPlan:
     offloaded_fraction: float  # of the parameters
     snapshot_block_bytes: int
     snapshot_blocks: int  # how many buffers; fewer than the whole state needs make checkpoints block longer
-    checkpoint_bytes: int
+    checkpoint_bytes: int  # of all ranks
     phases: Mapping[str, int]  # host bytes of each phase
 
     @property
@@ -180,20 +194,27 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
     weights = sum(aligned(group.parameters * demand.weight_bytes) for group in demand.groups)
 
     def state_bytes(groups: tuple[GroupSize, ...]) -> int:
-        return sum(aligned(size * state) for group in groups for size in chunk_sizes(group.parameters, chunk))
+        return sum(
+            aligned(size * state)
+            for group in groups
+            for size in chunk_sizes(group.parameters // demand.ranks, chunk)
+        )
 
     slots = SLOTS if offloaded else 0
     device = {
         "parameters": weights,
-        "gradients": weights,
+        "gradients": weights * (1 + demand.partial_sums),
         "optimizer": state_bytes(resident),
         "staging": slots * aligned(chunk * state) + scratch,
         "activations": max(demand.activation_bytes, demand.evaluation_bytes, demand.merge_bytes),
     }
     if demand.frozen_bytes:
         device["base"] = demand.frozen_bytes
+    if demand.exchange_bytes:
+        device["exchange"] = demand.exchange_bytes
     on_host = state_bytes(offloaded)
     checkpoint = demand.parameters * (demand.weight_bytes + state) + RANDOM_STATE_BYTES
+    own = -(-checkpoint // demand.ranks) + (RANDOM_STATE_BYTES if demand.ranks > 1 else 0)  # this rank's part
     others = on_host + (sum(device.values()) if limits.device_is_host else 0)
     made = demand.model_bytes  # before it moves into the arena
     beside = {
@@ -201,9 +222,9 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
         "evaluation": EVALUATION_BYTES if demand.evaluation_bytes else 0,
         "export": 0 if limits.device_is_host else min(made, EXPORT_BYTES),
     }
-    block = block_bytes(checkpoint)
+    block = block_bytes(own)
     room = None if limits.host_bytes is None else limits.host_bytes - others - max(beside.values())
-    blocks = snapshot_blocks(checkpoint, block, room)
+    blocks = snapshot_blocks(own, block, room)
     running = others + blocks * block
     return MemoryPlan(
         mode=mode,
@@ -258,7 +279,7 @@ def snapshot_blocks(checkpoint: int, block: int, room: int | None) -> int:
 
 def chunk_parameters(demand: Demand) -> int:
     """Elements per chunk: about a sixty-fourth of the model, within bounds, a multiple of 1024."""
-    wanted = -(-demand.parameters // 64 // 1024) * 1024
+    wanted = -(-demand.parameters // demand.ranks // 64 // 1024) * 1024
     return min(MAX_CHUNK, max(MIN_CHUNK, wanted))
 
 

@@ -119,3 +119,4 @@ class EngineSpec:
     settings: Mapping[str, Any]  # every field that decides the run's numbers, by its path
     identity: str  # hash of `settings`
     adapter: Adapter | None = None  # None: all weights are trained
+    order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)

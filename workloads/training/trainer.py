@@ -1,6 +1,7 @@
 """One step of training: forward and backward by micro-batches, then the optimizer.
 
-All code that affects the numbers is here, in `groups` and in `optimizer`; no other module changes weights.
+All code that affects the numbers is here, in `groups`, `spread`, `norm` and `optimizer`; no other module changes weights.
+Over several ranks, or in fixed order, `spread` shares the micro-batches.
 The loss of a step is the sum of its micro-batches' mean losses divided by their number, as in a plain loop. Where
 some tokens of the step are not learned, each micro-batch counts by its share of those that are, so that the loss is
 the mean over them.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,16 +22,21 @@ from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.checkpoint import Loaded
+from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.groups import bind, make_groups, rebind_gradients, settle
 from busbar.workloads.training.model import ModelRecipe, check_causal
+from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
 from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
 from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.plan import MemoryPlan
+from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
+from busbar.workloads.training.spread import Spread
 from busbar.workloads.training.streams import open_streams
 
 Scale = Callable[[torch.Tensor], torch.Tensor]  # of a micro-batch's mean loss to its share of the step's
+MicroBatch = tuple[torch.Tensor, torch.Tensor, Scale]  # tokens, labels, scale
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,9 @@ class Trainer:
         device: torch.device,
         *,
         fused: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
+        ranks = ranks or Alone()
         self.spec, self.plan, self.device = spec, plan, device
         self.model = recipe.build()  # on the host; the arenas take their memory as it moves out
         self.device_arena = Arena("device", plan.device, device, reserved=("activations",))
@@ -67,13 +75,20 @@ class Trainer:
             self.host_arena.pin()
         self.model.train()
         settle(adapters.frozen(self.model), self.device_arena)
-        groups = make_groups(self.model)
-        self.groups = bind(groups, self.device_arena, recipe.dtype)
+        groups = make_groups(self.model, ranks.size)
+        self.groups = bind(groups, self.device_arena, recipe.dtype, ranks.rank, ranks.size)
         _move_buffers(self.model, device)
         check_causal(self.model, recipe.config.vocab_size)
         self.streams = open_streams(device)
+        self.spread: Spread | None = None  # None: the plain loop's order, in one process
+        norm: Norm = ParameterNorm(self.groups)
+        if ranks.size > 1 or spec.order == FIXED:
+            division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks.size, spec.order)
+            self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed)
+            norm = RowNorm(self.groups, ranks)
+        arenas = self.device_arena, self.host_arena
         self.optimizer = OffloadedAdamW(
-            self.groups, spec.optimizer, plan, self.device_arena, self.host_arena, self.streams, fused=fused
+            self.groups, spec.optimizer, plan, *arenas, self.streams, fused=fused, norm=norm
         )
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
         self.done = 0  # finished steps
@@ -103,25 +118,38 @@ class Trainer:
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
         labels = data.labels(self.done, batch.sequences)
-        loss = self._forward_and_backward(tokens, None if labels is None else torch.from_numpy(labels))
-        norm = self.optimizer.step(rate)
-        value = float(loss)
+        wanted = None if labels is None else torch.from_numpy(labels)
+        parts = list(_micro_batches(tokens, wanted, batch.micro_batch))
+        if self.spread is None:
+            loss = self._forward_and_backward(parts)
+            norm = self.optimizer.step(rate)
+            value = float(loss)
+        else:
+            value = self.spread.gradients(self.done, parts, self._measured)
+            norm = self.optimizer.step(rate)
+            self.spread.gather_weights()
         self.done += 1
         seconds = time.monotonic() - started
         result = StepResult(self.done, value, norm, rate, seconds, tokens.numel())
         self.bad_in_a_row = self.bad_in_a_row + 1 if result.skipped else 0
         return result
 
-    def _forward_and_backward(self, tokens: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
+    def _forward_and_backward(self, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
-        for part, wanted, scale in _micro_batches(tokens, labels, self.spec.batch.micro_batch):
-            if self.device_arena.peak["activations"] == 0:  # measure once what the plan only predicted
-                with LiveBytes([*known_tensors(self.model), part, wanted]) as count:
-                    total += self._micro_batch(part, wanted, scale)
-                self.device_arena.observe("activations", max(1, count.peak))
-            else:
-                total += self._micro_batch(part, wanted, scale)
+        for part in parts:
+            if part is not None:
+                total += self._measured(part)
         return total
+
+    def _measured(self, part: MicroBatch) -> torch.Tensor:
+        if self.device_arena.peak["activations"] > 0:
+            return self._micro_batch(*part)
+        with LiveBytes(
+            [*known_tensors(self.model), *part[:2]]
+        ) as count:  # once, what the plan only predicted
+            loss = self._micro_batch(*part)
+        self.device_arena.observe("activations", max(1, count.peak))
+        return loss
 
     def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
         there = tokens.to(self.device)
@@ -146,8 +174,8 @@ class Trainer:
 
 def _micro_batches(
     tokens: torch.Tensor, labels: torch.Tensor | None, size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, Scale]]:
-    """Tokens, labels and the scale of the mean loss of each micro-batch; without those from which nothing is learned."""
+) -> Iterator[MicroBatch | None]:
+    """The micro-batches of a step; None in the place of one from which nothing is learned."""
     parts = torch.split(tokens, size)
     if labels is None:
         for part in parts:
@@ -155,8 +183,8 @@ def _micro_batches(
         return
     counts = [int((wanted[:, 1:] != IGNORED).sum()) for wanted in torch.split(labels, size)]
     for part, wanted, count in zip(parts, torch.split(labels, size), counts, strict=True):
-        if count:
-            yield part, wanted, partial(torch.mul, other=count / sum(counts))
+        share = count / max(1, sum(counts))
+        yield (part, wanted, partial(torch.mul, other=share)) if count else None
 
 
 def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:

@@ -1,0 +1,65 @@
+"""Real training processes that form a gang on this machine, forked from a server that has torch imported."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.training.crash import CONTEXT, PRELOAD
+from torch._C._distributed_c10d import TCPStore
+
+from busbar.workloads.training.ranks import Gang
+from busbar.workloads.training.world import World
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def run_gang(size: int, work: Callable[[Gang, Any], Any], argument: Any, folder: Path) -> list[Any]:
+    """What `work(gang, argument)` returns on each rank, every one a process of its own."""
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    processes = [
+        CONTEXT.Process(target=_rank, args=(World(rank, size, "127.0.0.1", port), work, argument, folder))
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    assert codes == [0] * size, f"exit codes {codes}: {_errors(folder)}"
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _errors(folder: Path) -> str:
+    return "\n".join(file.read_text() for file in sorted(folder.glob("*.error")))
+
+
+def _rank(world: World, work: Callable[[Gang, Any], Any], argument: Any, folder: Path) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = TCPStore(world.address, world.port, world.size, world.rank == 0, TIMEOUT)
+        gang = Gang(world, torch.device("cpu"), store, TIMEOUT)
+        result = work(gang, argument)
+        torch.save(result, folder / f"{world.rank}.pt")
+        dist.barrier()
+        gang.close()
+    except BaseException:
+        (folder / f"{world.rank}.error").write_text(traceback.format_exc())
+        os._exit(1)
+    os._exit(0)

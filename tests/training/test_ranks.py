@@ -1,0 +1,232 @@
+"""Several ranks, each a process, equal a plain loop bit for bit in fixed order, and hold a share of the state each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.training.gang import run_gang
+from tests.training.plain_loop import train_plainly
+from tests.training.small import GPT2, LLAMA, SEQUENCE, VOCABULARY, engine
+
+from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.division import divide, micro_batch_seed
+from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.model import measure_demand, open_model
+from busbar.workloads.training.packing import NOT_LEARNED, Packed
+from busbar.workloads.training.plan import MemoryLimits, lay_out
+from busbar.workloads.training.ranks import Alone, Ranks
+from busbar.workloads.training.trainer import MicroBatch, Trainer
+
+STEPS, CPU = 4, torch.device("cpu")
+FIXED = {"order": "fixed"}
+EIGHT = {"sequences": 8, "microBatch": 1}
+
+
+def case(**changes: Any) -> dict[str, Any]:
+    return engine(steps=STEPS, **{"batch": EIGHT, "parallelism": FIXED, **changes})
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "a clip that bites": case(optimizer={"learningRate": 1e-3, "gradientClip": 0.01, "schedule": "linear"}),
+    "no clipping, two micro-batches a leaf": case(
+        batch={"sequences": 16, "microBatch": 1},
+        optimizer={"learningRate": 1e-3, "gradientClip": None, "schedule": "cosine"},
+    ),
+    "four leaves of three": case(batch={"sequences": 24, "microBatch": 2}),
+    "dropout": case(model={"config": GPT2}),
+    "bfloat16 with fp32 masters, resident": case(dtype="bfloat16", mode="resident"),
+    "untied head, half of the state on the host": case(
+        model={"config": {**LLAMA, "tie_word_embeddings": False}}, mode="auto"
+    ),
+    "rows with nothing to learn": case(seed=11),
+    "a step that is not finite on one rank": case(),
+}
+FAST = {"batch": EIGHT, "parallelism": {"order": "fast"}, "mode": "resident"}
+
+
+def packed(document: dict[str, Any], *, masked: bool = False) -> Packed:
+    count = document["batch"]["sequences"]
+    source = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, VOCABULARY, (SEQUENCE * count * 5,), generator=source).numpy().astype("uint32")
+    if masked:
+        tokens[: tokens.size // 2] |= NOT_LEARNED
+        tokens[::97] &= ~NOT_LEARNED
+        tokens[: 3 * SEQUENCE] |= NOT_LEARNED  # whole micro-batches without a token to learn
+    return Packed.cut(tokens, SEQUENCE, 0, count)
+
+
+def make_trainer(document: dict[str, Any], ranks: Ranks) -> Trainer:
+    spec = parse_engine(document)
+    recipe = open_model(spec, None, VOCABULARY, 0)
+    demand = measure_demand(recipe, spec, CPU, ranks.size)
+    limits = MemoryLimits(None, None, True)
+    half = spec.mode == "auto"
+    plan = lay_out(demand, limits, "optimizer-offload", 2) if half else make_plan(demand, limits, spec.mode)
+    return Trainer(spec, recipe, plan, CPU, ranks=ranks)
+
+
+def train(ranks: Ranks, documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Losses, weights and memory of each case."""
+    plan_module.MIN_CHUNK = 4096
+    found = {}
+    for name, document in documents.items():
+        trainer = make_trainer(document, ranks)
+        if "not finite" in name and ranks.rank == ranks.size - 1:
+            spoil_second_step(trainer)
+        data = packed(document, masked="rows" in name)
+        steps = [trainer.step(data) for _ in range(STEPS)]
+        weights = {key: each.detach().clone() for key, each in trainer.model.named_parameters()}
+        losses = [step.loss for step in steps]
+        found[name] = losses, weights, facts(trainer), [step.gradient_norm for step in steps]
+        trainer.close()
+    return found
+
+
+def spoil(step: int, model: torch.nn.Module) -> None:
+    if step == 1:
+        gradient = next(model.parameters()).grad
+        assert gradient is not None
+        gradient.view(-1)[5] = math.nan
+
+
+def spoil_second_step(trainer: Trainer) -> None:
+    measured = trainer._measured
+
+    def spoiling(part: MicroBatch) -> torch.Tensor:
+        loss = measured(part)
+        spoil(trainer.done, trainer.model)
+        return loss
+
+    setattr(trainer, "_measured", spoiling)  # noqa: B010
+
+
+def facts(trainer: Trainer) -> dict[str, int]:
+    assert trainer.spread is not None
+    return {
+        "state": sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks),
+        "parameters": sum(flat.group.elements for flat in trainer.groups),
+        "sent": trainer.spread.sent_bytes,
+        "device": trainer.device_arena.capacity_bytes,
+        "host": trainer.host_arena.capacity_bytes,
+        "peak": trainer.device_arena.peak_bytes,
+    }
+
+
+def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    batch, data = document["batch"], packed(document, masked="rows" in name)
+    parts = batch["sequences"] // batch["microBatch"]
+    labels = [data.labels(step, batch["sequences"]) for step in range(STEPS)]
+
+    def begin(step: int, index: int) -> None:
+        torch.manual_seed(micro_batch_seed(document.get("seed", 0), step, index))
+
+    return train_plainly(
+        document["model"]["config"],
+        VOCABULARY,
+        [torch.from_numpy(data.batch(step, batch["sequences"])) for step in range(STEPS)],
+        batch["microBatch"],
+        document["optimizer"],
+        seed=document.get("seed", 0),
+        fused=True,
+        dtype=torch.bfloat16 if document.get("dtype") == "bfloat16" else torch.float32,
+        labels=[torch.from_numpy(each) for each in labels if each is not None] or None,
+        leaves=min(8, parts & -parts),
+        begin=begin,
+        spoil=spoil if "not finite" in name else lambda step, model: None,
+    )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_gang(2, train, {**CASES, "fast": engine(steps=STEPS, **FAST)}, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_gang(4, train, CASES, tmp_path_factory.mktemp("four"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
+    name: str, two: list[Any], four: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    losses, weights = plainly(name, CASES[name])
+    alone = train(Alone(), {name: CASES[name]})
+    for world in ([alone], two, four):
+        for found in world:
+            assert found[name][0] == losses
+            assert [key for key in weights if not torch.equal(found[name][1][key], weights[key])] == []
+            assert list(map(repr, found[name][3])) == list(map(repr, alone[name][3]))  # nan is nan
+
+
+def test_the_fast_order_is_near_the_fixed_one(two: list[Any]) -> None:
+    """And its ranks agree with each other bit for bit."""
+    first, second = (found["fast"] for found in two)
+    assert first[0] == second[0]
+    assert first[3] == second[3]
+    assert all(torch.equal(first[1][key], second[1][key]) for key in first[1])
+    alone = train(Alone(), {"fast": engine(steps=STEPS, **{**FAST, "parallelism": FIXED})})
+    assert first[0] == pytest.approx(alone["fast"][0], rel=1e-4)
+
+
+def test_the_state_of_a_rank_follows_zeros_formula(two: list[Any], four: list[Any]) -> None:
+    for ranks, world in ((2, two), (4, four)):
+        for name, document in CASES.items():
+            each = 10 if document.get("dtype") == "bfloat16" else 8
+            for found in world:
+                said = found[name][2]
+                assert said["state"] == said["parameters"] * each // ranks
+
+
+def test_ranks_hand_over_what_a_ring_would(two: list[Any]) -> None:
+    """Per step the gradients and the weights of the other ranks' slices, in either order."""
+    for name in ("fast", "a clip that bites"):
+        said = two[0][name][2]
+        assert said["sent"] == STEPS * 2 * said["parameters"] * 4 * (2 - 1) // 2
+
+
+def test_no_rank_has_more_than_its_plan(four: list[Any]) -> None:
+    assert all(found[name][2]["peak"] <= found[name][2]["device"] for found in four for name in CASES)
+
+
+def test_a_fixed_order_alone_keeps_partial_sums_in_the_plan() -> None:
+    document = CASES["a clip that bites"]
+    trainer = make_trainer(document, Alone())
+    assert trainer.plan.device["gradients"] == 4 * trainer.plan.device["parameters"]
+    assert trainer.device_arena.used["gradients"] == trainer.plan.device["gradients"]
+    trainer.close()
+
+
+def _divided(sequences: int, micro_batch: int, ranks: int, order: str) -> list[list[range]]:
+    division = divide(sequences, micro_batch, ranks, order)
+    return [division.own(rank) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("order", ["fast", "fixed"])
+def test_every_micro_batch_is_computed_once(ranks: int, order: str) -> None:
+    if order == "fixed" and 8 % ranks:
+        with pytest.raises(InvalidJob, match=f"8 parts, which {ranks} pods cannot share evenly"):
+            _divided(16, 1, ranks, order)
+        return
+    runs = _divided(16, 1, ranks, order)
+    assert [index for own in runs for run in own for index in run] == list(range(16))
+
+
+def test_more_pods_than_micro_batches_are_refused() -> None:
+    with pytest.raises(InvalidJob, match="2 micro-batches a step, which are not enough for 3 pods"):
+        divide(8, 4, 3, "fast")
+
+
+def test_an_order_that_is_left_out_is_the_fast_one() -> None:
+    """So checkpoints of runs that do not name it stay theirs."""
+    named = parse_engine(engine(parallelism={"order": "fast"}))
+    assert (
+        named.identity == parse_engine(engine()).identity != parse_engine(engine(parallelism=FIXED)).identity
+    )

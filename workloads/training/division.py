@@ -1,0 +1,75 @@
+"""Which rank computes which micro-batches of a step, and in what order their gradients are added up. No torch here.
+
+The batch of a step is a function of (seed, step). Its micro-batches are numbered from 0, whoever computes them.
+
+    fast    every rank takes a run of consecutive micro-batches, adds their gradients up as it goes, and the
+            collective adds up the ranks' sums, in an order of its own
+    fixed   the micro-batches are cut into `leaves` equal runs. Within a leaf gradients are added up one after the
+            other; the leaves are added up pairwise, as a balanced binary tree. The sum does not depend on how many
+            ranks share the leaves, so neither does any bit of the result
+
+A rank that has several leaves of a fixed order holds a partial sum for each level of its part of the tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from busbar.workloads.training.errors import InvalidJob
+
+FAST, FIXED = "fast", "fixed"
+MOST_LEAVES = 8
+"""Of the fixed order: the most ranks that can share a step, and a bound for the partial sums that a rank holds."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """The micro-batches of a step over the ranks."""
+
+    micro_batches: int
+    ranks: int
+    order: str
+
+    @property
+    def leaves(self) -> int:
+        """Of the whole step, in fixed order: the largest power of two that divides it, up to MOST_LEAVES."""
+        return min(MOST_LEAVES, self.micro_batches & -self.micro_batches)
+
+    def own(self, rank: int) -> list[range]:
+        """The runs of micro-batches of `rank`; within one, gradients are added up one after the other."""
+        if self.order == FAST:
+            first, last = (self.micro_batches * place // self.ranks for place in (rank, rank + 1))
+            return [range(first, last)]
+        size, each = self.micro_batches // self.leaves, self.leaves // self.ranks
+        return [range(leaf * size, (leaf + 1) * size) for leaf in range(rank * each, (rank + 1) * each)]
+
+    @property
+    def partial_sums(self) -> int:
+        """Copies of the gradients that a rank holds beside those that it is adding up."""
+        return len(self.own(0)).bit_length() - 1
+
+
+def divide(sequences: int, micro_batch: int, ranks: int, order: str) -> Division:
+    """How `ranks` share a step. Raises InvalidJob where they cannot."""
+    division = Division(sequences // micro_batch, ranks, order)
+    parts = f"spec.engine.batch makes {division.micro_batches} micro-batches a step"
+    if ranks > division.micro_batches:
+        raise InvalidJob(
+            "spec.shape.maxPods",
+            f"{parts}, which are not enough for {ranks} pods",
+            f"raise batch.sequences to {ranks * micro_batch}, lower batch.microBatch, or take fewer pods",
+        )
+    if order == FIXED and division.leaves % ranks:
+        raise InvalidJob(
+            "spec.engine.parallelism.order",
+            f"{parts}; a fixed order adds them up in {division.leaves} parts, which {ranks} pods cannot share evenly",
+            f"take a number of pods that divides {division.leaves}, or order: fast",
+        )
+    return division
+
+
+def micro_batch_seed(seed: int, step: int, index: int) -> int:
+    """Of the random numbers (dropout) of one micro-batch, wherever it is computed."""
+    digest = hashlib.sha256(f"{seed}:{step}:{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,107 @@
+"""The collective operations of a gang, by torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+Tensors are flat. What host code agrees on (`gather`, `most`) goes through gloo on either device, so that it waits for
+no GPU.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from busbar.workloads.training.world import World
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> None:
+        """Fill `own` with the sum over ranks of this rank's part of `whole`."""
+
+    def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
+        """Fill `parts` with this rank's part of every rank's `whole`, in the order of ranks."""
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        """Fill `whole` with every rank's `own`, which may lie in it."""
+
+    def add_up(self, values: torch.Tensor) -> None:
+        """Add up the ranks' `values` in place."""
+
+    def from_first(self, values: torch.Tensor) -> None:
+        """Replace `values` by those of rank 0."""
+
+    def gather(self, thing: T) -> list[T]:
+        """What each rank brings."""
+
+
+class Alone:
+    """One process."""
+
+    rank, size = 0, 1
+
+    def reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> None:
+        own.copy_(whole)
+
+    def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
+        parts.copy_(whole)
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        if whole.data_ptr() != own.data_ptr():
+            whole.copy_(own)
+
+    def add_up(self, values: torch.Tensor) -> None:
+        return
+
+    def from_first(self, values: torch.Tensor) -> None:
+        return
+
+    def gather(self, thing: T) -> list[T]:
+        return [thing]
+
+
+class Gang:
+    """The processes of a world; `close` when the run is over."""
+
+    def __init__(self, world: World, device: torch.device, store: Store, timeout: timedelta) -> None:
+        """Raises RuntimeError (torch's DistError) when the others do not come within `timeout`."""
+        self.rank, self.size = world.rank, world.size
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+
+    def reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> None:
+        dist.reduce_scatter_tensor(own, whole)
+
+    def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
+        dist.all_to_all_single(_bytes(parts), _bytes(whole))
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        dist.all_gather_into_tensor(_bytes(whole), _bytes(own))
+
+    def add_up(self, values: torch.Tensor) -> None:
+        dist.all_reduce(values)
+
+    def from_first(self, values: torch.Tensor) -> None:
+        dist.broadcast(values, 0)
+
+    def gather(self, thing: T) -> list[T]:
+        found: list[T | None] = [None] * self.size
+        dist.all_gather_object(found, thing)
+        return [each for each in found if each is not None]
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def _bytes(flat: torch.Tensor) -> torch.Tensor:
+    """What is only moved, moved as bytes: not every backend knows every type."""
+    return flat.view(torch.uint8)

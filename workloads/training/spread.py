@@ -1,0 +1,112 @@
+"""A step that several ranks share: each computes its micro-batches and updates its slices of the weights (ZeRO stage 1).
+
+    every micro-batch of this rank    forward, backward; gradients are added up (see `division`)
+    reduce-scatter, group by group    each rank gets the sum of its slice of every group's gradients
+    norm, clip, update                of this rank's slices (see `norm`, `optimizer`), whose state no other rank has
+    all-gather, group by group        the updated weights
+
+In fixed order the slices are exchanged as they are and added up here, as the upper levels of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.division import FIXED, Division, micro_batch_seed
+from busbar.workloads.training.groups import FlatGroup
+from busbar.workloads.training.ranks import Ranks
+
+Part = TypeVar("Part")
+
+
+class Spread:
+    """Steps of this rank's share. Buffers are those that the plan granted for it."""
+
+    def __init__(
+        self, ranks: Ranks, division: Division, groups: Sequence[FlatGroup], arena: Arena, seed: int
+    ) -> None:
+        self.ranks, self._division, self._groups, self._seed = ranks, division, groups, seed
+        self._fixed = division.order == FIXED
+        dtype = groups[0].weights.dtype
+        self._held = [
+            [arena.carve("gradients", flat.group.elements, dtype) for flat in groups]
+            for _ in range(division.partial_sums)
+        ]
+        largest = max(groups, key=lambda flat: flat.group.elements)
+        size = largest.group.elements if self._fixed else largest.length
+        self._room = arena.carve("exchange", size, dtype)
+        self.sent_bytes = 0  # handed over for other ranks, by this one
+
+    def gradients(
+        self, step: int, parts: Sequence[Part | None], work: Callable[[Part], torch.Tensor]
+    ) -> float:
+        """Compute this rank's `parts` of the step and add up its slices over all ranks; returns the step's loss.
+
+        Args:
+            parts: of the whole step; None: nothing is learned from it.
+            work: forward and backward of one part; returns its share of the loss.
+        """
+        losses = torch.zeros(len(parts), device=self._groups[0].weights.device)
+        own = self._division.own(self.ranks.rank)
+        for number, leaf in enumerate(own):
+            if number:
+                for flat in self._groups:
+                    flat.gradients.zero_()
+            for index in leaf:
+                torch.manual_seed(micro_batch_seed(self._seed, step, index))
+                if (part := parts[index]) is not None:
+                    losses[index] = work(part)
+            self._merge(number, len(own))
+        for flat in self._groups:
+            self._exchange(flat)
+        self.ranks.add_up(losses)
+        return float(sum(losses.cpu(), torch.zeros(())))
+
+    def _merge(self, number: int, leaves: int) -> None:
+        """Add the leaf `number`, just computed, to the sums that it completes; the last one completes all."""
+        level = 0
+        while number >> level & 1:
+            for flat, held in zip(self._groups, self._held[level], strict=True):
+                flat.gradients.add_(held)
+            level += 1
+        if number + 1 < leaves:
+            for flat, held in zip(self._groups, self._held[level], strict=True):
+                held.copy_(flat.gradients)
+
+    def _exchange(self, flat: FlatGroup) -> None:
+        if self.ranks.size == 1:
+            return
+        self._count(flat)
+        if not self._fixed:
+            own = self._room[: flat.length]
+            self.ranks.reduce_scatter(own, flat.gradients)
+            flat.own_gradients.copy_(own)
+            return
+        room = self._room[: flat.group.elements]
+        self.ranks.all_to_all(room, flat.gradients)
+        flat.own_gradients.copy_(_tree(room.view(self.ranks.size, -1)))
+
+    def gather_weights(self) -> None:
+        """Bring every rank the slices that the others have updated."""
+        if self.ranks.size == 1:
+            return
+        for flat in self._groups:
+            self._count(flat)
+            self.ranks.all_gather(flat.weights, flat.own_weights)
+
+    def _count(self, flat: FlatGroup) -> None:
+        self.sent_bytes += (self.ranks.size - 1) * flat.length * flat.weights.itemsize
+
+
+def _tree(rows: torch.Tensor) -> torch.Tensor:
+    """The sum of a power of two rows, pairwise; uses them up."""
+    distance = 1
+    while distance < len(rows):
+        for first in range(0, len(rows), 2 * distance):
+            rows[first].add_(rows[first + distance])
+        distance *= 2
+    return rows[0]

@@ -1,0 +1,43 @@
+"""Which of how many processes this one is, and where they meet. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from busbar.kube.contracts.workload import MASTER_PORT, Env
+from busbar.workloads.training.errors import InvalidJob
+
+
+@dataclass(frozen=True)
+class World:
+    """`size` processes, numbered from 0. They meet at rank 0's `address`."""
+
+    rank: int = 0
+    size: int = 1
+    address: str = "127.0.0.1"
+    port: int = MASTER_PORT
+
+
+ALONE = World()
+
+
+def world_of(environment: Mapping[str, str]) -> World:
+    """The place in the gang that a pod's variables name. Raises InvalidJob."""
+    rank, size = (_number(environment, name, default) for name, default in _DEFAULTS)
+    if not 0 <= rank < size:
+        raise InvalidJob(Env.RANK, f"is {rank}, and {Env.WORLD_SIZE} is {size}", "set it from 0 to one less")
+    port = _number(environment, Env.MASTER_PORT, str(MASTER_PORT))
+    if size > 1 and Env.MASTER_ADDR not in environment:
+        raise InvalidJob(Env.MASTER_ADDR, "is not set", "set it to the address of rank 0")
+    return World(rank, size, environment.get(Env.MASTER_ADDR, ALONE.address), port)
+
+
+_DEFAULTS = ((Env.RANK, "0"), (Env.WORLD_SIZE, "1"))
+
+
+def _number(environment: Mapping[str, str], name: str, default: str) -> int:
+    text = environment.get(name, default)
+    if not text.isdecimal():
+        raise InvalidJob(name, f"is {text!r} and not a number", "set it as torchrun does")
+    return int(text)
