@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.training.crash import CONTEXT, PRELOAD
-from torch._C._distributed_c10d import TCPStore
 
+from busbar.workloads.training.meeting import StoreMeeting, connect
 from busbar.workloads.training.ranks import Gang
 from busbar.workloads.training.world import World
 
@@ -28,8 +28,11 @@ def free_port() -> int:
         return port
 
 
-def run_gang(size: int, work: Callable[[Gang, Any], Any], argument: Any, folder: Path) -> list[Any]:
-    """What `work(gang, argument)` returns on each rank, every one a process of its own."""
+Work = Callable[[Gang, StoreMeeting, Any], Any]
+
+
+def run_gang(size: int, work: Work, argument: Any, folder: Path) -> list[Any]:
+    """What `work(gang, meeting, argument)` returns on each rank, every one a process of its own."""
     CONTEXT.set_forkserver_preload(PRELOAD)
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -50,12 +53,12 @@ def _errors(folder: Path) -> str:
     return "\n".join(file.read_text() for file in sorted(folder.glob("*.error")))
 
 
-def _rank(world: World, work: Callable[[Gang, Any], Any], argument: Any, folder: Path) -> None:
+def _rank(world: World, work: Work, argument: Any, folder: Path) -> None:
     torch.set_num_threads(1)
     try:
-        store = TCPStore(world.address, world.port, world.size, world.rank == 0, TIMEOUT)
+        store = connect(world, TIMEOUT, serve=True)
         gang = Gang(world, torch.device("cpu"), store, TIMEOUT)
-        result = work(gang, argument)
+        result = work(gang, StoreMeeting(connect(world, TIMEOUT), TIMEOUT), argument)
         torch.save(result, folder / f"{world.rank}.pt")
         dist.barrier()
         gang.close()

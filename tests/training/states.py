@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from busbar.workloads.training.checkpoint import CheckpointFolder, Layout
+from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.layout import Layout
 
 
 def write_state(

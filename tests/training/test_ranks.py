@@ -16,10 +16,11 @@ from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.division import divide, micro_batch_seed
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.meeting import StoreMeeting
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import NOT_LEARNED, Packed
 from busbar.workloads.training.plan import MemoryLimits, lay_out
-from busbar.workloads.training.ranks import Alone, Ranks
+from busbar.workloads.training.ranks import Alone, Gang, Ranks
 from busbar.workloads.training.trainer import MicroBatch, Trainer
 
 STEPS, CPU = 4, torch.device("cpu")
@@ -68,6 +69,10 @@ def make_trainer(document: dict[str, Any], ranks: Ranks) -> Trainer:
     half = spec.mode == "auto"
     plan = lay_out(demand, limits, "optimizer-offload", 2) if half else make_plan(demand, limits, spec.mode)
     return Trainer(spec, recipe, plan, CPU, ranks=ranks)
+
+
+def train_in_gang(gang: Gang, meeting: StoreMeeting, documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return train(gang, documents)
 
 
 def train(ranks: Ranks, documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -143,12 +148,14 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run_gang(2, train, {**CASES, "fast": engine(steps=STEPS, **FAST)}, tmp_path_factory.mktemp("two"))
+    return run_gang(
+        2, train_in_gang, {**CASES, "fast": engine(steps=STEPS, **FAST)}, tmp_path_factory.mktemp("two")
+    )
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run_gang(4, train, CASES, tmp_path_factory.mktemp("four"))
+    return run_gang(4, train_in_gang, CASES, tmp_path_factory.mktemp("four"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -134,7 +134,7 @@ def test_a_run_ends_after_ten_bad_steps_and_keeps_what_was_good(
     assert (claims / "out/model/model.safetensors").read_bytes() == result
     kept = CheckpointFolder(claims / "out/model/checkpoints", 2).newest().checkpoint
     assert kept is not None
-    assert all(is_finite(kept.tensor(name)) for name in kept.entries)
+    assert all(is_finite(kept.tensor(name)) for name in kept.names)
 
 
 def test_a_run_ends_after_as_many_bad_steps_as_it_was_told(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,10 @@ class Saver:
         facts: Mapping[str, Any],
         before: Callable[[], None],
         on_durable: Callable[[int, float, int], None],
+        vote: Callable[[tuple[bool, bool]], Sequence[tuple[bool, bool]]] = lambda own: [own],
     ) -> None:
+        """`vote` gathers what each rank of a gang says: all have to decide alike."""
+        self._vote = vote
         self._folder, self._snapshot, self._facts = folder, snapshot, facts
         self._before, self._on_durable = before, on_durable
         self._writer: threading.Thread | None = None
@@ -88,16 +91,23 @@ class Saver:
 
         `durable_step` tells which. Raises CheckpointError.
         """
-        older = self._writer is not None and self._writer.is_alive() and self._writing_step != step
-        if older and self._blocks is not None:
-            elapsed = time.monotonic() - self._started
-            if time_for_another(left_s, elapsed, self._blocks.taken, self._snapshot.layout.size):
+        older, fits = zip(*self._vote(self._of_the_running_write(step, left_s)), strict=True)
+        if any(older) and all(fits):
+            if self._blocks is not None:
                 self._blocks.abandoned.set()
-            elif self._join() is None:
-                return
+        elif any(older) and self._join() is None:
+            return
         self._join()  # a failure of an earlier write is ignored if this one succeeds
         self.save(step, counters)
         self.drain()
+
+    def _of_the_running_write(self, step: int, left_s: float | None) -> tuple[bool, bool]:
+        """Whether an older state is being written, and whether there is time to write the newest one instead."""
+        older = self._writer is not None and self._writer.is_alive() and self._writing_step != step
+        if not older or self._blocks is None:
+            return False, True
+        elapsed = time.monotonic() - self._started
+        return True, time_for_another(left_s, elapsed, self._blocks.taken, self._snapshot.layout.size)
 
     def drain(self) -> None:
         """Wait until the last save is durable. Raises CheckpointError if it failed."""

@@ -6,6 +6,8 @@ On disk, beside the journal:
     step-00000050/manifest.json        step, identity, counters, CRC-32 of every tensor as it was in memory
     .tmp-step-00000100-<pid>/          a checkpoint that is being written, or was when its process died
 
+A gang writes a file per rank instead (see `gang_folder`).
+
 The format does not depend on the plan: a run may resume with its state elsewhere. Writing: fill the temporary
 folder, fsync each file and the folder, rename, fsync the parent. Reading goes from the newest to the oldest
 and takes the first whose manifest, sizes and every checksum hold; others are named and skipped. Neither direction
@@ -20,7 +22,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,110 +31,11 @@ import torch
 
 from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.errors import CheckpointError, NotFinite
+from busbar.workloads.training.layout import Entry, Layout
+from busbar.workloads.training.loaded import MANIFEST, STATE, Loaded, canonical, read
 
 PREFIX = "step-"
-STATE, MANIFEST = "state.safetensors", "manifest.json"
-READ_BYTES = 4 * 2**20
 MANIFEST_BYTES = 2**20  # about 80 a tensor; and the header of the state file
-_TYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.int16: "I16",
-    torch.int64: "I64",
-    torch.uint8: "U8",
-}
-_DTYPES = {name: dtype for dtype, name in _TYPES.items()}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One flat tensor of the file; `begin` counts bytes from the start of the data section."""
-
-    name: str
-    dtype: torch.dtype
-    elements: int
-    begin: int
-
-    @property
-    def size(self) -> int:
-        return self.elements * self.dtype.itemsize
-
-    @property
-    def end(self) -> int:
-        return self.begin + self.size
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The offset of every tensor in `state.safetensors`: wide types first, so that none is misaligned."""
-
-    entries: tuple[Entry, ...]
-
-    @classmethod
-    def of(cls, tensors: Sequence[tuple[str, torch.dtype, int]]) -> Layout:
-        """The layout of (name, dtype, elements)."""
-        entries, begin = [], 0
-        for name, dtype, elements in sorted(tensors, key=lambda item: -item[1].itemsize):
-            entries.append(Entry(name, dtype, elements, begin))
-            begin = entries[-1].end
-        return cls(tuple(entries))
-
-    @property
-    def size(self) -> int:
-        return self.entries[-1].end if self.entries else 0
-
-    def header(self) -> bytes:
-        """The safetensors header, padded so that the data section starts at a multiple of 4096 bytes."""
-        described = {
-            entry.name: {
-                "dtype": _TYPES[entry.dtype],
-                "shape": [entry.elements],
-                "data_offsets": [entry.begin, entry.end],
-            }
-            for entry in self.entries
-        }
-        text = json.dumps(described, separators=(",", ":")).encode()
-        text += b" " * (-(8 + len(text)) % 4096)
-        return len(text).to_bytes(8, "little") + text
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A verified checkpoint; its tensors are read when they are asked for."""
-
-    step: int
-    manifest: Mapping[str, Any]
-    path: Path  # of the state file
-    data_start: int
-    entries: Mapping[str, Entry]
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """A copy of one tensor."""
-        entry = self.entries[name]
-        target = torch.empty(entry.elements, dtype=entry.dtype)
-        self.read_into(name, 0, target)
-        return target
-
-    def read_into(self, name: str, start: int, target: torch.Tensor) -> None:
-        """Fill the flat tensor `target` with elements from `start` on. Raises CheckpointError."""
-        entry = self.entries[name]
-        offset = self.data_start + entry.begin + start * entry.dtype.itemsize
-        if target.dtype != entry.dtype or start + target.numel() > entry.elements:
-            raise CheckpointError(f"{self.path.parent.name}: {name} is not {target.numel()} x {target.dtype}")
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            if target.device.type == "cpu":
-                _read_exactly(file, target)
-                return
-            room = torch.empty(min(target.numel(), READ_BYTES // entry.dtype.itemsize), dtype=entry.dtype)
-            for first in range(0, target.numel(), room.numel()):
-                part = target[first : first + room.numel()]
-                _read_exactly(file, room[: part.numel()])
-                part.copy_(room[: part.numel()])
 
 
 @dataclass(frozen=True)
@@ -169,10 +72,7 @@ class CheckpointFolder:
             size = _write_files(temporary, step, layout, blocks, facts)
             _replace(temporary, target)
         except OSError as problem:
-            raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.path}: {problem}; "
-                "free space there, or lower checkpoint.keep"
-            ) from problem
+            raise self._failed(step, problem) from problem
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         self._remove_old(step)
@@ -189,8 +89,7 @@ class CheckpointFolder:
 
     def newest(self) -> Found:
         """The newest checkpoint that is whole. Half-written ones of dead processes are removed."""
-        for leftover in self.path.glob(".tmp-*") if self.path.is_dir() else ():
-            shutil.rmtree(leftover, ignore_errors=True)
+        self._remove_leftovers()
         problems: list[str] = []
         for step in self.steps():
             try:
@@ -199,6 +98,10 @@ class CheckpointFolder:
                 problems.append(str(problem))
                 self._damaged.add(step)
         return Found(None, tuple(problems))
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self.path.glob(".tmp-*") if self.path.is_dir() else ():
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def _make_room(self, size: int) -> None:
         """Remove damaged and then the oldest good checkpoints, if that makes room for `size` bytes."""
@@ -218,6 +121,12 @@ class CheckpointFolder:
             self._note(
                 f"warning: the disk is full: removed the checkpoint of step {step} to make room for the next"
             )
+
+    def _failed(self, step: int, problem: object) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint of step {step} could not be written to {self.path}: {problem}; "
+            "free space there, or lower checkpoint.keep"
+        )
 
     def _folder(self, step: int) -> Path:
         return self.path / f"{PREFIX}{step:08d}"
@@ -242,67 +151,19 @@ def _replace(temporary: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def read(folder: Path) -> Loaded:
-    """Verify one checkpoint: every byte is read once. Raises CheckpointError saying what does not hold."""
-    path = folder / STATE
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        body = manifest["body"]
-        if manifest["crc32"] != zlib.crc32(_canonical(body)):
-            raise CheckpointError(f"{folder.name}: the manifest does not match its checksum")
-        start, entries = _read_header(path)
-        if set(entries) != set(body["tensors"]):
-            raise CheckpointError(f"{folder.name}: its tensors are not those of its manifest")
-        with path.open("rb") as file:
-            for entry in sorted(entries.values(), key=lambda entry: entry.begin):
-                file.seek(start + entry.begin)
-                if _checksum(file, entry.size) != body["tensors"][entry.name]:
-                    raise CheckpointError(f"{folder.name}: {entry.name} does not match its checksum")
-        return Loaded(int(body["step"]), body, path, start, entries)
-    except CheckpointError:
-        raise
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise CheckpointError(f"{folder.name}: unreadable ({problem!r})") from problem
-
-
-def _read_header(path: Path) -> tuple[int, dict[str, Entry]]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise ValueError("the header is longer than the file")
-        described = json.loads(file.read(length))
-    entries = {
-        name: Entry(name, _DTYPES[item["dtype"]], math.prod(item["shape"]), int(item["data_offsets"][0]))
-        for name, item in described.items()
-        if name != "__metadata__"
-    }
-    return 8 + length, entries
-
-
-def _checksum(file: Any, size: int) -> int:
-    crc = 0
-    while size:
-        data = file.read(min(size, READ_BYTES))
-        if not data:
-            raise EOFError("the file ends early")
-        crc, size = zlib.crc32(data, crc), size - len(data)
-    return crc
-
-
-def _read_exactly(file: Any, target: torch.Tensor) -> None:
-    room = target.view(torch.uint8).numpy().data
-    while room:
-        count = file.readinto(room)
-        if not count:
-            raise CheckpointError("the checkpoint's file ended while it was read")
-        room = room[count:]
-
-
 def _write_files(
     folder: Path, step: int, layout: Layout, blocks: Iterable[torch.Tensor], facts: Mapping[str, Any]
 ) -> int:
+    checksums = write_state(folder / STATE, step, layout, blocks)
+    write_document(folder / MANIFEST, {**facts, "step": step, "savedAt": time.time(), "tensors": checksums})
+    fsync(folder)
+    return sum((folder / name).stat().st_size for name in (STATE, MANIFEST))
+
+
+def write_state(path: Path, step: int, layout: Layout, blocks: Iterable[torch.Tensor]) -> dict[str, int]:
+    """Write one file of state, durably; returns the checksum of each tensor. Raises CheckpointError or OSError."""
     checksums = dict.fromkeys((entry.name for entry in layout.entries), 0)
-    with (folder / STATE).open("wb", buffering=0) as file:
+    with path.open("wb", buffering=0) as file:
         _write_all(file, memoryview(layout.header()))
         position = 0
         for block in blocks:
@@ -317,12 +178,16 @@ def _write_files(
             position += block.numel()
     if position != layout.size:
         raise CheckpointError(f"checkpoint of step {step}: {position} of {layout.size} bytes came")
-    body = {**facts, "step": step, "savedAt": time.time(), "tensors": checksums}
-    (folder / MANIFEST).write_text(json.dumps({"crc32": zlib.crc32(_canonical(body)), "body": body}))
-    for name in (STATE, MANIFEST):
-        fsync(folder / name)
-    fsync(folder)
-    return sum((folder / name).stat().st_size for name in (STATE, MANIFEST))
+    fsync(path)
+    return checksums
+
+
+def write_document(path: Path, body: Mapping[str, Any]) -> int:
+    """Write a manifest with its checksum, durably; returns that."""
+    crc32 = zlib.crc32(canonical(body))
+    path.write_text(json.dumps({"crc32": crc32, "body": body}))
+    fsync(path)
+    return crc32
 
 
 def _parts(layout: Layout, position: int, block: torch.Tensor) -> Iterable[tuple[Entry, torch.Tensor]]:
@@ -344,7 +209,3 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     low, high = torch.aminmax(tensor)
     return math.isfinite(float(low)) and math.isfinite(float(high))
-
-
-def _canonical(body: object) -> bytes:
-    return json.dumps(body, sort_keys=True).encode()

@@ -8,6 +8,7 @@
     ├── ResumeRefused             resume-refused  use another output folder, or the old settings
     ├── Diverged                  diverged        lower the learning rate, or look at the data
     │   └── NotFinite             diverged        the same: a checkpoint was not written (a CheckpointError, too)
+    ├── RankLost                  rank-lost       nothing: the gang starts again from its checkpoint
     └── Unsupported               unsupported     use an own image, or another setting
 
 Each carries a stable `code` and a sentence that says what is wrong, where, and what to do.
@@ -72,6 +73,12 @@ class NotFinite(Diverged, CheckpointError):
     """A checkpoint was not written because its numbers are not finite. The ones before it stay."""
 
     code = "diverged"
+
+
+class RankLost(TrainingError):
+    """Another rank of the gang is gone, or does not answer."""
+
+    code = "rank-lost"
 
 
 class Unsupported(TrainingError):

@@ -9,14 +9,15 @@ Nothing may update weights or state while `take` runs, so what is written is the
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from busbar.workloads.training.arena import Arena
-from busbar.workloads.training.checkpoint import Entry, Layout, Loaded
-from busbar.workloads.training.groups import FlatGroup, members
+from busbar.workloads.training.groups import FlatGroup
+from busbar.workloads.training.layout import Entry, Extent, Layout
+from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.streams import Event
@@ -50,18 +51,21 @@ class Snapshot:
         self, groups: Sequence[FlatGroup], optimizer: OffloadedAdamW, host: Arena, plan: MemoryPlan
     ) -> None:
         self._groups, self._optimizer = groups, optimizer
-        random = random_states()
+        ranks = groups[0].ranks
+        random = random_states() if groups[0].rank == 0 else {}
         self._random = {name: torch.empty_like(state) for name, state in random.items()}
-        self.layout = Layout.of(
-            [
-                *(
-                    (f"weights/{member.name}", flat.weights.dtype, member.parameter.numel())
-                    for flat, member in members(groups)
-                ),
-                *_state_sizes(optimizer),
-                *((name, state.dtype, state.numel()) for name, state in random.items()),
-            ]
-        )
+        own = _own_parts([*self._weights(), *optimizer.atoms()])
+        tensors = [(name, dtype, extent.stop - extent.start) for name, (dtype, extent) in own.items()]
+        tensors += [(name, state.dtype, state.numel()) for name, state in random.items()]
+        wholes = {member.name: member.parameter.numel() for flat in groups for member in flat.group.members}
+        extents = {
+            name: Extent(part.start, wholes[name.partition("/")[2]]) for name, (_, part) in own.items()
+        }
+        elements = {
+            **{f"{kind}/{name}": size for kind in _kinds(own) for name, size in wholes.items()},
+            **{name: state.numel() for name, state in random.items()},
+        }
+        self.layout = Layout.of(tensors, *((extents, elements) if ranks > 1 else ()))
         self._runs = sorted(self._find_runs(), key=lambda run: run.begin)
         self.block_bytes = plan.snapshot_block_bytes
         self.blocks = -(-self.layout.size // self.block_bytes)
@@ -72,16 +76,23 @@ class Snapshot:
     def _find_runs(self) -> list[_Run]:
         entries = {entry.name: entry for entry in self.layout.entries}
         runs = []
-        for _, member in members(self._groups):
-            runs.append(_run(entries[f"weights/{member.name}"], member.parameter.detach().view(-1), 0))
-        for name, part, extent in self._optimizer.atoms():
-            runs.append(_run(entries[name], part, extent.start))
+        for name, part, extent in [*self._weights(), *self._optimizer.atoms()]:
+            begin = self.layout.extents[name].start if name in self.layout.extents else 0
+            runs.append(_run(entries[name], part, extent.start - begin))
         runs += [_run(entries[name], state, 0) for name, state in self._random.items()]
         return runs
 
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor, slice]]:
+        """(name, weights, extent in the parameter) of this rank's slices; all of them where there is one rank."""
+        for flat in self._groups:
+            for piece in flat.group.pieces(flat.start, flat.length):
+                extent = slice(piece.start, piece.start + piece.length)
+                weights = piece.member.parameter.detach().view(-1)[extent]
+                yield f"weights/{piece.member.name}", weights, extent
+
     def take(self, ready: queue.SimpleQueue[Block | None]) -> None:
         """Copy the current state, block by block, into `ready`, and end it with None."""
-        for name, state in random_states().items():
+        for name, state in random_states().items() if self._random else ():
             self._random[name].copy_(state)
         first = 0
         for start in range(0, self.layout.size, self.block_bytes):
@@ -105,20 +116,25 @@ class Snapshot:
         return len(self._runs)
 
     def restore(self, loaded: Loaded) -> None:
-        """Load a checkpoint's tensors into the places of this run's plan."""
+        """Load a checkpoint's tensors into the places of this run's plan, and of this rank's slices."""
         with torch.no_grad():
-            for _, member in members(self._groups):
-                loaded.read_into(f"weights/{member.name}", 0, member.parameter.detach().view(-1))
-            for name, part, extent in self._optimizer.atoms():
+            for name, part, extent in [*self._weights(), *self._optimizer.atoms()]:
                 loaded.read_into(name, extent.start, part)
 
 
-def _state_sizes(optimizer: OffloadedAdamW) -> list[tuple[str, torch.dtype, int]]:
-    """(name, dtype, elements) of the optimizer's tensors, each of which lies in one or more chunks."""
-    sizes: dict[str, tuple[torch.dtype, int]] = {}
-    for name, part, extent in optimizer.atoms():
-        sizes[name] = (part.dtype, max(extent.stop, sizes.get(name, (part.dtype, 0))[1]))
-    return [(name, dtype, elements) for name, (dtype, elements) in sizes.items()]
+def _own_parts(
+    pieces: Sequence[tuple[str, torch.Tensor, slice]],
+) -> dict[str, tuple[torch.dtype, slice]]:
+    """Type and extent of each tensor that `pieces` make up; a slice has one run of a parameter at most."""
+    found: dict[str, tuple[torch.dtype, slice]] = {}
+    for name, part, extent in pieces:
+        _, known = found.get(name, (part.dtype, extent))
+        found[name] = part.dtype, slice(min(known.start, extent.start), max(known.stop, extent.stop))
+    return found
+
+
+def _kinds(names: Iterable[str]) -> list[str]:
+    return sorted({name.partition("/")[0] for name in names})
 
 
 def _run(entry: Entry, source: torch.Tensor, start: int) -> _Run:
@@ -136,5 +152,5 @@ def restore_random_states(loaded: Loaded) -> None:
     torch.set_rng_state(loaded.tensor("rng/cpu"))
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            if f"rng/cuda-{index}" in loaded.entries:
+            if f"rng/cuda-{index}" in loaded.names:
                 torch.cuda.set_rng_state(loaded.tensor(f"rng/cuda-{index}"), index)

@@ -21,9 +21,9 @@ import torch
 from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
-from busbar.workloads.training.checkpoint import Loaded
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.groups import bind, make_groups, rebind_gradients, settle
+from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
 from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
@@ -97,6 +97,8 @@ class Trainer:
     def restore(self, loaded: Loaded) -> None:
         """Continue after the steps of a checkpoint."""
         self.snapshot.restore(loaded)
+        if self.spread is not None:
+            self.spread.gather_weights()
         self.done = loaded.step
         self.optimizer.updates = int(loaded.manifest["updates"])
         self.optimizer.skipped = int(loaded.manifest["skipped"])

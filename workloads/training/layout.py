@@ -1,0 +1,85 @@
+"""Where each tensor stands in a file of checkpointed state, and the header that says so (safetensors)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+_TYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+}
+DTYPES = {name: dtype for dtype, name in _TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One flat tensor of the file; `begin` counts bytes from the start of the data section."""
+
+    name: str
+    dtype: torch.dtype
+    elements: int
+    begin: int
+
+    @property
+    def size(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.size
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Which elements of a flat tensor a file has: from `start` on, of `whole`."""
+
+    start: int
+    whole: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The offset of every tensor in its file: wide types first, so that none is misaligned."""
+
+    entries: tuple[Entry, ...]
+    extents: Mapping[str, Extent] = field(default_factory=dict)  # of tensors of which the file has a part
+    elements: Mapping[str, int] = field(default_factory=dict)  # of every tensor in all files
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[tuple[str, torch.dtype, int]],
+        extents: Mapping[str, Extent] | None = None,
+        elements: Mapping[str, int] | None = None,
+    ) -> Layout:
+        """The layout of (name, dtype, elements)."""
+        entries, begin = [], 0
+        for name, dtype, count in sorted(tensors, key=lambda item: -item[1].itemsize):
+            entries.append(Entry(name, dtype, count, begin))
+            begin = entries[-1].end
+        return cls(tuple(entries), extents or {}, elements or {})
+
+    @property
+    def size(self) -> int:
+        return self.entries[-1].end if self.entries else 0
+
+    def header(self) -> bytes:
+        """The safetensors header, padded so that the data section starts at a multiple of 4096 bytes."""
+        described = {
+            entry.name: {
+                "dtype": _TYPES[entry.dtype],
+                "shape": [entry.elements],
+                "data_offsets": [entry.begin, entry.end],
+            }
+            for entry in self.entries
+        }
+        text = json.dumps(described, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % 4096)
+        return len(text).to_bytes(8, "little") + text

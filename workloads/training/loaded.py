@@ -1,0 +1,192 @@
+"""Reading checkpoints: verified as a whole, then tensor by tensor into place.
+
+One process writes one file of state. The ranks of a gang write one each, with extents of the tensors: any number of
+ranks reads them, each the elements that it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from busbar.workloads.training.errors import CheckpointError
+from busbar.workloads.training.layout import DTYPES, Entry, Extent
+
+STATE, MANIFEST = "state.safetensors", "manifest.json"
+READ_BYTES = 4 * 2**20
+
+
+def shard_name(rank: int, ranks: int) -> str:
+    """The file of one rank's state; its checksums are beside it, in a file that ends in .json."""
+    return f"state-{rank}-of-{ranks}.safetensors"
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """One file of state; `extents` of the tensors of which it has a part."""
+
+    path: Path
+    data_start: int
+    entries: Mapping[str, Entry]
+    extents: Mapping[str, Extent]
+
+    def start(self, name: str) -> int:
+        extent = self.extents.get(name)
+        return 0 if extent is None else extent.start
+
+    def read_into(self, name: str, start: int, target: torch.Tensor) -> None:
+        """Fill the flat tensor `target` with elements of the file's part, counted from its begin."""
+        entry = self.entries[name]
+        offset = self.data_start + entry.begin + start * entry.dtype.itemsize
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            if target.device.type == "cpu":
+                _read_exactly(file, target)
+                return
+            room = torch.empty(min(target.numel(), READ_BYTES // entry.dtype.itemsize), dtype=entry.dtype)
+            for first in range(0, target.numel(), room.numel()):
+                part = target[first : first + room.numel()]
+                _read_exactly(file, room[: part.numel()])
+                part.copy_(room[: part.numel()])
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified checkpoint; its tensors are read when they are asked for."""
+
+    step: int
+    manifest: Mapping[str, Any]
+    files: tuple[StateFile, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(each.path.stat().st_size for each in self.files)
+
+    @property
+    def names(self) -> set[str]:
+        return {name for each in self.files for name in each.entries}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A copy of one tensor."""
+        parts = [each.entries[name] for each in self.files if name in each.entries]
+        target = torch.empty(sum(part.elements for part in parts), dtype=parts[0].dtype)
+        self.read_into(name, 0, target)
+        return target
+
+    def read_into(self, name: str, start: int, target: torch.Tensor) -> None:
+        """Fill the flat tensor `target` with elements from `start` on. Raises CheckpointError."""
+        missing = target.numel()
+        for each in self.files:
+            if (entry := each.entries.get(name)) is None or entry.dtype != target.dtype:
+                continue
+            begin = each.start(name)
+            first, last = max(start, begin), min(start + target.numel(), begin + entry.elements)
+            if first < last:
+                each.read_into(name, first - begin, target[first - start : last - start])
+                missing -= last - first
+        if missing:
+            where = self.files[0].path.parent.name
+            raise CheckpointError(f"{where}: {name} is not {target.numel()} x {target.dtype}")
+
+
+def read(folder: Path, mine: Callable[[int], bool] = lambda index: True) -> Loaded:
+    """Verify one checkpoint: every byte is read once. Raises CheckpointError saying what does not hold.
+
+    Args:
+        mine: whether to verify the bytes of a file, by its number; the other ranks of a gang verify the others.
+    """
+    try:
+        body = _document(folder / MANIFEST)
+        files = _shards(folder, body) if "ranks" in body else [(_open(folder / STATE), body["tensors"])]
+        for index, (file, checksums) in enumerate(files):
+            if mine(index):
+                _verify(file, checksums)
+        return Loaded(int(body["step"]), body, tuple(file for file, _ in files))
+    except CheckpointError:
+        raise
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise CheckpointError(f"{folder.name}: unreadable ({problem!r})") from problem
+
+
+def _document(path: Path, crc32: int | None = None) -> Any:
+    """The body of a manifest, which has its checksum in itself, and may be the one that another one names."""
+    manifest = json.loads(path.read_text())
+    body = manifest["body"]
+    if manifest["crc32"] != zlib.crc32(canonical(body)) or crc32 not in (None, manifest["crc32"]):
+        raise CheckpointError(f"{path.parent.name}: the manifest does not match its checksum")
+    return body
+
+
+def _shards(folder: Path, body: Mapping[str, Any]) -> list[tuple[StateFile, Mapping[str, int]]]:
+    """The files of a gang's checkpoint, all of them, whose extents are whole tensors together."""
+    found = []
+    for rank, crc32 in enumerate(body["ranks"]):
+        path = folder / shard_name(rank, len(body["ranks"]))
+        part = _document(path.with_suffix(".json"), int(crc32))
+        extents = {name: Extent(int(start), int(whole)) for name, (start, whole) in part["extents"].items()}
+        found.append((_open(path, extents), part["tensors"]))
+    covered: dict[str, int] = {}
+    for file, _ in found:
+        for name, entry in file.entries.items():
+            if file.start(name) != covered.get(name, 0):
+                raise CheckpointError(f"{folder.name}: the parts of {name} do not join")
+            covered[name] = file.start(name) + entry.elements
+    short = [name for name, whole in body["elements"].items() if covered.get(name, 0) != whole]
+    if short:
+        raise CheckpointError(f"{folder.name}: {short[0]} is not whole")
+    return found
+
+
+def _open(path: Path, extents: Mapping[str, Extent] | None = None) -> StateFile:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError("the header is longer than the file")
+        described = json.loads(file.read(length))
+    entries = {
+        name: Entry(name, DTYPES[item["dtype"]], math.prod(item["shape"]), int(item["data_offsets"][0]))
+        for name, item in described.items()
+        if name != "__metadata__"
+    }
+    return StateFile(path, 8 + length, entries, extents or {})
+
+
+def _verify(state: StateFile, checksums: Mapping[str, int]) -> None:
+    folder = state.path.parent.name
+    if set(state.entries) != set(checksums):
+        raise CheckpointError(f"{folder}: its tensors are not those of its manifest")
+    with state.path.open("rb") as file:
+        for entry in sorted(state.entries.values(), key=lambda entry: entry.begin):
+            file.seek(state.data_start + entry.begin)
+            if _checksum(file, entry.size) != checksums[entry.name]:
+                raise CheckpointError(f"{folder}: {entry.name} does not match its checksum")
+
+
+def _checksum(file: Any, size: int) -> int:
+    crc = 0
+    while size:
+        data = file.read(min(size, READ_BYTES))
+        if not data:
+            raise EOFError("the file ends early")
+        crc, size = zlib.crc32(data, crc), size - len(data)
+    return crc
+
+
+def _read_exactly(file: Any, target: torch.Tensor) -> None:
+    room = target.view(torch.uint8).numpy().data
+    while room:
+        count = file.readinto(room)
+        if not count:
+            raise CheckpointError("the checkpoint's file ended while it was read")
+        room = room[count:]
+
+
+def canonical(body: object) -> bytes:
+    return json.dumps(body, sort_keys=True).encode()
