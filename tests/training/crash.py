@@ -6,15 +6,20 @@ cost seconds. SIGKILL runs no handler, no `finally` and no flush, as in a node f
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from busbar.workloads.training.world import ALONE, Patience, World
+
 CONTEXT = multiprocessing.get_context("forkserver")
+HURRIED = Patience(join_s=60, beat_s=0.2, lost_after_s=3, suspected_after_s=1.5, collective_s=60, leave_s=1)
 PRELOAD = ["tests.training.crash", "torch", "transformers.models.llama.modeling_llama", "peft"]
 
 
@@ -25,6 +30,7 @@ class Point:
     owner: str  # dotted path below busbar.workloads.training
     name: str
     count: int
+    signal: signal.Signals = signal.SIGKILL
 
 
 def _kill_at(point: Point) -> None:
@@ -41,14 +47,15 @@ def _kill_at(point: Point) -> None:
         nonlocal calls
         calls += 1
         if calls == point.count:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), point.signal)
         return original(*args, **kwargs)
 
     setattr(owner, point.name, counted)
 
 
-def _train(manifest: dict[str, Any], claims: Path, point: Point | None, status_file: Path) -> None:
-    import json
+def _train(
+    manifest: dict[str, Any], claims: Path, point: Point | None, status_file: Path, world: World = ALONE
+) -> None:
     import sys
 
     from busbar.workloads.training.control import Control
@@ -59,12 +66,56 @@ def _train(manifest: dict[str, Any], claims: Path, point: Point | None, status_f
 
     if point is not None:
         _kill_at(point)
-    status = Status()
-    with (status_file.parent / "log.txt").open("a") as log:
-        code = run(run_from_manifest(manifest, claims, None, {}), status, Control(), Lines("crash", log))
+    status, control = Status(), Control()
+    log_file = status_file.with_name("log.txt" if world.size == 1 else f"log-{world.rank}.txt")
+    with log_file.open("a", buffering=1) as log:
+        described = replace(run_from_manifest(manifest, claims, None, {}), world=world, patience=HURRIED)
+        signal.signal(signal.SIGTERM, lambda *_: control.stop())
+        code = run(described, status, control, Lines("crash", log))
     status_file.write_text(json.dumps(status.to_json()))
     sys.stdout.flush()
     os._exit(code)
+
+
+@dataclass
+class Gang:
+    """The processes of one gang, by rank."""
+
+    claims: Path
+    processes: list[Any]
+
+    def exit_codes(self) -> list[int]:
+        """Once all have ended, minus the signal's number for those that were killed."""
+        for process in self.processes:
+            process.join(120)
+        return [int(process.exitcode) for process in self.processes]
+
+    def log(self, rank: int) -> str:
+        return (self.claims / f"log-{rank}.txt").read_text()
+
+    def status(self, rank: int) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.claims / f"status-{rank}.json").read_text())
+        return document
+
+
+def start_gang(manifests: list[dict[str, Any]], claims: Path, points: Mapping[int, Point]) -> Gang:
+    """A rank for each of `manifests`, which are alike unless a test is about that; `points` by rank."""
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    port, size = free_port(), len(manifests)
+    processes = []
+    for rank, manifest in enumerate(manifests):
+        world = World(rank, size, "127.0.0.1", port)
+        arguments = manifest, claims, points.get(rank), claims / f"status-{rank}.json", world
+        processes.append(CONTEXT.Process(target=_train, args=arguments))
+        processes[-1].start()
+    return Gang(claims, processes)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def train_in_a_process(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,20 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.training.crash import CONTEXT, PRELOAD
+from tests.training.crash import CONTEXT, PRELOAD, free_port
 
 from busbar.workloads.training.meeting import StoreMeeting, connect
 from busbar.workloads.training.ranks import Gang
 from busbar.workloads.training.world import World
 
 TIMEOUT = timedelta(seconds=60)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 Work = Callable[[Gang, StoreMeeting, Any], Any]

@@ -14,8 +14,9 @@ from tests.training.small import LLAMA, engine, manifest
 from busbar.workloads.training import environment
 from busbar.workloads.training.command import train
 from busbar.workloads.training.environment import read_manifest, run_from_manifest, run_from_pod
-from busbar.workloads.training.errors import InvalidJob, Unsupported
+from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_checkpoint, parse_engine
+from busbar.workloads.training.world import ALONE, World, world_of
 
 BAD = [
     ("steps", 0, 3, "spec.engine.steps"),
@@ -133,9 +134,24 @@ def test_the_operators_folders_win_in_a_pod(tmp_path: Path) -> None:
     assert (run.name, run.owner, run.attempt) == ("demo/small", "u-1", 4)
 
 
-def test_a_gang_of_the_built_in_engine_is_refused_with_the_way_out() -> None:
-    with pytest.raises(Unsupported, match="bring your own image"):
-        run_from_pod({"WORLD_SIZE": "2"})
+def test_a_pod_of_a_gang_knows_its_place() -> None:
+    given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29500"}
+    assert world_of(given) == World(1, 2, "job-1-0.job", 29500)
+    assert world_of({}) == ALONE
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RANK": "2"}, "RANK: is 2, and WORLD_SIZE is 2"),
+        ({"RANK": "first"}, "'first' and not a number"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR: is not set"),
+    ],
+)
+def test_a_place_in_no_gang_is_refused(changes: dict[str, str | None], said: str) -> None:
+    given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-1-0.job", **changes}
+    with pytest.raises(InvalidJob, match=said):
+        world_of({name: value for name, value in given.items() if value is not None})
 
 
 @pytest.mark.parametrize("spec", [None, [], "x"])

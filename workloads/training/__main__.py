@@ -33,9 +33,14 @@ def main() -> int:
     bearers = bearers_in(os.environ.get(Env.BEARERS_DIR, FOLDER))
     port = Port(status, control, bearers, "", int(os.environ.get(Env.PORT, PORT)))
     try:
-        return run(job, status, control, Lines(job.name))
+        code = run(job, status, control, Lines(job.name))
     finally:
         port.close()
+    if job.world.size > 1:  # what is left of broken collectives may wait, or abort, at an ordinary end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

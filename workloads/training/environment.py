@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, TERMINATION_LOG, Env
-from busbar.workloads.training.errors import InvalidJob, Unsupported
+from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import (
     checkpoint_policy,
     engine_spec,
@@ -21,18 +21,13 @@ from busbar.workloads.training.limits import usable_processors
 from busbar.workloads.training.paths import Places, find_places, newest_facts
 from busbar.workloads.training.run import Run
 from busbar.workloads.training.settings import EngineSpec
+from busbar.workloads.training.world import world_of
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def run_from_pod(environment: Mapping[str, str]) -> Run:
-    """The run that the operator described in `environment`. Raises InvalidJob or Unsupported."""
-    world = int(environment.get(Env.WORLD_SIZE, "1"))
-    if world > 1:
-        raise Unsupported(
-            f"spec.shape asks for {world} pods, and the built-in engine trains in one; set minPods and maxPods "
-            "to 1, or bring your own image (examples/pytorch-two-pods.yaml)"
-        )
+    """The run that the operator described in `environment`. Raises InvalidJob."""
     document = dict(_json(environment, Env.SPEC))
     mode = environment.get(Env.MODE)
     if mode and mode != "auto":
@@ -57,6 +52,7 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
         attempt=int(environment.get(Env.ATTEMPT, "1")),
         grace_s=float(environment[Env.GRACE_SECONDS]) if Env.GRACE_SECONDS in environment else None,
         termination_log=Path(TERMINATION_LOG),
+        world=world_of(environment),
     )
 
 

@@ -9,6 +9,7 @@
     ├── Diverged                  diverged        lower the learning rate, or look at the data
     │   └── NotFinite             diverged        the same: a checkpoint was not written (a CheckpointError, too)
     ├── RankLost                  rank-lost       nothing: the gang starts again from its checkpoint
+    ├── RanksDiffer               ranks-differ    make the pods alike: image, machine, files
     └── Unsupported               unsupported     use an own image, or another setting
 
 Each carries a stable `code` and a sentence that says what is wrong, where, and what to do.
@@ -79,6 +80,12 @@ class RankLost(TrainingError):
     """Another rank of the gang is gone, or does not answer."""
 
     code = "rank-lost"
+
+
+class RanksDiffer(TrainingError):
+    """The ranks of a gang do not have alike what they must have alike."""
+
+    code = "ranks-differ"
 
 
 class Unsupported(TrainingError):

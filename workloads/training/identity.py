@@ -10,12 +10,15 @@ import torch
 
 from busbar.workloads.training.chat import ChatTemplate
 from busbar.workloads.training.corpus import Corpus
+from busbar.workloads.training.division import FIXED
 from busbar.workloads.training.errors import ResumeRefused
+from busbar.workloads.training.gang import weights_sum
 from busbar.workloads.training.preparation import Prepared
 from busbar.workloads.training.saved_model import weights_identity
 
 if TYPE_CHECKING:
     from busbar.workloads.training.run import Run
+    from busbar.workloads.training.trainer import Trainer
 
 FORMAT = 3  # of checkpoints and of the order of the data
 _FACTS = {"corpus": "corpus", "tokenizer": "tokenizer", "chatTemplate": "chat template", "base": "base model"}
@@ -34,6 +37,23 @@ def facts_of(run: Run, corpus: Corpus, prepared: Prepared, device: torch.device)
         "chatTemplate": ChatTemplate(run.places.tokenizer).digest if corpus.has_rows else None,
         "base": None if base is None else weights_identity(base),
         "attempt": run.attempt,
+    }
+
+
+def same_on_all_ranks(facts: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """What the ranks of a gang must have alike: facts, placement and weights.
+
+    In fast order ranks may have other threads and processors, whose last bits differ, but not another torch.
+    """
+    numerics = dict(facts.get("numerics", {}))
+    if trainer.spec.order != FIXED:
+        numerics = {"torch": numerics.get("torch")}
+    return {
+        **{name: value for name, value in facts.items() if name not in ("numerics", "settings")},
+        **{f"settings {path}": value for path, value in facts.get("settings", {}).items()},
+        **numerics,
+        "plan": [trainer.plan.mode, *trainer.plan.offloaded],
+        "weights": weights_sum(trainer.groups),
     }
 
 

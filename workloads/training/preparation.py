@@ -52,12 +52,24 @@ def prepare(
     saved_tokenizer: Path | None,
     cache: Path,
     progress: Callable[[float], None] = lambda share: None,
+    *,
+    makes: bool = True,
 ) -> Prepared:
-    """Tokenizer and packed tokens, from `cache` when it holds this run's. Raises InvalidJob."""
+    """Tokenizer and packed tokens, from `cache` when it holds this run's. Raises InvalidJob.
+
+    Args:
+        makes: make them where it does not; of a gang rank 0 does.
+    """
     wanted = tokens_for(spec.steps, spec.batch.sequences, spec.data.sequence_length)
     key = _key(spec, corpus, saved_tokenizer, wanted)
     cached = _read_cache(cache, key)
     from_cache = cached is not None
+    if cached is None and not makes:
+        raise InvalidJob(
+            "spec.engine.data",
+            f"this rank finds other data than rank 0, which has prepared its own in {cache}",
+            "give all pods the same claims",
+        )
     if cached is None:
         bad = _Bad()
         order = document_order(corpus.train, spec.seed)

@@ -6,6 +6,7 @@ no GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
@@ -43,6 +44,12 @@ class Ranks(Protocol):
     def gather(self, thing: T) -> list[T]:
         """What each rank brings."""
 
+    def most(self, values: list[int]) -> list[int]:
+        """The largest of each value over the ranks."""
+
+    def at(self, place: str) -> None:
+        """Say where this rank is, for the case that it does not come back from there."""
+
 
 class Alone:
     """One process."""
@@ -68,13 +75,26 @@ class Alone:
     def gather(self, thing: T) -> list[T]:
         return [thing]
 
+    def most(self, values: list[int]) -> list[int]:
+        return values
+
+    def at(self, place: str) -> None:
+        return
+
 
 class Gang:
     """The processes of a world; `close` when the run is over."""
 
-    def __init__(self, world: World, device: torch.device, store: Store, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        world: World,
+        device: torch.device,
+        store: Store,
+        timeout: timedelta,
+        at: Callable[[str], object] = lambda place: None,
+    ) -> None:
         """Raises RuntimeError (torch's DistError) when the others do not come within `timeout`."""
-        self.rank, self.size = world.rank, world.size
+        self.rank, self.size, self._at = world.rank, world.size, at
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
@@ -97,6 +117,14 @@ class Gang:
         found: list[T | None] = [None] * self.size
         dist.all_gather_object(found, thing)
         return [each for each in found if each is not None]
+
+    def most(self, values: list[int]) -> list[int]:
+        found = torch.tensor(values)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return [int(value) for value in found]
+
+    def at(self, place: str) -> None:
+        self._at(place)
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -9,6 +9,7 @@ exists.
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from busbar.kube.contracts.report import TrainingReport
 from busbar.kube.contracts.workload import ExitCode
@@ -25,6 +27,8 @@ from busbar.workloads.training.errors import (
     CheckpointError,
     Diverged,
     OutOfArena,
+    RankLost,
+    RanksDiffer,
     ResumeRefused,
     TrainingError,
 )
@@ -38,14 +42,17 @@ from busbar.workloads.training.paths import (
 from busbar.workloads.training.report import Reporter
 from busbar.workloads.training.settings import CheckpointPolicy, EngineSpec
 from busbar.workloads.training.status import Status
+from busbar.workloads.training.world import ALONE, PATIENT, Patience, World
 
 if TYPE_CHECKING:
     from busbar.workloads.training.corpus import Corpus
+    from busbar.workloads.training.gang import Together
     from busbar.workloads.training.model import ModelRecipe
     from busbar.workloads.training.plan import MemoryPlan
     from busbar.workloads.training.preparation import Prepared
     from busbar.workloads.training.rows import Row
     from busbar.workloads.training.trainer import StepResult, Trainer
+    from busbar.workloads.training.watch import Verdict
 
 DONE, FAILED, INVALID = int(ExitCode.DONE), int(ExitCode.FAILED), int(ExitCode.INVALID)
 STOPPED = int(ExitCode.SAVED_AFTER_SIGTERM)
@@ -64,6 +71,11 @@ class Run:
     threads: int  # of torch and the other libraries
     grace_s: float | None = None  # from the request to stop to the kill; None: no kill follows
     termination_log: Path | None = None
+    world: World = ALONE  # the gang in which it runs
+    patience: Patience = PATIENT
+
+
+_AGAIN = (CheckpointError, OutOfArena, RankLost, RanksDiffer)  # another attempt may go better
 
 
 class Stopped(Exception):
@@ -72,8 +84,9 @@ class Stopped(Exception):
 
 def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
     """Execute the run; never raises. The outcome is the exit code, the status and the termination message."""
+    session = _Session(run, status, control, reporter)
     try:
-        _Session(run, status, control, reporter).go()
+        session.go()
         code = DONE
     except Stopped as stop:
         reporter.note(str(stop))
@@ -82,17 +95,19 @@ def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
     except TrainingError as problem:
         reporter.note(f"error: {problem}")
         status.update(phase="Failed", message=str(problem))
-        again = isinstance(problem, CheckpointError | OutOfArena) and not isinstance(problem, Diverged)
+        again = isinstance(problem, _AGAIN) and not isinstance(problem, Diverged)
         code = FAILED if again else INVALID
     except Exception as problem:
         traceback.print_exc()
-        status.update(phase="Failed", message=f"{type(problem).__name__}: {problem}")
-        code = FAILED
+        code, message = session.explain(problem)
+        reporter.note(f"error: {message}")
+        status.update(phase="Failed", message=message)
     finally:
         control.close("the run is over")
         reporter.close()
     if run.termination_log is not None:
         status.write_termination_message(run.termination_log)
+    session.leave(code)
     return code
 
 
@@ -103,59 +118,95 @@ class _Session:
         self.fingerprint: dict[str, str | None] = {}
         self.measured: dict[str, int] = {}  # host bytes by phase
         self.held_out: list[Row] = []
+        self.together: Together | None = None
 
     def go(self) -> None:
         """The phases in order."""
         self.status.update(totalSteps=self.spec.steps)
-        corpus = self._open()
-        recipe, plan = self._plan()
+        together = self._join()
+        corpus = self._open(together)
+        recipe, plan = self._plan(together)
         with self._measuring("preparation"):
-            prepared = self._prepare(corpus)
+            prepared = self._prepare(corpus, together)
         with self._measuring("start"):
-            trainer = self._build(recipe, plan, prepared)
+            trainer = self._build(recipe, plan, together)
         try:
             with self._measuring("step"):
-                self._train(trainer, prepared, corpus)
-            with self._measuring("evaluation"):
-                evaluation = self._evaluate(trainer, prepared, corpus)
-            with self._measuring("export"):
-                self._export(trainer, prepared, evaluation)
+                self._train(trainer, prepared, corpus, together)
+            if together.first:
+                with self._measuring("evaluation"):
+                    evaluation = self._evaluate(trainer, prepared, corpus)
+                with self._measuring("export"):
+                    self._export(trainer, prepared, evaluation)
+                together.tell("over")
+            else:
+                self._phase("Saving", "waiting for rank 0, which evaluates and writes the model")
+                together.wait("over")
         finally:
             trainer.close()
         self._phase("Done", f"{self.spec.steps} steps done; model in {self.places.output}")
+
+    def _join(self) -> Together:
+        """Meet the other ranks of the gang, if it is one."""
+        world = self.run.world
+        if world.size > 1:
+            self._phase("Preparing", f"rank {world.rank} waits for the other ranks, {world.size} in all")
+        import torch
+
+        from busbar.workloads.training.gang import Together
+
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.together = Together(
+            world, self.device, self.run.patience, uuid4().hex[:12], self._end, self._stop_point
+        )
+        return self.together
+
+    def _end(self, verdict: Verdict) -> None:
+        """End this process: another rank is gone, and the training thread may wait for it for ever."""
+        self.reporter.note(f"error: {verdict.message}")
+        self.status.update(phase="Failed", message=verdict.message)
+        if self.run.termination_log is not None:
+            self.status.write_termination_message(self.run.termination_log)
+        os._exit(verdict.code)
+
+    def explain(self, problem: Exception) -> tuple[int, str]:
+        """Exit code and message of an unexpected failure: its own, or that of the rank behind it."""
+        verdict = None if self.together is None else self.together.explain(problem)
+        if verdict is None:
+            return FAILED, f"{type(problem).__name__}: {problem}"
+        return verdict.code, verdict.message
+
+    def leave(self, code: int) -> None:
+        if self.together is not None:
+            self.together.leave(code, str(self.status.to_json(losses=False)["message"]))
 
     def _phase(self, name: str, message: str) -> None:
         self.status.update(phase=name, message=message)
         self.reporter.phase(name, message)
         self._stop_point()
 
-    def _stop_point(self, *, saved: int | None = None) -> None:
+    def _stop_point(self) -> None:
         if self.control.stopping and self.status.phase != "Done":
-            where = f"the state after step {saved} is durable" if saved else "nothing was lost"
-            raise Stopped(f"stopped on request: {where}")
+            self.stop(None)
+
+    def stop(self, saved: int | None) -> None:
+        where = f"the state after step {saved} is durable" if saved else "nothing was lost"
+        raise Stopped(f"stopped on request: {where}")
 
     def _share(self, done: float) -> None:
         self.reporter.share(min(1.0, done))
         self._stop_point()
 
-    def _open(self) -> Corpus:
+    def _open(self, together: Together) -> Corpus:
         self._phase("Preparing", "reading the corpus")
         from busbar.workloads.training.chat import ChatTemplate
         from busbar.workloads.training.corpus import open_corpus
         from busbar.workloads.training.rows import RowReader
 
         check_places(self.places, keeps_model=self.spec.adapter is not None)
-        adopt = self.run.checkpoint.adopt
-        claimed = claim_checkpoints(self.places.checkpoints, self.run.owner, adopt=adopt)
-        if claimed.moved is not None:
-            self.reporter.note(
-                f"the checkpoints here belong to another job, or to other settings: moved to {claimed.moved}, where "
-                "they stay until you remove them"
-            )
-        if claimed.brought_back is not None:
-            self.reporter.note(
-                f"this run goes on from its own checkpoints, which were in {claimed.brought_back}"
-            )
+        if together.first:
+            self._claim()
+        together.share_folder(self.places.checkpoints, "spec.output.uri")
         data = self.spec.data
         corpus = open_corpus(
             data.uri,
@@ -169,7 +220,20 @@ class _Session:
             self.reporter.note(f"warning: {note}")
         return corpus
 
-    def _plan(self) -> tuple[ModelRecipe, MemoryPlan]:
+    def _claim(self) -> None:
+        adopt = self.run.checkpoint.adopt
+        claimed = claim_checkpoints(self.places.checkpoints, self.run.owner, adopt=adopt)
+        if claimed.moved is not None:
+            self.reporter.note(
+                f"the checkpoints here belong to another job, or to other settings: moved to {claimed.moved}, where "
+                "they stay until you remove them"
+            )
+        if claimed.brought_back is not None:
+            self.reporter.note(
+                f"this run goes on from its own checkpoints, which were in {claimed.brought_back}"
+            )
+
+    def _plan(self, together: Together) -> tuple[ModelRecipe, MemoryPlan]:
         """Make the memory plan before anything is allocated, tokenized or downloaded."""
         self._phase("Preparing", "planning memory")
         import torch
@@ -192,14 +256,13 @@ class _Session:
             tokenizer = load_tokenizer(self.places.tokenizer)
             vocabulary, separator = table_size(tokenizer), end_of_text_id(tokenizer)
         recipe = model.open_model(self.spec, self.places.model, vocabulary, separator)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         on_cpu = self.device.type == "cpu"
         make_repeatable(self.device)
         limit, free = self.spec.device_memory_bytes, None
         if not on_cpu:
             free = int(torch.cuda.mem_get_info(self.device)[0] * 0.95)
             limit = free if limit is None else min(limit, free)
-        demand = model.measure_demand(recipe, self.spec, self.device)
+        demand = model.measure_demand(recipe, self.spec, self.device, together.size)
         host = host_limit_bytes(reserve=RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES)
         plan = make_plan(demand, MemoryLimits(limit, host, on_cpu, free), self.spec.mode)
         shortage = disk_shortage(plan, demand, self.run.checkpoint.keep, free_disk(self.places.checkpoints))
@@ -220,13 +283,17 @@ class _Session:
         self.measured[phase] = max(self.meter.peak_bytes(), self.measured.get(phase, 0))
         self.status.update(memory=_memory(self.plan, self.measured))
 
-    def _prepare(self, corpus: Corpus) -> Prepared:
+    def _prepare(self, corpus: Corpus, together: Together) -> Prepared:
         from busbar.workloads.training.preparation import prepare
 
         self._phase("Preparing", "training the tokenizer and packing tokens")
         cache = self.places.checkpoints / "prepared"
-        prepared = prepare(self.spec, corpus, self.places.tokenizer, cache, self._share)
-        self.held_out = self._hold_out(corpus)
+        if not together.first:
+            together.wait("prepared")
+        prepared = prepare(self.spec, corpus, self.places.tokenizer, cache, self._share, makes=together.first)
+        if together.first:
+            together.tell("prepared")
+            self.held_out = self._hold_out(corpus)
         if prepared.bad_rows:
             self.reporter.note(
                 f"warning: {prepared.bad_rows} rows are not trained on (data.onBadRow: skip), the first: {prepared.bad_row}"
@@ -247,12 +314,12 @@ class _Session:
 
         return select_documents(document_order(corpus.holdout, self.spec.seed))
 
-    def _build(self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared) -> Trainer:
+    def _build(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> Trainer:
         from busbar.workloads.training.model import model_report
         from busbar.workloads.training.trainer import Trainer
 
         self._phase("Preparing", "building the model")
-        trainer = Trainer(self.spec, recipe, plan, self.device)
+        trainer = Trainer(self.spec, recipe, plan, self.device, ranks=together.ranks)
         self.cell = {
             "class": _workload_class(recipe.config.to_dict(), self.spec),
             "mode": plan.mode,
@@ -266,29 +333,36 @@ class _Session:
             )
         return trainer
 
-    def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> None:
+    def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus, together: Together) -> None:
         from busbar.workloads.training.async_checkpoint import Saver
-        from busbar.workloads.training.checkpoint import CheckpointFolder
         from busbar.workloads.training.export import weights_digest
-        from busbar.workloads.training.identity import facts_of
+        from busbar.workloads.training.identity import facts_of, same_on_all_ranks
         from busbar.workloads.training.step_log import Journal
 
         facts = facts_of(self.run, corpus, prepared, self.device)
-        folder = CheckpointFolder(self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note)
-        journal = Journal(self.places.checkpoints / "journal.jsonl", self.run.attempt, self.spec.steps)
+        together.agree(same_on_all_ranks(facts, trainer))
+        folder = together.folder(self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note)
+        lines = self.places.checkpoints / "journal.jsonl" if together.first else None
+        journal = Journal(lines, self.run.attempt, self.spec.steps)
         try:
             self._resume(trainer, folder, journal, facts)
-            saver = Saver(folder, trainer.snapshot, facts, journal.sync, self.status.durable_checkpoint)
+            together.agree(same_on_all_ranks({"step": trainer.done}, trainer))
+            durable = self.status.durable_checkpoint
+            saver = Saver(folder, trainer.snapshot, facts, journal.sync, durable, together.ranks.gather)
             if trainer.done:
                 saver.durable_step = trainer.done
             self._phase("Training", f"from step {trainer.done} of {self.spec.steps}")
             self.control.open()
             with closing(saver):
-                _Loop(self, trainer, saver, journal, prepared).go()
-            self.fingerprint = {
-                "losses": journal.digest(trainer.done),
-                "weights": weights_digest(trainer.model),
-            }
+                _Loop(self, trainer, saver, journal, prepared, together).go()
+            self.fingerprint = (
+                {}
+                if not together.first
+                else {
+                    "losses": journal.digest(trainer.done),
+                    "weights": weights_digest(trainer.model),
+                }
+            )
             self.status.update(fingerprint=self.fingerprint)
         finally:
             self.control.close("training is over; its last state is already saved")
@@ -317,7 +391,8 @@ class _Session:
                     f"step {loaded.step}; ask for at least as many steps, or use another output folder"
                 )
             trainer.restore(loaded)
-            own_checkpoints(self.places.checkpoints, self.run.owner)
+            if self.run.world.rank == 0:
+                own_checkpoints(self.places.checkpoints, self.run.owner)
             restore_random_states(loaded)
             step = loaded.step
             self.status.durable_checkpoint(step, loaded.manifest["savedAt"], loaded.size)
@@ -404,8 +479,15 @@ class _Loop:
     """Steps until the last one or a stop; checkpoints as the policy and people ask."""
 
     def __init__(
-        self, session: _Session, trainer: Trainer, saver: Any, journal: Any, prepared: Prepared
+        self,
+        session: _Session,
+        trainer: Trainer,
+        saver: Any,
+        journal: Any,
+        prepared: Prepared,
+        together: Together,
     ) -> None:
+        self.together = together
         self.session, self.trainer, self.saver, self.journal = session, trainer, saver, journal
         self.packed = prepared.packed
         self.status, self.control, self.reporter = session.status, session.control, session.reporter
@@ -415,7 +497,7 @@ class _Loop:
     def go(self) -> None:
         total = self.session.spec.steps
         while self.trainer.done < total:
-            if self.control.stopping:
+            if self.together.any(self.control.stopping)[0]:
                 self._stop()
             self._step(total)
         self._durable("the last step")
@@ -432,10 +514,12 @@ class _Loop:
         self._compare_grace()
         waiting = self.control.take_requests()
         seconds = time.monotonic() - self._last_save
-        if waiting or self.session.run.checkpoint.due(result.step, seconds):
+        due = self.together.first and self.session.run.checkpoint.due(result.step, seconds)
+        asked, due = self.together.any(bool(waiting), due)
+        if asked or due:
             self._attempt(lambda: self.saver.save(result.step, self.trainer.counters()))
             self._last_save = time.monotonic()
-        if waiting:
+        if asked:
             problem = self._attempt(self.saver.drain)
             for request in waiting:
                 request.step, request.problem = result.step, problem
@@ -508,7 +592,7 @@ class _Loop:
         self.reporter.note(f"asked to stop: saving the state after step {self.trainer.done}")
         grace = self.session.run.grace_s
         self._durable("a stop", None if grace is None else grace - self.control.stopping_for_s)
-        self.session._stop_point(saved=self.saver.durable_step)
+        self.session.stop(self.saver.durable_step)
 
     def _durable(self, occasion: str, left_s: float | None = None) -> None:
         """Save and wait, at most for the remaining time."""

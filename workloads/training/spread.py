@@ -50,6 +50,7 @@ class Spread:
             parts: of the whole step; None: nothing is learned from it.
             work: forward and backward of one part; returns its share of the loss.
         """
+        self.ranks.at(f"computing step {step + 1}")
         losses = torch.zeros(len(parts), device=self._groups[0].weights.device)
         own = self._division.own(self.ranks.rank)
         for number, leaf in enumerate(own):
@@ -61,6 +62,7 @@ class Spread:
                 if (part := parts[index]) is not None:
                     losses[index] = work(part)
             self._merge(number, len(own))
+        self.ranks.at(f"adding up the gradients of step {step + 1}")
         for flat in self._groups:
             self._exchange(flat)
         self.ranks.add_up(losses)

@@ -13,21 +13,26 @@ import math
 import os
 import struct
 from pathlib import Path
+from typing import TextIO
 
 
 class Journal:
-    def __init__(self, path: Path, attempt: int, steps: int = 0) -> None:
-        """`steps` is the length of the whole run: with another one the learning rates are others."""
+    def __init__(self, path: Path | None, attempt: int, steps: int = 0) -> None:
+        """`steps` is the length of the whole run: with another one the learning rates are others.
+
+        Without a path nothing is read or kept: rank 0 keeps the journal of a gang.
+        """
         self._attempt, self._steps = attempt, steps
-        self._path = path
-        read = _read(path)
+        read = {} if path is None else _read(path)
         self.recorded: dict[int, float] = {step: loss for step, (loss, _) in read.items()}
         self._comparable = {step for step, (_, length) in read.items() if length == steps}
         self.replayed = 0
         self.mismatches: list[int] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._end_torn_line()
-        self._file = path.open("a", encoding="utf-8")
+        self._file: TextIO | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _end_torn_line(path)
+            self._file = path.open("a", encoding="utf-8")
 
     @property
     def last_step(self) -> int:
@@ -48,12 +53,14 @@ class Journal:
         self.recorded[step] = loss
         self._comparable.add(step)
         line = {"step": step, "loss": loss, "attempt": self._attempt, "steps": self._steps}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Make the lines durable, so that a checkpoint always has the history before it."""
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def digest(self, step: int) -> str | None:
         """SHA-256 over (step, loss as float64) of steps 1..step; None when a line is missing."""
@@ -65,13 +72,15 @@ class Journal:
         return digest.hexdigest()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _end_torn_line(self) -> None:
-        """A killed writer may have left an incomplete line: end it, so that the next one starts on a new line."""
-        if self._path.exists() and (content := self._path.read_bytes()) and not content.endswith(b"\n"):
-            with self._path.open("ab") as file:
-                file.write(b"\n")
+
+def _end_torn_line(path: Path) -> None:
+    """A killed writer may have left an incomplete line: end it, so that the next one starts on a new line."""
+    if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def _read(path: Path) -> dict[int, tuple[float, int]]:

@@ -1,4 +1,4 @@
-"""Which of how many processes this one is, and where they meet. Standard library only."""
+"""Which of how many processes this one is, where they meet, and how long they wait for each other. Standard library only."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ class World:
 ALONE = World()
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long ranks wait for each other, in seconds."""
+
+    join_s: float = 900.0  # until all pods have started; images are pulled meanwhile
+    beat_s: float = 1.0
+    lost_after_s: float = 60.0  # of silence; more than any pause of a healthy process
+    suspected_after_s: float = 5.0  # of silence, once a collective has failed
+    collective_s: float = 1800.0  # until a rank that is alive, and does not come, is given up
+    leave_s: float = 3.0  # for a rank's own end, when another one has ended
+
+
 def world_of(environment: Mapping[str, str]) -> World:
     """The place in the gang that a pod's variables name. Raises InvalidJob."""
     rank, size = (_number(environment, name, default) for name, default in _DEFAULTS)
@@ -41,3 +53,6 @@ def _number(environment: Mapping[str, str], name: str, default: str) -> int:
     if not text.isdecimal():
         raise InvalidJob(name, f"is {text!r} and not a number", "set it as torchrun does")
     return int(text)
+
+
+PATIENT = Patience()

@@ -1,0 +1,123 @@
+"""Whole runs of several ranks: the same result as alone, and what happens when a rank dies, freezes or differs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.training.crash import Gang, Point, start_gang, train_in_a_process
+from tests.training.small import manifest
+from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
+
+from busbar.workloads.training.checkpoint import CheckpointFolder
+
+WIDE = {
+    "batch": {"sequences": 4, "microBatch": 1},
+    "parallelism": {"order": "fixed"},
+    "evaluation": {"ngramOrder": 3},
+}
+
+
+def gang(claims: Path, size: int = 2, points: dict[int, Point] | None = None) -> Gang:
+    return start_gang([manifest(**WIDE) for _ in range(size)], claims, points or {})
+
+
+def steps(claims: Path) -> list[int]:
+    return CheckpointFolder(claims / "out/model/checkpoints", 2).steps()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    claims = prepare(tmp_path_factory.mktemp("alone"))
+    assert train_in_a_process(manifest(**WIDE), claims) == 0
+    return claims
+
+
+def test_two_ranks_give_the_result_of_one(alone: Path, tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    ranks = gang(claims)
+    assert ranks.exit_codes() == [0, 0]
+    assert_same_result(claims, alone)
+    assert evaluation(claims) == evaluation(alone)
+    assert ranks.status(0)["evaluation"] is not None
+    assert ranks.status(1)["evaluation"] is None  # rank 0 speaks for all
+    assert {ranks.status(rank)["checkpoint"]["step"] for rank in (0, 1)} == {12}
+
+
+def evaluation(claims: Path) -> Any:
+    return json.loads((claims / "out/model/busbar.json").read_text())["evaluation"]
+
+
+KILLS = {
+    "rank 1 in a forward pass": (1, Point("trainer:Trainer", "_micro_batch", 13)),
+    "rank 0 in the exchange": (0, Point("spread:Spread", "_exchange", 25)),
+    "rank 1 while it writes its second file": (1, Point("gang_folder", "write_state", 2)),
+    "rank 0 before its second commit": (0, Point("gang_folder", "_replace", 2)),
+}
+
+
+@pytest.mark.parametrize(("rank", "point"), KILLS.values(), ids=KILLS.keys())
+def test_a_gang_resumes_to_the_same_bits_after_a_rank_was_killed(
+    rank: int, point: Point, alone: Path, tmp_path: Path
+) -> None:
+    claims = prepare(tmp_path)
+    ranks = gang(claims, points={rank: point})
+    codes = ranks.exit_codes()
+    assert codes[rank] == -signal.SIGKILL
+    assert codes[1 - rank] == 1  # a failure, after which the operator starts the gang again
+    assert f"rank {rank} is" in ranks.log(1 - rank)
+    durable, finished = max(steps(claims), default=0), max(losses(claims), default=0)
+
+    again = gang(claims, size=1 if rank else 2)  # once on another number of pods
+    assert again.exit_codes() == [0] * len(again.processes)
+    status = again.status(0)
+    assert (status["resumedFromStep"] or 0) == durable
+    assert status["lostSteps"] == status["replayedSteps"] == finished - durable
+    assert status["replayMismatches"] == 0
+    assert_same_result(claims, alone)
+
+
+def test_a_frozen_rank_is_named_and_the_others_leave(tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    frozen = Point("trainer:Trainer", "_micro_batch", 13, signal.SIGSTOP)
+    ranks = gang(claims, points={1: frozen})
+    try:
+        ranks.processes[0].join(120)
+        assert ranks.processes[0].exitcode == 1
+        assert "rank 1 is lost: it has said nothing for" in ranks.log(0)
+        assert " step " in ranks.log(0).rpartition("and was ")[2]  # where it was at its last word
+    finally:
+        ranks.processes[1].kill()
+        ranks.processes[1].join(120)
+
+
+def test_a_request_to_stop_one_rank_stops_all_with_their_state_saved(alone: Path, tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    ranks = gang(claims, points={1: Point("trainer:Trainer", "_micro_batch", 13, signal.SIGTERM)})
+    assert ranks.exit_codes() == [143, 143]
+    assert steps(claims)[0] == 7
+    assert "the state after step 7 is durable" in ranks.log(0)
+    assert gang(claims).exit_codes() == [0, 0]
+    assert_same_result(claims, alone)
+
+
+def test_a_rank_with_other_settings_is_named_by_all(tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    other = manifest(**WIDE, optimizer={"learningRate": 1e-4})
+    ranks = start_gang([manifest(**WIDE), other], claims, {})
+    assert ranks.exit_codes() == [1, 1]
+    for rank in (0, 1):
+        assert "rank 1 differs from rank 0 in " in ranks.log(rank)
+        assert "settings optimizer.learningRate: 0.0001 and not 0.003" in ranks.log(rank)
+
+
+def test_a_rank_that_refuses_the_job_takes_the_others_with_it(tmp_path: Path) -> None:
+    """With its exit code and its sentence: trying again would not help."""
+    claims = prepare(tmp_path)
+    broken = manifest(**{**WIDE, "tokenizer": {"uri": "pvc://text"}})
+    ranks = start_gang([manifest(**WIDE), broken], claims, {})
+    assert ranks.exit_codes() == [2, 2]
+    assert "rank 1 has left: spec.engine.tokenizer.uri" in ranks.log(0)

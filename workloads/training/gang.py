@@ -1,0 +1,166 @@
+"""The gang of a run: joining, agreeing, waiting for each other, leaving. Alone, all of it is nothing.
+
+Every rank runs the same session. Rank 0 speaks for all: it moves checkpoint folders, prepares the data, keeps the
+journal, evaluates and exports, while the others wait for its word. What all must have alike is compared before the
+first step, and again when a checkpoint is restored.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.errors import InvalidJob, RankLost, RanksDiffer
+from busbar.workloads.training.gang_folder import GangFolder
+from busbar.workloads.training.meeting import StoreMeeting, connect
+from busbar.workloads.training.ranks import Alone, Gang, Ranks
+from busbar.workloads.training.watch import Verdict, Watch
+from busbar.workloads.training.world import Patience, World
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.groups import FlatGroup
+
+SEEN_WITHIN_S = 20.0  # a file that another pod has written, on file systems that cache
+POLL_S = 0.1
+
+
+class Together:
+    """What the session of one rank needs of the others."""
+
+    def __init__(
+        self,
+        world: World,
+        device: torch.device,
+        patience: Patience,
+        session: str,
+        end: Callable[[Verdict], object],
+        stop_point: Callable[[], None],
+    ) -> None:
+        """Join; returns when all ranks have. Raises RankLost, and what `stop_point` raises."""
+        self.rank, self.size, self._stop_point = world.rank, world.size, stop_point
+        self.ranks: Ranks = Alone()
+        self.session = session  # of rank 0, on all ranks
+        self._watch: Watch | None = None
+        if world.size == 1:
+            return
+        self._store = connect(world, timedelta(seconds=patience.join_s), serve=True)
+        self._wait_for_all(patience)
+        talk = timedelta(seconds=patience.lost_after_s)
+        self._watch = Watch(connect(world, talk), world.rank, world.size, patience, end)
+        timeout = timedelta(seconds=patience.collective_s)
+        self.meeting = StoreMeeting(connect(world, timeout), timeout)
+        try:
+            self._gang = Gang(world, device, self._store, timeout, self._watch.at)
+        except RuntimeError as problem:
+            raise RankLost(f"rank {world.rank} joins no gang: {problem!s:.300}") from problem
+        self.ranks = self._gang
+        self.session = self.ranks.gather(session)[0]
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def _wait_for_all(self, patience: Patience) -> None:
+        """Until every rank is there; the ones that are missing are named."""
+        self._store.set(f"here/{self.rank}", "")
+        deadline = time.monotonic() + patience.join_s
+        while True:
+            missing = [rank for rank in range(self.size) if not self._store.check([f"here/{rank}"])]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise RankLost(
+                    f"after {patience.join_s:.0f} s there is nothing of rank {', '.join(map(str, missing))}"
+                )
+            self._stop_point()
+            time.sleep(POLL_S)
+
+    def tell(self, name: str) -> None:
+        """Rank 0: let the others go on."""
+        if self.size > 1:
+            self._store.set(f"told/{name}", "")
+
+    def wait(self, name: str) -> None:
+        """The others: until rank 0 has said so, however long it takes; `stop_point` may end it."""
+        while not self._store.check([f"told/{name}"]):
+            self._stop_point()
+            time.sleep(POLL_S)
+
+    def share_folder(self, folder: Path, field: str) -> None:
+        """Make sure that all ranks see the same `folder`. Raises InvalidJob."""
+        if self.size == 1:
+            return
+        token = folder / "gang.json"
+        if self.first:
+            token.write_text(json.dumps({"session": self.session}))
+            self.tell("folder")
+            return
+        self.wait("folder")
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while _session_in(token) != self.session:
+            if time.monotonic() > deadline:
+                raise InvalidJob(
+                    field,
+                    f"rank {self.rank} does not see in {folder} what rank 0 has written there",
+                    "use a claim that several pods can mount (accessMode ReadWriteMany)",
+                )
+            time.sleep(POLL_S)
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Compare `facts` with those of rank 0. Raises RanksDiffer, alike on all ranks."""
+        said = self.ranks.gather(dict(facts))
+        different = [
+            f"rank {rank} differs from rank 0 in {name}: {_shown(theirs.get(name))} and not {_shown(said[0].get(name))}"
+            for rank, theirs in enumerate(said)
+            for name in sorted({*said[0], *theirs})
+            if theirs.get(name) != said[0].get(name)
+        ]
+        if different:
+            more = f" (and {len(different) - 3} more differences)" if len(different) > 3 else ""
+            raise RanksDiffer("; ".join(different[:3]) + more)
+
+    def any(self, *wishes: bool) -> list[bool]:
+        """Whether any rank wants each of these things."""
+        return [bool(each) for each in self.ranks.most([int(wish) for wish in wishes])]
+
+    def explain(self, problem: BaseException) -> Verdict | None:
+        """Which rank is behind an unexpected failure; None: the failure is this rank's own."""
+        if self._watch is None or not isinstance(problem, RuntimeError | RankLost):
+            return None
+        if isinstance(problem, torch.OutOfMemoryError):
+            return None
+        return self._watch.explain(f"{problem}")
+
+    def leave(self, code: int, message: str) -> None:
+        """Tell the others that this rank is over, and why."""
+        if self._watch is not None:
+            self._watch.leave(code, message)
+
+    def folder(self, path: Path, keep: int, note: Callable[[str], object]) -> CheckpointFolder:
+        if self.size == 1:
+            return CheckpointFolder(path, keep, note)
+        return GangFolder(path, keep, self.ranks, self.meeting, self.session, note)
+
+
+def weights_sum(groups: Sequence[FlatGroup]) -> list[int]:
+    """A number per group that changes with its weights: cheaper than a digest, and enough to see ranks apart."""
+    return [int(flat.weights.view(torch.int16).sum(dtype=torch.int64)) for flat in groups]
+
+
+def _session_in(token: Path) -> str | None:
+    try:
+        return str(json.loads(token.read_text())["session"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 120 else f"{text[:117]}..."
