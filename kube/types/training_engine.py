@@ -195,6 +195,11 @@ class Batch(SpecModel):
         default=1, description="Sequences in one forward and backward pass; gradients are accumulated."
     )
 
+    @property
+    def micro_batches(self) -> int:
+        """Of one step."""
+        return self.sequences // self.micro_batch
+
 
 class Optimizer(SpecModel):
     """The optimizer and its schedule."""

@@ -24,7 +24,7 @@ from busbar.kube.types.meta import (
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable, not_built
 from busbar.kube.types.shape import AcceleratorList, GangShape
-from busbar.kube.types.training_engine import TrainingEngine
+from busbar.kube.types.training_engine import Order, TrainingEngine
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
@@ -83,6 +83,14 @@ class Output(SpecModel):
     uri: ClaimUri = Field(description="pvc://claim/path in the same namespace.")
 
 
+def _order_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
+    """Whether the pods can add gradients up in the order that the job asks for."""
+    if engine is None or engine.parallelism is None or engine.parallelism.order is not Order.FIXED:
+        return True
+    pods = shape.max_pods
+    return shape.min_pods == pods and pods in (1, 2, 4, 8) and engine.batch.micro_batches % pods == 0
+
+
 class TrainingJobSpec(SpecModel):
     """The training and its scheduling constraints. Exactly one of engine and template."""
 
@@ -94,10 +102,21 @@ class TrainingJobSpec(SpecModel):
             holds=lambda spec: spec.engine is None or spec.output is not None,
         ),
         Rule(
-            cel="!has(self.engine) || self.shape.maxPods == 1",
-            message="spec.engine trains in one pod for now; use spec.template for a gang, or maxPods: 1",
+            cel="!has(self.engine) || !has(self.engine.batch) || "
+            "self.shape.maxPods * self.engine.batch.microBatch <= self.engine.batch.sequences",
+            message="each pod of spec.engine needs a micro-batch of its own; raise batch.sequences, or lower "
+            "batch.microBatch or maxPods",
             field_path=".shape",
-            holds=lambda spec: spec.engine is None or spec.shape.max_pods == 1,
+            holds=lambda spec: spec.engine is None or spec.shape.max_pods <= spec.engine.batch.micro_batches,
+        ),
+        Rule(
+            cel="!has(self.engine) || !has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed' || "
+            "(self.shape.minPods == self.shape.maxPods && self.shape.maxPods in [1, 2, 4, 8] && "
+            "(self.engine.batch.sequences / self.engine.batch.microBatch) % self.shape.maxPods == 0)",
+            message="parallelism.order: fixed needs 1, 2, 4 or 8 pods (minPods equal to maxPods) that share the step's "
+            "micro-batches evenly; set the shape so, or order: fast",
+            field_path=".shape",
+            holds=lambda spec: _order_holds(spec.engine, spec.shape),
         ),
         immutable("engine"),
         immutable("template"),

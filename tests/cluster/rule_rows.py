@@ -72,6 +72,7 @@ def edited(document: JSON, change: Change) -> JSON:
 
 SUSPENDED: Change = {"spec/suspend": True}
 RUNNING: Change = {}
+FAST: Change = {"spec/engine/parallelism": {"order": "fast"}}
 FIXED = "cannot change after creation"
 WHILE_SUSPENDED = "can change only while spec.suspend is true"
 
@@ -94,9 +95,25 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "trains in one pod for now",
-        {"spec/shape": {"maxPods": 2}},
-        {"spec/shape": {"maxPods": 1}},
+        "each pod of spec.engine needs a micro-batch of its own",
+        {"spec/shape": {"maxPods": 5}, "spec/engine/batch": {"sequences": 8, "microBatch": 2}, **FAST},
+        {"spec/shape": {"maxPods": 4}, "spec/engine/batch": {"sequences": 8, "microBatch": 2}, **FAST},
+        blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "order: fixed needs 1, 2, 4 or 8 pods",
+        {"spec/shape": {"minPods": 1, "maxPods": 2}, "spec/engine/parallelism": {"order": "fixed"}},
+        {"spec/shape": {"minPods": 2, "maxPods": 2}, "spec/engine/parallelism": {"order": "fixed"}},
+        blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "order: fixed needs 1, 2, 4 or 8 pods",
+        {"spec/shape": {"minPods": 3, "maxPods": 3}, "spec/engine/parallelism": {"order": "fixed"}},
+        {"spec/shape": {"minPods": 3, "maxPods": 3}, "spec/engine/parallelism": {"order": "fast"}},
         blames="spec.shape",
     ),
     Row(

@@ -24,7 +24,7 @@ from busbar.workloads.training.adapter_size import parameters
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.plan import MemoryLimits, lay_out
-from busbar.workloads.training.plan_command import demand_of, plan
+from busbar.workloads.training.plan_command import answer_for, demand_of, plan
 
 CONFIG_13B: dict[str, Any] = {
     "model_type": "llama",
@@ -86,13 +86,25 @@ def test_a_mode_that_does_not_fit_says_what_would_help_and_exits_2(tmp_path: Pat
     [
         (["--gpu", "X9"], "--gpu: X9 is not known"),
         (["--hbm", "lots"], "--hbm: lots"),
-        (["--pods", "2"], "one pod"),
+        (["--pods", "99"], "not enough for 99 pods"),
     ],
 )
 def test_bad_options_are_named(options: list[str], said: str, tmp_path: Path) -> None:
     ran = CliRunner().invoke(plan, [str(job(tmp_path)), *options])
     assert ran.exit_code == 2
     assert said in ran.output
+
+
+def test_pods_share_the_state(tmp_path: Path) -> None:
+    """Everything else is whole on each; what a pod holds is that of the engine's own plan for its rank."""
+    path = job(tmp_path)
+    one, two = (answer_for(path, "cpu", None, None, pods, tmp_path) for pods in (1, 2))
+    alone, shared = (answer["modes"]["resident"]["plan"]["device"] for answer in (one, two))
+    assert shared["optimizer"] == pytest.approx(alone["optimizer"] / 2, rel=0.01)
+    assert shared["parameters"] == pytest.approx(alone["parameters"], rel=0.01)
+    assert alone.get("exchange", 0) == 0 < shared["exchange"]
+    ran = CliRunner().invoke(plan, [str(path), "--pods", "2"])
+    assert "that of each of 2 pods" in ran.output
 
 
 def test_it_needs_no_torch(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import click
 
 if TYPE_CHECKING:
     from busbar.scheduler.fit import Accelerator, BatchShape, ModelShape
+    from busbar.workloads.training.division import Division
     from busbar.workloads.training.plan import Demand, MemoryLimits
     from busbar.workloads.training.settings import Adapter, EngineSpec
 
@@ -93,12 +94,11 @@ def answer_for(
 ) -> dict[str, Any]:
     """Each mode's plan and predicted speed, as JSON. Raises TrainingError."""
     from busbar.scheduler.fit import DATA_SHEETS, BatchShape, accelerator
+    from busbar.workloads.training.division import divide
     from busbar.workloads.training.environment import read_manifest
-    from busbar.workloads.training.errors import InvalidJob, Unsupported
+    from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.job import engine_spec, parse_job
 
-    if pods > 1:
-        raise Unsupported(f"--pods {pods}: the built-in engine trains in one pod; leave --pods out")
     found = accelerator(gpu)
     if found is None:
         raise InvalidJob("--gpu", f"{gpu} is not known", f"name one of {', '.join(DATA_SHEETS)}")
@@ -113,6 +113,7 @@ def answer_for(
     batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
     shape = _shape(spec, claims)
     demand = demand_of(shape, batch, evaluates=spec.evaluation is not None, adapter=spec.adapter)
+    demand = over_ranks(demand, divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order))
     limits = machine.limits(spec.device_memory_bytes)
     modes = {mode: _mode(mode, shape, batch, demand, limits, machine) for mode in MODES}
     return {
@@ -120,6 +121,7 @@ def answer_for(
         "trainableParameters": _trainable(shape, spec),
         "adapter": None if spec.adapter is None else str(spec.adapter),
         "accelerator": found.name,
+        "pods": pods,
         "deviceBytes": limits.device_bytes,
         "hostBytes": limits.host_bytes,
         "mode": spec.mode,
@@ -163,6 +165,21 @@ def demand_of(
     )
 
 
+def over_ranks(demand: Demand, division: Division) -> Demand:
+    """What one of the ranks needs that share each step."""
+    from busbar.workloads.training.division import FIXED
+    from busbar.workloads.training.plan import GroupSize
+
+    ranks, unit = division.ranks, 1024 * division.ranks
+    return replace(
+        demand,
+        groups=tuple(GroupSize(each.name, -(-each.parameters // unit) * unit) for each in demand.groups),
+        ranks=ranks,
+        fixed_order=division.order == FIXED,
+        partial_sums=division.partial_sums,
+    )
+
+
 def _grain(parameters: int) -> int:
     return -(-parameters // 1024) * 1024
 
@@ -179,7 +196,9 @@ def _mode(
     except InfeasiblePlan as refusal:
         nearest = closest(demand, limits, mode).to_json()
         return {"fits": False, "plan": nearest, "why": refusal.why, "fixes": list(refusal.fixes)}
-    seconds = step_seconds(shape, batch, made.mode, machine.accelerator, share=made.offloaded_fraction)
+    seconds = step_seconds(
+        shape, batch, made.mode, machine.accelerator, demand.ranks, share=made.offloaded_fraction
+    )
     whole = -(-made.checkpoint_bytes // made.snapshot_block_bytes)
     return {
         "fits": True,
@@ -200,6 +219,10 @@ def as_text(answer: Mapping[str, Any]) -> str:
     for name, mode in answer["modes"].items():
         rows.append(_row(f"{name}{' *' if name == answer['mode'] else ''}", mode))
     rows.append("* the job's mode. Speeds are predicted from data sheets and not measured.")
+    if answer["pods"] > 1:
+        rows.append(
+            f"Memory is that of each of {answer['pods']} pods. The time of their exchange is not in the prediction."
+        )
     if answer["adapter"] is not None:
         rows.append(
             "Speeds and activations are those of training all weights; an adapter needs less of both."
