@@ -19,7 +19,7 @@ from typing import Any
 from busbar.workloads.training.world import ALONE, Patience, World
 
 CONTEXT = multiprocessing.get_context("forkserver")
-HURRIED = Patience(join_s=60, beat_s=0.2, lost_after_s=3, suspected_after_s=1.5, collective_s=60, leave_s=1)
+HURRIED = Patience(join_s=100, beat_s=0.2, lost_after_s=15, suspected_after_s=5, collective_s=100, leave_s=2)
 PRELOAD = ["tests.training.crash", "torch", "transformers.models.llama.modeling_llama", "peft"]
 
 
@@ -87,7 +87,7 @@ class Gang:
     def exit_codes(self) -> list[int]:
         """Once all have ended, minus the signal's number for those that were killed."""
         for process in self.processes:
-            process.join(120)
+            process.join(300)
         return [int(process.exitcode) for process in self.processes]
 
     def log(self, rank: int) -> str:
@@ -127,7 +127,7 @@ def train_in_a_process(
         target=_train, args=(manifest, claims, point, status_file or claims / "status.json")
     )
     process.start()
-    process.join(120)
+    process.join(300)
     code = process.exitcode
     assert code is not None, "the training process hangs"
     process.close()

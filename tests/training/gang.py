@@ -17,7 +17,7 @@ from busbar.workloads.training.meeting import StoreMeeting, connect
 from busbar.workloads.training.ranks import Gang
 from busbar.workloads.training.world import World
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=120)
 
 
 Work = Callable[[Gang, StoreMeeting, Any], Any]
@@ -35,7 +35,7 @@ def run_gang(size: int, work: Work, argument: Any, folder: Path) -> list[Any]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
     codes = [process.exitcode for process in processes]
     assert codes == [0] * size, f"exit codes {codes}: {_errors(folder)}"
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]

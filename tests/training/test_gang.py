@@ -85,7 +85,7 @@ def test_a_frozen_rank_is_named_and_the_others_leave(tmp_path: Path) -> None:
     frozen = Point("trainer:Trainer", "_micro_batch", 13, signal.SIGSTOP)
     ranks = gang(claims, points={1: frozen})
     try:
-        ranks.processes[0].join(120)
+        ranks.processes[0].join(300)
         assert ranks.processes[0].exitcode == 1
         assert "rank 1 is lost: it has said nothing for" in ranks.log(0)
         assert " step " in ranks.log(0).rpartition("and was ")[2]  # where it was at its last word

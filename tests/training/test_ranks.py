@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.training.gang import run_gang
 from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, VOCABULARY, engine
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.choice import make_plan
@@ -47,6 +49,11 @@ CASES: dict[str, dict[str, Any]] = {
     "rows with nothing to learn": case(seed=11),
     "a step that is not finite on one rank": case(),
 }
+ADAPTER = case(
+    model={"uri": "pvc://base"},
+    tokenizer={"uri": "pvc://base"},
+    adapter={"rank": 4, "dropout": 0.1, "targets": ["q_proj", "v_proj"]},
+)
 FAST = {"batch": EIGHT, "parallelism": {"order": "fast"}, "mode": "resident"}
 
 
@@ -61,9 +68,9 @@ def packed(document: dict[str, Any], *, masked: bool = False) -> Packed:
     return Packed.cut(tokens, SEQUENCE, 0, count)
 
 
-def make_trainer(document: dict[str, Any], ranks: Ranks) -> Trainer:
+def make_trainer(document: dict[str, Any], ranks: Ranks, base: Path | None = None) -> Trainer:
     spec = parse_engine(document)
-    recipe = open_model(spec, None, VOCABULARY, 0)
+    recipe = open_model(spec, base, VOCABULARY, 0)
     demand = measure_demand(recipe, spec, CPU, ranks.size)
     limits = MemoryLimits(None, None, True)
     half = spec.mode == "auto"
@@ -71,16 +78,18 @@ def make_trainer(document: dict[str, Any], ranks: Ranks) -> Trainer:
     return Trainer(spec, recipe, plan, CPU, ranks=ranks)
 
 
-def train_in_gang(gang: Gang, meeting: StoreMeeting, documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return train(gang, documents)
+def train_in_gang(
+    gang: Gang, meeting: StoreMeeting, given: tuple[dict[str, dict[str, Any]], Path]
+) -> dict[str, Any]:
+    return train(gang, *given)
 
 
-def train(ranks: Ranks, documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def train(ranks: Ranks, documents: dict[str, dict[str, Any]], base: Path | None = None) -> dict[str, Any]:
     """Losses, weights and memory of each case."""
     plan_module.MIN_CHUNK = 4096
     found = {}
     for name, document in documents.items():
-        trainer = make_trainer(document, ranks)
+        trainer = make_trainer(document, ranks, base if "uri" in document["model"] else None)
         if "not finite" in name and ranks.rank == ranks.size - 1:
             spoil_second_step(trainer)
         data = packed(document, masked="rows" in name)
@@ -122,6 +131,17 @@ def facts(trainer: Trainer) -> dict[str, int]:
     }
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model for an adapter."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(5)
+    given = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, **LLAMA}
+    make: Any = AutoModelForCausalLM.from_config
+    make(AutoConfig.for_model(given.pop("model_type"), **given)).save_pretrained(folder)
+    return folder
+
+
 def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
     batch, data = document["batch"], packed(document, masked="rows" in name)
     parts = batch["sequences"] // batch["microBatch"]
@@ -147,15 +167,15 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run_gang(
-        2, train_in_gang, {**CASES, "fast": engine(steps=STEPS, **FAST)}, tmp_path_factory.mktemp("two")
-    )
+def two(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
+    documents = {**CASES, "adapter": ADAPTER, "fast": engine(steps=STEPS, **FAST)}
+    return run_gang(2, train_in_gang, (documents, base), tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run_gang(4, train_in_gang, CASES, tmp_path_factory.mktemp("four"))
+def four(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
+    documents = {**CASES, "adapter": ADAPTER}
+    return run_gang(4, train_in_gang, (documents, base), tmp_path_factory.mktemp("four"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -170,6 +190,16 @@ def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
             assert found[name][0] == losses
             assert [key for key in weights if not torch.equal(found[name][1][key], weights[key])] == []
             assert list(map(repr, found[name][3])) == list(map(repr, alone[name][3]))  # nan is nan
+
+
+def test_an_adapter_has_the_same_bits_on_one_two_and_four_ranks(
+    two: list[Any], four: list[Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    alone = train(Alone(), {"adapter": ADAPTER}, base)["adapter"]
+    for found in [*two, *four]:
+        assert found["adapter"][0] == alone[0]
+        assert all(torch.equal(found["adapter"][1][key], each) for key, each in alone[1].items())
 
 
 def test_the_fast_order_is_near_the_fixed_one(two: list[Any]) -> None:

@@ -97,6 +97,7 @@ class Watch:
             self.verdict = verdict
             self._found.set()
             if not self._over.wait(self._patience.leave_s):
+                self.leave(verdict.code, verdict.message)
                 self._end(verdict)
             return
 

@@ -1,0 +1,201 @@
+"""Two ranks on one machine: the engine against torch's DistributedDataParallel, alone and with ZeroRedundancyOptimizer.
+
+    python benchmarks/training_ranks.py --output benchmarks/results/training_ranks.json
+
+All ways train the same model on the same tokens in the same two processes (gloo, one thread each), turn by turn, so the
+load of the machine meets all alike. Reported are the medians of seconds and CPU seconds per step, each way's optimizer
+state per rank, and ratios to the fastest peer. DDP adds gradients up while backward runs; the engine does so after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.meeting import connect
+from busbar.workloads.training.model import measure_demand, open_model
+from busbar.workloads.training.packing import Packed
+from busbar.workloads.training.plan import MemoryLimits
+from busbar.workloads.training.ranks import Gang
+from busbar.workloads.training.trainer import Trainer
+from busbar.workloads.training.world import World
+
+RANKS, CPU = 2, torch.device("cpu")
+VOCABULARY, LENGTH, SEQUENCES = 4096, 128, 8
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": LENGTH,
+}
+Step = Callable[[int], float]  # of step n: the loss
+
+
+def spec(order: str) -> Any:
+    return parse_engine(
+        {
+            "model": {"config": dict(CONFIG)},
+            "tokenizer": {"train": {"vocabSize": VOCABULARY}},
+            "data": {"uri": "pvc://text", "sequenceLength": LENGTH},
+            "steps": 1000,
+            "batch": {"sequences": SEQUENCES, "microBatch": SEQUENCES // RANKS},
+            "optimizer": {"learningRate": 1e-3, "schedule": "constant", "gradientClip": 1.0},
+            "mode": "resident",
+            "parallelism": {"order": order},
+        }
+    )
+
+
+def packed() -> Packed:
+    tokens = np.random.default_rng(5).integers(0, VOCABULARY, LENGTH * SEQUENCES * 200).astype(np.uint32)
+    return Packed.cut(tokens, LENGTH, 0, SEQUENCES)
+
+
+def engine(gang: Gang, order: str) -> tuple[Step, int]:
+    """A step of the engine, and the bytes of this rank's optimizer state."""
+    asked = spec(order)
+    recipe = open_model(asked, None, VOCABULARY, 0)
+    plan = make_plan(measure_demand(recipe, asked, CPU, RANKS), MemoryLimits(None, None, True), "resident")
+    trainer, data = Trainer(asked, recipe, plan, CPU, ranks=gang), packed()
+    state = sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks)
+    return lambda step: trainer.step(data).loss, state
+
+
+def peer(gang: Gang, *, sharded: bool) -> tuple[Step, int]:
+    """A step of DistributedDataParallel with fused AdamW, whose state ZeroRedundancyOptimizer may shard."""
+    model = DistributedDataParallel(open_model(spec("fast"), None, VOCABULARY, 0).build())
+    settings: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    optimizer: Any
+    if sharded:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **settings)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    data, each = packed(), SEQUENCES // RANKS
+
+    def step(number: int) -> float:
+        tokens = torch.from_numpy(data.batch(number, SEQUENCES))[gang.rank * each :][:each]
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss)
+
+    step(0)
+    inner = optimizer.optim if sharded else optimizer
+    state = [value for each in inner.state.values() for value in each.values() if value.numel() > 1]
+    return step, sum(value.numel() * value.itemsize for value in state)
+
+
+def measure(world: World, rounds: int, steps: int, output: Path) -> None:
+    torch.set_num_threads(1)
+    patience = timedelta(minutes=5)
+    gang = Gang(world, CPU, connect(world, patience, serve=True), patience)
+    ways = {
+        "engine, order fast": engine(gang, "fast"),
+        "engine, order fixed": engine(gang, "fixed"),
+        "DDP, fused AdamW": peer(gang, sharded=False),
+        "DDP, ZeroRedundancyOptimizer": peer(gang, sharded=True),
+    }
+    wall: dict[str, list[float]] = {name: [] for name in ways}
+    cpu: dict[str, list[float]] = {name: [] for name in ways}
+    number = 1
+    for turn in range(rounds + 1):  # the first one warms up
+        for name, (step, _) in ways.items():
+            for offset in range(steps):
+                started, used = time.monotonic(), time.process_time()
+                step(number + offset)
+                if turn:
+                    wall[name].append(time.monotonic() - started)
+                    cpu[name].append(time.process_time() - used)
+        number += steps
+        if world.rank == 0:
+            sys.stderr.write(f"\rround {turn} of {rounds}")
+            sys.stderr.flush()
+    rows = {
+        name: {
+            "secondsPerStep": statistics.median(wall[name]),
+            "cpuSecondsPerStep": statistics.median(cpu[name]),
+            "stateBytesPerRank": state,
+        }
+        for name, (_, state) in ways.items()
+    }
+    every = gang.gather(rows)
+    if world.rank == 0:
+        output.write_text(json.dumps(every))
+    gang.gather("done")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=5, help="of each way in a round")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    measured = Path(f"/tmp/training-ranks-{port}.json")
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(
+            target=measure, args=(World(rank, RANKS, "127.0.0.1", port), given.rounds, given.steps, measured)
+        )
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    every = json.loads(measured.read_text())
+    measured.unlink()
+    rows = {
+        name: {
+            **every[0][name],
+            "cpuSecondsPerStep": sum(rank[name]["cpuSecondsPerStep"] for rank in every),
+            "stateBytesPerRank": [rank[name]["stateBytesPerRank"] for rank in every],
+        }
+        for name in every[0]
+    }
+    best = min(row["secondsPerStep"] for name, row in rows.items() if name.startswith("DDP"))
+    least = min(row["cpuSecondsPerStep"] for name, row in rows.items() if name.startswith("DDP"))
+    for row in rows.values():
+        row["secondsToBestPeer"] = round(row["secondsPerStep"] / best, 3)
+        row["cpuToBestPeer"] = round(row["cpuSecondsPerStep"] / least, 3)
+    document = {
+        "command": f"python benchmarks/training_ranks.py --rounds {given.rounds} --steps {given.steps}",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{torch.get_num_threads()} threads by default, {platform.machine()}, one thread per rank",
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "model": CONFIG | {"vocab_size": VOCABULARY},
+        "tokensPerStep": SEQUENCES * LENGTH,
+        "ways": rows,
+    }
+    text = json.dumps(document, indent=2) + "\n"
+    if given.output is not None:
+        given.output.write_text(text)
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
