@@ -283,8 +283,9 @@ class Policy:
     unknown_length_s: float = 3600.0
     """A job of unknown length is taken to go on for at least this long where it is decided whether it is worth to
     let it grow, or to move others for it: free room is used although nobody knows for how long."""
-    remaining_exponent: float = 0.25
-    """How strongly shorter jobs come first if the remaining work is known: value ~ remaining ** -exponent."""
+    remaining_exponent: float = 0.1
+    """How strongly shorter jobs come first if the remaining work is known, before they are late: value ~ remaining **
+    -exponent."""
     attained_exponent: float = 0.05
     """The same with the time already received if it is not known (a much weaker signal)."""
     lateness_exponent: float = 0.5
