@@ -80,7 +80,9 @@ class Watch:
             return  # the store hangs
         try:
             self._store.set(f"left/{self._rank}", json.dumps({"code": code, "message": message}))
-            deadline = self._clock() + self._patience.leave_s
+            # At a good end a slow rank must still read that it is over; otherwise there is nothing to lose.
+            patience = self._patience.lost_after_s if code == DONE else self._patience.leave_s
+            deadline = self._clock() + patience
             others = [f"left/{other}" for other in self._others]
             while self._rank == 0 and self._clock() < deadline and not self._store.check(others):
                 time.sleep(0.05)
