@@ -41,7 +41,7 @@ def _train(document: dict[str, Any], claims: Path) -> None:
 
     threading.stack_size(256 * 1024)
     base: list[int] = []
-    make, measuring = choice.make_plan, run_module._Session._measuring
+    make, measuring = choice.make_plan, run_module.Session._measuring
 
     def make_tight(demand: Any, limits: Any, mode: str) -> Any:
         """With two buffers for the snapshot, the minimum."""
@@ -54,14 +54,14 @@ def _train(document: dict[str, Any], claims: Path) -> None:
         return plan
 
     @contextmanager
-    def enforced(self: run_module._Session, phase: str) -> Iterator[None]:
+    def enforced(self: run_module.Session, phase: str) -> Iterator[None]:
         limit = base[0] + self.plan.phases[phase] + ALLOWANCE
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         with measuring(self, phase):
             yield
 
     choice.make_plan = make_tight
-    run_module._Session._measuring = enforced  # type: ignore[method-assign]
+    run_module.Session._measuring = enforced  # type: ignore[method-assign]
     status, log = Status(), io.StringIO()
     described = run_from_manifest(document, claims, None, {})
     code = run_module.run(described, status, Control(), Lines("limited", log))

@@ -1,0 +1,122 @@
+"""kill -9 of one rank at random moments, resume, and compare every loss and weight with a run that was never killed.
+
+    PYTHONPATH=. python benchmarks/training_kills.py --kills 30 --output benchmarks/results/training_kills.json
+
+Each round starts a gang of two or four ranks (order fixed) on a fresh folder, kills one rank at a random call of a random
+function of the engine, checks that the others end by themselves with exit code 1, and resumes with one, two or four.
+Points are drawn from the seed. A point that the run never reaches counts as no kill, and another one is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.training.crash import Point, start_gang, train_in_a_process
+from tests.training.small import manifest
+from tests.training.test_crash_and_resume import assert_same_result, prepare
+
+from busbar.workloads.training.checkpoint import CheckpointFolder
+
+PLACES = (  # calls of each in a whole run, roughly
+    ("trainer:Trainer", "_micro_batch", 24),
+    ("trainer:Trainer", "step", 12),
+    ("spread:Spread", "_exchange", 48),
+    ("spread:Spread", "gather_weights", 12),
+    ("norm:RowNorm", "total", 12),
+    ("optimizer:OffloadedAdamW", "_adamw", 60),
+    ("snapshot:Snapshot", "_fill", 12),
+    ("gang_folder", "write_state", 3),
+    ("gang_folder", "write_document", 3),
+    ("gang_folder", "_replace", 3),
+    ("meeting:StoreMeeting", "tell", 8),
+    ("ranks:Gang", "most", 24),
+)
+JOB: dict[str, Any] = {"batch": {"sequences": 4, "microBatch": 1}, "parallelism": {"order": "fixed"}}
+
+
+def kill_once(source: random.Random, whole: Path, folder: Path) -> dict[str, Any] | None:
+    """One round; None when the point was not reached. Raises AssertionError where a bit differs."""
+    size = source.choice((2, 4))
+    owner, name, calls = source.choice(PLACES)
+    rank = 0 if name == "_replace" else source.randrange(size)
+    point = Point(owner, name, source.randint(1, max(1, calls * 2 // size)))
+    claims = prepare(folder / "claims")
+    gang = start_gang([manifest(**JOB) for _ in range(size)], claims, {rank: point})
+    codes = gang.exit_codes()
+    if codes[rank] != -signal.SIGKILL:
+        return None
+    survivors = [code for other, code in enumerate(codes) if other != rank]
+    assert set(survivors) == {1}, f"rank {rank} of {size} at {point}: exit codes {codes}"
+    durable = max(CheckpointFolder(claims / "out/model/checkpoints", 2).steps(), default=0)
+    after = source.choice((1, 2, 4))
+    if after == 1:
+        assert train_in_a_process(manifest(**JOB), claims) == 0
+    else:
+        again = start_gang([manifest(**JOB) for _ in range(after)], claims, {})
+        assert again.exit_codes() == [0] * after
+    assert_same_result(claims, whole)
+    named = sum(f"rank {rank} is" in gang.log(other) for other in range(size) if other != rank)
+    return {
+        "ranks": size,
+        "killed": rank,
+        "at": f"{owner}.{name}, call {point.count}",
+        "checkpoint": durable,
+        "resumedOn": after,
+        "namedByAll": named == size - 1,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    source, kills = random.Random(given.seed), list[dict[str, Any]]()
+    place = Path(tempfile.mkdtemp(prefix="busbar-kills-"))
+    whole = prepare(place / "whole")
+    assert train_in_a_process(manifest(**JOB), whole) == 0
+    attempts, text = 0, ""
+    while len(kills) < given.kills:
+        attempts += 1
+        found = kill_once(source, whole, place / str(attempts))
+        shutil.rmtree(place / str(attempts))
+        if found is not None:
+            kills.append(found)
+        text = report(kills, attempts, given.seed)
+        if given.output is not None:  # after every kill, so that nothing is lost when this is interrupted
+            given.output.write_text(text)
+        done = len(kills) * 40 // given.kills
+        sys.stderr.write(f"\r[{'#' * done}{' ' * (40 - done)}] {len(kills)} of {given.kills} kills")
+        sys.stderr.flush()
+    shutil.rmtree(place)
+    sys.stdout.write(text)
+
+
+def report(kills: list[dict[str, Any]], attempts: int, seed: int) -> str:
+    document = {
+        "command": f"PYTHONPATH=. python benchmarks/training_kills.py --kills {len(kills)} --seed {seed}",
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "kills": len(kills),
+        "resumedToTheSameBits": len(kills),  # a bit that differs ends this script
+        "killedRankNamedByAllOthers": sum(each["namedByAll"] for each in kills),
+        "pointsNotReached": attempts - len(kills),
+        "each": kills,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    main()

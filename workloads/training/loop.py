@@ -1,0 +1,148 @@
+"""The steps of a run, until the last one or a stop, with checkpoints as the policy and people ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from busbar.kube.contracts.report import TrainingReport
+from busbar.workloads.training.errors import CheckpointError, Diverged
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.gang import Together
+    from busbar.workloads.training.preparation import Prepared
+    from busbar.workloads.training.run import Session
+    from busbar.workloads.training.trainer import StepResult, Trainer
+
+
+class Loop:
+    """Steps until the last one or a stop; checkpoints as the policy and people ask."""
+
+    def __init__(
+        self,
+        session: Session,
+        trainer: Trainer,
+        saver: Any,
+        journal: Any,
+        prepared: Prepared,
+        together: Together,
+    ) -> None:
+        self.together = together
+        self.session, self.trainer, self.saver, self.journal = session, trainer, saver, journal
+        self.packed = prepared.packed
+        self.status, self.control, self.reporter = session.status, session.control, session.reporter
+        self._last_save = time.monotonic()
+        self._compared_grace = False
+
+    def go(self) -> None:
+        total = self.session.spec.steps
+        while self.trainer.done < total:
+            if self.together.any(self.control.stopping)[0]:
+                self._stop()
+            self._step(total)
+        self._durable("the last step")
+
+    def _step(self, total: int) -> None:
+        result = self.trainer.step(self.packed)
+        self.journal.append(result.step, result.loss)
+        self.status.finished_step(result.step, result.loss, result.seconds, result.tokens)
+        self._publish()
+        if result.skipped:
+            self._report_skipped(result)
+        shown = self.status.to_json(losses=False)
+        self.reporter.step(result.step, total, result.loss, shown["tokensPerSecond"], shown["etaSeconds"])
+        self._compare_grace()
+        waiting = self.control.take_requests()
+        seconds = time.monotonic() - self._last_save
+        due = self.together.first and self.session.run.checkpoint.due(result.step, seconds)
+        asked, due = self.together.any(bool(waiting), due)
+        if asked or due:
+            self._attempt(lambda: self.saver.save(result.step, self.trainer.counters()))
+            self._last_save = time.monotonic()
+        if asked:
+            problem = self._attempt(self.saver.drain)
+            for request in waiting:
+                request.step, request.problem = result.step, problem
+                request.answered.set()
+
+    def _report_skipped(self, result: StepResult) -> None:
+        """Report a skipped step; raises Diverged when there were too many in a row."""
+        row, limit = self.trainer.bad_in_a_row, self.session.spec.max_bad_steps
+        self.reporter.note(
+            f"warning: step {result.step} was skipped and changed nothing: its loss is {result.loss}, its gradient "
+            f"norm {result.gradient_norm} ({row} in a row; the run ends at {limit})"
+        )
+        if row >= limit:
+            raise Diverged(
+                f"the gradients of the last {row} steps were not finite. The weights are those after step "
+                f"{result.step - row}, and checkpoints up to there stay. Lower optimizer.learningRate, set "
+                "optimizer.gradientClip, or look at the data of these steps; maxBadSteps is the limit"
+            )
+
+    def _publish(self) -> None:
+        optimizer = self.trainer.optimizer
+        self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self.saver.stalled_seconds)
+        self.status.update(
+            skippedSteps=optimizer.skipped,
+            replayedSteps=self.journal.replayed,
+            replayMismatches=len(self.journal.mismatches),
+        )
+        samples = self.status.steady_samples
+        if samples >= 5 and (samples == 5 or samples % 10 == 0):
+            plan = self.trainer.plan
+            self.status.update(
+                report=TrainingReport.model_validate(
+                    {
+                        **self.session.cell,
+                        "tokensPerSecond": self.status.to_json(losses=False)["tokensPerSecond"],
+                        "samples": samples,
+                        "offloadedFraction": round(plan.offloaded_fraction, 4),
+                        "plannedDeviceBytes": plan.device_bytes,
+                        "peakDeviceBytes": self.trainer.peak_device_bytes(),
+                        "plannedHostBytes": plan.host_bytes,
+                        "peakHostBytes": self.trainer.peak_host_bytes(),
+                    }
+                )
+            )
+
+    def _compare_grace(self) -> None:
+        """Say once, and before it matters, that a stop leaves too little time for a checkpoint."""
+        needed, grace = self.saver.durable_seconds, self.session.run.grace_s
+        if self._compared_grace or needed is None or grace is None:
+            return
+        self._compared_grace = True
+        if needed > grace:
+            self.reporter.note(
+                f"warning: a checkpoint takes {needed:.1f} s until it is durable, and preemption.gracePeriodSeconds is "
+                f"{grace:g}: a stop would lose the steps since the last one. Raise it, or lower checkpoint.everySteps"
+            )
+
+    def _attempt(self, work: Callable[[], None]) -> str | None:
+        """A checkpoint that fails during training is reported, and training continues."""
+        try:
+            work()
+        except CheckpointError as problem:
+            self.reporter.note(f"error: {problem}")
+            self.status.update(message=str(problem))
+            return str(problem)
+        return None
+
+    def _stop(self) -> None:
+        self.status.update(phase="Saving", message="asked to stop: saving")
+        self.reporter.note(f"asked to stop: saving the state after step {self.trainer.done}")
+        grace = self.session.run.grace_s
+        self._durable("a stop", None if grace is None else grace - self.control.stopping_for_s)
+        self.session.stop(self.saver.durable_step)
+
+    def _durable(self, occasion: str, left_s: float | None = None) -> None:
+        """Save and wait, at most for the remaining time."""
+        done = self.trainer.done
+        if done:
+            self.saver.save_last(done, self.trainer.counters(), left_s)
+            self.reporter.note(f"checkpoint of step {self.saver.durable_step} is durable ({occasion})")
+            if self.saver.durable_step != done:
+                self.reporter.note(
+                    f"{done - (self.saver.durable_step or 0)} later steps will be repeated: their state could not "
+                    "have been written before the grace period ends; raise preemption.gracePeriodSeconds"
+                )
