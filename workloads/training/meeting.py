@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistStoreError
 
 from busbar.workloads.training.errors import RankLost
 from busbar.workloads.training.world import World
@@ -33,14 +34,16 @@ class StoreMeeting:
         try:
             self.store.set(name, text)
         except RuntimeError as problem:
-            raise RankLost(f"rank 0 no longer answers: {problem!s:.200}") from problem
+            raise RankLost(f"rank 0 is gone: its store does not answer ({problem!s:.200})") from problem
 
     def hear(self, name: str) -> str:
         try:
             self.store.wait([name], self._timeout)
             return self.store.get(name).decode()
         except RuntimeError as problem:
-            raise RankLost(f"nothing came of {name}: {problem!s:.200}") from problem
+            late = isinstance(problem, DistStoreError)  # the store answers, and the word has not come in time
+            why = f"nothing came of {name}" if late else "rank 0 is gone: its store does not answer"
+            raise RankLost(f"{why} ({problem!s:.200})") from problem
 
 
 def connect(world: World, timeout: timedelta, *, serve: bool = False) -> TCPStore:
