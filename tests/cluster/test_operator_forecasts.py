@@ -8,6 +8,7 @@ from typing import Any
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, engine_job, gang_job
 from tests.cluster.kubelet import Script
+from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.resources import PODS, TRAINING_JOBS
@@ -43,6 +44,11 @@ def made(operator: Operator) -> float:
     return float(operator.metrics.forecasts.labels("made")._value.get())
 
 
+async def outcomes(operator: Operator) -> dict[str, Any]:
+    """What the operator knows of promises, by job."""
+    return dict(operator.job_history.outcomes)
+
+
 def at(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
@@ -68,14 +74,15 @@ async def test_a_waiting_job_has_a_forecast_and_after_a_restart_again(apiserver:
         assert promise["simulatedP50Seconds"] <= promise["simulatedP90Seconds"]
         assert len(operator.job_history.ended) == 2
 
-        told = dict(operator.job_history.outcomes)
+        # The status can be read here before the operator has seen it.
+        told = await becomes(lambda: outcomes(operator), bool)
         await cluster.stop()
         restarted = await cluster.start(**ANEW)
         status = await cluster.until(TRAINING_JOBS, "second", lambda s: made(restarted) >= 1)
         assert status["promise"] == promise
         assert "forecast" in status
         assert len(restarted.job_history.ended) == 2
-        assert dict(restarted.job_history.outcomes) == told
+        assert await becomes(lambda: outcomes(restarted), bool) == told
 
         draft = TrainingJob.model_validate(
             {**engine_job("draft"), "metadata": {"name": "d", "namespace": cluster.namespace}}
