@@ -68,7 +68,8 @@ class Actor:
             return
         began = self._began.setdefault(uid, time.monotonic())
         age = (time.monotonic() - began) / self._tick_s
-        if (namespace, f"{name}-1-0") not in self._kube.logs and age >= 6:
+        has_begun = (namespace, f"{name}-1-0") in self._kube.logs and "admission" in status
+        if age >= 6 and not has_begun:  # the ticks between were missed on a busy machine
             self._start(namespace, name)
         total = int((obj["spec"].get("engine") or {}).get("steps", STEPS))
         if age < 3:

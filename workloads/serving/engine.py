@@ -214,6 +214,7 @@ class Engine:
             try:
                 work()
             except BaseException as error:
+                self._become(EngineState.FAILED)  # before its caller is told
                 self._to_loop(partial(tell, error))
                 raise
             self._to_loop(partial(tell, None))

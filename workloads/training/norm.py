@@ -10,12 +10,14 @@ number of ranks changes no bit. Rank 0's value counts for all, so that all clip,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from busbar.workloads.training.groups import GRAIN, FlatGroup, members
-from busbar.workloads.training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.ranks import Ranks
 
 
 class Norm(Protocol):
