@@ -21,7 +21,7 @@ price, which is one reason why planning again gives no actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..model.plans import Price
 from ..model.snapshot import JobId
-from .candidates import Options
+from .candidates import Candidate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -52,11 +52,14 @@ class Market:
 
 
 def solve(
-    jobs: Mapping[JobId, Options], capacity_m: Mapping[str, int], start: Mapping[str, float] | None = None
+    jobs: Mapping[JobId, Sequence[Candidate]],
+    capacity_m: Mapping[str, int],
+    start: Mapping[str, float] | None = None,
 ) -> Market:
     """Prices that clear the market for these jobs, by type, for capacities in thousandths of accelerators.
 
     Args:
+        jobs: the candidates with which each job bids.
         start: initial prices. They only save sweeps if the market is the same; results from different starts may differ
             within the tolerance, so a planner that must be reproducible passes none.
     """
@@ -81,13 +84,15 @@ def solve(
     return Market({accelerator: float(prices[i]) for accelerator, i in index.items()}, bound)
 
 
-def _flattened(jobs: Mapping[JobId, Options], index: Mapping[str, int]) -> tuple[Ints, Ints, Floats, Floats]:
+def _flattened(
+    jobs: Mapping[JobId, Sequence[Candidate]], index: Mapping[str, int]
+) -> tuple[Ints, Ints, Floats, Floats]:
     rows: list[int] = []
     kinds: list[int] = []
     sizes: list[float] = []
     values: list[float] = []
     for row, job in enumerate(sorted(jobs)):
-        for candidate in jobs[job].candidates:
+        for candidate in jobs[job]:
             if candidate.accelerator in index:
                 rows.append(row)
                 kinds.append(index[candidate.accelerator])

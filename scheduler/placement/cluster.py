@@ -11,7 +11,7 @@ from ..model.snapshot import Job, Node, Placement, Pool, Snapshot
 from .demand_mix import DemandMix
 from .feeds import LATER, NOW, Feeds, Lack
 from .packing import Scorer
-from .pool import PoolNodes
+from .pool import PoolNodes, request
 
 
 class Cluster:
@@ -130,6 +130,13 @@ class Cluster:
             return None
         place = self.nearest(job, candidate)
         return None if place is None else self.feeds.lack(place, candidate.draw_w, NOW)
+
+    def could_hold(self, job: Job, candidate: Candidate) -> bool:
+        """Whether a candidate of the job would have room if no other job ran."""
+        nodes = self.pools[candidate.pool]
+        ask = request(candidate.per_pod, nodes.pool.is_cpu)
+        places = nodes.places_if_empty(ask, job.node_selector, job.required_domain, watts=candidate.draw_w)
+        return places >= candidate.pods
 
     def loss(self, job: Job, candidate: Candidate, later: bool) -> float:
         """What one pod of the job costs the rest of the cluster in this pool, if it fits there."""

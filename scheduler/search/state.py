@@ -147,8 +147,8 @@ class PlanningState:
             self.holdings.count_demand(option)
         self.holdings.update_entitlements()
         if prices is None:
-            options = {job: assignment.option for job, assignment in self.assignments.items()}
-            self.market = solve(options, self.holdings.capacity_m)
+            bids = {name: self._bids(own.job, own.option) for name, own in self.assignments.items()}
+            self.market = solve(bids, self.holdings.capacity_m)
         else:
             self.market = Market(dict(prices), 0.0)
         self.share_prices = self.cluster.update_demand(self._demand, share_prices)
@@ -165,6 +165,10 @@ class PlanningState:
         if self._demand.counts != self._known_demand:
             self.cluster.update_demand(self._demand, self.share_prices)
             self._known_demand = dict(self._demand.counts)
+
+    def _bids(self, job: Job, option: Options) -> tuple[Candidate, ...]:
+        """The candidates with which the job could run if no other job did. What fits on no node must raise no price."""
+        return tuple(one for one in option.candidates if self.cluster.could_hold(job, one))
 
     def ranked(self, assignment: Assignment) -> list[RankedCandidate]:
         """The job's candidates, most profit first."""

@@ -17,3 +17,9 @@ def test_no_plan_is_worth_more_than_the_best_and_most_are_the_best() -> None:
         assert value <= most + 1e-9, seed
         parts.append(1.0 if most == 0 else value / most)
     assert median(parts) >= LEAST_MEDIAN
+
+
+def test_a_pod_that_fits_on_no_node_raises_no_price() -> None:
+    """Case 626: a job of eight accelerators wants type A above all, whose nodes have four. It runs on B, the other on A."""
+    snapshot = case(626)
+    assert plan(snapshot, POLICY, NOW)[0].value == best(snapshot)

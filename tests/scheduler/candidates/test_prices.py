@@ -6,41 +6,42 @@ from random import Random
 
 import pytest
 
-from busbar.scheduler.candidates.candidates import Candidate, Options, SharedCandidates
+from busbar.scheduler.candidates.candidates import Candidate
 from busbar.scheduler.candidates.prices import solve
 from busbar.scheduler.highs import Program
 from busbar.scheduler.highs import solve as solve_program
-from busbar.scheduler.model.snapshot import Job, JobId, Resources
+from busbar.scheduler.model.snapshot import JobId, Resources
 
 KINDS = ("a", "b", "c", "d")
 
 
-def _options(name: str, values: dict[str, float], size: int = 1) -> Options:
-    job = Job(JobId(name), name, "team", "team")
-    candidates = tuple(
+Bids = dict[JobId, tuple[Candidate, ...]]
+
+
+def _bids(values: dict[str, float], size: int = 1) -> tuple[Candidate, ...]:
+    return tuple(
         Candidate(kind, kind, "resident", size, Resources(1000), 1.0, value, 0.0)
         for kind, value in values.items()
     )
-    return Options(job, candidates, 1.0, 1.0, SharedCandidates(candidates, 1.0, (), ()))
 
 
-def _market(seed: int, jobs: int, sizes: tuple[int, ...]) -> dict[JobId, Options]:
+def _market(seed: int, jobs: int, sizes: tuple[int, ...]) -> Bids:
     random = Random(seed)
     found = {}
     for number in range(jobs):
         size = random.choice(sizes)
         values = {kind: size * random.uniform(0.1, 1.0) ** 2 for kind in KINDS if random.random() < 0.9}
-        found[JobId(f"j{number:03d}")] = _options(f"j{number:03d}", values or {"a": 1.0}, size)
+        found[JobId(f"j{number:03d}")] = _bids(values or {"a": 1.0}, size)
     return found
 
 
-def _optimum(jobs: dict[JobId, Options], capacity_m: dict[str, int]) -> float:
+def _optimum(jobs: Bids, capacity_m: dict[str, int]) -> float:
     program = Program()
     used: dict[str, list[tuple[int, float]]] = {}
-    for option in jobs.values():
-        own = [program.variable(-candidate.value) for candidate in option.candidates]
+    for bids in jobs.values():
+        own = [program.variable(-candidate.value) for candidate in bids]
         program.row([(variable, 1.0) for variable in own], high=1.0)
-        for variable, candidate in zip(own, option.candidates, strict=True):
+        for variable, candidate in zip(own, bids, strict=True):
             used.setdefault(candidate.accelerator, []).append((variable, candidate.accelerators_m / 1000))
     for kind, terms in used.items():
         program.row(terms, high=capacity_m[kind] / 1000)
@@ -67,7 +68,7 @@ def test_bound_holds_and_is_near_the_optimum_for_gangs(seed: int) -> None:
 def test_two_types_that_substitute_each_other_rise_together() -> None:
     """Four jobs run equally well on either of two accelerators and are worth 4, 3, 2, 1: the third sets both prices.
     Raising one price alone never helps, because every job would choose the other accelerator."""
-    jobs = {JobId(f"j{i}"): _options(f"j{i}", {"a": 4.0 - i, "b": 4.0 - i}) for i in range(4)}
+    jobs = {JobId(f"j{i}"): _bids({"a": 4.0 - i, "b": 4.0 - i}) for i in range(4)}
     market = solve(jobs, {"a": 1000, "b": 1000})
     assert market.bound == pytest.approx(7.0)
     assert market.price("a") == pytest.approx(market.price("b"))
@@ -76,7 +77,6 @@ def test_two_types_that_substitute_each_other_rise_together() -> None:
 
 def test_a_job_of_several_sizes_counts_once_in_the_bound() -> None:
     """One job wants one accelerator for 3 or two for 5, another one for 1; of two there are enough for 5."""
-    small, large = _options("x", {"a": 3.0}), _options("x", {"a": 5.0}, 2)
-    both = Options(small.job, small.candidates + large.candidates, 1.0, 1.0, small.shared)
-    market = solve({JobId("x"): both, JobId("y"): _options("y", {"a": 1.0})}, {"a": 2000})
+    both = _bids({"a": 3.0}) + _bids({"a": 5.0}, 2)
+    market = solve({JobId("x"): both, JobId("y"): _bids({"a": 1.0})}, {"a": 2000})
     assert market.bound == pytest.approx(5.0)
