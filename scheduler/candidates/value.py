@@ -4,10 +4,11 @@ With free preemption the least mean completion time comes from serving the short
 the fastest machine; if lengths are unknown, the least attained service stands in for it. Taken literally,
 both push long jobs onto the slowest accelerators for most of their life, and on a mixed cluster that costs
 more than it gains: an hour on the fast type is worth the same to every job whose speed gains the same. So the
-preference is weak (a small exponent), and every job's value grows with its age, which keeps the order of
-arrival among equals and lets no job wait forever.
+preference is weak (a small exponent), and every job's value grows with its age, the sooner the shorter it is: that
+keeps the order of arrival among equals, and lets no job wait for many times its own length.
 
-    value = left ** -exponent * (1 + age / aging)
+    length known      value = left ** -exponent * (1 + age / left) ** lateness_exponent
+    length unknown    value = received ** -exponent * (1 + age / max(received, unknown_lateness_s))
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class _Search:
         best: _Bought | None = None
         where = -1
         for bound, i in self._bounds():
-            if best is not None and bound > best[0]:
+            if best is not None and (bound, i) > (best[0], where):
                 break
             found = self._cheapest(i, 1, set())
             if found is not None and (best is None or (found[0], i) < (best[0], where)):
