@@ -10,7 +10,8 @@
     5. Repeat from 2 until nothing changes.
     6. If the certified gap is large and the policy allows it, run the solver (search/milp.py); then steps 2 to 5
        once more, for what it has made possible.
-    7. Let elastic jobs grow into room for which nobody waits (search/growth.py).
+    7. Let elastic jobs grow into room for which nobody waits (search/growth.py), and give pods to each other
+       (search/transfer.py).
     8. Say why the other jobs wait (explain/).
 
 `react` answers an event between two full plans. It takes over the last plan's policy, prices and values, and
@@ -54,6 +55,7 @@ from .search.round import Round
 from .search.start import Blocked, order, start_waiting
 from .search.state import Assignment, Memo, PlanningState, RankedCandidate
 from .search.swap import improve
+from .search.transfer import transfer
 
 SAMPLE = 16
 """Blocked jobs that are looked at to say whether watts are short."""
@@ -90,6 +92,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
             round_.recall_delayed()
             blocked = _settled(round_)
     grow(round_)
+    transfer(round_)
     prices = tuple(Price(kind, price) for kind, price in sorted(state.market.prices.items()))
     value = state.value()
     identity = _identity(snapshot, policy, now)

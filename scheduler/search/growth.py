@@ -31,7 +31,7 @@ def grow(round_: Round) -> None:
     ]
     if not elastic:
         return
-    wanted = _wanted_pools(round_)
+    wanted = wanted_pools(round_)
     holdings = round_.holdings
     elastic.sort(key=lambda one: (holdings.held_per_weight(one.job.tenant), one.job.id))
     for assignment in elastic:
@@ -39,7 +39,7 @@ def grow(round_: Round) -> None:
             _grow_one(round_, assignment, assignment.candidate)
 
 
-def _wanted_pools(round_: Round) -> set[str]:
+def wanted_pools(round_: Round) -> set[str]:
     """Pools in which a waiting job has a candidate that quota allows and that would fit if nothing ran."""
     wanted: set[str] = set()
     known: set[tuple[object, ...]] = set()
