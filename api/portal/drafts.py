@@ -178,6 +178,7 @@ def _engine(fields: Fields, model: Object, rate: float) -> Object:
         "batch": {"sequences": batch, "microBatch": batch},
         "optimizer": {"learningRate": _decimal(fields, "learning_rate", rate), "warmupSteps": 20},
         "mode": fields.get("mode") or "auto",
+        "activations": fields.get("activations") or "auto",
         "evaluation": {"ngramOrder": 3},
     }
     if fields.get("device_memory", "").strip():

@@ -84,6 +84,7 @@ class JobView:
     adapter: str
     trained: str
     bad_rows: str
+    activations: str
     loss: str
     speed: str
     eta: str
@@ -139,6 +140,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         adapter=(status.model.adapter if status.model is not None else None) or "",
         trained=_trained(status.model),
         bad_rows=number(progress.bad_rows or None, 0),
+        activations="activations are recomputed" if progress.activations == "recompute" else "",
         loss=number(progress.loss, 4),
         speed=number(progress.tokens_per_second, 0),
         eta=_eta(progress, phase),

@@ -137,6 +137,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Place", _place(status)),
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),
+        ("Activations", _part(status, "progress").get("activations")),
         ("Trained", _trained(_part(status, "model"))),
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),

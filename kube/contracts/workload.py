@@ -193,6 +193,8 @@ class TrainingStatus(WireModel):
     replay_mismatches: int = 0
     """Steps that were repeated after a restart and gave another loss."""
     mode: str | None = None
+    activations: Annotated[str, Field(max_length=63)] | None = None
+    """keep or recompute: what the plan chose for those inside a block."""
     model: ModelReport | None = None
     memory: MemoryReport | None = None
     evaluation: EvaluationReport | None = None

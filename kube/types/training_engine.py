@@ -42,6 +42,15 @@ class EngineMode(StrEnum):
     OPTIMIZER_OFFLOAD = "optimizer-offload"
 
 
+class Activations(StrEnum):
+    """What happens to the activations inside a block between forward and backward."""
+
+    AUTO = "auto"
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
 class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -290,6 +299,11 @@ class TrainingEngine(SpecModel):
             message="optimizer.warmupSteps must not be greater than steps",
             holds=lambda engine: engine.optimizer.warmup_steps <= engine.steps,
         ),
+        Rule(
+            cel="!has(self.activations) || self.activations != 'swap'",
+            message="nothing moves activations to the host yet, so activations: swap is refused; set recompute or auto",
+            holds=lambda engine: engine.activations is not Activations.SWAP,
+        ),
     )
 
     model: ModelSource = Field(description="Which model.")
@@ -317,6 +331,11 @@ class TrainingEngine(SpecModel):
         default=EngineMode.AUTO,
         description="resident keeps everything on the device; optimizer-offload keeps the optimizer's state in "
         "host memory; auto lets the scheduler choose.",
+    )
+    activations: Activations = Field(
+        default=Activations.AUTO,
+        description="keep holds the activations of a micro-batch until backward; recompute holds only the inputs of the "
+        "blocks and computes the rest again, with equal results in about 4/3 of the time; auto keeps them where they fit.",
     )
     state: StateFormat = Field(default=StateFormat.EXACT, description="Format of the offloaded state.")
     device_memory: Quantity | None = Field(

@@ -299,6 +299,9 @@ class Progress(StatusModel):
     tokens_per_second: Amount | None = Field(default=None, description="Speed over the last steps.")
     tokens: Count = Field(default=0, description="Tokens trained on.")
     bad_rows: Count = Field(default=0, description="Rows of the data left out (data.onBadRow: skip).")
+    activations: ShortText | None = Field(
+        default=None, description="keep or recompute: what the engine does with those inside a block."
+    )
     eta_seconds: Amount | None = Field(default=None, description="Seconds until the last step at this speed.")
     eta: ShortText | None = Field(default=None, description="The same for people, e.g. 4m10s.")
     eta_p50: datetime | None = Field(default=None, description="The end at this speed, without interruption.")

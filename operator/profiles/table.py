@@ -36,7 +36,15 @@ from busbar.operator.profiles.observations import (
 )
 from busbar.operator.profiles.speeds import SpeedReport, has_reported, speed_report
 from busbar.scheduler import Cell, PerformanceTable, Rate
-from busbar.scheduler.fit import BatchShape, ModelShape, accelerator, memory, prior, workload_class
+from busbar.scheduler.fit import (
+    BatchShape,
+    ModelShape,
+    accelerator,
+    decided,
+    memory,
+    prior,
+    workload_class,
+)
 from busbar.scheduler.model.table import Conduct, Exploration, Record
 from busbar.scheduler.performance.learning import EXPLORED, learn
 
@@ -110,6 +118,7 @@ def workload(job: TrainingJob) -> Workload:
         sequence_length=engine.data.sequence_length,
         micro_batch=engine.batch.micro_batch,
         dtype=engine.dtype.value,
+        activations=engine.activations.value,
     )
     try:
         model = ModelShape.from_config(_config(engine))
@@ -145,7 +154,10 @@ def _fitting(
     if engine.device_memory is None or len(modes) == 1:
         return modes
     limit = quantity.to_bytes(engine.device_memory)
-    return tuple(m for m in modes if memory(model, batch, m).device_bytes <= limit) or modes[-1:]
+    return (
+        tuple(m for m in modes if memory(model, decided(model, batch, m, limit), m).device_bytes <= limit)
+        or modes[-1:]
+    )
 
 
 def knows(table: PerformanceTable, job: TrainingJob, pools: Iterable[AcceleratorPool]) -> bool:
@@ -356,8 +368,12 @@ def _priors(
 ) -> tuple[tuple[Rate, ...], tuple[Cell, ...]]:
     """Exchange rates of the pools' types, and the formulas' cells for what is asked."""
     units: dict[str, int] = {}
+    memory_mib: dict[str, int] = {}  # where pools state it; of several, the least
     for pool in pools:
         cpu = pool.spec.resource_name == "cpu"
+        if pool.spec.memory_gib and not cpu:
+            stated = int(pool.spec.memory_gib * 1024)
+            memory_mib[pool.spec.accelerator] = min(stated, memory_mib.get(pool.spec.accelerator, stated))
         units.setdefault(pool.spec.accelerator, quantity.to_millis(pool.spec.unit) if cpu else 1000)
     rates: list[Rate] = []
     for key in sorted(units):
@@ -369,10 +385,19 @@ def _priors(
             for mode in each.modes:
                 place = (each.workload_class, key, each.accelerators_m, mode)
                 if key in units and place not in cells:
-                    cells[place] = _prior(each.model, each.batch, mode, key, each.accelerators_m, units[key])
+                    shape = (each.model, each.batch, mode, key, each.accelerators_m, units[key])
+                    cells[place] = _prior(*shape, memory_mib.get(key))
     return tuple(rates), tuple(cells[k] for k in sorted(cells))
 
 
 @lru_cache(maxsize=4096)
-def _prior(model: ModelShape, batch: BatchShape, mode: str, key: str, size_m: int, unit_m: int) -> Cell:
-    return prior(model, batch, mode, key, size_m, None, unit_m)
+def _prior(
+    model: ModelShape,
+    batch: BatchShape,
+    mode: str,
+    key: str,
+    size_m: int,
+    unit_m: int,
+    memory_mib: int | None,
+) -> Cell:
+    return prior(model, batch, mode, key, size_m, None, unit_m, memory_mib)

@@ -79,6 +79,7 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         tokens_per_second=_amount(reading.tokens_per_second, 1),
         tokens=_count(reading.tokens),
         bad_rows=_count(reading.bad_rows),
+        activations=reading.activations,
         eta_seconds=eta,
         eta=human_duration(eta) if eta is not None else None,
         eta_p50=_moment(now, eta, 1.0),

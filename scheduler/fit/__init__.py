@@ -10,7 +10,7 @@ these are the estimates that a scheduler needs for accelerators where nothing ra
 
 from .accelerators import DATA_SHEETS, Accelerator, accelerator
 from .cells import prior, priors, workload_class
-from .memory import MODES, Footprint, memory
+from .memory import MODES, Footprint, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import tokens_per_s
 
@@ -22,6 +22,7 @@ __all__ = [
     "Footprint",
     "ModelShape",
     "accelerator",
+    "decided",
     "memory",
     "prior",
     "priors",

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
-from .memory import memory
+from .memory import AUTO, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import speed_limit, tokens_per_s
 
@@ -18,8 +18,14 @@ PRIOR_ERROR = 0.5
 
 
 def workload_class(model: ModelShape, batch: BatchShape, optimizer: str = "AdamW") -> str:
-    """Readable name and digest of what speed depends on, for example `llama-7M-3f9a0c11`."""
-    text = json.dumps([asdict(model), asdict(batch), optimizer], sort_keys=True)
+    """Readable name and digest of what speed depends on, for example `llama-7M-3f9a0c11`.
+
+    What `auto` does with activations follows from the accelerator and the mode; what a job says of them counts.
+    """
+    shape = asdict(batch)
+    if shape["activations"] == AUTO:
+        del shape["activations"]
+    text = json.dumps([asdict(model), shape, optimizer], sort_keys=True)
     size = model.parameters
     for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if size >= scale:
@@ -35,6 +41,7 @@ def prior(
     accelerators_m: int = 1000,
     name: str | None = None,
     unit_m: int = 1000,
+    memory_mib: int | None = None,
 ) -> Cell:
     """The formula's cell for one (mode, accelerator, size).
 
@@ -42,15 +49,19 @@ def prior(
         key: accelerator key of the pool. An unknown type gets the speed of an A100 with twice the doubt.
         name: workload class; None: derived from the shapes.
         unit_m: CPU pools: millicores of one accelerator.
+        memory_mib: of one accelerator; None: by its data sheet. It decides what `auto` does with activations.
     """
+    class_name = name or workload_class(model, batch)
     device = accelerator(key)
     known: Accelerator = device if device is not None else _unknown()
+    has_mib = known.memory_mib if memory_mib is None else memory_mib
+    batch = decided(model, batch, mode, has_mib * 2**20 if has_mib and known.name != "cpu" else None)
     count = accelerators_m / 1000 * (unit_m / 1000 if known.name == "cpu" else 1.0)
     need = memory(model, batch, mode)
     speed = tokens_per_s(model, batch, mode, known, count)
     error = PRIOR_ERROR if device is not None else min(2 * PRIOR_ERROR, 0.9)
     return Cell(
-        workload_class=name or workload_class(model, batch),
+        workload_class=class_name,
         accelerator=key,
         accelerators_m=accelerators_m,
         mode=mode,

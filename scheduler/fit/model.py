@@ -71,6 +71,8 @@ class BatchShape:
     micro_batch: int
     dtype: str = "float32"
     """"float32" or "bfloat16"."""
+    activations: str = "auto"
+    """Those inside a block, until backward: "keep", "recompute", or "auto", which keeps them where they fit."""
 
     @property
     def weight_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 Per step, with T tokens, P parameters, s bytes of optimizer state per parameter and k accelerators:
 
-    compute   6 P T / (k x reached flops)
+    compute   6 P T / (k x reached flops); with recomputed activations one more forward pass of the blocks, whose
+              parameters are B of the P: (6 P + 2 B) T, about 4/3 of it
     update    resident: the optimizer state is read and written in device memory
               optimizer-offload: the share of the state that is on the host goes through the device, down and up the
               link at once: s P share / link. Forward and backward wait for it
@@ -11,9 +12,10 @@ Per step, with T tokens, P parameters, s bytes of optimizer state per parameter 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from .accelerators import Accelerator
-from .memory import state_bytes
+from .memory import KEEP, RECOMPUTE, state_bytes
 from .model import BatchShape, ModelShape
 
 EFFICIENCY_PER_DOUBLING = 0.95
@@ -43,7 +45,7 @@ def step_seconds(
     flops = device.tflops * 1e12 * device.utilisation
     if batch.dtype == "float32" and device.name != "cpu":
         flops /= 4 if device.has_bfloat16 else 8
-    compute_s = 6 * model.parameters * batch.tokens / (flops * accelerators)
+    compute_s = _flops_per_token(model, batch) * batch.tokens / (flops * accelerators)
     return compute_s + _update_s(model, batch, 0.0 if mode == "resident" else share, device)
 
 
@@ -53,6 +55,17 @@ def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.
     if device.name == "cpu":
         return 0.0
     return device.tflops * 1e12 * accelerators / (2 * model.layers * model.layer_parameters)
+
+
+def again_ratio(model: ModelShape, batch: BatchShape) -> float:
+    """How many times the computation of a step takes with recomputed activations."""
+    kept, again = (_flops_per_token(model, replace(batch, activations=each)) for each in (KEEP, RECOMPUTE))
+    return again / kept
+
+
+def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
+    again = 2 * model.layers * model.layer_parameters if batch.activations == RECOMPUTE else 0
+    return 6 * model.parameters + again
 
 
 def _update_s(model: ModelShape, batch: BatchShape, share: float, device: Accelerator) -> float:

@@ -51,6 +51,7 @@ def engine_job() -> JSON:
                 },
                 "dtype": "float32",
                 "mode": "optimizer-offload",
+                "activations": "recompute",
                 "state": "exact",
                 "deviceMemory": "256Mi",
                 "threads": 1,

@@ -124,6 +124,13 @@ TRAINING = (
         {"spec/engine/adapter": {"rank": 8}, "spec/engine/model": {"uri": "pvc://base/model"}},
     ),
     Row(
+        m.engine_job,
+        "spec.engine",
+        "activations: swap is refused",
+        {"spec/engine/activations": "swap"},
+        {"spec/engine/activations": "auto"},
+    ),
+    Row(
         m.engine_job_from_weights,
         "spec.engine.data",
         "plain text has none",

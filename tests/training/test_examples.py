@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def test_the_demos_job_fits_its_device_with_offload_and_not_without() -> None:
     assert make_plan(demand, limits, "optimizer-offload").device_bytes <= job.spec.device_memory_bytes
     assert make_plan(demand, limits, "auto").mode == "optimizer-offload"
     with pytest.raises(InfeasiblePlan, match="mode: auto"):
-        make_plan(demand, limits, "resident")
+        make_plan(replace(demand, activations="keep"), limits, "resident")
+    assert make_plan(demand, limits, "resident").activations == "recompute"
 
 
 def documents(name: str = "pytorch-two-pods.yaml") -> dict[str, Any]:

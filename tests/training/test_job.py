@@ -24,6 +24,8 @@ BAD = [
     ("batch", {"sequences": 6, "microBatch": 4}, {"sequences": 8, "microBatch": 4}, "spec.engine.batch"),
     ("batch", {"sequences": 4, "micro": 4}, {"sequences": 4, "microBatch": 4}, "spec.engine.batch.micro"),
     ("mode", "offload", "optimizer-offload", "spec.engine.mode"),
+    ("activations", "swap", "recompute", "spec.engine"),
+    ("activations", "drop", "keep", "spec.engine.activations"),
     ("dtype", "float16", "bfloat16", "spec.engine.dtype"),
     ("deviceMemory", "lots", "256Mi", "spec.engine.deviceMemory"),
     ("state", "int8", "exact", "spec.engine.state"),
@@ -77,6 +79,7 @@ def test_mode_memory_steps_and_threads_do_not_change_what_a_run_is() -> None:
     same = parse_engine(
         engine(
             mode="resident",
+            activations="recompute",
             deviceMemory="1Gi",
             evaluation={"ngramOrder": 3},
             maxBadSteps=3,

@@ -191,6 +191,39 @@ def test_the_memory_that_a_refusal_asks_for_is_enough() -> None:
     assert make_plan(DEMAND, limited(273), "resident").mode == "resident"
 
 
+KEPT = replace(DEMAND, activations="keep", recompute_bytes=16 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("device_mib", "mode", "first"),
+    [
+        (230, "optimizer-offload", ""),
+        (130, "optimizer-offload", "activations: recompute (one more forward pass per step, equal results)"),
+        (230, "resident", "mode: auto ("),
+        (125, "resident", "mode: auto and activations: recompute ("),
+        (113, "auto", "activations: recompute and batch.microBatch: 2 (now 8) (one more forward pass"),
+    ],
+)
+def test_a_job_that_keeps_its_activations_is_told_of_recomputing_them(
+    device_mib: int, mode: str, first: str
+) -> None:
+    limits = limited(device_mib)
+    if not first:
+        assert make_plan(KEPT, limits, mode).activations == "keep"
+        return
+    fixes = refusal(KEPT, limits, mode)
+    assert fixes[0].startswith(first), fixes
+    auto = replace(KEPT, activations="auto")
+    assert not [fix for fix in find_fixes(auto, limits, mode) if fix.activations]
+
+
+def test_a_refusal_of_auto_says_that_recomputing_was_tried() -> None:
+    with pytest.raises(
+        InfeasiblePlan, match=r"at best with 100% of the state on the host and recomputed act"
+    ):
+        make_plan(replace(KEPT, activations="auto"), limited(100), "auto")
+
+
 def billions(parameters: float, activations_gib: float = 10) -> Demand:
     """32 equal blocks in bfloat16."""
     block = int(parameters * 1e9 / 32) // 1024 * 1024
@@ -263,7 +296,10 @@ def with_fix(fix: Fix, demand: Demand, limits: MemoryLimits, mode: str) -> Memor
             micro_batch=fix.micro_batch,
             activation_bytes=int(demand.activation_bytes * share),
             evaluation_bytes=int(demand.evaluation_bytes * share),
+            recompute_bytes=None if demand.recompute_bytes is None else int(demand.recompute_bytes * share),
         )
+    if fix.activations is not None:
+        demand = replace(demand, activations=fix.activations)
     said = fix.text(demand, limits)
     numbers = {
         name: int(size) * MIB for name, size in re.findall(r"(device|host|Memory|memory).*?(\d+)Mi", said)
@@ -282,6 +318,8 @@ def with_fix(fix: Fix, demand: Demand, limits: MemoryLimits, mode: str) -> Memor
     micro=st.sampled_from([1, 2, 6, 8]),
     activations=st.integers(0, 400),
     evaluation=st.integers(0, 100),
+    recomputed=st.none() | st.integers(0, 200),
+    asked=st.sampled_from(["auto", "keep"]),
     device=st.none() | st.integers(0, 800),
     host=st.none() | st.integers(0, 1500),
     on_cpu=st.booleans(),
@@ -294,6 +332,8 @@ def test_every_fix_of_every_refusal_makes_it_fit(
     micro: int,
     activations: int,
     evaluation: int,
+    recomputed: int | None,
+    asked: str,
     device: int | None,
     host: int | None,
     on_cpu: bool,
@@ -301,7 +341,15 @@ def test_every_fix_of_every_refusal_makes_it_fit(
     mode: str,
 ) -> None:
     groups = tuple(GroupSize(f"block-{index}", size * 1024) for index, size in enumerate(blocks))
-    demand = Demand(groups, dtype, micro, activations * micro * MIB, evaluation * micro * MIB)
+    demand = Demand(
+        groups,
+        dtype,
+        micro,
+        activations * micro * MIB,
+        evaluation * micro * MIB,
+        activations=asked,
+        recompute_bytes=None if recomputed is None else recomputed * micro * MIB,
+    )
 
     def size(mib: int | None) -> int | None:
         return None if mib is None else mib * MIB

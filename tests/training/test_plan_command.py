@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,53 @@ def test_a_mode_that_does_not_fit_says_what_would_help_and_exits_2(tmp_path: Pat
     assert "What would help:\n  mode: auto (" in ran.output
 
 
+def test_what_recomputing_activations_saves_and_costs_is_shown(tmp_path: Path) -> None:
+    long = {"data": {"uri": "pvc://text", "sequenceLength": 16384}}
+    options = ["--gpu", "H100", "--host", "256Gi"]
+    code, answer = ask(tmp_path, *options, mode="optimizer-offload", **long)
+    said = answer["activations"]
+    assert said["recomputedBytes"] < said["keptBytes"] / 4
+    assert said["computeRatio"] == pytest.approx(4 / 3, rel=0.02)
+    assert (code, answer["modes"]["optimizer-offload"]["plan"]["activations"]) == (0, "recompute")
+    refused = CliRunner().invoke(
+        plan, [str(job(tmp_path, mode="optimizer-offload", activations="keep", **long)), *options]
+    )
+    assert refused.exit_code == 2
+    assert "\n  activations: recompute (one more forward pass per step, equal results)" in refused.output
+    roomy = ["--gpu", "H200", "--hbm", "400Gi", "--host", "256Gi"]
+    times = [
+        ask(tmp_path, *roomy, activations=each, **long)[1]["modes"]["resident"]["secondsPerStep"]
+        for each in ("keep", "auto", "recompute")
+    ]
+    assert times[0] == times[1]
+    assert times[2] / times[0] == pytest.approx(4 / 3, rel=0.02)
+
+
+def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -> None:
+    options = ["--gpu", "H100", "--host", "256Gi"]
+    given = {**CONFIG_13B, "max_position_embeddings": 4096}
+    _, answer = ask(tmp_path, *options, "--longest", model={"config": given})
+    found = answer["longest"]
+    assert found["resident"] == {"keep": 0, "recompute": 0}
+    assert found["auto"] == found["optimizer-offload"]
+    for way, tokens in found["auto"].items():
+        codes = [
+            ask(
+                tmp_path,
+                *options,
+                activations=way,
+                data={"uri": "pvc://text", "sequenceLength": tokens + more},
+            )[0]
+            for more in (0, 1)
+        ]
+        assert codes == [0, 2]
+    assert found["auto"]["recompute"] > 3 * found["auto"]["keep"]
+    ran = CliRunner().invoke(plan, [str(job(tmp_path, model={"config": given})), *options, "--longest"])
+    assert re.search(r"\nresident +none +none\n", ran.output)
+    assert f"{found['auto']['recompute']:,}" in ran.output
+    assert "config stops at 4,096 positions" in ran.output
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -135,7 +183,8 @@ def test_the_scheduler_says_the_number_of_the_engines_plan(
 
 
 @pytest.mark.parametrize(
-    ("layers", "dtype", "tokens"), [(2, "float32", 512), (4, "bfloat16", 512), (4, "float32", 128)]
+    ("layers", "dtype", "tokens"),
+    [(2, "float32", 512), (4, "bfloat16", 512), (4, "float32", 128), (6, "float32", 2048)],
 )
 def test_the_formula_of_activations_is_near_what_fake_tensors_say(
     layers: int, dtype: str, tokens: int
@@ -147,16 +196,19 @@ def test_the_formula_of_activations_is_near_what_fake_tensors_say(
         "num_hidden_layers": layers,
         "vocab_size": 8192,
     }
-    given = {**config, "max_position_embeddings": 1024}
+    given = {**config, "max_position_embeddings": 2048}
     made: Any = AutoModelForCausalLM.from_config
-    model, measured, _ = peak_activation_bytes(
+    model, peaks = peak_activation_bytes(
         lambda: made(AutoConfig.for_model(**given), dtype=getattr(torch, dtype)),
         2,
         tokens,
         torch.device("cpu"),
     )
     shape, batch = ModelShape.from_config(config), BatchShape(2, tokens, 2, dtype)
-    assert activations(shape, batch) == pytest.approx(measured, rel=0.12)
+    assert activations(shape, batch) == pytest.approx(peaks.kept, rel=0.12)
+    assert activations(shape, replace(batch, activations="recompute")) == pytest.approx(
+        peaks.recomputed, rel=0.06
+    )
     sizes = [group.size.parameters for group in make_groups(model)]
     assert [group.parameters for group in demand_of(shape, batch).groups] == pytest.approx(sizes, rel=0.01)
 

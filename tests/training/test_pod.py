@@ -180,7 +180,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_allocation(
 
     monkeypatch.setattr(Arena, "__init__", no_allocation)
     monkeypatch.setattr(ModelRecipe, "build", no_allocation)
-    job = run_from_manifest(manifest(mode="resident", deviceMemory="2Mi"), tmp_path, None, {})
+    job = run_from_manifest(manifest(mode="resident", deviceMemory="1800Ki"), tmp_path, None, {})
     status = Status()
     assert run(job, status, Control(), Lines("small", io.StringIO())) == 2
     message = status.to_json()["message"]

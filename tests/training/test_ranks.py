@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "four leaves of three": case(batch={"sequences": 24, "microBatch": 2}),
     "dropout": case(model={"config": GPT2}),
+    "dropout, recomputed activations": case(model={"config": GPT2}, activations="recompute"),
     "bfloat16 with fp32 masters, resident": case(dtype="bfloat16", mode="resident"),
     "untied head, half of the state on the host": case(
         model={"config": {**LLAMA, "tie_word_embeddings": False}}, mode="auto"

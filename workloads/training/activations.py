@@ -2,19 +2,25 @@
 
 The model is built under torch's fake tensors (shapes, dtypes and devices, no memory), one forward and
 backward runs, and every storage that appears and disappears is counted. So the plan knows the peak of *this*
-architecture with *these* kernels before a byte is allocated. Scratch memory inside kernels is not counted.
+architecture with *these* kernels before a byte is allocated. The same is done once more with the activations of the
+blocks recomputed (`recompute`). Scratch memory inside kernels is not counted.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from busbar.workloads.training.groups import blocks
+from busbar.workloads.training.recompute import buffer_versions, recompute_blocks
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,29 +63,74 @@ def known_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     return found
 
 
+@contextmanager
+def whole_sequences() -> Iterator[None]:
+    """Let transformers know that a row is one sequence, which it cannot read from fake positions.
+
+    It would make masks of (sequence x sequence) elements for each block then, which training with data does without.
+    """
+    from transformers import masking_utils
+
+    found = masking_utils.find_packed_sequence_indices
+    setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(masking_utils, "find_packed_sequence_indices", found)  # noqa: B010
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes of activations of one micro-batch, each at its worst moment."""
+
+    kept: int  # forward and backward
+    recomputed: int | None  # the same with recomputation; None: this model cannot be run so
+    evaluation: int  # 0: not asked for
+    why_not: str = ""  # it cannot
+
+
 def peak_activation_bytes(
     build: Callable[[], torch.nn.Module],
     micro_batch: int,
     sequence: int,
     device: torch.device,
     evaluate: Callable[[torch.nn.Module, torch.Tensor], object] | None = None,
-) -> tuple[torch.nn.Module, int, int]:
-    """The fake model (for its shapes), and the peaks of one micro-batch: forward and backward, and evaluation."""
-    with FakeTensorMode(allow_non_fake_inputs=True), device:
+) -> tuple[torch.nn.Module, Peaks]:
+    """The fake model (for its shapes), and the peaks of one micro-batch."""
+    with FakeTensorMode(allow_non_fake_inputs=True), whole_sequences(), device:
         model = build()
         model.train()
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         tokens = torch.zeros((micro_batch, sequence), dtype=torch.long, device=device)
-        with LiveBytes(known_tensors(model)) as count:
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-            loss.backward()
-            del loss
+        versions = buffer_versions(model)
+        kept = _peak_of_training(model, tokens)
+        changed = versions != buffer_versions(model)
         evaluation = 0
         if evaluate is not None:
             model.eval()
             with torch.no_grad(), LiveBytes([*known_tensors(model), tokens]) as count_evaluation:
                 evaluate(model, tokens)
             evaluation = count_evaluation.peak
-    return model, count.peak, evaluation
+            model.train()
+        if not blocks(model):
+            return model, Peaks(kept, None, evaluation, "it has no list of blocks")
+        if changed:
+            return model, Peaks(kept, None, evaluation, "a forward pass changes buffers of its blocks")
+        recompute_blocks(model)
+        try:
+            recomputed = _peak_of_training(model, tokens)
+        except Exception as problem:  # the model's own code, which may not bear a second forward pass
+            return model, Peaks(kept, None, evaluation, f"{type(problem).__name__}: {problem!s:.200}")
+    return model, Peaks(kept, recomputed, evaluation)
+
+
+def _peak_of_training(model: torch.nn.Module, tokens: torch.Tensor) -> int:
+    with LiveBytes([*known_tensors(model), tokens]) as count:
+        there, wanted = tokens.clone(), tokens.clone()  # as they are brought to a GPU
+        loss = model(input_ids=there, labels=wanted, use_cache=False).loss * 1.0
+        loss.backward()
+        del loss
+    peak: int = count.peak
+    return peak

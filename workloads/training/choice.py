@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.fixes import find_fixes
 from busbar.workloads.training.plan import (
+    RECOMPUTE,
     Demand,
     MemoryLimits,
     MemoryPlan,
@@ -40,7 +41,9 @@ def _why(demand: Demand, limits: MemoryLimits, mode: str) -> str:
         "device": ("device", plan.device_bytes, limits.device_bytes, plan.device),
         "host": (f"host, in phase {phase},", plan.host_bytes, limits.host_bytes, on_host),
     }
-    share = f", at best with {plan.offloaded_fraction:.0%} of the state on the host" if mode == "auto" else ""
+    best = [f"{plan.offloaded_fraction:.0%} of the state on the host"] if mode == "auto" else []
+    best += ["recomputed activations"] if plan.activations == RECOMPUTE else []
+    share = f", at best with {' and '.join(best)}" if best else ""
     return f"mode {mode} does not fit{share}: {'; '.join(_side(*short[side]) for side in excess(plan))}"
 
 

@@ -41,6 +41,9 @@ CLAIMS/claim/path. Run it again to resume; Ctrl-C saves first.
 @click.option(
     "--mode", type=click.Choice(["auto", "resident", "optimizer-offload"]), help="Override the mode."
 )
+@click.option(
+    "--activations", type=click.Choice(["auto", "keep", "recompute"]), help="Override what is kept of them."
+)
 @click.option("--device-memory", metavar="QUANTITY", help="Override the device's byte limit, such as 256Mi.")
 @click.option("--steps", type=click.IntRange(min=1), help="Override the number of steps.")
 @click.option(
@@ -52,6 +55,7 @@ def train(
     output: Path | None,
     claims: Path,
     mode: str | None,
+    activations: str | None,
     device_memory: str | None,
     steps: int | None,
     port: int | None,
@@ -64,7 +68,12 @@ def train(
     from busbar.workloads.training.run import INVALID, run
     from busbar.workloads.training.status import Status
 
-    overrides = {"mode": mode, "deviceMemory": device_memory, "steps": steps}
+    overrides = {
+        "mode": mode,
+        "activations": activations,
+        "deviceMemory": device_memory,
+        "steps": steps,
+    }
     try:
         described = run_from_manifest(read_manifest(job), claims, output, overrides)
     except TrainingError as problem:

@@ -1,4 +1,6 @@
-"""What would make a job fit, cheapest first: another mode, a smaller micro-batch, then more memory. No torch here.
+"""What would make a job fit, cheapest first. No torch here.
+
+Another mode, recomputed activations, a smaller micro-batch, and then more memory.
 
 Every fix is tried before it is named: with it, `plan.first_that_fits` finds a plan. Where no single change is enough
 they are joined, as in "mode: auto and shape.memory: at least 20480Mi more".
@@ -10,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from busbar.workloads.training.plan import (
+    KEEP,
+    RECOMPUTE,
     Demand,
     MemoryLimits,
     MemoryPlan,
@@ -28,6 +32,7 @@ class Fix:
 
     plan: MemoryPlan
     mode: str | None = None
+    activations: str | None = None
     micro_batch: int | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
@@ -36,6 +41,8 @@ class Fix:
         parts = []
         if self.mode is not None:
             parts.append(f"mode: {self.mode}")
+        if self.activations is not None:
+            parts.append(f"activations: {self.activations}")
         if self.micro_batch is not None:
             parts.append(f"batch.microBatch: {self.micro_batch} (now {demand.micro_batch})")
         if self.device_bytes is not None:
@@ -43,9 +50,10 @@ class Fix:
         if self.host_bytes is not None:
             missing = max(0, self.host_bytes - (limits.host_bytes or 0))
             parts.append(f"shape.memory: at least {-(-missing // 2**20)}Mi more")
-        equal = ", equal results" if self.micro_batch is None else ""
-        placed = f" ({_placement(self.plan)}{equal})" if self.mode is not None else ""
-        return " and ".join(parts) + placed
+        how = [] if self.mode is None else [_placement(self.plan)]
+        how += [] if self.activations is None else ["one more forward pass per step"]
+        how += ["equal results"] if how and self.micro_batch is None else []
+        return " and ".join(parts) + (f" ({', '.join(how)})" if how else "")
 
 
 def _placement(plan: MemoryPlan) -> str:
@@ -59,8 +67,12 @@ def _placement(plan: MemoryPlan) -> str:
 def find_fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[Fix]:
     """Up to MOST fixes of a job that does not fit, cheapest first."""
     other = None if mode == "auto" else "auto"
-    single = [*_other_mode(demand, limits, other), *_smaller(demand, limits, mode, None)]
-    both = [] if single or other is None else [*_smaller(demand, limits, other, other)]
+    single = [
+        *_other_mode(demand, limits, other),
+        *_recomputed(demand, limits, mode, None),
+        *_smaller(demand, limits, mode, None),
+    ]
+    both = [] if single else [*_two_changes(demand, limits, mode, other)]
     free = [*single, *both]
     bought = [*_more_memory(demand, limits, mode, None)]
     if other is not None and not free:
@@ -70,9 +82,32 @@ def find_fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[Fix]:
     return [*free, *sorted(_useful(bought), key=lambda fix: _price(fix, limits))][:MOST]
 
 
+def _two_changes(demand: Demand, limits: MemoryLimits, mode: str, other: str | None) -> Iterator[Fix]:
+    """Of mode, activations and micro-batch, where no single one is enough; the last resort changes all that it can."""
+    if other is not None:
+        yield from _recomputed(demand, limits, other, other)
+        yield from _smaller(demand, limits, other, other)
+    if _can_recompute(demand):
+        recomputed = replace(demand, activations=RECOMPUTE)
+        for fix in _smaller(recomputed, limits, other or mode, other):
+            yield replace(fix, activations=RECOMPUTE)
+
+
 def _other_mode(demand: Demand, limits: MemoryLimits, mode: str | None) -> Iterator[Fix]:
     if mode is not None and (plan := first_that_fits(demand, limits, mode)):
         yield Fix(plan, mode)
+
+
+def _can_recompute(demand: Demand) -> bool:
+    """A job that says `keep` may say something else; `auto` has tried it."""
+    return demand.activations == KEEP and demand.recompute_bytes is not None
+
+
+def _recomputed(demand: Demand, limits: MemoryLimits, mode: str, named: str | None) -> Iterator[Fix]:
+    if _can_recompute(demand) and (
+        plan := first_that_fits(replace(demand, activations=RECOMPUTE), limits, mode)
+    ):
+        yield Fix(plan, named, RECOMPUTE)
 
 
 def _smaller(demand: Demand, limits: MemoryLimits, mode: str, named: str | None) -> Iterator[Fix]:
@@ -81,17 +116,22 @@ def _smaller(demand: Demand, limits: MemoryLimits, mode: str, named: str | None)
         if demand.micro_batch % micro == 0 and (
             plan := first_that_fits(_with_micro_batch(demand, micro), limits, mode)
         ):
-            yield Fix(plan, named, micro)
+            yield Fix(plan, named, micro_batch=micro)
             return
 
 
 def _with_micro_batch(demand: Demand, micro: int) -> Demand:
     """Activations grow in proportion to the micro-batch."""
+
+    def share(size: int) -> int:
+        return -(-size * micro // demand.micro_batch)
+
     return replace(
         demand,
         micro_batch=micro,
-        activation_bytes=-(-demand.activation_bytes * micro // demand.micro_batch),
-        evaluation_bytes=-(-demand.evaluation_bytes * micro // demand.micro_batch),
+        activation_bytes=share(demand.activation_bytes),
+        recompute_bytes=None if demand.recompute_bytes is None else share(demand.recompute_bytes),
+        evaluation_bytes=share(demand.evaluation_bytes),
     )
 
 
@@ -105,13 +145,13 @@ def _more_memory(
     fixes = []
     if on_device:
         plan = min(on_device, key=lambda plan: plan.device_bytes)
-        fixes.append(Fix(plan, named, micro, device_bytes=plan.device_bytes))
+        fixes.append(Fix(plan, named, None, micro, device_bytes=plan.device_bytes))
     if on_host:
         plan = min(on_host, key=lambda plan: plan.host_bytes)
-        fixes.append(Fix(plan, named, micro, host_bytes=plan.host_bytes))
+        fixes.append(Fix(plan, named, None, micro, host_bytes=plan.host_bytes))
     if not on_host:
         plan = min(least, key=lambda plan: plan.device_bytes)
-        fixes.append(Fix(plan, named, micro, plan.device_bytes, plan.host_bytes))
+        fixes.append(Fix(plan, named, None, micro, plan.device_bytes, plan.host_bytes))
     return fixes
 
 

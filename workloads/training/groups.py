@@ -75,11 +75,11 @@ class Group:
 
 def make_groups(model: nn.Module, ranks: int = 1) -> tuple[Group, ...]:
     """Groups of `model`'s trainable parameters in forward order, which `ranks` can share evenly."""
-    blocks = _blocks(model)
-    owner = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
+    found = blocks(model)
+    owner = {id(p): index for index, block in enumerate(found) for p in block.parameters()}
     before: list[Named] = []
     after: list[Named] = []
-    inside: list[list[Named]] = [[] for _ in blocks]
+    inside: list[list[Named]] = [[] for _ in found]
     for index, (name, parameter) in enumerate(model.named_parameters()):  # tied weights appear once
         if not parameter.requires_grad:
             continue
@@ -95,7 +95,7 @@ def make_groups(model: nn.Module, ranks: int = 1) -> tuple[Group, ...]:
     return tuple(_lay_out(name, members, GRAIN * ranks) for name, members in named if members)
 
 
-def _blocks(model: nn.Module) -> Sequence[nn.Module]:
+def blocks(model: nn.Module) -> Sequence[nn.Module]:
     """The children of the module list that holds most parameters; none: everything is one group."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     if not lists:

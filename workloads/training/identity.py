@@ -52,7 +52,7 @@ def same_on_all_ranks(facts: Mapping[str, Any], trainer: Trainer) -> dict[str, A
         **{name: value for name, value in facts.items() if name not in ("numerics", "settings")},
         **{f"settings {path}": value for path, value in facts.get("settings", {}).items()},
         **numerics,
-        "plan": [trainer.plan.mode, *trainer.plan.offloaded],
+        "plan": [trainer.plan.mode, trainer.plan.activations, *trainer.plan.offloaded],
         "weights": weights_sum(trainer.groups),
     }
 

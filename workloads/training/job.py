@@ -43,6 +43,7 @@ DEFAULT_ORDER = Order.FAST.value
 # Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
 _NEUTRAL = {
     "mode",
+    "activations",
     "deviceMemory",
     "evaluation",
     "state",
@@ -125,6 +126,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         settings=settings,
         identity=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
         adapter=None if engine.adapter is None else _adapter(engine.adapter),
+        activations=engine.activations.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
     )
 

@@ -18,7 +18,7 @@ from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.groups import make_groups
-from busbar.workloads.training.plan import Demand, aligned
+from busbar.workloads.training.plan import RECOMPUTE, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
 from busbar.workloads.training.settings import Adapter, EngineSpec
 
@@ -207,7 +207,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
     """Group sizes and peak activations, found on fake tensors: nothing is allocated. Raises InvalidJob."""
     division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks, spec.order)
     try:
-        model, activations, evaluation = peak_activation_bytes(
+        model, peaks = peak_activation_bytes(
             recipe.shadow(device),
             spec.batch.micro_batch,
             spec.data.sequence_length,
@@ -222,19 +222,27 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
             f"this architecture cannot be trained here: {_brief(problem)}",
             "correct its config, or choose another",
         ) from problem
+    if spec.activations == RECOMPUTE and peaks.recomputed is None:
+        raise InvalidJob(
+            "spec.engine.activations",
+            f"recompute is not possible with this {type(model).__name__}: {peaks.why_not}",
+            "keep them",
+        )
     groups = tuple(group.size for group in make_groups(model, ranks))
     merges = recipe.adapter is not None and recipe.adapter.merge
     return Demand(
         groups,
         spec.dtype,
         spec.batch.micro_batch,
-        activations,
-        evaluation,
+        peaks.kept,
+        peaks.evaluation,
         frozen_bytes=sum(aligned(each.numel() * each.itemsize) for each in adapters.frozen(model)),
         merge_bytes=adapters.merge_bytes(model) if merges else 0,
         ranks=ranks,
         fixed_order=spec.order == FIXED,
         partial_sums=division.partial_sums,
+        activations=spec.activations,
+        recompute_bytes=peaks.recomputed,
     )
 
 

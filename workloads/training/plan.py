@@ -13,7 +13,7 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
     staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
                              and its master weight in fp32; nothing when all state is resident in float32
     activations   what forward and backward of one micro-batch keep alive at their worst moment, or an evaluation,
-                  or merging an adapter
+                  or merging an adapter; with recomputation (`recompute`) the inputs of all blocks and the inside of one
 
 Host bytes: the state that is not resident, buffers for the checkpoint that is being written, and, where the
 device is the host's memory (a CPU), the device bytes again. The buffers take what the host has left, up to a
@@ -29,8 +29,9 @@ The host needs the most of what the phases of a run need (`MemoryPlan.phases`), 
     export        as a step, and on a GPU the part of the weights that is written at once
 
 `auto` moves state to the host only as far as needed, last groups first: the next forward needs them last
-(the placement rule for overlapped updates). `choice` takes the first layout that fits, and where none does,
-`fixes` finds the cheapest changes.
+(the placement rule for overlapped updates). Activations are recomputed where the job says so, or says `auto` and no
+layout fits that keeps them. `choice` takes the first layout that fits, and where none does, `fixes` finds the cheapest
+changes.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ RANDOM_STATE_BYTES = 8192
 SLOTS = 3  # one loading, one updating, one storing
 MIN_CHUNK, MAX_CHUNK = 64 * 1024, 32 * 1024 * 1024  # parameters
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # what a job may say of its activations
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Demand:
     ranks: int = 1  # that share a step, each with its own share of the optimizer's state
     fixed_order: bool = False
     partial_sums: int = 0  # copies of the gradients that a fixed order keeps beside them
+    activations: str = AUTO
+    recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
 
     @property
     def parameters(self) -> int:
@@ -133,6 +137,8 @@ class MemoryPlan:
     snapshot_blocks: int  # how many buffers; fewer than the whole state needs make checkpoints block longer
     checkpoint_bytes: int  # of all ranks
     phases: Mapping[str, int]  # host bytes of each phase
+    activations: str  # keep | recompute
+    why: str  # they are kept or recomputed
 
     @property
     def device_bytes(self) -> int:
@@ -150,7 +156,8 @@ class MemoryPlan:
             else f"limit {shown_bytes(self.limits.device_bytes)}"
         )
         share = f", {self.offloaded_fraction:.0%} of the state on the host" if self.offloaded else ""
-        rows = [f"mode {self.mode}{share}", f"device {shown_bytes(self.device_bytes)} ({limit})"]
+        rows = [f"mode {self.mode}{share}", f"activations: {self.activations}, {self.why}"]
+        rows += [f"device {shown_bytes(self.device_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.device.items() if size]
         limit = (
             "no limit" if self.limits.host_bytes is None else f"limit {shown_bytes(self.limits.host_bytes)}"
@@ -166,6 +173,8 @@ class MemoryPlan:
         return {
             "mode": self.mode,
             "offloadedFraction": round(self.offloaded_fraction, 4),
+            "activations": self.activations,
+            "activationsWhy": self.why,
             "device": dict(self.device),
             "host": dict(self.host),
             "deviceBytes": self.device_bytes,
@@ -184,8 +193,16 @@ def aligned(size: int) -> int:
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: int) -> MemoryPlan:
-    """Bytes per owner when the state of the last `offloaded_groups` groups is on the host."""
+def lay_out(
+    demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: int, *, recompute: bool | None = None
+) -> MemoryPlan:
+    """Bytes per owner when the state of the last `offloaded_groups` groups is on the host.
+
+    Args:
+        recompute: the activations; None: if the job says so.
+    """
+    recompute = demand.activations == RECOMPUTE if recompute is None else recompute
+    training = demand.recompute_bytes if recompute else demand.activation_bytes
     cut = len(demand.groups) - offloaded_groups
     resident, offloaded = demand.groups[:cut], demand.groups[cut:]
     state = demand.state_bytes_per_parameter
@@ -206,7 +223,7 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
         "gradients": weights * (1 + demand.partial_sums),
         "optimizer": state_bytes(resident),
         "staging": slots * aligned(chunk * state) + scratch,
-        "activations": max(demand.activation_bytes, demand.evaluation_bytes, demand.merge_bytes),
+        "activations": max(training or 0, demand.evaluation_bytes, demand.merge_bytes),
     }
     if demand.frozen_bytes:
         device["base"] = demand.frozen_bytes
@@ -247,7 +264,17 @@ def lay_out(demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: i
             ),
             **{phase: running + size for phase, size in beside.items()},
         },
+        activations=RECOMPUTE if recompute else KEEP,
+        why=_why(demand, recompute),
     )
+
+
+def _why(demand: Demand, recompute: bool) -> str:
+    if demand.activations != AUTO:
+        return "as the job says"
+    if recompute:
+        return f"because no layout fits that keeps them ({shown_bytes(demand.activation_bytes)})"
+    return "because they fit" if demand.recompute_bytes is not None else "because this model cannot recompute"
 
 
 def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> InfeasiblePlan | None:
@@ -290,11 +317,23 @@ def chunk_sizes(parameters: int, chunk: int) -> list[int]:
 
 
 def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
-    """What `mode` allows, the fastest first."""
+    """What `mode` and `activations` allow: those that keep the activations first, of which the fastest first."""
     total = len(demand.groups)
     offload = {"resident": [], "optimizer-offload": [total]}.get(mode, list(range(1, total + 1)))
-    resident = [] if mode == "optimizer-offload" else [lay_out(demand, limits, "resident", 0)]
-    return resident + [lay_out(demand, limits, "optimizer-offload", count) for count in offload]
+    resident = [] if mode == "optimizer-offload" else [("resident", 0)]
+    placed = resident + [("optimizer-offload", count) for count in offload]
+    return [
+        lay_out(demand, limits, name, count, recompute=recompute)
+        for recompute in _ways(demand)
+        for name, count in placed
+    ]
+
+
+def _ways(demand: Demand) -> list[bool]:
+    """Whether to recompute, in the order in which it is tried."""
+    if demand.activations == AUTO:
+        return [False] if demand.recompute_bytes is None else [False, True]
+    return [demand.activations == RECOMPUTE]
 
 
 def first_that_fits(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan | None:

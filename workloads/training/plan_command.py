@@ -28,6 +28,7 @@ Examples:
 \b
   busbar plan job.yaml --gpu H200 --host 128Gi
   busbar plan job.yaml --gpu H200 --hbm 70Gi --host 64Gi
+  busbar plan job.yaml --gpu H100 --longest
   busbar plan examples/train-python-stdlib.yaml
 
 Exit code 0: the job's mode fits; 2: it does not, or the job cannot run as it is.
@@ -74,14 +75,22 @@ class Machine:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder that stands for the cluster's claims, where model.uri names one.",
 )
+@click.option("--longest", is_flag=True, help="Also find the longest sequence that fits, in each mode.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
-    job: Path, gpu: str, hbm: str | None, host: str | None, pods: int, claims: Path, as_json: bool
+    job: Path,
+    gpu: str,
+    hbm: str | None,
+    host: str | None,
+    pods: int,
+    claims: Path,
+    longest: bool,
+    as_json: bool,
 ) -> None:
     from busbar.workloads.training.errors import TrainingError
 
     try:
-        answer = answer_for(job, gpu, hbm, host, pods, claims)
+        answer = answer_for(job, gpu, hbm, host, pods, claims, longest=longest)
     except TrainingError as problem:
         click.echo(f"error: {problem}", err=True)
         sys.exit(2)
@@ -90,14 +99,23 @@ def plan(
 
 
 def answer_for(
-    job: Path, gpu: str, hbm: str | None, host: str | None, pods: int, claims: Path
+    job: Path,
+    gpu: str,
+    hbm: str | None,
+    host: str | None,
+    pods: int,
+    claims: Path,
+    *,
+    longest: bool = False,
 ) -> dict[str, Any]:
     """Each mode's plan and predicted speed, as JSON. Raises TrainingError."""
     from busbar.scheduler.fit import DATA_SHEETS, BatchShape, accelerator
+    from busbar.scheduler.fit.speed import again_ratio
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.environment import read_manifest
     from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.job import engine_spec, parse_job
+    from busbar.workloads.training.longest import longest_sequences
 
     found = accelerator(gpu)
     if found is None:
@@ -110,13 +128,24 @@ def answer_for(
     machine = Machine(
         found, _bytes("--hbm", hbm) if hbm else on_data_sheet, _bytes("--host", host) if host else None
     )
-    batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
-    shape = _shape(spec, claims)
-    demand = demand_of(shape, batch, evaluates=spec.evaluation is not None, adapter=spec.adapter)
-    demand = over_ranks(demand, divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order))
+    batch = BatchShape(
+        spec.batch.sequences,
+        spec.data.sequence_length,
+        spec.batch.micro_batch,
+        spec.dtype,
+        spec.activations,
+    )
+    shape, positions = _shape(spec, claims)
+    division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
+
+    def needed(of: BatchShape) -> Demand:
+        whole = demand_of(shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter)
+        return over_ranks(whole, division)
+
+    demand = needed(batch)
     limits = machine.limits(spec.device_memory_bytes)
     modes = {mode: _mode(mode, shape, batch, demand, limits, machine) for mode in MODES}
-    return {
+    answer: dict[str, Any] = {
         "parameters": shape.parameters,
         "trainableParameters": _trainable(shape, spec),
         "adapter": None if spec.adapter is None else str(spec.adapter),
@@ -126,8 +155,20 @@ def answer_for(
         "hostBytes": limits.host_bytes,
         "mode": spec.mode,
         "fits": modes[spec.mode]["fits"],
+        "activations": {
+            "asked": spec.activations,
+            "keptBytes": demand.activation_bytes,
+            "recomputedBytes": demand.recompute_bytes,
+            "computeRatio": again_ratio(shape, batch),
+        },
         "modes": modes,
     }
+    if longest:
+        answer |= {"microBatch": spec.batch.micro_batch, "maxPositions": positions}
+        answer["longest"] = longest_sequences(
+            lambda way, tokens: needed(replace(batch, sequence_length=tokens, activations=way)), limits, MODES
+        )
+    return answer
 
 
 def _trainable(shape: ModelShape, spec: EngineSpec) -> int:
@@ -145,15 +186,22 @@ def demand_of(
     """
     from busbar.scheduler.fit.memory import activations
     from busbar.workloads.training import adapter_size
-    from busbar.workloads.training.plan import Demand, GroupSize
+    from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, GroupSize
 
     table = shape.vocabulary * shape.hidden
     head = shape.hidden + (0 if shape.tied else table)
     blocks = [GroupSize(f"block-{index}", _grain(shape.layer_parameters)) for index in range(shape.layers)]
     groups = (GroupSize("embedding", _grain(table)), *blocks, GroupSize("head", _grain(head)))
     evaluation = 8 * batch.micro_batch * batch.sequence_length * shape.vocabulary  # logits, and their softmax
+    kept, recomputed = (activations(shape, replace(batch, activations=way)) for way in (KEEP, RECOMPUTE))
     demand = Demand(
-        groups, batch.dtype, batch.micro_batch, activations(shape, batch), evaluation if evaluates else 0
+        groups,
+        batch.dtype,
+        batch.micro_batch,
+        kept,
+        evaluation if evaluates else 0,
+        activations=batch.activations,
+        recompute_bytes=recomputed,
     )
     if adapter is None:
         return demand
@@ -196,8 +244,9 @@ def _mode(
     except InfeasiblePlan as refusal:
         nearest = closest(demand, limits, mode).to_json()
         return {"fits": False, "plan": nearest, "why": refusal.why, "fixes": list(refusal.fixes)}
+    used = replace(batch, activations=made.activations)
     seconds = step_seconds(
-        shape, batch, made.mode, machine.accelerator, demand.ranks, share=made.offloaded_fraction
+        shape, used, made.mode, machine.accelerator, demand.ranks, share=made.offloaded_fraction
     )
     whole = -(-made.checkpoint_bytes // made.snapshot_block_bytes)
     return {
@@ -211,14 +260,17 @@ def _mode(
 
 def as_text(answer: Mapping[str, Any]) -> str:
     """The answer as lines that a person reads."""
+    from busbar.workloads.training import longest
+
     rows = [
         f"{answer['parameters'] / 1e6:,.1f} million parameters{_trained(answer)} on {answer['accelerator']}, "
         f"device {_size(answer['deviceBytes'])}, host {_size(answer['hostBytes'])}",
-        f"{'mode':<19} {'fits':<5} {'device':>11} {'host':>11} {'state on host':>14} {'s per step':>11} {'tokens/s':>10}",
+        f"{'mode':<19} {'fits':<5} {'device':>11} {'host':>11} {'state on host':>14} {'activations':>12} {'s per step':>11} {'tokens/s':>10}",
     ]
     for name, mode in answer["modes"].items():
         rows.append(_row(f"{name}{' *' if name == answer['mode'] else ''}", mode))
     rows.append("* the job's mode. Speeds are predicted from data sheets and not measured.")
+    rows.append(_activations(answer["activations"]))
     if answer["pods"] > 1:
         rows.append(
             f"Memory is that of each of {answer['pods']} pods. The time of their exchange is not in the prediction."
@@ -237,7 +289,17 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}.")
         if chosen["checkpointBlocks"]:
             rows.append("The host has no room for a copy of it: training waits while most of it is written.")
+    if "longest" in answer:
+        rows += longest.as_text(answer)
     return "\n".join(rows)
+
+
+def _activations(answer: Mapping[str, Any]) -> str:
+    kept, recomputed = _size(answer["keptBytes"]), _size(answer["recomputedBytes"])
+    return (
+        f"Activations (now {answer['asked']}) take {kept} if they are kept, and {recomputed} if they are recomputed, with "
+        f"{answer['computeRatio']:.2f} times the computation."
+    )
 
 
 def _trained(answer: Mapping[str, Any]) -> str:
@@ -252,7 +314,7 @@ def _row(name: str, mode: Mapping[str, Any]) -> str:
     speed = f"{mode['secondsPerStep']:>11.3g} {mode['tokensPerSecond']:>10,.0f}" if mode["fits"] else ""
     return (
         f"{name:<19} {fits:<5} {_size(made['deviceBytes']):>11} {_size(made['hostBytes']):>11} "
-        f"{made['offloadedFraction']:>14.0%} {speed}"
+        f"{made['offloadedFraction']:>14.0%} {made['activations']:>12} {speed}"
     ).rstrip()
 
 
@@ -272,7 +334,8 @@ def _bytes(option: str, text: str) -> int:
         raise InvalidJob(option, f"{text} is no quantity", "write it as 139Gi") from problem
 
 
-def _shape(spec: EngineSpec, claims: Path) -> ModelShape:
+def _shape(spec: EngineSpec, claims: Path) -> tuple[ModelShape, int | None]:
+    """Its dimensions, and the positions that it knows, if it says so."""
     from busbar.scheduler.fit import ModelShape
     from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.paths import claim_folder
@@ -284,8 +347,10 @@ def _shape(spec: EngineSpec, claims: Path) -> ModelShape:
         else:
             where = "spec.engine.model.uri"
             config = json.loads((claim_folder(spec.model.uri or "", claims) / "config.json").read_text())
-        return ModelShape.from_config(config)
+        shape = ModelShape.from_config(config)
     except (ValueError, OSError) as problem:
         raise InvalidJob(
             where, f"has no size that is known: {problem}", "give a config with these fields"
         ) from problem
+    positions = config.get("max_position_embeddings", config.get("n_positions"))
+    return shape, positions if isinstance(positions, int) else None

@@ -270,7 +270,7 @@ class Session:
             enforce_device_limit(limit, torch.cuda.get_device_properties(self.device).total_memory)
         self.reporter.note(plan.explain())
         self.plan, self.meter = plan, PeakMeter()
-        self.status.update(mode=plan.mode, memory=_memory(plan, self.measured))
+        self.status.update(mode=plan.mode, activations=plan.activations, memory=_memory(plan, self.measured))
         return recipe, plan
 
     @contextmanager
@@ -476,7 +476,13 @@ class Session:
 
 def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
     """The scheduler's workload class of the run; an architecture that it cannot size has no class of its own."""
-    batch = BatchShape(spec.batch.sequences, spec.data.sequence_length, spec.batch.micro_batch, spec.dtype)
+    batch = BatchShape(
+        spec.batch.sequences,
+        spec.data.sequence_length,
+        spec.batch.micro_batch,
+        spec.dtype,
+        spec.activations,
+    )
     try:
         whole = workload_class(ModelShape.from_config(config), batch)
         return whole if spec.adapter is None else f"{whole}-adapter"  # faster than training all of it

@@ -119,4 +119,5 @@ class EngineSpec:
     settings: Mapping[str, Any]  # every field that decides the run's numbers, by its path
     identity: str  # hash of `settings`
     adapter: Adapter | None = None  # None: all weights are trained
+    activations: str = "auto"  # auto | keep | recompute (see `recompute`)
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)

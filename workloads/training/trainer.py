@@ -28,8 +28,9 @@ from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
 from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
 from busbar.workloads.training.packing import IGNORED, Packed
-from busbar.workloads.training.plan import MemoryPlan
+from busbar.workloads.training.plan import RECOMPUTE, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
+from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
@@ -79,6 +80,8 @@ class Trainer:
         self.groups = bind(groups, self.device_arena, recipe.dtype, ranks.rank, ranks.size)
         _move_buffers(self.model, device)
         check_causal(self.model, recipe.config.vocab_size)
+        if plan.activations == RECOMPUTE:
+            recompute_blocks(self.model)
         self.streams = open_streams(device)
         self.spread: Spread | None = None  # None: the plain loop's order, in one process
         norm: Norm = ParameterNorm(self.groups)

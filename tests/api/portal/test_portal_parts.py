@@ -64,6 +64,15 @@ def test_the_tuning_form_makes_a_valid_job(given: dict[str, str], adapter: dict[
     assert job.spec.engine.model.uri == "pvc://base/model"
     assert obj["spec"]["engine"].get("adapter") == adapter
     assert job.spec.engine.optimizer.learning_rate == 0.0002
+    assert job.spec.engine.activations == "auto"
+
+
+def test_the_training_forms_ask_what_to_do_with_activations() -> None:
+    _, obj = draft("tune", {**TUNE, "activations": "recompute"})
+    assert obj["spec"]["engine"]["activations"] == "recompute"
+    told = {"step": 1, "activations": "recompute"}
+    assert job_view(made(JOB, progress=told), NOW).activations == "activations are recomputed"
+    assert job_view(made(JOB, progress={"step": 1, "activations": "keep"}), NOW).activations == ""
 
 
 def test_the_page_of_a_job_shows_its_adapter_and_the_rows_that_were_left_out() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.operator.builders import NOW
+import pytest
+from tests.operator.builders import ENGINE, NOW, job, pool
 from tests.operator.profiles.parts import (
     POOLS,
     TEAM,
@@ -16,11 +17,11 @@ from tests.operator.profiles.parts import (
     waiting,
     written,
 )
-from tests.operator.profiles.test_speeds import done, ran, tokens
+from tests.operator.profiles.test_speeds import CONFIG, done, ran, tokens
 
 from busbar.kube.types import PerformanceProfile, TrainingJob
 from busbar.kube.types.training_job import MemoryUse
-from busbar.operator.profiles.table import performance_table
+from busbar.operator.profiles.table import performance_table, workload
 
 
 def used(mib: int, of: TrainingJob) -> TrainingJob:
@@ -84,3 +85,39 @@ def test_memory_that_cannot_be_right_is_neither_shown_nor_asked_for() -> None:
         assert cell(kept, "A100").measured_memory_gib is None
         assert asked(waiting(), of=kept) in (planned, {})
         assert asked(of, waiting(), of=profile()) in (planned, {})
+
+
+def training(activations: str, **engine: object) -> TrainingJob:
+    """A small model on long sequences, whose activations are most of what it needs."""
+    long = {
+        "model": {"config": CONFIG},
+        "data": {"uri": "pvc://text", "sequenceLength": 16_384},
+        "batch": {"sequences": 4, "microBatch": 4},
+        "mode": "resident",
+        "activations": activations,
+    }
+    return job(f"long-{activations}", engine={**ENGINE, **long, **engine})
+
+
+def planned_on(memory_gib: float, activations: str) -> int:
+    """MiB in which a job is admitted to accelerators of this memory."""
+    pools = [pool("a100", accelerator="A100", resourceName="nvidia.com/gpu", memoryGib=memory_gib)]
+    (found,) = performance_table((training(activations),), pools, TENANT_OF).cells
+    return found.memory_mib
+
+
+def test_auto_is_admitted_with_the_memory_that_the_engine_will_use_on_that_pool() -> None:
+    kept, again = planned_on(10_000, "keep"), planned_on(10_000, "recompute")
+    assert again < kept / 2
+    assert planned_on(kept / 1024 + 1, "auto") == kept
+    assert planned_on(kept / 1024 - 1, "auto") == again
+    assert planned_on(kept / 1024 - 1, "keep") == kept  # which does not fit there
+
+
+@pytest.mark.parametrize(("activations", "fits"), [("auto", True), ("recompute", True), ("keep", False)])
+def test_a_device_memory_in_which_only_recomputed_activations_fit_allows_both_modes(
+    activations: str, fits: bool
+) -> None:
+    limit = planned_on(10_000, "recompute") + 100
+    modes = workload(training(activations, mode="auto", deviceMemory=f"{limit}Mi")).modes
+    assert modes == (("resident", "optimizer-offload") if fits else ("optimizer-offload",))

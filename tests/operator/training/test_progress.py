@@ -35,6 +35,7 @@ def merged(**said: Any) -> TrainingJobStatus | None:
             "tokens": st.integers(),
             "lostSteps": st.integers(),
             "badRows": st.integers(),
+            "activations": st.text(max_size=63),
             "model": st.fixed_dictionaries(
                 {
                     "parameters": st.integers(),
@@ -67,6 +68,13 @@ def test_the_adapter_and_the_rows_that_were_left_out_are_told() -> None:
     assert status.progress.bad_rows == 3
     assert status.model is not None
     assert status.model.to_wire() == told
+
+
+def test_what_the_engine_does_with_activations_is_told() -> None:
+    status = merged(step=1, totalSteps=2, activations="recompute")
+    assert status is not None
+    assert status.progress is not None
+    assert status.progress.activations == "recompute"
 
 
 def test_numbers_are_cut_to_what_json_can_hold() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from busbar.scheduler.fit import (
     BatchShape,
     ModelShape,
     accelerator,
+    decided,
     memory,
     prior,
     tokens_per_s,
@@ -65,3 +68,37 @@ def test_a_prior_is_marked_as_such_and_has_an_error_bound() -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="warp"):
         memory(GPT2, BATCH, "warp")
+
+
+AUTO = replace(BATCH, sequence_length=16_384)
+KEPT, AGAIN = (replace(AUTO, activations=each) for each in ("keep", "recompute"))
+
+
+def test_recomputed_activations_cost_one_more_forward_pass_and_save_most_of_the_bytes() -> None:
+    device = accelerator("H100")
+    assert device is not None
+    kept, recomputed = (memory(LLAMA_7B, each, "optimizer-offload").device_bytes for each in (KEPT, AGAIN))
+    assert recomputed < kept / 2
+    speeds = [tokens_per_s(LLAMA_7B, each, "resident", device) for each in (KEPT, AGAIN)]
+    assert speeds[0] / speeds[1] == pytest.approx(4 / 3, rel=0.03)
+
+
+def test_auto_counts_what_the_engine_will_do_on_the_device() -> None:
+    mode, gib = "optimizer-offload", 2**30
+    kept = memory(LLAMA_7B, KEPT, mode).device_bytes
+    assert memory(LLAMA_7B, AGAIN, mode).device_bytes < 80 * gib < kept
+    assert decided(LLAMA_7B, AUTO, mode, kept) == KEPT
+    assert decided(LLAMA_7B, AUTO, mode, None) == KEPT
+    assert decided(LLAMA_7B, AUTO, mode, kept - 1) == AGAIN
+    assert decided(LLAMA_7B, KEPT, mode, 1) == KEPT  # as the job says
+    on_h100, on_h200 = (prior(LLAMA_7B, AUTO, mode, key) for key in ("H100", "H200"))
+    assert on_h100.memory_mib == memory(LLAMA_7B, AGAIN, mode).device_mib
+    assert on_h200.memory_mib == memory(LLAMA_7B, KEPT, mode).device_mib
+    assert on_h100.speed < 0.8 * on_h200.speed
+    assert prior(LLAMA_7B, AUTO, mode, "H200", memory_mib=80 * 1024).memory_mib == on_h100.memory_mib
+
+
+def test_a_class_has_the_name_that_it_had_before_activations_were_a_setting() -> None:
+    assert workload_class(GPT2, BATCH) == "gpt2-124M-c5a44aee"
+    said = {workload_class(GPT2, replace(BATCH, activations=each)) for each in ("auto", "keep", "recompute")}
+    assert len(said) == 3  # what a job says decides whether it fits

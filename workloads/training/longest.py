@@ -1,0 +1,63 @@
+"""The longest sequence that fits, by mode and by what happens to activations. No torch here.
+
+A search over the length of the sequence, with the formulas and the layouts of `busbar plan`: all bytes that grow with it
+grow monotonically. The micro-batch stays as the job has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, MemoryLimits, first_that_fits
+
+SHORTEST, LONGEST = 8, 1_048_576  # bounds of data.sequenceLength
+DemandOf = Callable[[str, int], Demand]  # by what happens to activations, and tokens of a sequence
+
+
+def longest_sequences(
+    demand_of: DemandOf, limits: MemoryLimits, modes: Iterable[str]
+) -> dict[str, dict[str, int]]:
+    """By mode and activations: tokens of the longest sequence that fits; 0: not even the shortest does."""
+    return {
+        mode: {way: _longest(partial(demand_of, way), limits, mode) for way in (KEEP, RECOMPUTE)}
+        for mode in modes
+    }
+
+
+def _longest(demand_of: Callable[[int], Demand], limits: MemoryLimits, mode: str) -> int:
+    def fits(tokens: int) -> bool:
+        return first_that_fits(demand_of(tokens), limits, mode) is not None
+
+    if not fits(SHORTEST):
+        return 0
+    good, bad = SHORTEST, LONGEST + 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def as_text(answer: Mapping[str, Any]) -> list[str]:
+    """The part of `busbar plan` that `--longest` adds, as lines."""
+    rows = [
+        f"Longest sequence that fits, in tokens, with {answer['microBatch']} in a micro-batch:",
+        f"{'mode':<19} {'kept':>18} {'recomputed':>18}",
+    ]
+    for mode, found in answer["longest"].items():
+        rows.append(f"{mode:<19} {_shown(found[KEEP]):>18} {_shown(found[RECOMPUTE]):>18}")
+    known = answer["maxPositions"]
+    if known is not None and any(
+        each > known for found in answer["longest"].values() for each in found.values()
+    ):
+        rows.append(
+            f"The model's config stops at {known:,} positions; a longer sequence is refused until it says more."
+        )
+    return rows
+
+
+def _shown(tokens: int) -> str:
+    if tokens == 0:
+        return "none"
+    return f"{tokens:,} or more" if tokens == LONGEST else f"{tokens:,}"
