@@ -385,7 +385,7 @@ class Agent(Section):
     set_limits: bool = Field(
         default=False,
         description="Let agents limit boards, by docs/power.md: as root, with a guard beside each. "
-        "Played nodes are limited too.",
+        "Played nodes too. Nodes without limits get a taint.",
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(limits=Amounts(cpu="", memory="128Mi")),

@@ -1,12 +1,13 @@
-"""`busbar power` and `busbar power nodes`."""
+"""`busbar power`, `busbar power nodes` and `busbar power explain`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from busbar.cli.completions import objects
 from busbar.cli.output import columns, duration, emit, output_option, wire
 from busbar.cli.session import Session, connected
 
@@ -24,6 +25,7 @@ Examples:
   busbar power                the tree of feeds: draw against budget
   busbar power -o json
   busbar power nodes
+  busbar power explain NODE
 """,
 )
 @output_option
@@ -47,6 +49,80 @@ def nodes(session: Session, output: str) -> None:
     """Show what nodes draw, and where the numbers come from; simulated ones are invented."""
     found = session.client.power_nodes()
     emit(output, {"items": wire(found)}, lambda: _nodes(found), [node.name for node in found])
+
+
+@power.command(
+    epilog="""\b
+Examples:
+  busbar power explain gpu-node-3
+  busbar power explain my-job
+  busbar power explain job/my-job -n research -o json
+"""
+)
+@click.argument("name", shell_complete=objects)
+@output_option
+@connected
+def explain(session: Session, name: str, output: str) -> None:
+    """Say what limits a node, or the nodes of a job, and which feeds are above them.
+
+    NAME is a node, or a job that you may see: NAME or job/NAME. A job that waits for watts says for which.
+    """
+    known = {node.name: node for node in session.client.power_nodes()}
+    lines: list[str] = []
+    if name in known:
+        places = [name]
+    else:
+        from busbar.cli.results import TRAINING_JOB
+
+        status = session.find(name, TRAINING_JOB).document.get("status") or {}
+        places = list(dict.fromkeys((status.get("admission") or {}).get("nodes") or ()))
+        lines.append(_job(name.rpartition("/")[2], status, places, known))
+    feeds = {feed.name: feed for feed in session.client.power_domains()}
+    nodes = [known[place] for place in places if place in known]
+    above = [feeds[feed] for feed in dict.fromkeys(f for node in nodes for f in node.feeds) if feed in feeds]
+    lines += [explained(node, feeds) for node in nodes]
+    document = {"nodes": wire(nodes), "domains": wire(above)}
+    text = "\n".join([*lines, *([_tree(above)] if above else [])])
+    emit(output, document, lambda: text, [node.name for node in nodes])
+
+
+def _job(name: str, status: Mapping[str, Any], places: Sequence[str], known: Mapping[str, NodePower]) -> str:
+    """Where the job is, or why it is not."""
+    if not places:
+        return f"{name} has no nodes: {status.get('message') or 'nobody has looked at it yet'}"
+    lost = [place for place in places if place not in known]
+    text = f"{name} has its place on {', '.join(places)}."
+    return text + (f" Nothing is known of the watts of {', '.join(lost)}." if lost else "")
+
+
+def explained(node: NodePower, feeds: Mapping[str, FeedPower]) -> str:
+    """What a node draws, what limits it and why, in sentences."""
+    from busbar.kube.contracts.power import LeaseState
+
+    parts = [
+        f"{node.name} hangs on {node.feeds[0]}." if node.feeds else f"{node.name} hangs on no power domain."
+    ]
+    if node.watts is None:
+        return f"{parts[0]} It has never reported what it draws."
+    parts.append(
+        f"It draws {watts(node.watts)}, at most {watts(node.nameplate_watts)}, and {watts(node.floor_watts)} with its "
+        f"boards at their lowest limits."
+    )
+    if node.silent:
+        parts.append(f"It is silent: these are the numbers of {duration(node.age_seconds or 0.0)} ago.")
+    policy = feeds[node.feeds[0]].policy if node.feeds and node.feeds[0] in feeds else "Observe"
+    if node.limits is None:
+        parts.append("Its agent may set no limits, so feeds count it with what it can draw at most.")
+    elif node.limits is LeaseState.LEASED:
+        parts.append(f"A lease of {watts(node.lease_watts)} limits it, by the policy {policy} of its domain.")
+    elif node.limits is LeaseState.STANDING:
+        parts.append("It has no lease in force, so its boards are at their lowest limits.")
+    else:
+        parts.append("Its boards are released: they have their default limits.")
+    short = [name for name in node.feeds if name in feeds and feeds[name].reason == "FloorAboveBudget"]
+    if short:
+        parts.append(f"Even the lowest limits are above the budget of {', '.join(short)}.")
+    return " ".join(parts)
 
 
 def _tree(found: Sequence[FeedPower]) -> str:

@@ -36,6 +36,15 @@ class Policy(StrEnum):
     """Their leases go where they save the most work."""
 
 
+class PowerEnforcement(StrEnum):
+    """What is done where even the lowest limits of all boards are above the budget."""
+
+    CAP = "Cap"
+    """Nothing more: the boards are held at their lowest limits."""
+    PREEMPT = "Preempt"
+    """Running work is stopped until they fit."""
+
+
 class PowerDomainSpec(SpecModel):
     """The feed's budget, its place in the tree, and its nodes."""
 
@@ -58,6 +67,13 @@ class PowerDomainSpec(SpecModel):
         "the boards by equal leases. Lease: by leases that go where they save the most work. The budget binds the "
         "leases of all domains below, whatever the policy. With Static and Lease, jobs on this domain and on those below "
         "wait while it does not carry what they draw.",
+    )
+    enforcement: PowerEnforcement = Field(
+        default=PowerEnforcement.CAP,
+        description="What is done if hosts, and boards at their lowest limits, are above the budget for longer than limits "
+        "need to act. Cap: nothing more. Preempt: running jobs on this domain and on those below save their state and "
+        "wait, as few as needed, except for those with preemptible: false; then replicas of services finish their "
+        "requests and leave.",
     )
     host_watts: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
         default=None,
@@ -112,6 +128,12 @@ class PowerDomainStatus(StatusModel):
         description="The most that the nodes may draw by the leases in force or on their way; nodes that nothing limits "
         "count with their nameplates. Absent where nothing on this feed is limited.",
     )
+    short_watts: Watts | None = Field(
+        default=None,
+        description="With enforcement Preempt: what the domain lacks for the work that runs on it, or for the least of "
+        "what was stopped, with all boards at their lowest limits. Nothing starts there meanwhile. Absent: nothing "
+        "is lacking.",
+    )
     capped_nodes: Count | None = Field(
         default=None,
         description="Nodes with a board whose limit in force is below the most that it can draw.",
@@ -153,6 +175,15 @@ class PowerDomain(Resource):
                 domain.spec.policy is Policy.OBSERVE
                 or not domain.spec.node_selector
                 or domain.spec.host_watts is not None
+            ),
+        ),
+        Rule(
+            cel="self.spec.enforcement != 'Preempt' || self.spec.policy != 'Observe'",
+            message="Preempt needs spec.policy Static or Lease: limits come first, and what was stopped must wait",
+            field_path=".spec.enforcement",
+            holds=lambda domain: (
+                domain.spec.enforcement is not PowerEnforcement.PREEMPT
+                or domain.spec.policy is not Policy.OBSERVE
             ),
         ),
     )

@@ -7,37 +7,49 @@ once in `power_status_s`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from busbar.kube.contracts.power_view import PowerPicture, PowerSeries, Resolution
+from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
 from busbar.kube.resources import POWER_DOMAINS
 from busbar.kube.types import PowerDomain
 from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
+from busbar.operator.errors import Fenced, LaneFull
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
 from busbar.operator.power.lessor import Lessor
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.metrics import PowerMetrics
+from busbar.operator.power.preemption import Preemptions
 from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.rings import Series
+from busbar.operator.power.taints import taints
 from busbar.operator.power.view import picture, series_of
 from busbar.operator.queue.controller import Controller
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node
+from busbar.operator.write.actions import TaintNode
 from busbar.operator.write.writer import Writer
+
+log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 LONGEST_TICK_S = 3.0
 """An operator that was stopped for longer knows nothing of the time between."""
+TAINTS = 50
+"""Nodes whose taints are written at a time."""
+TAINTS_AGAIN_S = 10.0
+"""After a refusal."""
 CHANGE_S = 2.0
 """Between two writes of one status, whatever changes."""
 
@@ -71,6 +83,11 @@ class PowerKeeper:
         self._energy = energy
         self.gatherer = Gatherer(settings, clock)
         self.lessor = Lessor(settings, metrics, clock)
+        self.preemptions = Preemptions(
+            caches, writer, controller, settings, metrics, lambda: self.lessor.left_s()
+        )
+        self._tainting: asyncio.Task[None] | None = None
+        self._taints_at_s = 0.0
         self.feeds: dict[str, Feed] = {}
         self._began_s = self._ticked_s = math.inf
         controller.handles(POWER_DOMAINS.kind, self.handle)
@@ -103,6 +120,10 @@ class PowerKeeper:
         finally:
             await self.gatherer.close()
             await self.lessor.close()
+            await self.preemptions.close()
+            if self._tainting is not None:
+                self._tainting.cancel()
+                await asyncio.gather(self._tainting, return_exceptions=True)
 
     def tick(self) -> list[Source]:
         """Asks the agents, and takes stock of what they have said so far; gives the agents."""
@@ -116,6 +137,7 @@ class PowerKeeper:
         found = self.membership
         if self._energy is not None:
             self._energy.tick(gatherer.readings, found, now_s)
+        self.preemptions.look(found, gatherer.readings, self.lessor.counted_w, now_s)
         for name in [n for n in self.feeds if n not in found.domains]:
             del self.feeds[name]
             self._metrics.overrun.remove(name)
@@ -124,6 +146,8 @@ class PowerKeeper:
             key = Key("", name)
             if self._status_of(key) is not None:
                 self._controller.add(POWER_DOMAINS.kind, key)
+        if self._settings.power_taint_nodes:
+            self._taint(found, now_s)
         fresh = [r for r in gatherer.readings.values() if now_s - r.at_s <= self._settings.power_fresh_s]
         self._metrics.count_capped(fresh, passed_s)
         return agents
@@ -148,7 +172,13 @@ class PowerKeeper:
         draws = {name: feed.draw for name, feed in self.feeds.items() if feed.draw is not None}
         fresh_s = self._settings.power_fresh_s
         return picture(
-            self.membership, draws, self.gatherer.readings, self._clock(), fresh_s, self.lessor.feeds
+            self.membership,
+            draws,
+            self.gatherer.readings,
+            self._clock(),
+            fresh_s,
+            self.lessor.feeds,
+            self.preemptions.feeds,
         )
 
     def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:
@@ -171,6 +201,25 @@ class PowerKeeper:
             self._clock(),
         )
 
+    def _taint(self, found: Membership, now_s: float) -> None:
+        """Begins to put and take away the taints of nodes, a few at a time."""
+        busy = self._tainting is not None and not self._tainting.done()
+        if busy or now_s < self._taints_at_s or self.lessor.left_s() <= 0:
+            return
+        fresh_s = self._settings.power_fresh_s
+        heard = now_s - self._began_s > 2 * fresh_s
+        nodes = self._caches.nodes.items.values()
+        changes = taints(found, nodes, self.gatherer.readings, now_s - fresh_s, heard=heard)
+        if changes:
+            self._tainting = asyncio.get_running_loop().create_task(self._write_taints(changes[:TAINTS]))
+
+    async def _write_taints(self, changes: Sequence[TaintNode]) -> None:
+        try:
+            await self._writer.carry_out(tuple(changes))
+        except (ApiError, ConnectionFailed, Fenced, LaneFull) as error:
+            self._taints_at_s = self._clock() + TAINTS_AGAIN_S
+            log.warning("taints of nodes were not written, and are tried again: %s", error)
+
     def _measure(self, name: str, budget_w: float, passed_s: float) -> None:
         feed = self.feeds.setdefault(name, Feed())
         members, fresh_s = self.membership.members[name], self._settings.power_fresh_s
@@ -188,10 +237,15 @@ class PowerKeeper:
             return None
         feed = self.feeds.get(key.name, Feed())
         since_s = self._clock() - feed.written_s
-        heard = self._clock() - self._began_s > self._settings.power_fresh_s and since_s >= CHANGE_S
+        if since_s < CHANGE_S:
+            return None
+        heard = self._clock() - self._began_s > self._settings.power_fresh_s
         energy = self._energy.feed(domain.metadata.uid, domain.status) if self._energy is not None else None
         leases = self.lessor.feeds.get(key.name)
-        seen = Seen(feed.draw, feed.overrun, energy, leases) if heard and feed.draw is not None else None
+        relief = self.preemptions.feeds.get(key.name)
+        seen = (
+            Seen(feed.draw, feed.overrun, energy, leases, relief) if heard and feed.draw is not None else None
+        )
         due = seen is not None and since_s >= self._settings.power_status_s
         return reconcile(domain, self.membership, seen, utc_now(), due=due)
 

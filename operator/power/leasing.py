@@ -225,8 +225,7 @@ class _Placed:
             nodes.setdefault(leaf, []).append(node)
         made = {
             name: replace(domain, nodes=tuple(nodes.get(name, ())), budget_w=self._budget_w(domain))
-            for name, domain in found.domains.items()
-            if name not in found.faults
+            for name, domain in found.sound.items()
         }
         return DomainTree(made, tuple(sorted(made, key=lambda name: (-len(found.above[name]), name))))
 
@@ -324,7 +323,7 @@ def _feeds(
             floor_above_budget=name not in placed.unknown and reports[name].reason is not None,
             unknown=placed.unknown.get(name, ()),
         )
-        for name in sorted(limiting)
+        for name in sorted(limiting & reports.keys())
     }
 
 

@@ -65,6 +65,12 @@ class Lessor:
         self._sending: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
+    @property
+    def counted_w(self) -> dict[str, float]:
+        """By leased node: the most that it may draw by all that was sent to it, as of the last round."""
+        state = self._state
+        return {node: watts for node, (_, watts) in state.counted.items()} if state is not None else {}
+
     async def round(
         self, found: Membership, readings: Mapping[str, Reading], sources: Iterable[Source]
     ) -> None:

@@ -8,9 +8,10 @@ here each domain is judged with the chain of domains above it, so that one wrong
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from busbar.kube.types import PowerDomain
+from busbar.kube.types.power_domain import PowerEnforcement
 from busbar.operator.watch.projections import Node
 from busbar.scheduler.errors import DomainError
 from busbar.scheduler.power import Domain, DomainFault, PowerPolicy, domain_tree
@@ -44,6 +45,19 @@ class Membership:
     """Domain to what one of its nodes counts with before it has reported; None: nobody knows."""
     limited: frozenset[str] = frozenset()
     """Domains with a node, on them or below, that a policy limits."""
+    preempting: frozenset[str] = frozenset()
+    """Domains without fault for whose budget running work may be stopped."""
+
+    @property
+    def sound(self) -> dict[str, Domain]:
+        """The domains without fault, each below the nearest one above it that has none either."""
+        return {
+            name: replace(
+                domain, parent=next((each for each in self.above[name] if each not in self.faults), None)
+            )
+            for name, domain in self.domains.items()
+            if name not in self.faults
+        }
 
     def is_limited(self, node: str) -> bool:
         """Whether a policy limits the node."""
@@ -76,15 +90,21 @@ def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Members
                 members[name].add(node.name)
             if known[feed].policy is not PowerPolicy.OBSERVE:
                 limited.update((feed, *above[feed]))
+    faults = {**_contested(feeds), **_faults(known, above)}
     return Membership(
         domains=known,
         above=above,
         feeds=feeds,
         members={name: tuple(sorted(found)) for name, found in members.items()},
-        faults={**_contested(feeds), **_faults(known, above)},
+        faults=faults,
         host_w={name: domain.spec.host_watts for name, domain in objects.items()},
         unreported_w={name: domain.spec.unreported_node_watts for name, domain in objects.items()},
         limited=frozenset(limited),
+        preempting=frozenset(
+            name
+            for name, domain in objects.items()
+            if domain.spec.enforcement is PowerEnforcement.PREEMPT and name not in faults
+        ),
     )
 
 

@@ -32,6 +32,12 @@ class PowerMetrics:
             ["domain"],
             registry=registry,
         )
+        self.preemptions = Counter(
+            "busbar_power_preemptions",
+            "Jobs and replicas of services that were stopped for the budget of a PowerDomain (enforcement Preempt)",
+            ["domain"],
+            registry=registry,
+        )
         self.boards = Gauge(
             "busbar_power_board_watts",
             "Mean draw of each board since its last report; simulated boards say so in their uuid",

@@ -13,7 +13,11 @@ from busbar.operator.power.draw import Draw, Overrun
 from busbar.operator.power.energy import FeedEnergy
 from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import Membership
+from busbar.operator.power.preemption import FeedRelief
 from busbar.operator.write.status import clip
+
+MEASURED = (Reason.FLOOR_ABOVE_BUDGET, Reason.NODES_UNKNOWN)
+"""Why a domain is not ready that only what was measured tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Seen:
     energy: FeedEnergy | None = None
     leases: FeedLeases | None = None
     """None: nothing on the feed is limited, or this operator has not decided yet."""
+    relief: FeedRelief | None = None
+    """None: its budget stops no work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +57,20 @@ def reconcile(
     limited = domain.metadata.name in found.limited
     observed = {ConditionType.READY: ready(domain.metadata.name, found, seen)}
     numbers: dict[str, object] = {}
+    if seen is None and observed[ConditionType.READY].reason == Reason.LEASING:
+        was = next((c for c in old.conditions or () if c.type == ConditionType.READY), None)
+        if was is not None and was.reason in MEASURED:
+            del observed[ConditionType.READY]
     if seen is not None:
-        observed[ConditionType.WITHIN_BUDGET] = _within(domain.spec.budget_watts, seen.draw)
+        observed[ConditionType.WITHIN_BUDGET] = _within(domain.spec.budget_watts, seen.draw, seen.relief)
         observed[ConditionType.TELEMETRY_FRESH] = _fresh(seen.draw)
         if limited:
             observed[ConditionType.CAP_CONFLICT] = _conflict(seen.draw)
         numbers = _numbers(found.domains[domain.metadata.name].usable_w, seen, old)
         if seen.leases is not None:
             numbers["leased_watts"] = round(seen.leases.leased_w, 1)
+        short_w = seen.relief.short_w if seen.relief is not None else None
+        numbers["short_watts"] = round(short_w, 1) if short_w is not None else None
     if not limited:
         numbers["leased_watts"] = None
     before = {c.type: c for c in old.conditions or () if limited or c.type != ConditionType.CAP_CONFLICT}
@@ -90,20 +102,44 @@ def ready(name: str, found: Membership, seen: Seen | None) -> Observation:
         text = "No node has the labels of this domain or of one below it."
         return Observation(ConditionStatus.FALSE, Reason.NO_NODES, text)
     limited = name in found.limited
+    relief = seen.relief if seen is not None else None
+    if relief is not None and relief.lacks_w > 0:
+        return Observation(ConditionStatus.FALSE, Reason.FLOOR_ABOVE_BUDGET, _lacking(relief))
     if limited and seen is not None and seen.leases is not None:
         if unknown := seen.leases.unknown:
             text = f"{_some(unknown)} never reported: leases stay at the lowest limits until all nodes have."
             return Observation(ConditionStatus.FALSE, Reason.NODES_UNKNOWN, text)
-        if seen.leases.floor_above_budget:
+        if seen.leases.floor_above_budget and relief is None:
             text = "Hosts, and boards at their lowest limits, add up to more than the budget less its margin."
             return Observation(ConditionStatus.FALSE, Reason.FLOOR_ABOVE_BUDGET, text)
     text = f"{nodes} nodes hang on this feed; "
     text += "leases limit their boards." if limited else "nothing limits them."
     if limited and seen is not None and seen.draw.refusing:
         text += f" {_some(seen.draw.refusing)} boards that take no limits: these count with their nameplates."
+    if relief is not None and seen is not None and seen.leases is not None and seen.leases.floor_above_budget:
+        text += " All are at their lowest limits, which fit in the budget as long as idle boards stay idle."
+    if relief is not None and relief.short_w is not None:
+        text += f" What was stopped waits: the least of it lacks {relief.short_w:,.0f} W."
     if seen is not None and seen.draw.simulated:
         text += f" The watts of {seen.draw.simulated} are simulated."
     return Observation(ConditionStatus.TRUE, Reason.LEASING if limited else Reason.OBSERVING, text)
+
+
+def _lacking(relief: FeedRelief) -> str:
+    """Why the floor of what runs does not fit, and what is done about it."""
+    text = (
+        f"What runs needs {relief.usable_w + relief.lacks_w:,.0f} W with all boards at their lowest limits, "
+        f"{relief.lacks_w:,.0f} W more than the budget less its margin; "
+    )
+    if relief.leaving:
+        text += f"{relief.leaving} jobs or replicas are being stopped."
+    elif relief.remains_w < relief.lacks_w:
+        text += "if that lasts, work is stopped."
+    else:
+        text += "nothing that runs may be stopped for it."
+    if relief.remains_w > 0:
+        text += f" {relief.remains_w:,.0f} W will still be lacking then: raise the budget, or take work or nodes off."
+    return text
 
 
 def _some(nodes: Sequence[str]) -> str:
@@ -123,8 +159,13 @@ def _conflict(draw: Draw) -> Observation:
     return Observation(ConditionStatus.FALSE, Reason.NO_CONFLICT, text)
 
 
-def _within(budget_w: float, draw: Draw) -> Observation:
-    """True and False only where it is known: silent nodes count with their nameplates, unknown ones prove nothing."""
+def _within(budget_w: float, draw: Draw, relief: FeedRelief | None) -> Observation:
+    """True and False only where it is known: silent nodes count with their nameplates, unknown ones prove nothing.
+
+    A domain that stops work for its budget is not within it while it has work to stop.
+    """
+    if relief is not None and relief.lacks_w > 0:
+        return Observation(ConditionStatus.FALSE, Reason.FLOOR_ABOVE_BUDGET, _lacking(relief))
     if not draw.nodes:
         return Observation(ConditionStatus.UNKNOWN, Reason.NO_NODES, "There are no nodes.")
     if draw.watts > budget_w:
@@ -199,4 +240,4 @@ def _condition(
 def _facts(status: PowerDomainStatus) -> tuple[object, ...]:
     """What is written at once when it changes."""
     conditions = [(c.type, c.status, c.reason) for c in status.conditions or ()]
-    return status.observed_generation, status.nodes, conditions
+    return status.observed_generation, status.nodes, status.short_watts is None, conditions

@@ -9,6 +9,7 @@ from busbar.kube.types import ConditionStatus
 from busbar.operator.power.draw import Draw
 from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import Membership
+from busbar.operator.power.preemption import FeedRelief
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.reconcile import Seen, ready
 from busbar.operator.power.rings import MINUTES, SECONDS, Series
@@ -21,11 +22,15 @@ def picture(
     now_s: float,
     fresh_s: float,
     leases: Mapping[str, FeedLeases],
+    reliefs: Mapping[str, FeedRelief],
 ) -> PowerPicture:
     """All feeds, and all nodes on one or with a reading."""
     names = sorted({*found.feeds, *readings})
     return PowerPicture(
-        feeds=tuple(_feed(name, found, draws.get(name), leases.get(name)) for name in sorted(found.domains)),
+        feeds=tuple(
+            _feed(name, found, draws.get(name), leases.get(name), reliefs.get(name))
+            for name in sorted(found.domains)
+        ),
         nodes=tuple(_node(name, found, readings.get(name), now_s, fresh_s) for name in names),
     )
 
@@ -43,10 +48,16 @@ def series_of(name: str, series: Series | None, resolution: Resolution, now_s: f
     )
 
 
-def _feed(name: str, found: Membership, draw: Draw | None, leases: FeedLeases | None) -> FeedPower:
+def _feed(
+    name: str,
+    found: Membership,
+    draw: Draw | None,
+    leases: FeedLeases | None,
+    relief: FeedRelief | None,
+) -> FeedPower:
     domain, nodes = found.domains[name], len(found.members[name])
     draw = draw or Draw(nodes=nodes, unknown=nodes)
-    state = ready(name, found, Seen(draw, leases=leases))
+    state = ready(name, found, Seen(draw, leases=leases, relief=relief))
     known = draw.unknown < draw.nodes
     room_w = domain.usable_w - draw.watts - draw.assumed_w
     return FeedPower(

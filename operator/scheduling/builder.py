@@ -39,7 +39,7 @@ from busbar.operator.pools.capacities import Capacities, Use
 from busbar.operator.pools.nodes import scheduler_pool
 from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of
 from busbar.operator.queue.controller import Item
-from busbar.operator.scheduling.power_domains import PowerDomains
+from busbar.operator.scheduling.power_domains import PowerDomains, is_closed
 from busbar.operator.serving import claims as serving
 from busbar.operator.training import claim as training
 from busbar.operator.watch.caches import tenant_of_namespace
@@ -118,7 +118,7 @@ class SnapshotBuilder:
         elif kind in (JOB, SERVICE):
             self._owner_changed(kind, key, old, obj)
         elif kind == DOMAIN:
-            self._feeds_changed = self._feeds_changed or _spec(old) != _spec(obj)
+            self._feeds_changed = self._feeds_changed or _feed(old) != _feed(obj)
         else:
             self._feeds_changed = self._feeds_changed or kind == POOL
             self._changed.add(kind)
@@ -413,8 +413,8 @@ def _terms(kind: str, obj: Any) -> object:
     return obj.metadata.uid, obj.metadata.generation
 
 
-def _spec(obj: Any) -> object:
-    return None if obj is None else obj.spec
+def _feed(domain: Any) -> object:
+    return None if domain is None else (domain.spec, is_closed(domain))
 
 
 def _selects(pool: AcceleratorPool) -> object:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from busbar.kube.types import AcceleratorPool, PowerDomain
-from busbar.kube.types.power_domain import Policy
+from busbar.kube.types.power_domain import Policy, PowerEnforcement
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.watch.projections import Node
 from busbar.scheduler import Node as SNode
@@ -77,6 +77,7 @@ class PowerDomains:
             if on is not None:
                 leaf[name] = on
                 reserved[on] += _not_ours_w(found, feeds[0], seen[name], by_name.get(name), by_pool)
+        closed = {domain.metadata.name for domain in domains if is_closed(domain)}
         made = tuple(
             SDomain(
                 name,
@@ -84,6 +85,7 @@ class PowerDomains:
                 found.domains[name].parent or "",
                 watts,
                 found.domains[name].policy is not PowerPolicy.OBSERVE,
+                closed=name in closed,
             )
             for name, watts in reserved.items()
         )
@@ -96,6 +98,15 @@ class PowerDomains:
         if known is not None and known[0] is node and known[1].domain == domain:
             return known[1]
         return replace(node, domain=domain) if domain else node
+
+
+def is_closed(domain: PowerDomain) -> bool:
+    """Whether nothing may start on the domain: work was stopped there, or is about to be, for its budget."""
+    return (
+        domain.spec.enforcement is PowerEnforcement.PREEMPT
+        and domain.status is not None
+        and domain.status.short_watts is not None
+    )
 
 
 def _not_ours_w(

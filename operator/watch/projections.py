@@ -32,6 +32,8 @@ _STOPPED = ("NodeLost", "Shutdown", "Terminated", "NodeShutdown", "Preempting") 
 _OF_NODE = "The node "  # start of the kubelet's message when it evicts a pod because the node lacks resources
 ANNOTATION_NODE = "busbar.dev/node"
 ANNOTATION_POOL = "busbar.dev/pool"
+TAINT_POWER = "busbar.dev/power-not-ready"
+"""Keeps pods off a node whose boards should be limited and are not known to be."""
 ANNOTATION_DRAINING = "busbar.dev/draining-since"
 ANNOTATION_PLACEMENT = "busbar.dev/placement"
 
@@ -137,6 +139,8 @@ class Node:
     ready: bool
     cidrs: tuple[str, ...] = ()
     cordoned: bool = False  # then not ready, too
+    is_tainted: bool = False  # whether its list of taints, which `taints` is a part of, has any
+    power_taint: int = -1  # where in that list TAINT_POWER is; -1: it is not
 
     def device(self, name: str) -> int:
         return dict(self.devices).get(name, 0)
@@ -219,6 +223,8 @@ def project_node(obj: Object) -> Node:
         ready=ready and not spec.get("unschedulable") and not meta.get("deletionTimestamp"),
         cordoned=bool(spec.get("unschedulable")),
         cidrs=tuple(cidrs),
+        is_tainted=bool(spec.get("taints")),
+        power_taint=next((i for i, t in enumerate(spec.get("taints") or ()) if t["key"] == TAINT_POWER), -1),
     )
 
 

@@ -65,6 +65,35 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class TaintNode:
+    """Put one taint on a node, or take it away; other taints stay as they are."""
+
+    node: str
+    taint: dict[str, str]
+    index: int = -1
+    """Where the taint is among the node's, to take it away; -1: put it there."""
+    is_first: bool = False
+    """The node has no taint yet."""
+
+    @property
+    def key(self) -> Key:
+        return Key("", self.node)
+
+    @property
+    def patch(self) -> list[dict[str, Any]]:
+        """A JSON patch that the API server refuses if the node's taints are other ones."""
+        path = "/spec/taints"
+        if self.index >= 0:
+            at = f"{path}/{self.index}"
+            key = {"op": "test", "path": f"{at}/key", "value": self.taint["key"]}
+            return [key, {"op": "remove", "path": at}]
+        if self.is_first:
+            none = {"op": "test", "path": path, "value": None}
+            return [none, {"op": "add", "path": path, "value": [self.taint]}]
+        return [{"op": "add", "path": f"{path}/-", "value": self.taint}]
+
+
+@dataclass(frozen=True)
 class Apply:
     """Server-side apply of fields that only we own."""
 
@@ -87,4 +116,4 @@ class PostToPod:
     timeout_s: float
 
 
-Action = Create | Delete | LiftGate | PinAndUngate | Patch | Apply | PostToPod
+Action = Create | Delete | LiftGate | PinAndUngate | Patch | TaintNode | Apply | PostToPod

@@ -10,6 +10,7 @@ in a lane (``lanes.py``).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from itertools import groupby
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from busbar.kube.client import JSON_PATCH, KubeClient, Object, Preconditions
 from busbar.kube.errors import AlreadyExists, ApiError, Conflict, ConnectionFailed, Invalid, NotFound
 from busbar.kube.informer import Cache, Key
-from busbar.kube.resources import PODS, Resource
+from busbar.kube.resources import NODES, PODS, Resource
 from busbar.kube.types.meta import LABEL_ADMISSION_ID, SCHEDULING_GATE
 from busbar.kube.types.meta import Resource as Model
 from busbar.operator.errors import LaneFull
@@ -32,6 +33,7 @@ from busbar.operator.write.actions import (
     Patch,
     PinAndUngate,
     PostToPod,
+    TaintNode,
 )
 from busbar.operator.write.events import EventQueue, Notice
 from busbar.operator.write.lanes import Lane, Lanes
@@ -54,6 +56,8 @@ _WARNINGS = frozenset(
         "SpeedQuarantined",
         *DomainFault,
         "OverBudget",
+        "FloorAboveBudget",
+        "WorkStopped",
         "NodesSilent",
     }
 )
@@ -157,6 +161,8 @@ class Writer:
             await self._pin_and_ungate(action)
         elif isinstance(action, Patch):
             await self._patch(action)
+        elif isinstance(action, TaintNode):
+            await self._taint(action)
         else:
             applied = self._client.apply(action.resource, action.body, manager=FIELD_MANAGER, force=True)
             self._observe(action.resource, await self._counted("apply", action.resource, applied))
@@ -191,6 +197,13 @@ class Writer:
 
     async def _lift(self, action: LiftGate) -> None:
         await self._json_patch(PODS, action.key, _lift_patch(action.uid, action.gate_index))
+
+    async def _taint(self, action: TaintNode) -> None:
+        sent = self._client.patch(NODES, action.key.name, action.patch, kind=JSON_PATCH)
+        with contextlib.suppress(
+            NotFound, Invalid
+        ):  # another one's taints came or went; the watch says which
+            self._observe(NODES, await self._counted("patch", NODES, sent))
 
     async def _pin_and_ungate(self, action: PinAndUngate) -> None:
         """A gated pod may have its node selector narrowed; both happen in one write, or neither."""

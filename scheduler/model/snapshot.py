@@ -146,6 +146,8 @@ class PowerDomain:
     """For what the snapshot does not know on the nodes of this domain itself: hosts, and accelerators of others."""
     limits: bool = True
     """False: it is only observed, and holds nothing back."""
+    closed: bool = False
+    """Nothing is added to what its jobs draw, even if more would fit: its boards cannot be limited any further."""
 
 
 @dataclass(frozen=True, slots=True)

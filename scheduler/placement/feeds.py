@@ -71,7 +71,11 @@ class Feeds:
         self._at_start: tuple[list[int], list[int]] = (whole.copy(), whole.copy())
 
     def begin(self) -> None:
-        """The round begins."""
+        """The round begins: what runs is counted. A closed domain has no more room than that."""
+        for number, domain in enumerate(self.domains):
+            if domain.closed:
+                for when in (NOW, LATER):
+                    self.left[when][number] = min(self.left[when][number], 0)
         self._at_start = (self.left[NOW].copy(), self.left[LATER].copy())
 
     def rewind(self) -> None:

@@ -9,6 +9,7 @@ from .control import control
 from .decision import ControlSettings, Decision, DomainReport, Memory, NodeReport, begin
 from .domains import Domain, DomainFault, DomainTree, PowerPolicy, domain_tree
 from .leases import HeldLease, Lease, LeaseReason, accepted, allowed_w
+from .relief import NodeLeast, Relief, Stop, Tier, Work, relieve
 from .telemetry import CapCurve, NodePower, NodeTelemetry, Phase, PhaseLoad
 
 __all__ = [
@@ -23,15 +24,21 @@ __all__ = [
     "Lease",
     "LeaseReason",
     "Memory",
+    "NodeLeast",
     "NodePower",
     "NodeReport",
     "NodeTelemetry",
     "Phase",
     "PhaseLoad",
     "PowerPolicy",
+    "Relief",
+    "Stop",
+    "Tier",
+    "Work",
     "accepted",
     "allowed_w",
     "begin",
     "control",
     "domain_tree",
+    "relieve",
 ]

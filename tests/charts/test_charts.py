@@ -9,6 +9,7 @@ import base64
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -339,6 +340,33 @@ def test_only_the_operator_has_the_key_that_signs_leases(tmp_path_factory: pytes
         (folder / name).write_bytes(key)
         given[name] = str(folder / name)
     assert operator_settings.load(given).power_lease_key.startswith(b"-----BEGIN PRIVATE KEY-----")
+
+
+def test_the_operator_may_patch_nodes_only_with_the_policy_that_confines_it(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k" * 64)
+
+    def of(*settings: str) -> tuple[bool, bool, bool]:
+        """Its right, the policy, and whether it uses the right."""
+        found = documents(render("busbar", *settings))
+        rules = find(found, "ClusterRole", "busbar-operator")["rules"]
+        [nodes] = [rule for rule in rules if rule["resources"] == ["nodes"]]
+        policies = [d["metadata"]["name"] for d in found if d["kind"] == "ValidatingAdmissionPolicy"]
+        name = "BUSBAR_OPERATOR_POWER_TAINT_NODES"
+        given = environment(found, "busbar-operator").get(name, "false")
+        key = {"BUSBAR_WORKLOAD_KEY_FILE": str(tmp_path / "key")}
+        used = operator_settings.load({**key, name: given}).power_taint_nodes
+        return "patch" in nodes["verbs"], "busbar-node-taint" in policies, used
+
+    limits = "power.agent.setLimits=true"
+    assert (
+        of("power.agent.enabled=true", limits) == of("power.simulatedNodes={a}", limits) == (True, True, True)
+    )
+    for settings in (
+        ("power.agent.enabled=true",),
+        (limits,),
+        ("power.agent.enabled=true", limits, "admission.enabled=false"),
+    ):
+        assert of(*settings) == (False, False, False)
 
 
 def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(

@@ -14,8 +14,9 @@ import yaml
 from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
-from busbar.cli.commands.power import _ordered, bar
-from busbar.kube.contracts.power_view import FeedPower
+from busbar.cli.commands.power import _ordered, bar, explained
+from busbar.kube.contracts.power import LeaseState
+from busbar.kube.contracts.power_view import FeedPower, NodePower
 from busbar.kube.contracts.service_plan import PlannedPool, ServicePlanAnswer
 from busbar.kube.resources import MODEL_SERVICES, PERFORMANCE_PROFILES, PODS, TENANTS, TRAINING_JOBS
 from busbar.scheduler import Finished
@@ -145,6 +146,61 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
     assert nodes.lines[2].endswith("0s silent")
     assert len(json.loads((await site.busbar("power", "nodes", "-o", "json")).out)["items"]) == 4
     assert (await site.busbar("power", "-o", "name")).lines == ["row", "rack-cpu", "rack-h100"]
+
+
+async def test_power_explain_says_what_limits_a_node_or_the_nodes_of_a_job(site: Site) -> None:
+    done = await site.busbar("power", "explain", "cpu-node-0")
+    assert done.code == 0, done.err
+    assert done.lines[0] == (
+        "cpu-node-0 hangs on rack-cpu. It draws 800 W, at most 1.0 kW, and ? with its boards at their lowest limits. "
+        "A lease of 850 W limits it, by the policy Lease of its domain."
+    )
+    assert [line.split()[0] for line in done.lines[1:]] == ["DOMAIN", "row", "rack-cpu"]
+    told = json.loads((await site.busbar("power", "explain", "cpu-node-1", "-o", "json")).out)
+    assert ([n["name"] for n in told["nodes"]], [d["name"] for d in told["domains"]]) == (
+        ["cpu-node-1"],
+        ["rack-cpu", "row"],
+    )
+    await site.busbar("apply", "-f", site.manifest())
+    waits = await site.busbar("power", "explain", "stdlib")
+    assert (waits.code, waits.out) == (0, "stdlib has no nodes: nobody has looked at it yet\n")
+    stored = site.world.kube.objects["trainingjobs", "ada-lab", "stdlib"]
+    stored["status"] = {"phase": "Queued", "message": "Needs 2,696 W on the power domain rack-cpu."}
+    waits = await site.busbar("power", "explain", "job/stdlib", "-o", "table")
+    assert waits.out == "stdlib has no nodes: Needs 2,696 W on the power domain rack-cpu.\n"
+    place = {
+        "id": "x",
+        "pool": "cpu",
+        "accelerator": "cpu",
+        "pods": 2,
+        "nodes": ["cpu-node-1", "gone", "cpu-node-1"],
+    }
+    stored["status"] = {"phase": "Running", "admission": {**place, "acceleratorsPerPod": 1}}
+    placed = await site.busbar("power", "explain", "stdlib")
+    assert placed.lines[0] == (
+        "stdlib has its place on cpu-node-1, gone. Nothing is known of the watts of gone."
+    )
+    assert "It is silent: these are the numbers of 0s ago." in placed.lines[1]
+    assert (await site.busbar("power", "explain", "nobody")).code == 3
+
+
+def test_an_explained_node_says_why_nothing_limits_it() -> None:
+    red = FeedPower(name="red", budget_watts=500.0, ready=False, reason="FloorAboveBudget", nodes=1)
+    node = NodePower(
+        name="n", feeds=("red",), watts=5.0, floor_watts=300.0, nameplate_watts=900.0, silent=False
+    )
+    says = {
+        None: "Its agent may set no limits",
+        LeaseState.STANDING: "no lease in force, so its boards are at their lowest limits",
+        LeaseState.RELEASED: "Its boards are released",
+    }
+    for state, text in says.items():
+        told = explained(node.model_copy(update={"limits": state}), {"red": red})
+        assert text in told
+        assert told.endswith("Even the lowest limits are above the budget of red.")
+    assert explained(NodePower(name="n"), {}) == (
+        "n hangs on no power domain. It has never reported what it draws."
+    )
 
 
 def test_a_bar_ends_at_the_budget_and_says_when_it_is_passed() -> None:

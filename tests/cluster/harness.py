@@ -274,10 +274,12 @@ class _AsScheduler:
 
 
 @contextlib.asynccontextmanager
-async def with_the_charts_rights(platform: ApiServer, **options: Any) -> AsyncIterator[Cluster]:
+async def with_the_charts_rights(
+    platform: ApiServer, settings: Settings = QUICK, **options: Any
+) -> AsyncIterator[Cluster]:
     """A cluster whose operator has its own service account's rights and no others; it is not started."""
     token = await asyncio.to_thread(platform.service_account_token, SYSTEM, "busbar-operator")
-    settings = replace(QUICK, namespace=SYSTEM)
+    settings = replace(settings, namespace=SYSTEM)
     async with Cluster(cast(ApiServer, _AsScheduler(platform)), settings=settings, **options) as made:
         made.login = Login(server=made.proxy.url, token=token)
         yield made

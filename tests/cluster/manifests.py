@@ -302,6 +302,7 @@ def power_domain() -> JSON:
             "parent": "row-1",
             "nodeSelector": {"topology.kubernetes.io/rack": "a1"},
             "policy": "Lease",
+            "enforcement": "Preempt",
             "hostWatts": 1_750.5,
             "unreportedNodeWatts": 6_500,
             "marginPercent": 1.5,

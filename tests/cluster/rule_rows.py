@@ -596,8 +596,16 @@ POWER = (
         "",
         "Static and Lease need spec.hostWatts",
         {"spec/hostWatts": ...},
-        {"spec/hostWatts": ..., "spec/policy": "Observe"},
+        {"spec/hostWatts": ..., "spec/policy": "Observe", "spec/enforcement": ...},
         blames="spec.hostWatts",
+    ),
+    Row(
+        m.power_domain,
+        "",
+        "Preempt needs spec.policy Static or Lease",
+        {"spec/policy": "Observe"},
+        {"spec/policy": "Static"},
+        blames="spec.enforcement",
     ),
     Row(
         m.power_domain,
@@ -623,8 +631,19 @@ STAYS_MUTABLE = (
     ("a feed moves in the tree", m.power_domain, {}, {"spec/parent": "row-2"}),
     ("a feed becomes the root", m.power_domain, {}, {"spec/parent": ...}),
     ("a feed gets other nodes", m.power_domain, {}, {"spec/nodeSelector": {"rack": "b1"}}),
-    ("a feed is limited no more", m.power_domain, {}, {"spec/policy": "Observe"}),
-    ("a feed is limited from now on", m.power_domain, {"spec/policy": "Observe"}, {"spec/policy": "Static"}),
+    ("a feed stops no work", m.power_domain, {}, {"spec/enforcement": "Cap"}),
+    (
+        "a feed is limited no more",
+        m.power_domain,
+        {},
+        {"spec/policy": "Observe", "spec/enforcement": ...},
+    ),
+    (
+        "a feed is limited from now on",
+        m.power_domain,
+        {"spec/policy": "Observe", "spec/enforcement": ...},
+        {"spec/policy": "Static"},
+    ),
     ("a feed gets another margin", m.power_domain, {}, {"spec/marginPercent": 5}),
     *(
         (f"a suspended service changes its {name}", m.model_service, SUSPENDED, change)

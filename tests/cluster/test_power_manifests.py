@@ -18,7 +18,13 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
     ("margin 101 %", {"spec/marginPercent": 101}, {"spec/marginPercent": 50}, "spec.marginPercent", "less"),
     ("margin -1 %", {"spec/marginPercent": -1}, {"spec/marginPercent": 0}, "spec.marginPercent", "greater"),
     *(
-        (policy, {"spec/policy": policy}, {"spec/policy": good}, "spec.policy", "Unsupported value")
+        (
+            policy,
+            {"spec/policy": policy},
+            {"spec/policy": good, "spec/enforcement": ...},
+            "spec.policy",
+            "Unsupported value",
+        )
         for policy, good in (("LeaseWithBurst", "Lease"), ("static", "Static"), ("observe", "Observe"))
     ),
     *(
@@ -30,6 +36,20 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
             "Static and Lease need spec.hostWatts",
         )
         for policy in ("Static", "Lease")
+    ),
+    (
+        "no such enforcement",
+        {"spec/enforcement": "Stop"},
+        {"spec/enforcement": "Cap"},
+        "spec.enforcement",
+        "Unsupported value",
+    ),
+    (
+        "stopping work where nothing is limited",
+        {"spec/policy": "Observe"},
+        {"spec/policy": "Observe", "spec/enforcement": ...},
+        "spec.enforcement",
+        "Preempt needs spec.policy Static or Lease",
     ),
     (
         "a negative host",
@@ -48,7 +68,7 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
     ("itself", {"spec/parent": "sample"}, {"spec/parent": ...}, "spec.parent", "its own parent"),
     ("no name", {"spec/parent": "Row 1"}, {"spec/parent": "row-1"}, "spec.parent", "should match"),
 )
-NOT_BUILT = ("enforcement", "meter", "quantile", "rideThroughSeconds")
+NOT_BUILT = ("meter", "quantile", "rideThroughSeconds")
 
 
 @pytest.mark.parametrize(("bad", "good", "field", "says"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS])

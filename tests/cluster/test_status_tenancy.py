@@ -58,8 +58,7 @@ def all_that(caller: Client, namespace: str, resources: tuple[Served, ...]) -> d
 async def test_no_reason_event_or_status_of_a_names_b(
     platform: ApiServer, resources: tuple[Served, ...]
 ) -> None:
-    options = {"cpu": "2", "script": lambda pod: Script()}
-    async with with_the_charts_rights(platform, **options) as cluster:
+    async with with_the_charts_rights(platform, cpu="2", script=lambda pod: Script()) as cluster:
         await asyncio.to_thread(compete, cluster)
         await cluster.start(policy=Policy(min_run_s=0.0, guarantee_reclaim_s=0.0))
         await cluster.create(gang_job("borrows", 2))

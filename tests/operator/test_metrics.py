@@ -33,6 +33,7 @@ NAMES = {
     "busbar_power_lease_watts",
     "busbar_power_nodes",
     "busbar_power_overrun_seconds",
+    "busbar_power_preemptions",
     "busbar_power_telemetry_age_seconds",
     "busbar_quarantined_speeds",
     "busbar_queue_depth",

@@ -172,6 +172,7 @@ def powered(draw: st.DrawFn) -> Snapshot:
             parent,
             draw(st.sampled_from((0.0, 0.0, 100.0))),
             draw(st.sampled_from((True, True, False))),
+            draw(st.sampled_from((False, False, False, True))),
         )
         for name, parent in parents.items()
     )

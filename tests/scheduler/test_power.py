@@ -101,6 +101,27 @@ def test_a_domain_carries_as_many_jobs_as_its_watts() -> None:
     )
 
 
+def test_on_a_closed_domain_nothing_is_added_whatever_is_free() -> None:
+    runs = job("runs", on=placed("H100", "H100-0000"))
+    waits = on_feeds(
+        cluster(runs, job("waits"), H100=2), lambda _: "rack", PowerDomain("rack", 9e3, closed=True)
+    )
+    result = made(waits)
+    assert not result.actions
+    [record] = result.waiting
+    assert (record.code, record.domain, record.free, record.requested) == (WaitCode.POWER, "rack", 0, 700)
+    assert started(made(replace(waits, domains=(PowerDomain("rack", 9e3),)))) == {"waits"}
+    other = on_feeds(
+        cluster(runs, job("waits"), H100=2),
+        lambda name: "rack" if name.endswith("0") else "open",
+        PowerDomain("rack", 9e3, closed=True),
+        PowerDomain("open", 9e3),
+    )
+    [action] = made(other).actions
+    assert action.to is not None
+    assert action.to.nodes == ("H100-0001",)
+
+
 def test_every_level_of_the_tree_counts() -> None:
     four = cluster(*(job(f"j{i}") for i in range(4)), H100=2)
     racks = [PowerDomain(f"H100-000{i}", 1400.0, "row") for i in range(2)]

@@ -217,6 +217,16 @@ spec:
 request.userInfo.username == '{{ include "busbar.subject" (list . "busbar-operator") }}'
 {{- end }}
 
+{{/*
+Not empty: the operator puts the taint busbar.dev/power-not-ready on nodes. It gets the right to write nodes only together
+with the policy that confines it to that taint.
+*/}}
+{{- define "busbar.taintsNodes" -}}
+{{- if and .Values.power.agent.setLimits .Values.admission.enabled (or .Values.power.agent.enabled .Values.power.simulatedNodes) -}}
+true
+{{- end -}}
+{{- end }}
+
 {{/* CEL: the caller is in a group that administers the cluster. */}}
 {{- define "busbar.isAdmin" -}}
 request.userInfo.groups.exists(g, g in {{ include "busbar.celList" .Values.admission.adminGroups }})

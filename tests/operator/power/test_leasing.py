@@ -103,3 +103,21 @@ def test_a_node_that_returns_counts_whole_until_it_confirms_what_was_sent_since(
     assert leased_w[0] < 2 * 600.0, "both have confirmed a lease"
     assert leased_w[2] >= 600.0 + 300.0, "n0 with its nameplate"
     assert made.state.counted["n0"][1] < 600.0
+
+
+def test_a_domain_below_one_at_fault_is_leased_and_bound_by_the_next_sound_one() -> None:
+    """The row and another domain select one node equally; the rack below the row has nodes of its own."""
+    tree = [
+        domain("hall", 1500.0, None, "Static", 200.0),
+        domain("row", 1400.0, "hall", "Static", 200.0, row="a"),
+        domain("other", 1400.0, None, "Static", 200.0, row="a"),
+        domain("rack", 1300.0, "row", "Static", 200.0, rack="a"),
+    ]
+    found = membership(tree, [*NODES, node("lost", row="a")])
+    assert set(found.faults) == {"row", "other"}
+    assert {name: each.parent for name, each in found.sound.items()} == {"hall": None, "rack": "hall"}
+    readings = {name: standing(name) for name in ("n0", "n1", "lost")}
+    made = take_round(new_leader(0.0), found, readings, 0.5, CONTROL)
+    assert {message.node for message in made.messages} == {"n0", "n1"}
+    assert set(made.feeds) == {"hall", "rack"}
+    assert made.feeds["hall"].leased_w == 1800.0, "with the nameplate of the node that nobody leases"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from tests.operator.builders import NOW
 from tests.operator.power.parts import domain, node, reading
 
@@ -14,6 +15,7 @@ from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import membership
+from busbar.operator.power.preemption import FeedRelief
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.reconcile import Seen, reconcile
 
@@ -176,3 +178,53 @@ def test_before_the_first_round_a_limited_feed_keeps_what_it_said_of_leases() ->
     draw = Draw(nodes=3, fresh=3, watts=800.0, age_s=0.0)
     told = written(LEASED, leases(LEASED, draw, FeedLeases(980.0)))
     assert leases(told, replace(draw, watts=700.0), None).leased_watts == 980.0
+
+
+def test_what_only_measurements_tell_stays_until_there_are_new_ones() -> None:
+    leased = domain("rack", 1000.0, None, "Lease", 200.0, rack="a")
+    draw = draw_of([n.name for n in NODES], {r.node: r for r in ALL}, 1.0, 3.0)
+    found = membership([leased], NODES)
+    status = reconcile(leased, found, Seen(draw, leases=FeedLeases(900.0, True)), NOW, due=True)
+    assert said(status)["Ready"] == ("False", "FloorAboveBudget")
+    assert reconcile(written(leased, status), found, None, NOW, due=False) is None
+
+
+def relieved(found: FeedRelief, floor_above_budget: bool = True) -> PowerDomainStatus:
+    draw = Draw(nodes=3, fresh=3, watts=800.0, age_s=0.0)
+    seen = Seen(draw, leases=FeedLeases(1200.0, floor_above_budget), relief=found)
+    status = reconcile(LEASED, membership([LEASED], NODES), seen, NOW, due=True)
+    assert status is not None
+    return status
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (FeedRelief(990.0, 60.0, 0.0), "60 W more than the budget less its margin; if that lasts, work is stopped."),
+        (FeedRelief(990.0, 60.0, 0.0, leaving=2), "2 jobs or replicas are being stopped."),
+        (FeedRelief(990.0, 60.0, 60.0), "nothing that runs may be stopped for it. 60 W will still be lacking then"),
+        (FeedRelief(990.0, 60.0, 23.0, leaving=1), "are being stopped. 23 W will still be lacking then: raise the"),
+    ],
+)  # fmt: skip
+def test_a_feed_that_lacks_watts_for_what_runs_says_how_many_and_what_is_done(
+    found: FeedRelief, says: str
+) -> None:
+    status = relieved(found)
+    assert said(status)["Ready"] == said(status)["WithinBudget"] == ("False", "FloorAboveBudget")
+    assert status.short_watts == 60.0
+    for condition in status.conditions or ():
+        if condition.type in ("Ready", "WithinBudget"):
+            assert "What runs needs 1,050 W with all boards at their lowest limits" in condition.message
+            assert says in condition.message
+
+
+def test_a_feed_that_fits_because_boards_idle_is_ready_and_closed_while_what_was_stopped_lacks_room() -> None:
+    status = relieved(FeedRelief(990.0, -7.0, stopped_w=37.0))
+    assert said(status)["Ready"] == ("True", "Leasing")
+    assert said(status)["WithinBudget"] == ("True", "WithinBudget")
+    assert status.short_watts == 30.0
+    text = (status.conditions or [])[0].message
+    assert "as long as idle boards stay idle" in text
+    assert "the least of it lacks 30 W" in text
+    after = relieved(FeedRelief(990.0, -37.0, stopped_w=37.0))
+    assert after.short_watts is None

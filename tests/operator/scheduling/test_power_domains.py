@@ -11,6 +11,7 @@ from tests.operator.power.parts import domain
 
 from busbar.kube.informer import Key
 from busbar.kube.types import PowerDomain
+from busbar.kube.types.power_domain import PowerDomainStatus, PowerEnforcement
 from busbar.operator.scheduling.builder import DOMAIN, NODE
 from busbar.operator.scheduling.snapshot import ClusterObjects, build, builder_of
 from busbar.operator.scheduling.wakes import matters
@@ -64,6 +65,20 @@ def test_accelerators_that_others_hold_count_with_their_nameplates() -> None:
     limited = domain("red", 10_000.0, None, "Lease", 500.0, rack="red")
     [found] = build(seen(limited, pods=(others,)), NOW).domains
     assert found.reserved_w == 500.0 + 2 * 400.0
+
+
+def test_a_domain_that_lacks_watts_for_what_runs_is_closed_until_it_does_not() -> None:
+    limited = domain("red", 10_000.0, None, "Static", 500.0, rack="red")
+    limited.spec.enforcement = PowerEnforcement.PREEMPT
+    short = limited.model_copy(update={"status": PowerDomainStatus(short_watts=30.0)})
+    builder = builder_of(seen(limited))
+    assert not builder.snapshot(NOW).domains[0].closed
+    builder.put(DOMAIN, Key("", "red"), short)
+    assert builder.snapshot(NOW, full=False).domains[0].closed
+    assert matters("PowerDomain", limited, short)
+    assert not matters("PowerDomain", short, short)
+    short.spec.enforcement = PowerEnforcement.CAP
+    assert not build(seen(short), NOW).domains[0].closed, "what a status says is not asked then"
 
 
 def test_a_node_of_no_pool_counts_with_what_is_stated_for_it() -> None:
