@@ -2,9 +2,11 @@
 
 `plan` makes the full plan:
 
-    1. Price the accelerators (candidates/prices.py) and compute entitlements (fairness/fair_share.py).
+    1. Compute entitlements (fairness/fair_share.py) and the shares that deadlines need (candidates/deadlines.py), and
+       price the accelerators (candidates/prices.py).
     2. Start waiting jobs in free room, by rights (search/start.py).
-    3. Make room for jobs whose rights (search/preemption.py) or value (search/swap.py) demand it.
+    3. Make room for jobs whose rights (search/preemption.py), deadlines (search/hasten.py) or value (search/swap.py)
+       demand it.
     4. Move and resize running jobs where that clearly pays (search/migration.py).
        Move others where a job fits by count and not by place (search/defragment.py).
     5. Repeat from 2 until nothing changes.
@@ -46,6 +48,7 @@ from .search.actions import actions
 from .search.defragment import defragment
 from .search.exchange import exchange
 from .search.growth import grow
+from .search.hasten import hasten
 from .search.holds import lifted
 from .search.migration import move
 from .search.milp import optimise, worth_trying
@@ -107,6 +110,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         reservations=kept,
         prices=prices,
         share_prices=tuple(SharePrice(*item) for item in sorted(state.share_prices.items())),
+        deadlines=state.deadlines,
         value=value,
         bound=max(state.market.bound, value),
         policy=policy,
@@ -126,6 +130,7 @@ def _settled(round_: Round) -> list[Assignment]:
     for _ in range(PASSES):
         changed = take(round_)
         changed = reclaim(round_, _without_place(blocked)) or changed
+        changed = hasten(round_) or changed
         changed = round_.sync_holds() or changed
         blocked = _without_place(blocked)
         if reserve(round_, blocked):
@@ -222,7 +227,7 @@ def _planning_state(snapshot: Snapshot, last: Plan, memo: Memo | None) -> Planni
     """The state of this snapshot at the last plan's values and prices."""
     state = None if memo is None else memo.state
     shares = {share.share_m: share.price for share in last.share_prices}
-    basis = (last.policy, last.priced_at_s, prices_of(last.prices), shares)
+    basis = (last.policy, last.priced_at_s, prices_of(last.prices), shares, last.deadlines)
     if state is not None and state.basis == basis and state.follow(snapshot):
         return state
     return PlanningState(snapshot, *basis)

@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.scheduling import (
     contended,
+    deadlines,
     decision,
     elastic,
     entitled,
@@ -173,6 +174,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "t5": t5,
     "seeds": seeds,
     "more_seeds": lambda data: seeds(data, range(6, 21)),
+    "deadlines": deadlines.rows,
     "decision": lambda data: decision.rows(),
     "openb": openb.rows,
     "planner": openb_planner.rows,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import SolverError
-from ..model.plans import Objective, Policy
-from ..model.snapshot import Job, JobKind, Placement, Pool, Resources, Snapshot
+from ..model.plans import DeadlineShare, Objective, Policy
+from ..model.snapshot import Job, JobId, JobKind, Placement, Pool, Resources, Snapshot
 from ..model.table import Estimate, TableView
 from . import makespan
 from .draw import Draws
-from .value import makespan_value, weight
+from .value import makespan_value, urgent_value, weight
 
 NEARLY_FREE = 0.01
 """Objective cost: a pool without a price counts as this part of the dearest, so that free pools still differ
@@ -134,6 +134,7 @@ class CandidateBuilder:
 
     def __init__(self, snapshot: Snapshot, table: TableView, policy: Policy, at_s: float) -> None:
         self._pools = sorted(snapshot.pools, key=lambda pool: pool.name)
+        self._by_name = {pool.name: pool for pool in self._pools}
         self._table = table
         self._policy = policy
         self._at_s = at_s
@@ -145,6 +146,8 @@ class CandidateBuilder:
         self._by_tenant = self._differs_by_tenant()
         self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
         self._makespan = makespan.Solution({}, 0.0)
+        self.urgent: dict[JobId, DeadlineShare] = {}
+        """Jobs whose deadlines need their shares now."""
         self.solver_error = ""
         """Why jobs are not valued by the makespan, although the policy asks for it."""
 
@@ -200,11 +203,16 @@ class CandidateBuilder:
                 self._for_makespan(c, scale, part, share)
                 for c, share in zip(shared.candidates, part.shares, strict=True)
             )
+        if job.id in self.urgent:
+            candidates = tuple(self._by_deadline(c, job) for c in candidates)
         return Options(job, candidates, scale, shared.best_speed, shared)
 
     def _for_makespan(self, c: Candidate, scale: float, part: makespan.Part, share: float) -> Candidate:
         value = makespan_value(c.value, scale, c.accelerators_m / 1000, share, part, self._makespan.load)
         return replace(c, value=value)
+
+    def _by_deadline(self, c: Candidate, job: Job) -> Candidate:
+        return replace(c, value=c.value + urgent_value(c.speed, self.urgent[job.id]))
 
     def instance(self, option: Options, placement: Placement) -> Candidate | None:
         """The candidate that a placement is an instance of, of any size; None if the job could not be started
@@ -230,8 +238,10 @@ class CandidateBuilder:
             return None
         part = self._makespan.parts.get(job.id)
         if part is not None:
-            return self._for_makespan(found, option.weight, part, 0.0)
-        return _scaled(found, option.weight)
+            scaled = self._for_makespan(found, option.weight, part, 0.0)
+        else:
+            scaled = _scaled(found, option.weight)
+        return self._by_deadline(scaled, job) if job.id in self.urgent else scaled
 
     def _size(self, job: Job, option: Options, pool: str, mode: str, pods: int) -> Candidate | None:
         if mode not in job.modes:
@@ -249,6 +259,14 @@ class CandidateBuilder:
         return Candidate(
             pool.name, pool.accelerator, mode, pods, per_pod, speed, value, estimate.watts, draw_w
         )
+
+    def least_speed(self, job: Job, candidate: Candidate) -> float:
+        """The lower bound of the candidate's speed: what may be promised."""
+        size = candidate.pods * per_pod_on(job, self._by_name[candidate.pool], None).accelerators_m
+        found = self._table.estimate(
+            job.workload_class, candidate.accelerator, candidate.mode, size, job.tenant
+        )
+        return candidate.speed if found is None else found.low
 
     def shared(self, job: Job) -> SharedCandidates:
         """What the job has in common with others that make the same request."""

@@ -9,13 +9,15 @@ keeps the order of arrival among equals, and lets no job wait for many times its
 
     length known      value = left ** -exponent * (1 + age / left) ** lateness_exponent
     length unknown    value = received ** -exponent * (1 + age / max(received, unknown_lateness_s))
+
+A promised deadline that needs its share now (`deadlines.py`) adds `URGENT_WEIGHT` to that, up to the speed of the share.
 """
 
 from __future__ import annotations
 
 import math
 
-from ..model.plans import Objective, Policy
+from ..model.plans import DeadlineShare, Objective, Policy
 from ..model.snapshot import Job, JobKind
 from .makespan import Part
 
@@ -31,6 +33,8 @@ on average. Long jobs first: what is left at the end is short and fills the gaps
 CRITICAL = 0.85
 """Makespan: a job that needs this part of the time that is left must not wait."""
 URGENT_WEIGHT = 1000.0
+"""Value per hour of a job that must not wait: of the longest ones with the objective makespan, and of one whose promised
+deadline needs its share now."""
 
 
 def remaining_s(job: Job, best_speed: float) -> float:
@@ -60,6 +64,11 @@ def lateness(job: Job, left_s: float, policy: Policy, now: float) -> float:
     if job.remaining_work is not None:
         return math.pow(1 + age_s / left_s, policy.lateness_exponent)
     return 1 + age_s / max(left_s, policy.unknown_lateness_s)
+
+
+def urgent_value(speed: float, share: DeadlineShare) -> float:
+    """Value per hour, above the usual, of a speed for a job whose deadline needs its share now."""
+    return URGENT_WEIGHT * min(1.0, speed / share.speed)
 
 
 def makespan_value(

@@ -27,7 +27,7 @@ def _stale(job: Job, action: Action) -> str | None:
 
 
 def applied(snapshot: Snapshot, plan: Plan, now: float) -> Snapshot:
-    """The snapshot after all actions, as if every release were immediate.
+    """The snapshot after all actions and promises, as if every release were immediate.
 
     Raises:
         StaleActionError: an action's assumption does not hold.
@@ -41,6 +41,10 @@ def applied(snapshot: Snapshot, plan: Plan, now: float) -> Snapshot:
         if problem is not None:
             raise StaleActionError(f"{action.id}: {problem}; plan again")
         jobs[action.job] = _after(job, action, now)
+    for share in plan.deadlines:
+        known = jobs.get(share.job)
+        if known is not None and share.promised and not known.promised:
+            jobs[share.job] = replace(known, promised=True)
     return replace(
         snapshot, jobs=tuple(jobs[job.id] for job in snapshot.jobs), reservations=plan.reservations
     )

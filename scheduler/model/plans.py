@@ -350,6 +350,51 @@ class SharePrice:
     price: float
 
 
+class DeadlineAnswer(StrEnum):
+    """What is said of a deadline."""
+
+    KEEPS = "Keeps"
+    """Promised, and kept as things are."""
+    LATE = "Late"
+    """Promised, and cannot be kept any more."""
+    OUT_OF_REACH = "OutOfReach"
+    """Not promised: alone in the cluster it would be late."""
+    CROWDED = "Crowded"
+    """Not promised: it would break promises made before."""
+    NOT_TRIED = "NotTried"
+    """Not promised yet: many have no promise, and earlier deadlines are looked at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineShare:
+    """What a job with a deadline needs (`candidates/deadlines.py`)."""
+
+    job: JobId
+    answer: DeadlineAnswer
+    accelerator: str = ""
+    """The type that it needs."""
+    accelerators_m: int = 0
+    """How many of it from now on, in thousandths; 0: others come first."""
+    speed: float = 0.0
+    """Work per second with these."""
+    ends_s: float | None = None
+    """When the job is done with its share; of one that is out of reach: when it would be done alone. None: not known."""
+    slack_s: float = 0.0
+    """Seconds from then to the deadline."""
+    breaks: tuple[str, ...] = ()
+    """Crowded: the jobs of its tenant whose promises it would break (namespace/name)."""
+
+    @property
+    def promised(self) -> bool:
+        return self.answer in (DeadlineAnswer.KEEPS, DeadlineAnswer.LATE)
+
+    def urgent(self, now: float) -> bool:
+        """Whether the job must have its share now: were it put off for as long as it runs, it would be late."""
+        if not self.promised or not self.accelerators_m or self.ends_s is None:
+            return False
+        return self.slack_s < self.ends_s - now
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A round's decision."""
@@ -367,6 +412,8 @@ class Plan:
     share_prices: tuple[SharePrice, ...] = ()
     """Prices at which the free parts of shared accelerators are valued (`fragment_prices.py`), if jobs
     request shares."""
+    deadlines: tuple[DeadlineShare, ...] = ()
+    """What jobs with deadlines need, by job; those of unknown length are left out."""
     value: float = 0.0
     bound: float = 0.0
     """No plan is worth more than this (relaxed problem) in which elastic jobs have the sizes of their candidates;

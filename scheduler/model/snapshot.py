@@ -334,6 +334,10 @@ class Job:
     """Serving: lent capacity must be back within this time; 0 means the policy's."""
     service: str = ""
     """Serving: namespace/name of the ModelService the replica belongs to."""
+    deadline_s: float | None = None
+    """When it should be done. Without a known length nothing follows from it."""
+    promised: bool = False
+    """A plan promised to keep it (`Plan.deadlines`)."""
     run: Run | None = None
     """None: it waits."""
 

@@ -22,13 +22,14 @@ from ..candidates.candidates import Candidate, CandidateBuilder, Options
 from ..candidates.prices import Market, solve
 from ..fairness.quota import Holdings
 from ..model.diff import differing
-from ..model.plans import Objective, Policy, RecordIndex
+from ..model.plans import DeadlineShare, Objective, Policy, RecordIndex
 from ..model.snapshot import Job, JobId, JobKind, Node, Placement, Snapshot
 from ..model.table import TableView
 from ..model.validate import validate
 from ..placement.cluster import Cluster
 from ..placement.demand_mix import DemandMix
 from ..placement.feeds import Feeds
+from .deadlines import deadline_shares
 
 _VALUED = attrgetter(
     "workload_class",
@@ -48,6 +49,7 @@ _VALUED = attrgetter(
 """The fields of a job that its candidates and their values depend on."""
 
 Shape = tuple[object, ...]
+Basis = tuple[Policy, float, dict[str, float], dict[int, float], tuple[DeadlineShare, ...]]
 
 
 @dataclass(slots=True)
@@ -98,11 +100,12 @@ class PlanningState:
         valued_at_s: float,
         prices: Mapping[str, float] | None = None,
         share_prices: Mapping[int, float] | None = None,
+        deadlines: tuple[DeadlineShare, ...] | None = None,
     ) -> None:
         """Build the state.
 
         Args:
-            prices: of an earlier plan; None: compute them. `share_prices` likewise.
+            prices: of an earlier plan; None: compute them. `share_prices` and `deadlines` likewise.
 
         Raises:
             SnapshotError: the snapshot contradicts itself.
@@ -146,6 +149,8 @@ class PlanningState:
             self._add(job, option)
             self.holdings.count_demand(option)
         self.holdings.update_entitlements()
+        self.deadlines = deadline_shares(self) if deadlines is None else deadlines
+        self._value_urgent()
         if prices is None:
             bids = {name: self._bids(own.job, own.option) for name, own in self.assignments.items()}
             self.market = solve(bids, self.holdings.capacity_m)
@@ -156,9 +161,19 @@ class PlanningState:
         self.consistent = True
 
     @property
-    def basis(self) -> tuple[Policy, float, dict[str, float], dict[int, float]]:
-        """What the state was built from besides the snapshot: policy, moment of the values, prices."""
-        return self.policy, self.valued_at_s, self.market.prices, self.share_prices
+    def basis(self) -> Basis:
+        """What the state was built from besides the snapshot: policy, moment of the values, prices, deadlines."""
+        return self.policy, self.valued_at_s, self.market.prices, self.share_prices, self.deadlines
+
+    def _value_urgent(self) -> None:
+        """Value the jobs whose deadlines need their shares now by that."""
+        urgent = {share.job: share for share in self.deadlines if share.urgent(self.valued_at_s)}
+        self.candidates.urgent = urgent
+        for name in urgent:
+            known = self.assignments.get(name)
+            if known is not None:
+                self._drop(known)
+                self._add(known.job, self.candidates.of(known.job))
 
     def _update_demand(self) -> None:
         """Give the nodes the new demand, if it changed."""

@@ -252,6 +252,7 @@ class _Engine:
             submitted_at_s=job.arrival_s,
             remaining_work=job.work if self.settings.steps_known else None,
             restart_s=self._restart_s(job),
+            deadline_s=job.deadline_s,
         )
         return _Live(job, job.work, seen)
 
@@ -273,6 +274,8 @@ class _Engine:
             entry.first_start_s,
             entry.held_s,
             entry.cost if self.cluster.prices else None,
+            entry.job.deadline_s,
+            entry.seen.promised,
         )
         self.learner.ended(entry.job)
         del self.live[entry.seen.id]
@@ -388,6 +391,9 @@ class _Engine:
         after = {job.id: job for job in left.jobs}
         self.planned = (left, result, memo) if isinstance(memo, Memo) else None
         self._account(now)
+        for name, entry in self.live.items():
+            if after[name].promised and not entry.seen.promised:
+                entry.seen = replace(entry.seen, promised=True)
         for action in result.actions:
             entry = self.live[action.job]
             before = entry.seen.run

@@ -24,6 +24,13 @@ class JobResult:
     """Accelerator-seconds held."""
     cost: float | None = None
     """Money for them; None: the cluster has no prices, or it was not recorded."""
+    deadline_s: float | None = None
+    promised: bool = False
+    """Whether its deadline was promised."""
+
+    @property
+    def is_in_time(self) -> bool:
+        return self.deadline_s is not None and self.end_s <= self.deadline_s
 
     @property
     def jct_s(self) -> float:
@@ -61,24 +68,41 @@ class Result:
         """The numbers people compare; hours unless the name says otherwise."""
         hours = [job.jct_s / 3600 for job in self.jobs]
         restarts = [job.restarts for job in self.jobs]
+        return (
+            {
+                "name": self.name,
+                "jobs": len(self.jobs),
+                "mean_h": mean(hours),
+                "median_h": percentile(hours, 50),
+                "p99_h": percentile(hours, 99),
+                "max_h": max(hours, default=0.0),
+                "makespan_h": self.makespan_s / 3600,
+                "worst_ftf": max(self.ratios, default=0.0),
+                "p99_ftf": percentile(list(self.ratios), 99),
+                "moves_per_job": mean([float(count) for count in restarts]),
+                "lost_h_per_job": mean([job.lost_s / 3600 for job in self.jobs]),
+                "utilisation": self.utilisation,
+                "work_utilisation": self.work_utilisation,
+                "accelerator_h_per_job": mean([job.held_s / 3600 for job in self.jobs]),
+                "cost_per_job": self.cost_per_job,
+                "largest_wait_h": None if self.largest_wait_s is None else self.largest_wait_s / 3600,
+            }
+            | self.deadlines()
+            | dict(self.notes)
+        )
+
+    def deadlines(self) -> dict[str, Json]:
+        """How many deadlines there were, were promised, and were kept; nothing where no job has one."""
+        own = [job for job in self.jobs if job.deadline_s is not None]
+        promised = [job for job in own if job.promised]
+        if not own:
+            return {}
         return {
-            "name": self.name,
-            "jobs": len(self.jobs),
-            "mean_h": mean(hours),
-            "median_h": percentile(hours, 50),
-            "p99_h": percentile(hours, 99),
-            "max_h": max(hours, default=0.0),
-            "makespan_h": self.makespan_s / 3600,
-            "worst_ftf": max(self.ratios, default=0.0),
-            "p99_ftf": percentile(list(self.ratios), 99),
-            "moves_per_job": mean([float(count) for count in restarts]),
-            "lost_h_per_job": mean([job.lost_s / 3600 for job in self.jobs]),
-            "utilisation": self.utilisation,
-            "work_utilisation": self.work_utilisation,
-            "accelerator_h_per_job": mean([job.held_s / 3600 for job in self.jobs]),
-            "cost_per_job": self.cost_per_job,
-            "largest_wait_h": None if self.largest_wait_s is None else self.largest_wait_s / 3600,
-        } | dict(self.notes)
+            "deadlines": len(own),
+            "deadlines_kept": sum(job.is_in_time for job in own),
+            "promises": len(promised),
+            "promises_kept": sum(job.is_in_time for job in promised),
+        }
 
 
 def mean(values: list[float]) -> float:

@@ -118,6 +118,7 @@ def elastic_job(
     cells: Mapping[str, Cells],
     most: int,
     restart_s: float | None = None,
+    deadline_s: float | None = None,
 ) -> TraceJob:
     """A job that may have from one accelerator up to the largest measured size, at most `most`, that is faster than
     all smaller ones on some type.
@@ -142,14 +143,15 @@ def elastic_job(
         max_pods=max(largest),
         measured=usable,
         restart_s=restart_s,
+        deadline_s=deadline_s,
     )
 
 
 def elasticflow(
     path: Path, folders: Mapping[str, Path], per_node: Mapping[str, int], most: int = 16
 ) -> Trace:
-    """A trace of ElasticFlow: job, submission, iterations, model, batch size. All jobs are elastic from one
-    accelerator; the deadline and the accelerators that the trace's rigid schedulers used are left out.
+    """A trace of ElasticFlow: job, submission, iterations, model, deadline, batch size. All jobs are elastic from one
+    accelerator; the accelerators that the trace's rigid schedulers used are left out.
 
     Args:
         folders: measured speeds, by accelerator type.
@@ -162,11 +164,9 @@ def elasticflow(
         for number, row in enumerate(csv.DictReader(file)):
             try:
                 key = row["model_name"], int(row["batch_size"])
-                name, arrival_s, iterations = (
-                    row["job_id"],
-                    float(row["submit_time"]),
-                    float(row["iteration"]),
-                )
+                name, arrival_s = row["job_id"], float(row["submit_time"])
+                iterations = float(row["iteration"])
+                deadline_s = float(row["ddl"]) if row.get("ddl") else None
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(f"{path}:{number + 2}: not a job of ElasticFlow: {error!r}") from error
             if key not in known:
@@ -175,7 +175,12 @@ def elasticflow(
                 }
             label = f"{key[0]} batch {key[1]}"
             try:
-                jobs.append(elastic_job(name.zfill(5), arrival_s, iterations, label, known[key], most))
+                speeds = known[key]
+                jobs.append(
+                    elastic_job(
+                        name.zfill(5), arrival_s, iterations, label, speeds, most, deadline_s=deadline_s
+                    )
+                )
             except ValueError as error:
                 raise TraceError(
                     f"{path}:{number + 2}: {error} in {', '.join(map(str, folders.values()))}"

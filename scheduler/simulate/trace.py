@@ -35,6 +35,8 @@ class TraceJob:
     `SCALING_EXPONENT`."""
     restart_s: float | None = None
     """Seconds without progress that a start costs; None: as the settings say."""
+    deadline_s: float | None = None
+    """When it should be done."""
 
     @property
     def accelerators(self) -> float:

@@ -68,6 +68,8 @@ def jobs(draw: st.DrawFn, number: int) -> Job:
         remaining_work=draw(st.none() | st.floats(10, 1e6)),
         attained_s=draw(st.floats(0, 1e5)),
         preemptions=draw(st.integers(0, 6)),
+        deadline_s=draw(st.sampled_from((None, None, NOW - 60, NOW + 600, NOW + 7200, NOW + 360_000))),
+        promised=draw(st.booleans()),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_a_broken_line_of_a_trace_is_named(tmp_path: Path, line: str) -> None:
         return
     with pytest.raises(TraceError, match=r"trace\.csv:8: not a job of ElasticFlow"):
         elasticflow(path, {"t4": POLLUX}, {"t4": 4})
+
+
+def test_deadlines_of_a_trace_are_counted() -> None:
+    trace = elasticflow(FLOW / "trace.csv", {"t4": POLLUX}, {"t4": 4})
+    assert all(job.deadline_s is not None for job in trace.jobs)
+    numbers = simulate(trace, FOUR_PER_NODE, Policy(), Settings()).to_json()
+    assert isinstance(numbers, dict)
+    kept = {name: numbers[name] for name in ("deadlines", "deadlines_kept", "promises", "promises_kept")}
+    assert kept["deadlines"] == len(trace.jobs)
+    assert kept["promises_kept"] == kept["promises"] <= kept["deadlines_kept"]
+    without = Trace("t", tuple(replace(job, deadline_s=None) for job in trace.jobs))
+    assert "deadlines" not in str(simulate(without, FOUR_PER_NODE, Policy(), Settings()).to_json())
 
 
 def elastic(work: float, most: int) -> TraceJob:
