@@ -13,8 +13,8 @@ slower than measured) stays, and its job takes what is left by then and is done 
 A tenant's promises take at most what the tenant is entitled to, for others' shares must not be promised away, and leave
 out what jobs hold that nobody may stop. Speeds count with their lower bound, and a deadline is aimed at a little early.
 
-What follows from it is in the values (`value.py`): a promised job that needs its share now is worth more, up to the speed
-of that share, than all jobs without; beyond it, and before, it is worth what others are.
+What follows from it is in the values (`value.py`): a promised job that needs its share now (`DeadlineShare.urgent`) is worth
+more, up to the speed of that share, than all jobs without; beyond it, and before, it is worth what others are.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ EARLY_PART = 0.03
 TRIED = 16
 """Jobs without a promise for which one is sought in a plan, earliest deadline first; each costs a filling."""
 EPS = 1e-6
+"""Relative, and in units: entitlements are rounded to a millionth of a unit."""
 FOREVER_S = 1e9
 
 
@@ -158,7 +159,7 @@ class _Filling:
             free = self._free.get(way.pool)
             if free is None:
                 continue
-            room = np.minimum(free, self._units[job.tenant] / way.unit) / way.per_pod + EPS
+            room = np.minimum(free, (self._units[job.tenant] + EPS) / way.unit) / way.per_pod + EPS
             pods, speeds = np.array([0, *way.pods]), np.array([0.0, *way.speeds])
             fitting = np.searchsorted(pods, room, side="right") - 1
             for most in range(1, len(pods)):

@@ -350,6 +350,10 @@ class SharePrice:
     price: float
 
 
+PUT_OFF_S = 600.0
+"""A promised job that could not wait so long any more takes its share."""
+
+
 class DeadlineAnswer(StrEnum):
     """What is said of a deadline."""
 
@@ -389,10 +393,10 @@ class DeadlineShare:
         return self.answer in (DeadlineAnswer.KEEPS, DeadlineAnswer.LATE)
 
     def urgent(self, now: float) -> bool:
-        """Whether the job must have its share now: were it put off for as long as it runs, it would be late."""
+        """Whether the job must have its share now: were it put off for as long as it runs, or for `PUT_OFF_S`, it would be late."""
         if not self.promised or not self.accelerators_m or self.ends_s is None:
             return False
-        return self.slack_s < self.ends_s - now
+        return self.slack_s < max(self.ends_s - now, PUT_OFF_S)
 
 
 @dataclass(frozen=True, slots=True)

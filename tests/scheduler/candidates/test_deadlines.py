@@ -99,6 +99,12 @@ def test_a_tenant_promises_no_more_than_it_is_entitled_to() -> None:
     assert refused.answer is DeadlineAnswer.CROWDED
 
 
+def test_entitlements_are_rounded_to_a_millionth_of_a_unit() -> None:
+    """A core is worth few units, so the rounding is a large part of it."""
+    core = Way("gpu", "gpu", 1.0, 0.00024049, (1,), (1.0,))
+    assert found(asked("one", 2.0, 1.0, ways=(core,)), entitled={"a": 0.00024})["one"].accelerators_m == 1000
+
+
 def test_of_two_types_the_cheaper_one_is_taken_that_is_enough() -> None:
     slow = Way("slow", "slow", 1.0, 0.25, (1, 2, 4, 8), (0.5, 0.9, 1.6, 2.5))
     relaxed, hurried = (asked("one", hours, 1.0, ways=(ELASTIC, slow)) for hours in (3.0, 0.3))

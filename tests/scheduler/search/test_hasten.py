@@ -83,6 +83,13 @@ def test_a_job_with_time_left_waits_its_turn() -> None:
     assert held(after(due("due", 8.0, 1.0), other("long", 8, most=8)))["long"] >= 7
 
 
+def test_a_job_that_is_nearly_done_keeps_its_place() -> None:
+    """It has more time left than it runs, but none to start again."""
+    nearly = due("nearly", 0.05, 0.01, on=1, most=1)
+    found = held(after(nearly, due("due", 0.3, 1.4), other("long", 7)))
+    assert (found["nearly"], found["due"]) == (1, 4)
+
+
 def test_a_running_job_that_is_too_slow_gets_more() -> None:
     assert held(after(due("due", 0.4, 1.0, on=2, most=4), other("long", 6)))["due"] == 4
 
