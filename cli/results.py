@@ -152,6 +152,7 @@ class Preview(WireModel):
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
     changes: list[Change] = Field(default_factory=list)
+    deadline: str = ""
     start_p50_seconds: float | None = None
     start_p90_seconds: float | None = None
     end_p50_seconds: float | None = None

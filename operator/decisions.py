@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from busbar.scheduler import Placement, Reservation
+from busbar.scheduler import DeadlineShare, Placement, Reservation
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,11 @@ class Reserved:
     reservation: Reservation | None = None
 
 
-Decision = Admit | Release | Wait | Forecast | Reserved
+@dataclass(frozen=True)
+class Deadline:
+    """What the plan says of a job's deadline; None: nothing (any more)."""
+
+    share: DeadlineShare | None = None
+
+
+Decision = Admit | Release | Wait | Forecast | Reserved | Deadline

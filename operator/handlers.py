@@ -25,7 +25,7 @@ from busbar.operator.accounting.allocations import (
     PoolRemarks,
     TenantAllocation,
 )
-from busbar.operator.decisions import Admit, Decision, Forecast, Reserved, Wait
+from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Reserved, Wait
 from busbar.operator.energy.ledger import Ledger
 from busbar.operator.errors import Busy
 from busbar.operator.metrics import Metrics
@@ -57,6 +57,7 @@ from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
+from busbar.operator.training.deadline import news as deadline_news
 from busbar.operator.training.reconcile import reconcile as reconcile_job
 from busbar.operator.training.view import JobView, holders, waits_for_its_turn
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
@@ -143,7 +144,8 @@ class Handlers:
             return None
         forecast = next((d for d in decisions if isinstance(d, Forecast)), None)
         reserved = next((d for d in decisions if isinstance(d, Reserved)), None)
-        decision = next((d for d in decisions if d is not forecast and d is not reserved), None)
+        deadline = next((d for d in decisions if isinstance(d, Deadline)), None)
+        decision = next((d for d in decisions if not isinstance(d, Forecast | Reserved | Deadline)), None)
         status = job.status
         name = decision.placement.pool if isinstance(decision, Admit) else ""
         if not name and status is not None and status.admission is not None:
@@ -169,7 +171,7 @@ class Handlers:
             budget=self.holds.of_namespace(key.namespace),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
-        update = reconcile_job(view, decision, forecast, reserved)
+        update = reconcile_job(view, decision, forecast, reserved, deadline)
         if update.status is not None:
             self._energy_sent(job.metadata.uid, update.status.usage)
             acts, waits = bool(update.actions), bool(decisions)
@@ -180,6 +182,9 @@ class Handlers:
             finally:
                 self._promised.pods.pop(key, None)
             self._written_at[key] = time.monotonic()
+            told = deadline_news(status, update.status)
+            if told is not None:
+                self._writer.notice(TRAINING_JOBS, job, *told)
             if update.status.admission is None:
                 self._refused.pop((KIND_TRAINING, key), None)
         await self._carry_out(KIND_TRAINING, key, update.actions)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import yaml
@@ -184,6 +185,8 @@ def _engine(fields: Fields, model: Object, rate: float) -> Object:
     if fields.get("device_memory", "").strip():
         engine["deviceMemory"] = fields["device_memory"].strip()
     spec: Object = {"engine": engine, "shape": _shape(fields), **_placing(fields)}
+    if fields.get("deadline", "").strip():
+        spec["deadline"] = _moment(fields, "deadline")
     if fields.get("checkpoint_steps", "").strip():
         spec["checkpoint"] = {"everySteps": _whole(fields, "checkpoint_steps", 50)}
     spec["output"] = {"uri": fields.get("output", "").strip()}
@@ -241,6 +244,17 @@ def _placing(fields: Fields) -> Object:
     if fields.get("priority", "").strip():
         placing["priority"] = _whole(fields, "priority", 100, least=0)
     return placing
+
+
+def _moment(fields: Fields, name: str) -> str:
+    """A moment of a form, which has no time zone, as UTC."""
+    text = fields[name].strip()
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{name}: {text!r} is no moment; write it as 2030-01-31T18:00", field=name) from None
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    return found.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _whole(fields: Fields, name: str, default: int, least: int = 1) -> int:

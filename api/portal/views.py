@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from busbar.api.objects.cluster import model_id
@@ -85,6 +85,8 @@ class JobView:
     trained: str
     bad_rows: str
     activations: str
+    deadline: str
+    deadline_said: str
     loss: str
     speed: str
     eta: str
@@ -141,6 +143,8 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         trained=_trained(status.model),
         bad_rows=number(progress.bad_rows or None, 0),
         activations="activations are recomputed" if progress.activations == "recompute" else "",
+        deadline=f"{spec.deadline.astimezone(UTC):%d %b %H:%M} UTC" if spec.deadline is not None else "",
+        deadline_said=status.deadline.message if status.deadline is not None else "",
         loss=number(progress.loss, 4),
         speed=number(progress.tokens_per_second, 0),
         eta=_eta(progress, phase),

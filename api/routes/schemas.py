@@ -186,6 +186,10 @@ class PreviewInfo(Answer):
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
     changes: list[ChangeInfo] = Field(description="Smallest changes that would let it start now.")
+    deadline: str = Field(
+        default="",
+        description="Whether its deadline would be promised, and if not what that would break; empty without one.",
+    )
     start_p50_seconds: float | None = Field(
         default=None, description="Until it starts, if it waits: as likely sooner as later."
     )

@@ -138,6 +138,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),
         ("Activations", _part(status, "progress").get("activations")),
+        ("Deadline", _deadline(found)),
         ("Trained", _trained(_part(status, "model"))),
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
@@ -219,6 +220,14 @@ def _forecast(status: dict[str, Any]) -> list[tuple[str, object]]:
         return f"likely {_ahead(forecast[p50])}, nine times in ten {_ahead(forecast[p90])} or sooner"
 
     return [("Starts", said("startP50", "startP90")), ("Ends", said("endP50", "endP90"))]
+
+
+def _deadline(found: Object) -> str | None:
+    """The deadline, and what is said of it."""
+    at, said = found.spec.get("deadline"), _part(found.status, "deadline")
+    if not at:
+        return None
+    return f"{at}: {said['message']}" if said.get("message") else str(at)
 
 
 def _place(status: dict[str, Any]) -> str | None:

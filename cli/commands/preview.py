@@ -76,6 +76,7 @@ def _table(found: Preview) -> str:
             ("Ends", _range(found.end_p50_seconds, found.end_p90_seconds)),
             ("Past forecasts", _record(found)),
             ("Why", found.reason),
+            ("Deadline", found.deadline),
             ("Code", found.code),
             ("Pool", found.pool),
             ("Accelerator", f"{found.accelerators:g} × {found.accelerator}" if found.accelerator else None),

@@ -60,6 +60,8 @@ class PreviewAnswer(WireModel):
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
     changes: tuple[Change, ...] = ()
+    deadline: str = ""
+    """Whether its deadline would be promised, and if not what that would break; empty without one."""
     start_p50_seconds: float | None = None
     """Median time until the start, if it waits."""
     start_p90_seconds: float | None = None

@@ -22,7 +22,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.pod_template import PodTemplate
-from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable, not_built
+from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, GangShape
 from busbar.kube.types.training_engine import Order, TrainingEngine
 
@@ -118,6 +118,12 @@ class TrainingJobSpec(SpecModel):
             field_path=".shape",
             holds=lambda spec: _order_holds(spec.engine, spec.shape),
         ),
+        Rule(
+            cel="!has(self.deadline) || has(self.engine)",
+            message="nothing knows how long an own image runs; remove spec.deadline, or use spec.engine",
+            field_path=".deadline",
+            holds=lambda spec: spec.deadline is None or spec.engine is not None,
+        ),
         immutable("engine"),
         immutable("template"),
         immutable("output"),
@@ -156,10 +162,8 @@ class TrainingJobSpec(SpecModel):
     )
     deadline: datetime | None = Field(
         default=None,
-        description="When the job should have ended. Refused: nothing orders the queue by it yet.",
-        json_schema_extra=not_built(
-            "deadlines are not built yet: nothing would keep this one; remove spec.deadline"
-        ),
+        description="When the job should have ended. status.deadline says whether that is promised; a promised job gets "
+        "what it needs for it before its tenant's other jobs of at most its priority.",
     )
     suspend: bool = Field(default=False, description="True: save, release everything and wait.")
     output: Output | None = Field(
@@ -195,6 +199,41 @@ class Release(StatusModel):
     message: Sentence = Field(default="", description="One sentence that says why.")
     requested_at: datetime | None = Field(default=None, description="When it was asked.")
     deadline: datetime | None = Field(default=None, description="When its pods are killed.")
+
+
+class DeadlineAnswer(StrEnum):
+    """What is said of a deadline."""
+
+    UNKNOWN = "Unknown"
+    KEEPS = "Keeps"
+    LATE = "Late"
+    OUT_OF_REACH = "OutOfReach"
+    CROWDED = "Crowded"
+    NOT_TRIED = "NotTried"
+
+    @property
+    def is_promise(self) -> bool:
+        return self in (DeadlineAnswer.KEEPS, DeadlineAnswer.LATE)
+
+
+class DeadlineStatus(StatusModel):
+    """What the plan says of the deadline."""
+
+    at: datetime = Field(description="The deadline that this is about.")
+    answer: DeadlineAnswer = Field(
+        description="Keeps: promised. Late: promised, and out of reach by now. OutOfReach, Crowded, NotTried: not promised. "
+        "Unknown: not planned yet, or nobody knows how long the job is."
+    )
+    message: Sentence = Field(default="", description="The same in one sentence.")
+    accelerator: ShortText | None = Field(default=None, description="The type that it needs from now on.")
+    accelerators: Amount = Field(default=0.0, description="How many; 0: earlier deadlines come first.")
+    ends_by: datetime | None = Field(
+        default=None, description="When it would end with these; written again only when it has moved."
+    )
+    breaks: Annotated[list[ShortText], Field(max_length=16)] = Field(
+        default_factory=list, description="Crowded: jobs of the tenant whose promises it would break."
+    )
+    met: bool | None = Field(default=None, description="Of an ended job: whether it ended in time.")
 
 
 class Fingerprint(StatusModel):
@@ -397,6 +436,7 @@ class TrainingJobStatus(StatusModel):
         description="The place that is collected for it; present only while it is first in line.",
     )
     promise: Promise | None = Field(default=None, description="The first forecast of its last wait.")
+    deadline: DeadlineStatus | None = Field(default=None, description="What is said of its deadline.")
     progress: Progress | None = Field(default=None, description="Progress of the run.")
     model: TrainedModel | None = Field(default=None, description="How much of the model is trained.")
     memory: MemoryUse | None = Field(default=None, description="Memory by plan and as measured.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from busbar.kube.contracts.preview import Change, NodeLoad, NodeLoads, PreviewAnswer, span
 from busbar.kube.informer import Key
@@ -21,6 +21,7 @@ from busbar.operator.accounting import budgets
 from busbar.operator.forecasts.worker import Answer, Question
 from busbar.operator.pods.room import Promised, pod_room
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
+from busbar.operator.training import deadline
 from busbar.operator.watch.caches import tenant_of_namespace
 from busbar.scheduler import (
     Action,
@@ -94,8 +95,18 @@ def answer(question: PreviewQuestion) -> PreviewAnswer:
     starts = {a.job: a for a in decided.actions if a.kind is ActionKind.START}
     started = [job for job in jobs if job.id in starts]
     if started:
-        return _starting(snapshot, started[0], starts[started[0].id], question.admin)
-    return _waiting(jobs[0], decided, question.admin)
+        found = _starting(snapshot, started[0], starts[started[0].id], question.admin)
+        return found.model_copy(update={"deadline": _of_deadline(started[0], decided)})
+    waits = _waiting(jobs[0], decided, question.admin)
+    return waits.model_copy(update={"deadline": _of_deadline(jobs[0], decided)})
+
+
+def _of_deadline(job: Job, decided: Plan) -> str:
+    """What is said of the draft's deadline; empty without one. Jobs that it names are of the draft's own tenant."""
+    if job.deadline_s is None:
+        return ""
+    share = next((share for share in decided.deadlines if share.job == job.id), None)
+    return deadline.sentence(share, datetime.fromtimestamp(job.deadline_s, UTC))
 
 
 def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> PreviewAnswer | None:

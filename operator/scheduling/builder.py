@@ -79,6 +79,8 @@ class SnapshotBuilder:
         self._jobs: dict[JobId, Job] = {}
         self._order: list[JobId] = []
         self._reserved: dict[JobId, Reservation] = {}
+        self._due: set[JobId] = set()
+        """Jobs with a deadline."""
         self._counted: set[str] = set()
         """Uids of pods whose use is counted by a job."""
         self._stale: set[Item] = set()
@@ -219,6 +221,10 @@ class SnapshotBuilder:
         """The waiting jobs whose statuses name a place that is collected for them."""
         return self._reserved
 
+    def with_deadline(self) -> Iterable[JobId]:
+        """The jobs that should have ended by some time, waiting or not."""
+        return self._due
+
     def tenant_of(self, namespace: str) -> str:
         """The tenant of a namespace; empty if it has none."""
         return self._tenant_of.get(namespace, "")
@@ -291,6 +297,7 @@ class SnapshotBuilder:
         for claim in (claim for old, _ in changes for claim in old):
             were[claim.job.id] = self._jobs.pop(claim.job.id, claim.job)
             self._reserved.pop(claim.job.id, None)
+            self._due.discard(claim.job.id)
         there: set[JobId] = set()
         for claim in (claim for _, new in changes for claim in new):
             was, there_now = were.get(claim.job.id), claim.job
@@ -298,6 +305,8 @@ class SnapshotBuilder:
             there.add(there_now.id)
             if claim.reservation is not None:
                 self._reserved[there_now.id] = claim.reservation
+            if there_now.deadline_s is not None:
+                self._due.add(there_now.id)
         self._reorder(there - were.keys(), were.keys() - there)
         for key in pods:
             self._place(key)

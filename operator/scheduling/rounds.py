@@ -38,7 +38,7 @@ from typing import Any
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
 from busbar.operator.accounting.allocations import PoolRemarks
-from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
+from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Release, Reserved, Wait
 from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
@@ -47,6 +47,7 @@ from busbar.operator.scheduling.sentences import Sentences
 from busbar.operator.scheduling.snapshot import ClusterObjects, builder_of
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
+from busbar.operator.training.deadline import is_told
 from busbar.operator.training.reservation import moved, same_place
 from busbar.operator.watch.caches import Caches
 from busbar.operator.write.status import clip
@@ -279,7 +280,7 @@ class Rounds:
         return decided.plan
 
     def _show(self, decided: Decided) -> None:
-        self._waiting = bool(decided.plan.waiting)
+        self._waiting = bool(decided.plan.waiting or decided.plan.deadlines)
         for metric, counts in (
             (self._metrics.waiting, decided.reasons),
             (self._metrics.quarantined, decided.faults),
@@ -306,12 +307,14 @@ class Rounds:
         )
         decided.acting, acted = self._decisions(builder, made)
         decided.told = self._tell(builder, made, acted, work)
+        due = self._tell_deadlines(builder, made, decided.told)
         if work.full:
-            decided.waiting = set(builder.waiting())
+            decided.waiting = set(builder.waiting()) | due
             for gone in [job for job in self._explained if builder.job(JobId(job)) is None]:
                 del self._explained[gone]
         else:
-            decided.silent = {Item(*changed) for changed in work.changes if not builder.waits(Item(*changed))}
+            silent = {Item(*changed) for changed in work.changes if not builder.waits(Item(*changed))}
+            decided.silent = silent - due
         return decided
 
     def _build(self, work: Work) -> tuple[SnapshotBuilder, Snapshot]:
@@ -408,6 +411,24 @@ class Rounds:
                 before, was_new = told.get(target.item, ([], False))
                 told[target.item] = ([*before, *found], was_new or is_new or won_or_lost)
         return told
+
+    def _tell_deadlines(
+        self, builder: SnapshotBuilder, made: Plan, told: dict[Item, tuple[list[Decision], bool]]
+    ) -> set[Item]:
+        """What jobs with deadlines are told, waiting or not, at once: added to `told`; the jobs."""
+        shares = {share.job: share for share in made.deadlines}
+        found: set[Item] = set()
+        for name in builder.with_deadline():
+            target = _target(builder, name)
+            job = self._caches.jobs.items.get(target.item.key) if target is not None else None
+            if target is None or job is None:
+                continue
+            found.add(target.item)
+            share, status = shares.get(name), job.status
+            if not is_told(status.deadline if status else None, job.spec.deadline, share, made.at_s):
+                before, _ = told.get(target.item, ([], False))
+                told[target.item] = ([*before, Deadline(share)], True)
+        return found
 
     def _to_tell(self, made: Plan, others: set[str], *, full: bool) -> Iterator[WaitingRecord]:
         """The records that are new, and those of the jobs named; all of them after a full plan."""

@@ -1,4 +1,5 @@
-"""What waiting jobs are told: why they wait, when they will start, and where. No round waits for it.
+"""What jobs are told: why they wait, when they will start, and where; of a deadline, whether it is promised. No round
+waits for it.
 
     rounds ──► put (the latest wins) ──► new reasons first ──► other sentences, forecasts ──► each object's reconcile
 
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from busbar.operator.decisions import Decision, Forecast, Reserved, Wait
+from busbar.operator.decisions import Deadline, Decision, Forecast, Reserved, Wait
 from busbar.operator.queue.controller import Controller, Item
 
 WRITERS = 4
@@ -29,10 +30,11 @@ class _Told:
     waits: dict[int, Wait] = field(default_factory=dict)  # by index of the replica
     forecast: Forecast | None = None
     reserved: Reserved | None = None
+    deadline: Deadline | None = None
     at: float = float("-inf")
 
     def decisions(self) -> tuple[Decision, ...]:
-        news = (self.forecast, self.reserved)
+        news = (self.forecast, self.reserved, self.deadline)
         return (*self.waits.values(), *(each for each in news if each is not None))
 
 
@@ -69,6 +71,8 @@ class Sentences:
                 told.forecast = decision
             elif isinstance(decision, Reserved):
                 told.reserved = decision
+            elif isinstance(decision, Deadline):
+                told.deadline = decision
         if is_new:
             self._new.setdefault(item)
         elif not queued:
@@ -105,7 +109,8 @@ class Sentences:
                 continue
             told = self._told[item]
             decisions = told.decisions()
-            told.waits, told.forecast, told.reserved, told.at = {}, None, None, self._clock()
+            told.waits, told.forecast, told.reserved, told.deadline = {}, None, None, None
+            told.at = self._clock()
             self._next_at = told.at + 1 / self._per_s
             await self._controller.process(item, decisions)
 

@@ -12,6 +12,7 @@ from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.profiles.table import workload
+from busbar.operator.training.deadline import promised
 from busbar.operator.training.reservation import reservation_of
 from busbar.operator.training.view import is_held, is_managed, leftovers, placement_of
 from busbar.operator.watch.projections import Pod
@@ -96,4 +97,6 @@ def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
         last_move_at_s=status.last_move_time.timestamp()
         if status is not None and status.last_move_time
         else None,
+        deadline_s=spec.deadline.timestamp() if spec.deadline is not None else None,
+        promised=promised(obj),
     )

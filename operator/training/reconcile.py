@@ -17,6 +17,7 @@ there.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 
 from busbar.kube.resources import PODS, SECRETS, SERVICES
@@ -29,9 +30,10 @@ from busbar.kube.types.training_job import (
     Preview,
     TrainingJobStatus,
 )
-from busbar.operator.decisions import Admit, Decision, Forecast, Release, Reserved, Wait
+from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Release, Reserved, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
+from busbar.operator.training.deadline import with_deadline
 from busbar.operator.training.release import begin_release, releasing, stuck_pod
 from busbar.operator.training.reservation import with_reservation
 from busbar.operator.training.start_forecast import started, with_forecast, withdrawn
@@ -75,8 +77,23 @@ def reconcile(
     decision: Decision | None = None,
     forecast: Forecast | None = None,
     reserved: Reserved | None = None,
+    deadline: Deadline | None = None,
 ) -> JobUpdate:
-    """See the module's head. A forecast and a place go with a reason to wait, in one status, or alone."""
+    """See the module's head. A forecast and a place go with a reason to wait, in one status, or alone; what is said of a
+    deadline goes with any status, or alone."""
+    update = _reconciled(view, decision, forecast, reserved)
+    status = update.status or view.status
+    if not is_managed(view.job) or status.phase in TERMINAL_PHASES:
+        return update
+    if deadline is None and view.job.spec.deadline is None:
+        deadline = Deadline()  # it was taken away: nothing is said of it any more
+    told = status if deadline is None else with_deadline(view.job, status, deadline, view.now)
+    return update if told is status else replace(update, status=told)
+
+
+def _reconciled(
+    view: JobView, decision: Decision | None, forecast: Forecast | None, reserved: Reserved | None
+) -> JobUpdate:
     if not is_managed(view.job):
         return JobUpdate()
     status = view.status

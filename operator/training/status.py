@@ -13,6 +13,7 @@ from busbar.kube.types.training_job import (
 from busbar.operator.pods.engine_image import EngineImage, check
 from busbar.operator.pods.readings import from_termination_message
 from busbar.operator.profiles.table import rates_of, workload
+from busbar.operator.training.deadline import ended
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.view import JobView
 from busbar.operator.watch.projections import Pod
@@ -40,6 +41,9 @@ def in_phase(
         "message": message,
         "observed_generation": generation,
     }
+    outcome = ended(view.job, phase, view.now)
+    if outcome is not None:
+        fields["deadline"] = outcome
     if not same or not status.conditions:
         fields["conditions"] = conditions(
             status.conditions, job_conditions(phase), reason, message, generation, view.now

@@ -279,6 +279,18 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         assert text in done.out, text
 
 
+async def test_describe_says_what_is_promised_of_a_deadline(site: Site) -> None:
+    at = "2030-01-31T18:00:00Z"
+    metadata = {"name": "due", "namespace": "ada-lab"}
+    spec = {**JOB["spec"], "deadline": at}
+    said = {"at": at, "answer": "Keeps", "message": "Promised: it needs 4 H100 from now on."}
+    status = {"phase": "Running", "deadline": said}
+    site.world.kube.put(TRAINING_JOBS, {**JOB, "metadata": metadata, "spec": spec, "status": status})
+    await site.world.settle()
+    done = await site.busbar("describe", "due")
+    assert f"{at}: Promised: it needs 4 H100 from now on." in done.out
+
+
 async def test_describe_of_a_waiting_job_says_when_it_is_likely_to_start_and_end(site: Site) -> None:
     def later(seconds: float) -> str:
         return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()

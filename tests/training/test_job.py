@@ -163,13 +163,11 @@ def test_a_job_without_a_spec_is_refused_with_a_sentence(spec: object, tmp_path:
         run_from_manifest({**manifest(), "spec": spec}, tmp_path, None, {"steps": 3})
 
 
-def test_a_field_that_is_not_built_is_refused_here_as_by_the_api_server(tmp_path: Path) -> None:
+def test_a_value_that_is_not_built_is_refused_here_as_by_the_api_server(tmp_path: Path) -> None:
     job = manifest()
     run_from_manifest(job, tmp_path, None, {})
-    job["spec"]["deadline"] = "2030-01-01T00:00:00Z"
-    with pytest.raises(
-        InvalidJob, match=r"spec\.deadline: deadlines are not built yet.*; remove spec\.deadline"
-    ):
+    job["spec"]["engine"]["activations"] = "swap"
+    with pytest.raises(InvalidJob, match="activations: swap is refused; set recompute or auto"):
         run_from_manifest(job, tmp_path, None, {})
 
 

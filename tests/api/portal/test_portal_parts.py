@@ -75,6 +75,29 @@ def test_the_training_forms_ask_what_to_do_with_activations() -> None:
     assert job_view(made(JOB, progress={"step": 1, "activations": "keep"}), NOW).activations == ""
 
 
+@pytest.mark.parametrize("form", ["train", "tune"])
+def test_the_training_forms_ask_for_a_deadline_in_utc(form: str) -> None:
+    given = TUNE if form == "tune" else TRAIN
+    for written, stored in (
+        ("2030-01-31T18:00", "2030-01-31T18:00:00Z"),
+        ("2030-01-31T18:00:00+02:00", "2030-01-31T16:00:00Z"),
+    ):
+        _, obj = draft(form, {**given, "deadline": written})
+        assert obj["spec"]["deadline"] == stored
+    assert "deadline" not in draft(form, {**given, "deadline": " "})[1]["spec"]
+    with pytest.raises(Invalid, match="deadline: 'soon' is no moment"):
+        draft(form, {**given, "deadline": "soon"})
+
+
+def test_the_page_of_a_job_says_what_is_promised() -> None:
+    at = "2030-01-31T18:00:00Z"
+    said = {"at": at, "answer": "Keeps", "message": "Promised: it needs 4 H100."}
+    with_deadline = {**JOB, "spec": {**JOB["spec"], "deadline": at}}
+    found = job_view(made(with_deadline, deadline=said), NOW)
+    assert (found.deadline, found.deadline_said) == ("31 Jan 18:00 UTC", "Promised: it needs 4 H100.")
+    assert job_view(made(JOB), NOW).deadline == ""
+
+
 def test_the_page_of_a_job_shows_its_adapter_and_the_rows_that_were_left_out() -> None:
     model = {
         "adapter": "LoRA of rank 8 on all linear layers",

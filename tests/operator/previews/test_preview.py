@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -107,6 +108,20 @@ def test_a_draft_that_waits_names_nobody_else() -> None:
     text = found.model_dump_json()
     assert "others" not in text
     assert "secret" not in text
+
+
+def test_a_draft_is_told_what_its_deadline_would_be_promised() -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
+    }  # fmt: skip
+    engine = {**ENGINE, "model": {"config": config}}
+    for days, words in ((5, "Promised: it needs 1 cpu from now on"), (-1, "Not promised: out of reach")):
+        at = (NOW + timedelta(days=days)).isoformat()
+        found = answer(asked(job("draft", engine=engine, deadline=at)))
+        assert found.starts_now
+        assert found.deadline.startswith(words)
+    assert answer(asked(job("draft", engine=engine))).deadline == ""
 
 
 def test_a_draft_that_can_never_start_is_told_so() -> None:

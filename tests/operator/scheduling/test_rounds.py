@@ -21,7 +21,7 @@ from tests.operator.builders import (
 
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
-from busbar.operator.decisions import Decision, Release, Reserved
+from busbar.operator.decisions import Deadline, Decision, Release, Reserved
 from busbar.operator.errors import PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
@@ -243,6 +243,35 @@ async def test_a_place_is_told_once_and_again_when_it_is_lost() -> None:
     assert rounds._reserved(None, target, now_s) == (Reserved(None), True)
     service = Target(Item("ModelService", Key("team", "job")), "7")
     assert rounds._reserved(place, service, now_s) == (None, False)
+
+
+async def test_a_job_is_told_of_its_deadline_with_its_admission_and_while_it_waits_and_once() -> None:
+    controller = Controller(Metrics(), workers=1)
+    seen: list[tuple[Decision, ...]] = []
+
+    async def note(key: Key, decisions: tuple[Decision, ...]) -> None:
+        seen.append(decisions)
+
+    controller.handles("TrainingJob", note)
+    rounds, caches = _live(controller)
+    starts = job("starts", deadline="2030-01-01T00:00:00Z")
+    waits = job("waits", deadline="2030-01-01T00:00:00Z", shape={"acceleratorsPerPod": 16})
+    for each in (starts, waits):
+        caches.jobs.observe(each.to_wire())
+    await rounds.once()
+    [decisions] = seen
+    assert [type(decision).__name__ for decision in decisions] == ["Admit", "Deadline"]
+
+    item = Item("TrainingJob", Key("team", "waits"))
+    [word] = [d for d in rounds.sentences._told[item].decisions() if isinstance(d, Deadline)]
+    known = reconcile(view(waits), deadline=word)
+    assert known.status is not None
+    newer = waits.metadata.model_copy(update={"resource_version": "8"})
+    caches.jobs.observe(waits.model_copy(update={"status": known.status, "metadata": newer}).to_wire())
+    rounds.sentences.drop(item)
+    await rounds.once()
+    again = rounds.sentences._told.get(item)
+    assert again is None or not any(isinstance(d, Deadline) for d in again.decisions())
 
 
 def test_statuses_say_what_is_collected_until_there_is_a_plan() -> None:
