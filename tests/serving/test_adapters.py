@@ -197,7 +197,7 @@ def test_groups_add_the_product_of_each_rows_adapter(
     expected = out.clone()
     for row, slot in enumerate(slots):
         if slot is not None:
-            low = (x[row] @ factors.a[slot].T).view(3, -1)
+            low = (x[row] @ factors.a[slot]).view(3, -1)
             parts = [part @ b[slot] for part, b in zip(low, factors.b, strict=True) if b is not None]
             expected[row] = torch.cat(parts)
     groups = group_rows([None if s is None else Place(page, s) for s in [*slots, None]], CPU, together)

@@ -1,8 +1,9 @@
 """Adapter weights in pages of slots, and their low-rank products over the rows of a step.
 
 A page holds adapters of one form (padded rank, adapted layers) slot by slot, for each fused matrix one tensor of all
-slots: A [slots, parts x rank, in], and for each part of the matrix B [slots, rank, out]. So the rows of neighbouring
-slots are one batched product without copying a weight. Ranks are padded with zeros, which change no sum.
+slots: A [slots, in, parts x rank], and for each part of the matrix B [slots, rank, out]. So the rows of neighbouring
+slots are one batched product without copying a weight. Both lie as they are multiplied: with a transposed factor some
+processors' libraries choose their kernel, and so the rounding, by the number of rows. Ranks are padded with zeros, which change no sum.
 
 A step's rows with adapters are divided once (`group_rows`): few rows each go together, slot by slot, where a gap of
 idle slots is computed and dropped if it is narrow; many rows (prompts) go alone. Rows without an adapter take part in
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from busbar.workloads.serving.adapter_files import MATRICES, AdapterFile, Part
 from busbar.workloads.serving.architecture import Architecture
@@ -54,7 +54,7 @@ class Factors:
     """One fused matrix of one layer, all slots."""
 
     a: torch.Tensor
-    """[slots, parts x rank, in]."""
+    """[slots, in, parts x rank]."""
     b: tuple[torch.Tensor | None, ...]
     """[slots, rank, out] of each part that is adapted."""
     widths: tuple[int, ...]
@@ -62,12 +62,12 @@ class Factors:
 
     def product(self, x: torch.Tensor, first: int, stop: int) -> torch.Tensor:
         """[slots, rows, out] of x [slots, rows, in], for the slots from `first` to before `stop`."""
-        low = torch.bmm(x, self.a[first:stop].transpose(1, 2))
+        low = torch.bmm(x, self.a[first:stop])
         return self._raised(low, lambda part, b: torch.bmm(part, b[first:stop]))
 
     def product_of_one(self, x: torch.Tensor, slot: int) -> torch.Tensor:
         """[rows, out] of x [rows, in]."""
-        return self._raised(F.linear(x, self.a[slot]), lambda part, b: torch.mm(part, b[slot]))
+        return self._raised(torch.mm(x, self.a[slot]), lambda part, b: torch.mm(part, b[slot]))
 
     def _raised(self, low: torch.Tensor, product: _Product) -> torch.Tensor:
         outs: list[torch.Tensor] = []
@@ -105,7 +105,7 @@ class Page:
                 sides = [shapes[f"model.layers.{layer}.{name}.weight"] for name in names]
                 rows = sum(adapted) * form.rank
                 found[matrix] = Factors(
-                    torch.zeros((slots, rows, sides[0][1]), device=device, dtype=dtype),
+                    torch.zeros((slots, sides[0][1], rows), device=device, dtype=dtype),
                     tuple(
                         torch.zeros((slots, form.rank, side[0]), device=device, dtype=dtype) if has else None
                         for side, has in zip(sides, adapted, strict=True)
@@ -125,7 +125,7 @@ class Page:
                         continue
                     down, up = factors[layer, name]
                     rank = down.shape[0]
-                    fused.a[slot, place : place + rank].copy_(down)
+                    fused.a[slot, :, place : place + rank].copy_(down.T)
                     b[slot].zero_()
                     b[slot, :rank].copy_(up.T)
                     place += self.form.rank
