@@ -64,7 +64,11 @@ class ServingReport(CellReport):
     """Speed and memory of one serving replica."""
 
     parameters: Count = 0
+    weights_stored: Text = ""
+    """As what the layers' matrices are kept: a float dtype, int8 or int4."""
     weight_bytes: Count = 0
+    kv_stored: Text = ""
+    """As what keys and values are kept."""
     kv_bytes: Count = 0
     kv_bytes_per_token: Count = 0
     kv_block_tokens: Count = 0

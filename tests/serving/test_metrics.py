@@ -78,7 +78,7 @@ def loaded(llama: tuple[Path, Any], clock: Clock) -> Loaded:
 
 def test_names_and_kinds_are_frozen() -> None:
     metrics = Metrics("tiny", 512)
-    metrics.cache_config(16, 10)
+    metrics.cache_config(16, 10, "float32")
     assert {m.name: m.type for m in metrics.registry.collect()} == FROZEN
 
 
@@ -168,7 +168,16 @@ def test_preemptions_are_counted(llama: tuple[Path, Any]) -> None:
 
 def test_the_cache_layout_is_a_constant_gauge(loaded: Loaded) -> None:
     blocks = str(loaded.core.scheduler.pool.total)
-    assert value(loaded.core, "vllm:cache_config_info", block_size="16", num_gpu_blocks=blocks) == 1
+    assert (
+        value(
+            loaded.core,
+            "vllm:cache_config_info",
+            block_size="16",
+            num_gpu_blocks=blocks,
+            cache_dtype="float32",
+        )
+        == 1
+    )
 
 
 def test_adapters_names_are_a_bounded_set_of_labels() -> None:

@@ -128,6 +128,12 @@ def test_the_specs_arguments_set_what_has_no_field() -> None:
     assert (settings.engine.max_running, settings.engine.dtype, settings.max_waiting) == (8, "bfloat16", 1)
     assert settings.engine.block_tokens == 16
     assert from_environment(POD).max_waiting == 256
+    settings = from_environment(POD, ["--weights-dtype", "int8", "--kv-dtype", "int4"])
+    assert (settings.engine.weights_dtype, settings.engine.kv_dtype) == ("int8", "int4")
+    assert (from_environment(POD).engine.weights_dtype, from_environment(POD).engine.kv_dtype) == (
+        "auto",
+        "auto",
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,6 +145,8 @@ def test_the_specs_arguments_set_what_has_no_field() -> None:
         ["--max-waiting", "0"],
         ["word"],
         ["--max-run", "3"],
+        ["--kv-dtype", "bfloat16"],
+        ["--weights-dtype", "int3"],
     ],
 )
 def test_arguments_that_are_not_understood_are_refused(words: list[str]) -> None:
@@ -183,6 +191,8 @@ def test_bad_quantities_are_refused_with_their_place(text: object) -> None:
         ("max_batched_tokens", 0, 1),
         ("device", "tpu", "cpu"),
         ("dtype", "int8", "bfloat16"),
+        ("weights_dtype", "fp8", "int4"),
+        ("kv_dtype", "int2", "int8"),
     ],
 )
 def test_engine_settings_are_checked(name: str, bad: object, good: object) -> None:

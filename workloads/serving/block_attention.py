@@ -22,7 +22,7 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 
-from busbar.workloads.serving.kvcache import KvCache
+from busbar.workloads.serving.kvcache import KvCache, StoredBlocks
 from busbar.workloads.serving.sequence import Chunk
 
 NOTHING = -1e30
@@ -162,7 +162,7 @@ def _decode(part: DecodePart, layer: int, q: torch.Tensor, cache: KvCache) -> to
     rows, heads, width = q.shape
     kv_heads = cache.shape.kv_heads
     by_head = q.view(rows, kv_heads, heads // kv_heads, width)
-    operands = [_operand(group, layer, cache) for group in part.groups]
+    operands = [cache.blocks_of(layer, group.first, group.blocks) for group in part.groups]
     scores = [_scores(g, both, by_head) for g, both in zip(part.groups, operands, strict=True)]
     peaks = torch.cat([each.amax(-1) for each in scores], 1)
     of_row = peaks.index_select(1, part.table).view(kv_heads, rows, -1, peaks.shape[2]).amax(2)
@@ -176,35 +176,38 @@ def _decode(part: DecodePart, layer: int, q: torch.Tensor, cache: KvCache) -> to
     return shares.transpose(0, 1).reshape(rows, heads, width)
 
 
-def _operand(group: BlockGroup, layer: int, cache: KvCache) -> torch.Tensor:
-    """[n, 2, kv heads, slots, dim] keys and values: a view where the blocks are a range."""
-    if group.first is not None:
-        return cache.pool[group.first : group.first + len(group.blocks), layer]
-    return cache.pool[:, layer].index_select(0, group.blocks)
-
-
-def _scores(group: BlockGroup, both: torch.Tensor, by_head: torch.Tensor) -> torch.Tensor:
+def _scores(group: BlockGroup, stored: StoredBlocks, by_head: torch.Tensor) -> torch.Tensor:
     """[kv heads, pairs, queries, slots] of queries [rows, kv heads, queries, dim]."""
     _, kv_heads, count, width = by_head.shape
+    blocks, slots = len(group.blocks), stored.shape.block_tokens
     queries = by_head.index_select(0, group.owner)
-    scores = torch.empty((kv_heads, len(group.owner), count, both.shape[3]), dtype=by_head.dtype)
+    scores = torch.empty((kv_heads, len(group.owner), count, slots), dtype=by_head.dtype)
+    plain = stored.terms is None
     for head in range(kv_heads):
-        keys = both[:, 0, head].transpose(1, 2)
-        if group.owners == 1:
+        keys = stored.part(0, head).transpose(1, 2)
+        if plain and group.owners == 1:
             torch.baddbmm(group.mask, queries[:, head], keys, out=scores[head])
-        else:
-            asked = queries[:, head].reshape(len(group.blocks), -1, width)
-            torch.bmm(asked, keys, out=scores[head].view(len(group.blocks), -1, both.shape[3]))
-    return scores if group.owners == 1 else scores.add_(group.mask)
+            continue
+        asked = queries[:, head].reshape(blocks, -1, width)
+        found = torch.bmm(asked, keys, out=scores[head].view(blocks, -1, slots))
+        if (scale := stored.scale(0, head)) is not None:
+            found.mul_(scale)
+        if (added := stored.added(0, head)) is not None:
+            found.addcmul_(asked.sum(-1, keepdim=True), added)
+    return scores if plain and group.owners == 1 else scores.add_(group.mask)
 
 
-def _mixed(group: BlockGroup, both: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _mixed(group: BlockGroup, stored: StoredBlocks, weights: torch.Tensor) -> torch.Tensor:
     """[kv heads, pairs, queries * dim]: the values of each pair's block, weighted."""
     kv_heads, pairs, count, slots = weights.shape
-    blocks, width = len(group.blocks), both.shape[4]
+    blocks, width = len(group.blocks), stored.shape.head_dim
     mixed = torch.empty((kv_heads, blocks, group.owners * count, width), dtype=weights.dtype)
     for head in range(kv_heads):
-        torch.bmm(weights[head].view(blocks, -1, slots), both[:, 1, head], out=mixed[head])
+        of_blocks = weights[head].view(blocks, -1, slots)
+        scale, added = stored.scale(1, head), stored.added(1, head)
+        torch.bmm(of_blocks if scale is None else of_blocks * scale, stored.part(1, head), out=mixed[head])
+        if added is not None:
+            mixed[head].add_(torch.bmm(of_blocks, added.transpose(1, 2)))
     return mixed.view(kv_heads, pairs, count * width)
 
 
@@ -225,9 +228,9 @@ def _prompt(
 ) -> torch.Tensor:
     dtype = cache.shape.dtype
     if part.blocks is None:
-        keys, values = (t.transpose(0, 1)[None].to(dtype) for t in (k, v))
+        keys, values = (cache.as_stored(t).transpose(0, 1)[None] for t in (k, v))
     else:
-        both = cache.pool[:, layer].index_select(0, part.blocks)  # [blocks, 2, kv heads, slots, dim]
+        both = cache.contents(layer, part.blocks)  # [blocks, 2, kv heads, slots, dim]
         shape = (1, cache.shape.kv_heads, -1, cache.shape.head_dim)
         keys, values = (both[:, i].transpose(0, 1).reshape(shape) for i in (0, 1))
     out = F.scaled_dot_product_attention(

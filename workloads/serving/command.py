@@ -85,6 +85,20 @@ Then:
     help="Of the weights. auto: float32 on a CPU, the checkpoint's on a GPU.",
 )
 @click.option(
+    "--weights-dtype",
+    type=click.Choice(["auto", "int8", "int4"]),
+    default="auto",
+    show_default=True,
+    help="Keep the layers' matrices in 8 or 4 bits; made while the model loads. auto: as --dtype.",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "int8", "int4"]),
+    default="auto",
+    show_default=True,
+    help="Keep keys and values in 8 or 4 bits, so that the KV memory holds more tokens. auto: in float.",
+)
+@click.option(
     "--prefix-cache/--no-prefix-cache",
     default=True,
     show_default=True,
@@ -147,6 +161,8 @@ def serve(
     stall_seconds: float,
     device: str,
     dtype: str,
+    weights_dtype: str,
+    kv_dtype: str,
     prefix_cache: bool,
     speculate: int,
     tpot_ms: float | None,
@@ -177,6 +193,8 @@ def serve(
                 block_tokens=block_tokens,
                 device=device,
                 dtype=dtype,
+                weights_dtype=weights_dtype,
+                kv_dtype=kv_dtype,
                 prefix_cache=prefix_cache,
                 speculate=speculate,
                 tpot_ms=tpot_ms,
@@ -211,12 +229,13 @@ def _announce(settings: object, loaded: Loaded) -> None:
 
     assert isinstance(settings, ServerSettings)
     core = loaded.core
-    pool = core.scheduler.pool
+    pool, shape = core.scheduler.pool, core.runner.cache.shape
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     click.echo(
         f"Serving {settings.model_id!r} at http://{host}:{settings.port}/v1 "
         f"({loaded.arch.family}, {loaded.arch.parameter_count / 1e6:.1f} M parameters, {loaded.device.type})\n"
-        f"  KV cache: {pool.total} blocks of {core.runner.cache.shape.block_tokens} tokens, "
+        f"  weights: {loaded.weights_stored}, {loaded.weight_bytes / 2**20:.0f} MiB\n"
+        f"  KV cache: {pool.total} blocks of {shape.block_tokens} tokens in {shape.stored}, "
         f"{loaded.kv_bytes / 2**20:.0f} MiB; context up to {core.max_model_len} tokens\n"
         f"  attention: {loaded.attention}; greedy output independent of the batch: "
         f"{'yes' if loaded.batch_invariant else 'not promised (--deterministic)' if core.runner.in_place else 'no, on this machine'}; loaded in {loaded.load_s:.1f} s",

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from busbar.workloads.serving import kvcodes, weightcodes
 from busbar.workloads.serving.adapters import AdapterStore
 from busbar.workloads.serving.architecture import Architecture, read_architecture
 from busbar.workloads.serving.attention import padded_columns
+from busbar.workloads.serving.balance import key_peaks
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
 from busbar.workloads.serving.core import EngineCore
@@ -50,6 +52,8 @@ class Loaded:
     template: ChatTemplate
     device: torch.device
     dtype: torch.dtype
+    weights_stored: str
+    """As what the layers' matrices are kept: a float dtype, int8 or int4."""
     weight_bytes: int
     kv_bytes: int
     trials: tuple[Trial, ...]
@@ -79,7 +83,8 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     device = choose_device(settings.device)
     weight_dtype, kv_dtype = choose_dtypes(settings.dtype, arch.dtype, device)
     torch.set_num_threads(settings.threads or usable_processors())
-    weights = load_weights(settings.model_dir, arch, device, weight_dtype)
+    form = weightcodes.FORMS.get(settings.weights_dtype)
+    weights = load_weights(settings.model_dir, arch, device, weight_dtype, form)
     core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
     core.grammars.prepare()
     identity = model_identity(settings.model_dir)
@@ -91,6 +96,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         template=template,
         device=device,
         dtype=weight_dtype,
+        weights_stored=str(weight_dtype).removeprefix("torch.") if form is None else form.name,
         weight_bytes=weights.bytes,
         kv_bytes=core.runner.cache.bytes,
         trials=tuple(trials),
@@ -100,12 +106,17 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         identity=identity,
         adapters=adapters,
         refused_adapters=refused,
-        read_weights=lambda: _read_again(settings.model_dir, identity, arch, device, weight_dtype),
+        read_weights=lambda: _read_again(settings.model_dir, identity, arch, device, weight_dtype, form),
     )
 
 
 def _read_again(
-    folder: Path, identity: str, arch: Architecture, device: torch.device, dtype: torch.dtype
+    folder: Path,
+    identity: str,
+    arch: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    form: weightcodes.WeightForm | None,
 ) -> Weights:
     try:
         same = model_identity(folder) == identity
@@ -113,7 +124,7 @@ def _read_again(
         raise ModelFileMissing(f"{folder} cannot be read any more: {error.strerror or error}") from error
     if not same:
         raise ModelCorrupt(f"{folder} holds another model than the one that was served; start anew")
-    return load_weights(folder, arch, device, dtype)
+    return load_weights(folder, arch, device, dtype, form)
 
 
 def _add_all(adapters: AdapterStore, settings: EngineSettings) -> dict[str, str]:
@@ -141,7 +152,7 @@ def assemble(
 ) -> tuple[EngineCore, list[Trial], bool]:
     """The engine around weights that are in memory already."""
     device = weights.embedding.device
-    shape = KvShape.of(arch, settings.block_tokens, kv_dtype)
+    shape = KvShape.of(arch, settings.block_tokens, kv_dtype, kvcodes.FORMS.get(settings.kv_dtype))
     wanted = context_limit(settings, arch)
     blocks = block_count(settings, shape, wanted, kv_budget(settings.kv_bytes, device))
     max_model_len = min(wanted, blocks * settings.block_tokens)
@@ -151,6 +162,8 @@ def assemble(
         trials.append(try_blocks(shape, arch.heads))
         in_place = trials[-1].max_error < TOLERANCE[kv_dtype]
     decoder = Decoder(arch, weights, attention, wanted, fixed_order=not in_place)
+    if shape.form is not None:
+        decoder.balance(key_peaks(decoder, shape, device, wanted))
     invariant = not in_place and batch_invariant(decoder, shape, device, wanted)
     limits = StepLimits(
         settings.block_tokens,
@@ -159,7 +172,7 @@ def assemble(
         prefix_cache=settings.prefix_cache,
     )
     metrics = Metrics(model_id, max_model_len)
-    metrics.cache_config(settings.block_tokens, blocks)
+    metrics.cache_config(settings.block_tokens, blocks, shape.stored)
     core = EngineCore(
         Scheduler(BlockPool(blocks), limits),
         Runner(decoder, KvCache(shape, blocks, device), adapters_together=not settings.deterministic),

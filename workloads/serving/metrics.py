@@ -154,15 +154,15 @@ class Metrics:
         self.params_n = histogram("vllm:request_params_n", "Requested n.", (1, 2, 5, 10, 20))
         self.params_max_tokens = histogram("vllm:request_params_max_tokens", "Requested max_tokens.", lengths)
 
-    def cache_config(self, block_tokens: int, blocks: int) -> None:
+    def cache_config(self, block_tokens: int, blocks: int, stored: str) -> None:
         """The constant gauge that endpoint pickers read block sizes from."""
         info = Gauge(
             "vllm:cache_config_info",
             "The KV cache's layout.",
-            (*LABELS, "block_size", "num_gpu_blocks"),
+            (*LABELS, "block_size", "num_gpu_blocks", "cache_dtype"),
             registry=self.registry,
         )
-        info.labels(*self._values, str(block_tokens), str(blocks)).set(1)
+        info.labels(*self._values, str(block_tokens), str(blocks), stored).set(1)
 
     def prefix_cache(self, queries: int, hits: int) -> None:
         """Totals since the start."""

@@ -66,6 +66,12 @@ class Decoder:
         self._cos = cos.to(device=device, dtype=self.dtype)
         self._sin = sin.to(device=device, dtype=self.dtype)
         self._scale = arch.head_dim**-0.5
+        self._balance: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def balance(self, keys: torch.Tensor) -> None:
+        """From now on keys are stored divided by `keys` [layers, kv heads, head_dim], and queries multiplied by it."""
+        queries = keys.repeat_interleave(self.arch.heads // self.arch.kv_heads, 1) * self._scale
+        self._balance = queries.to(self.dtype), (1 / keys).to(self.dtype)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +125,10 @@ class Decoder:
         swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
         turned = torch.addcmul(turned * cos, swapped, sin)
         queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
-        queries = queries * self._scale
+        if self._balance is None:
+            queries = queries * self._scale
+        else:
+            queries, keys = queries * self._balance[0][index], keys * self._balance[1][index]
         values = qkv[:, q_width + kv_width :]
         cache.store(index, batch.slot_index, keys, values)
         if batch.plan is not None:

@@ -111,7 +111,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")
     parser.add_argument("--stall-seconds", type=float, dest="stall_s")
-    for name in ("device", "dtype"):
+    for name in ("device", "dtype", "weights-dtype", "kv-dtype"):
         parser.add_argument(f"--{name}")
     return vars(parser.parse_args(list(words)))
 

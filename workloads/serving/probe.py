@@ -96,7 +96,7 @@ def try_blocks(
     generator = torch.Generator().manual_seed(0)
     layouts = list(layouts)
     cache = KvCache(shape, max(max(blocks) for blocks, _, _ in layouts), torch.device("cpu"))
-    cache.pool.copy_(torch.randn(cache.pool.shape, generator=generator))
+    _fill(cache, generator)
     chunks = []
     for blocks, start, count in layouts:
         sequence = Sequence(0, [0] * (start * shape.block_tokens // UNIT + count), 0)
@@ -111,7 +111,7 @@ def try_blocks(
     k, v = torch.zeros((2, rows, shape.kv_heads, width))
     row = 0
     for chunk in (*single, *longer):
-        both = cache.pool[chunk.sequence.blocks, layer].transpose(0, 1).transpose(1, 2)
+        both = cache.contents(layer, torch.tensor(chunk.sequence.blocks)).transpose(0, 1).transpose(1, 2)
         keys, values = both.reshape(2, shape.kv_heads, -1, width)[:, :, : chunk.start + chunk.count]
         contexts.append((row, chunk, keys, values))
         for new, whole in ((k, keys), (v, values)):
@@ -130,6 +130,16 @@ def try_blocks(
             exact = (weights @ values[:, :seen].double()).view(heads, width)
             error = max(error, (got[row + i] - exact).abs().max().item())
     return Trial("blocks-in-place", error, spent * 1e6)
+
+
+def _fill(cache: KvCache, generator: torch.Generator) -> None:
+    """Random keys and values in every slot."""
+    shape = cache.shape
+    slots = torch.arange((cache.blocks + 1) * shape.block_tokens)
+    index = cache.slot_index(slots // shape.block_tokens, slots % shape.block_tokens)
+    for layer in range(shape.layers):
+        keys, values = torch.randn((2, len(slots), shape.kv_heads, shape.head_dim), generator=generator)
+        cache.store(layer, index, keys, values)
 
 
 def batch_invariant(decoder: Decoder, shape: KvShape, device: torch.device, positions: int) -> bool:

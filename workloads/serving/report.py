@@ -10,13 +10,17 @@ from busbar.workloads.serving.settings import ServerSettings
 
 
 def workload_class(loaded: Loaded) -> str:
-    """A readable name and a hash over architecture, dimensions, dtype and context length."""
+    """A readable name and a hash over architecture, dimensions, dtype, context length and what is kept in codes."""
     arch = loaded.arch
     dtype = str(loaded.dtype).removeprefix("torch.")
     identity = (
         f"{arch.family}/{arch.vocab_size}/{arch.hidden}/{arch.intermediate}/{arch.layers}/"
         f"{arch.heads}/{arch.kv_heads}/{arch.head_dim}/{dtype}/{loaded.core.max_model_len}"
     )
+    form, coded = loaded.core.runner.cache.shape.form, loaded.weights_stored != dtype
+    if form is not None or coded:
+        kept = loaded.weights_stored + ("" if form is None else f"-kv-{form.name}")
+        identity, dtype = f"{identity}/{kept}", kept
     digest = hashlib.sha256(identity.encode()).hexdigest()[:10]
     return f"serve-{arch.family}-{_short(arch.parameter_count)}-{dtype}-{digest}"
 
@@ -30,7 +34,9 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
         "accelerator": settings.accelerator,
         "mode": "resident",
         "parameters": loaded.arch.parameter_count,
+        "weightsStored": loaded.weights_stored,
         "weightBytes": loaded.weight_bytes,
+        "kvStored": shape.stored,
         "kvBytes": loaded.kv_bytes,
         "kvBytesPerToken": shape.block_bytes // shape.block_tokens,
         "kvBlockTokens": shape.block_tokens,

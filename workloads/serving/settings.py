@@ -57,6 +57,10 @@ class EngineSettings:
     """auto, cpu or cuda."""
     dtype: str = "auto"
     """auto, float32 or bfloat16. auto: float32 on a CPU (repeatable), the checkpoint's on a GPU."""
+    weights_dtype: str = "auto"
+    """auto, int8 or int4: of the layers' matrices in memory. auto: `dtype`. Everything else stays in `dtype`."""
+    kv_dtype: str = "auto"
+    """auto, int8 or int4: of keys and values in memory. auto: float32 on a CPU, that of the weights on a GPU."""
     prefix_cache: bool = True
     """Prompts that begin alike share the blocks of their beginning, within a tenant."""
     tpot_ms: float | None = None
@@ -102,6 +106,8 @@ class EngineSettings:
         for name, allowed in (
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
+            ("weights_dtype", ("auto", "int8", "int4")),
+            ("kv_dtype", ("auto", "int8", "int4")),
         ):
             if getattr(self, name) not in allowed:
                 raise SettingsError(

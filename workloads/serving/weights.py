@@ -4,7 +4,8 @@ Query, key and value projections become one matrix, gate and up another: fewer, 
 file's tensors must be exactly the ones the architecture names, each with its shape; a surplus or a
 missing tensor is an error, because either means that we would compute another model.
 
-A tensor is read when its matrix is built and dropped at once, so that loading never holds the model twice.
+A tensor is read when its matrix is built and dropped at once, so that loading never holds the model twice. With a form
+(`weightcodes.py`) the matrices of the layers are kept in codes; each is made in float first, and dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from safetensors import SafetensorError, safe_open
 
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
+from busbar.workloads.serving.integer_linear import make_coded_linear
 from busbar.workloads.serving.linear import Linear, Move, PlainLinear, can_pack, make_linear
+from busbar.workloads.serving.weightcodes import WeightForm
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,14 @@ class Weights:
     @property
     def bytes(self) -> int:
         """Of the matrices; the norms' vectors do not count."""
-        matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         embedding = self.embedding.numel() * self.embedding.element_size()
-        return embedding + self.head.bytes + sum(m.bytes for m in matrices)
+        return embedding + self.head.bytes + self.layer_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of the layers' matrices, which may be in codes."""
+        matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return sum(m.bytes for m in matrices)
 
     def moved(self, move: Move) -> Weights:
         """The same with its tensors moved, each once, also where two matrices share one."""
@@ -80,9 +88,15 @@ class Weights:
         return Weights(nothing, (), nothing, PlainLinear(nothing, None))
 
 
-def load_weights(folder: Path, arch: Architecture, device: torch.device, dtype: torch.dtype) -> Weights:
+def load_weights(
+    folder: Path,
+    arch: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    form: WeightForm | None = None,
+) -> Weights:
     """Reads the tensors of `folder` one by one and fuses what belongs together."""
-    return fuse_weights(Checkpoint(folder), arch, device, dtype, where=str(folder))
+    return fuse_weights(Checkpoint(folder), arch, device, dtype, form, where=str(folder))
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
@@ -120,9 +134,11 @@ def fuse_weights(
     arch: Architecture,
     device: torch.device,
     dtype: torch.dtype,
+    form: WeightForm | None = None,
     where: str = "the checkpoint",
 ) -> Weights:
-    """Checks names and shapes against the architecture and builds the fused form."""
+    """Checks names and shapes against the architecture and builds the fused matrices; those of the layers in codes if a
+    form is given. Embedding, head and norms stay in `dtype`."""
     shapes = tensor_shapes(arch)
     allowed = set(shapes) | ({"lm_head.weight"} if arch.tied else set())
     surplus = sorted(n for n in tensors if n not in allowed and not n.endswith("rotary_emb.inv_freq"))
@@ -160,7 +176,8 @@ def fuse_weights(
         return matrix
 
     def linear(prefix: str, *names: str) -> Linear:
-        return make_linear(needed(prefix, *names), joined(prefix, names, "bias"), pack)
+        weight, bias = needed(prefix, *names), joined(prefix, names, "bias")
+        return make_linear(weight, bias, pack) if form is None else make_coded_linear(weight, bias, form)
 
     def layer(index: int) -> Layer:
         top = f"model.layers.{index}."
