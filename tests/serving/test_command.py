@@ -44,6 +44,8 @@ def own_log_handlers() -> Iterator[None]:
         (["{empty}"], 1, "config.json is missing"),
         (["{empty}", "--kv-memory", "lots"], 2, "--kv-memory: 'lots' is not an amount"),
         (["{empty}", "--block-tokens", "48"], 2, "not a power of two"),
+        (["{empty}", "--kv-dtype", "fp8"], 2, "'fp8' is not one of 'auto', 'int8', 'int4'"),
+        (["{empty}", "--weights-dtype", "int2"], 2, "'int2' is not one of 'auto', 'int8', 'int4'"),
         (["{empty}", "--host", "192.0.2.1"], 2, "cannot listen on 192.0.2.1"),
         (["{empty}", "--port", "0"], 2, "--port"),
     ],

@@ -114,6 +114,21 @@ def test_a_rows_product_is_bit_for_bit_its_own(form: WeightForm) -> None:
         assert torch.equal(linear(x[first:stop]), whole[first:stop])
 
 
+@pytest.mark.parametrize("form", BOTH)
+def test_weights_that_move_are_the_same_and_those_packed_for_a_cpu_stay(form: WeightForm) -> None:
+    w, bias, x = normal(20, 256), normal(20, seed=1), normal(3, 256, seed=2)
+    linear, moved = DecodedLinear(code(w, form), bias), []
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved.append(tensor)
+        return tensor.clone()
+
+    assert torch.equal(linear.moved(move)(x), linear(x))
+    assert sum(each.numel() * each.element_size() for each in moved) == linear.bytes
+    packed = make_coded_linear(w, bias, form)
+    assert packed.moved(move) is packed
+
+
 def test_two_digits_hold_fifteen_bits_of_a_row() -> None:
     x = torch.cat((normal(6, 64) * torch.logspace(-20, 20, 6)[:, None], torch.zeros(1, 64)))
     digits, scale = digits_of(x)
