@@ -61,7 +61,11 @@ def _action(
         wrong.append(f"{name}: a preemption of a waiting job, or to somewhere")
     if kind in (ActionKind.MOVE, ActionKind.GROW, ActionKind.SHRINK) and (now is None or to is None):
         wrong.append(f"{name}: {kind} of a waiting job, or to nowhere")
-    if kind is not ActionKind.START and not job.preemptible:
+    if (
+        kind is not ActionKind.START
+        and not job.preemptible
+        and not (job.yields and kind is ActionKind.PREEMPT)
+    ):
         wrong.append(f"{name}: it must not be disturbed")
     if kind is not ActionKind.START and job.kind == "opaque" and to is not None:
         wrong.append(f"{name}: pods that are not ours cannot be moved")

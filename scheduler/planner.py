@@ -12,12 +12,13 @@
     5. Repeat from 2 until nothing changes.
     6. If the certified gap is large and the policy allows it, run the solver (search/milp.py); then steps 2 to 5
        once more, for what it has made possible.
-    7. Let elastic jobs grow into room for which nobody waits (search/growth.py), and give pods to each other
+    7. Start what is left where replicas sleep (search/sleepers.py).
+    8. Let elastic jobs grow into room for which nobody waits (search/growth.py), and give pods to each other
        (search/transfer.py).
-    8. Say why the other jobs wait (explain/).
+    9. Say why the other jobs wait (explain/).
 
 `react` answers an event between two full plans. It takes over the last plan's policy, prices and values, and
-does steps 2 and 3 (by rights, not by value) for the jobs that the event touches:
+does steps 2, 3 (by rights, not by value) and 7 for the jobs that the event touches:
 
     - new or changed jobs, those of a tenant that changed, and those of a class whose speed was reported;
     - jobs that wait for room where something became free, as far as they fit;
@@ -55,6 +56,7 @@ from .search.milp import optimise, worth_trying
 from .search.preemption import reclaim
 from .search.reservations import keep, reservations, reserve, take
 from .search.round import Round
+from .search.sleepers import take_from_sleepers
 from .search.start import Blocked, order, start_waiting
 from .search.state import Assignment, Memo, PlanningState, RankedCandidate
 from .search.swap import improve
@@ -94,6 +96,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         if gained:
             round_.recall_delayed()
             blocked = _settled(round_)
+    blocked = take_from_sleepers(round_, blocked)
     grow(round_)
     transfer(round_)
     prices = tuple(Price(kind, price) for kind, price in sorted(state.market.prices.items()))
@@ -201,6 +204,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         left = start_waiting(
             round_, [assignment for assignment in touched.values() if assignment.placement is None]
         )
+    left = take_from_sleepers(round_, left)
     identity = _next_identity(last, event)
     made = actions(round_)
     kept = reservations(round_, made)

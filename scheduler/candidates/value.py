@@ -25,6 +25,8 @@ SHORTEST_H = 0.1
 """Remaining or attained time below this makes no further difference."""
 SERVING_WEIGHT = 20.0
 """Value of a serving replica: people wait for it, as for a job with minutes left."""
+YIELDING_WEIGHT = 1e-3
+"""Value of a replica that sleeps: less than that of any work."""
 PREFERRED = 0.05
 """Makespan: by this part a candidate is worth more where the program puts all of the job's time."""
 LONG = 0.1
@@ -48,7 +50,7 @@ def remaining_s(job: Job, best_speed: float) -> float:
 def weight(job: Job, best_speed: float, policy: Policy, now: float) -> float:
     """Value per hour of the job at its best speed."""
     if job.kind is JobKind.SERVING:
-        return SERVING_WEIGHT
+        return YIELDING_WEIGHT if job.yields else SERVING_WEIGHT
     left_s = max(remaining_s(job, best_speed), 3600 * SHORTEST_H)
     known = job.remaining_work is not None
     exponent = policy.remaining_exponent if known else policy.attained_exponent

@@ -338,6 +338,8 @@ class Job:
     """When it should be done. Without a known length nothing follows from it."""
     promised: bool = False
     """A plan promised to keep it (`Plan.deadlines`)."""
+    yields: bool = False
+    """It serves nobody now (a replica that sleeps): any job that waits may take its place at once."""
     run: Run | None = None
     """None: it waits."""
 

@@ -129,6 +129,8 @@ def _where(placement: Placement | None) -> object:
 
 def _reason(round_: Round, assignment: Assignment, kind: ActionKind, lost_s: float) -> str:
     candidate = assignment.candidate
+    if assignment.job.yields and kind is ActionKind.PREEMPT:
+        return "sleeps, and makes room for a job that waits"
     if candidate is None or kind is ActionKind.PREEMPT:
         return f"makes room for a job with a stronger claim; {lost_s:.0f} s of work are repeated"
     best = assignment.option.best_speed

@@ -148,7 +148,7 @@ class Round:
             self._first[assignment.job.id] = place_of(assignment)
 
     def _note(self, assignment: Assignment) -> None:
-        if assignment.job.run is not None and not assignment.stays:
+        if assignment.job.run is not None and not assignment.stays and not assignment.job.yields:
             self.disrupted.add(assignment.job.id)
         else:
             self.disrupted.discard(assignment.job.id)
@@ -437,7 +437,7 @@ class Round:
     def _ends_at_s(self, assignment: Assignment) -> float:
         job, candidate = assignment.job, assignment.candidate
         if job.kind is JobKind.SERVING:
-            return math.inf
+            return self.now if job.yields else math.inf
         if job.remaining_work is not None and candidate is not None and candidate.speed > 0:
             return self.now + job.remaining_work / candidate.speed
         ran_s = self.now - assignment.started_at_s

@@ -45,6 +45,7 @@ _VALUED = attrgetter(
     "submitted_at_s",
     "remaining_work",
     "attained_s",
+    "yields",
 )
 """The fields of a job that its candidates and their values depend on."""
 
@@ -128,6 +129,8 @@ class PlanningState:
         """Jobs without a place that may be given one."""
         self.releasing: dict[JobId, Assignment] = {}
         """Jobs whose running attempt is being stopped."""
+        self.yielding: dict[JobId, Assignment] = {}
+        """Jobs that run and whose place any job that waits may take."""
         self.moved: dict[JobId, float] = {}
         """Time of each job's last move, resize or preemption."""
         self.values: dict[JobId, float] = {}
@@ -291,6 +294,8 @@ class PlanningState:
                 job.tenant, job.user, run.placement.accelerator, run.placement.accelerators_m
             )
             assignment.placement, assignment.started_at_s = place, run.started_at_s
+            if job.yields:
+                self.yielding[job.id] = assignment
             assignment.candidate = self.candidates.instance(option, run.placement)
             if assignment.candidate is not None:
                 self.values[job.id] = assignment.candidate.value
@@ -305,7 +310,7 @@ class PlanningState:
             counter[key] -= 1
             if not counter[key]:
                 del counter[key]
-        for kept in (self.moved, self.values, self._ran, self._best_profits, self._unranked):
+        for kept in (self.moved, self.values, self._ran, self._best_profits, self._unranked, self.yielding):
             kept.pop(job.id, None)
         run = job.run
         if run is None:
