@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
-from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH
+from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH, SLEEP_PATH, WAKE_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
@@ -212,7 +212,7 @@ class Handlers:
             known = {s.metadata.uid for s in self._caches.services.items.values()}
             self._scaling = {uid: state for uid, state in self._scaling.items() if uid in known}
             self._fleets.keep(known)
-            self._scales.forget(key)
+            self._scales.gone(key)
             self._refused.pop((KIND_SERVICE, key), None)
             self._refused_until.pop(key, None)
             return None
@@ -234,6 +234,12 @@ class Handlers:
             demand=self._demand.of(key) if self._settings.gateway_url else None,
             readings=self._prober.serving,
             asked=self._prober.asked.get(DRAIN_PATH, {}),
+            changing=frozenset(
+                uid
+                for path in (SLEEP_PATH, WAKE_PATH)
+                for uid, answered in self._prober.asked.get(path, {}).items()
+                if not answered
+            ),
             scaling=self._scaling.get(service.metadata.uid),
             plan=await self._latency_plan(key, service, own),
             refused=refused,
@@ -251,7 +257,8 @@ class Handlers:
             self._energy_sent(service.metadata.uid, update.status.usage)
             acts, waits = bool(update.actions), bool(decisions)
             await self._writer.write_status(MODEL_SERVICES, service, update.status, acts=acts, waits=waits)
-        self._scales.show(key, view.plan, update.scaled)
+        told = service.spec.slo is not None or service.spec.scaling.warm is not None
+        self._scales.show(key, view.plan, update.scaled, own if told else ())
         await self._carry_out(KIND_SERVICE, key, update.actions)
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)

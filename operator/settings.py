@@ -130,6 +130,7 @@ class Settings:
     drain_settle_s: float = (
         2.0  # a draining replica stays at least this long, so that the gateway has new routes
     )
+    sleep_limit_s: Positive = 60.0  # a replica that takes longer to fall asleep, or to wake, is deleted
 
     log_format: LogFormat = setting("json", shared="BUSBAR_LOG_FORMAT")
     log_level: LogLevel = "info"

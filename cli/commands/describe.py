@@ -168,14 +168,13 @@ def _trained(model: dict[str, Any]) -> str | None:
 
 def _service(found: Object) -> list[tuple[str, object]]:
     from busbar.kube.types.model_service import ModelServiceStatus
-    from busbar.kube.types.service_words import adapter_facts, level_facts, pool_words
+    from busbar.kube.types.service_words import adapter_facts, count_words, level_facts, pool_words
 
     status, known = found.status, ModelServiceStatus.model_validate(found.status)
-    ready = f"{status.get('readyReplicas') or 0} ready of {status.get('desiredReplicas') or 0} wanted"
     return [
         ("Model", status.get("modelId")),
         ("URL", status.get("url")),
-        ("Replicas", ready),
+        ("Replicas", count_words(known)),
         ("Pools", ", ".join(pool_words(row) for row in known.pools or ())),
         *adapter_facts(known),
         *level_facts(known),

@@ -82,6 +82,25 @@ class ServedAdapter(SpecModel):
     )
 
 
+class WarmLevel(StrEnum):
+    """What the engine of a replica that sleeps still holds."""
+
+    SLEEPING = "sleeping"
+    LOADED = "loaded"
+
+
+class Warm(SpecModel):
+    """Replicas that sleep instead of leaving."""
+
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+        description="At most so many surplus replicas stay, without requests, in places that any waiting job may take."
+    )
+    level: WarmLevel = Field(
+        default=WarmLevel.SLEEPING,
+        description="sleeping: weights in host memory, the accelerator's memory free; loaded: everything stays.",
+    )
+
+
 class Scaling(SpecModel):
     """When replicas are added and removed."""
 
@@ -91,6 +110,9 @@ class Scaling(SpecModel):
     )
     target_in_flight_per_replica: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=8, description="Requests in flight that one replica should carry."
+    )
+    warm: Warm | None = Field(
+        default=None, description="Replicas that sleep instead of leaving, and wake before others start."
     )
 
 
@@ -149,6 +171,26 @@ class ModelServiceSpec(SpecModel):
             cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             message="minReplicas must not be greater than maxReplicas",
             holds=lambda spec: spec.max_replicas is None or spec.min_replicas <= spec.max_replicas,
+        ),
+        Rule(
+            cel="!has(self.scaling) || !has(self.scaling.warm) || self.scaling.warm.replicas <="
+            " (has(self.maxReplicas) ? self.maxReplicas : (self.minReplicas > 1 ? self.minReplicas : 1))",
+            message="scaling.warm.replicas must not be greater than maxReplicas, which is minReplicas, at least 1,"
+            " where it is not set",
+            holds=lambda spec: (
+                spec.scaling.warm is None or spec.scaling.warm.replicas <= spec.replica_ceiling
+            ),
+        ),
+        Rule(
+            cel="self.engine != 'vllm' || !has(self.scaling) || !has(self.scaling.warm)"
+            " || self.scaling.warm.level == 'loaded'",
+            message="Busbar does not use the sleep mode of engine vllm; set scaling.warm.level to loaded, or leave"
+            " scaling.warm out",
+            holds=lambda spec: (
+                spec.engine is not ServiceEngine.VLLM
+                or spec.scaling.warm is None
+                or spec.scaling.warm.level is WarmLevel.LOADED
+            ),
         ),
         immutable("engine", required=True),
         immutable("modelId"),
@@ -240,6 +282,9 @@ class PoolReplicas(StatusModel):
     pool: ShortText = Field(description="AcceleratorPool.")
     replicas: Count = Field(description="Replicas there.")
     ready: Count | None = Field(default=None, description="Of these, how many take requests.")
+    sleeping: Count | None = Field(
+        default=None, description="Of these, how many sleep: any job that waits may take their place."
+    )
     desired: Count | None = Field(
         default=None, description="Replicas wanted there, where the latency target decides."
     )
@@ -354,6 +399,9 @@ class ModelServiceStatus(StatusModel):
     replicas: Count | None = Field(default=None, description="Replicas that exist.")
     ready_replicas: Count | None = Field(default=None, description="Replicas that take requests.")
     desired_replicas: Count | None = Field(default=None, description="Replicas wanted now.")
+    sleeping_replicas: Count | None = Field(
+        default=None, description="Of those that exist, how many sleep; absent for none."
+    )
     selector: ShortText | None = Field(
         default=None, description="Label selector of the replicas, for autoscalers."
     )

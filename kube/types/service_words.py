@@ -17,6 +17,12 @@ _BY = {
 }
 
 
+def count_words(status: ModelServiceStatus) -> str:
+    """How many replicas take requests, are wanted, and sleep."""
+    words = f"{status.ready_replicas or 0} ready of {status.desired_replicas or 0} wanted"
+    return f"{words}, {status.sleeping_replicas} sleeping" if status.sleeping_replicas else words
+
+
 def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
     """(name, words) of the latency target, demand and capacity; those that are not known are left out."""
     found: list[tuple[str, str]] = []
@@ -68,6 +74,8 @@ def pool_words(row: PoolReplicas) -> str:
         more.append(f"{row.desired} wanted")
     if row.ready is not None and row.ready != row.replicas:
         more.append(f"{row.ready} ready")
+    if row.sleeping:
+        more.append(f"{row.sleeping} sleeping")
     if row.requests_per_second is not None:
         more.append(f"{row.requests_per_second:g} requests/s each")
     if row.cost_per_hour is not None:

@@ -31,6 +31,7 @@ from busbar.operator.write.actions import PostToPod
 
 log = logging.getLogger(__name__)
 PARALLEL = 16
+REFUSED_AGAIN_S = 1.0  # a pod that refuses what it may be asked again is left alone so long
 REPORT_AGAIN_S = 60.0  # limits how many events a pod can cause by its answers
 
 
@@ -116,9 +117,14 @@ class Prober:
             self._session = None
 
     def post(self, post: PostToPod, pod: Pod | None) -> None:
-        """Posts until it is answered or its time is up; then the owner is reconciled."""
+        """Posts until it is answered or its time is up; then the pod is read, if it may be asked again, and the owner is
+        reconciled."""
         answers = self.asked.setdefault(post.path, {})
-        if post.uid in answers or pod is None or pod.uid != post.uid:
+        if (
+            (post.uid in answers and not (post.repeats and answers[post.uid]))
+            or pod is None
+            or pod.uid != post.uid
+        ):
             return
         answers[post.uid] = False
         task = asyncio.get_running_loop().create_task(self._posting(post, pod))
@@ -128,11 +134,13 @@ class Prober:
     async def _posting(self, post: PostToPod, pod: Pod) -> None:
         end = asyncio.get_running_loop().time() + post.timeout_s
         told = {"pod": str(pod.key), "path": post.path}
+        answered = False
         while True:
             left = end - asyncio.get_running_loop().time()
             try:
                 answer = await self._call("POST", pod, post.path, timeout_s=left)
                 log.info("pod asked", extra={**told, "answer": str(answer)[:200]})
+                answered = True
                 break
             except ProbeRefused as error:
                 log.info("pod not asked", extra={**told, "error": str(error)})
@@ -142,6 +150,10 @@ class Prober:
                     log.warning("pod did not answer", extra={**told, "error": repr(error)})
                     break
                 await asyncio.sleep(min(1.0, left))
+        if post.repeats:
+            await self._poll(pod)
+            if not answered:
+                await asyncio.sleep(REFUSED_AGAIN_S)
         self.asked.setdefault(post.path, {})[post.uid] = True
         self._changed(pod)
 
@@ -187,8 +199,8 @@ class Prober:
             self.serving[pod.uid] = status
             if (
                 old is None
-                or (old.ready, old.draining, _context_length(old))
-                != (status.ready, status.draining, _context_length(status))
+                or (old.ready, old.draining, old.sleep_level, _context_length(old))
+                != (status.ready, status.draining, status.sleep_level, _context_length(status))
                 or pod.draining_since
             ):
                 self._changed(pod)

@@ -23,10 +23,12 @@ from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
 from busbar.operator.pools.nodes import pool_of_node
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.readings import HOST, Metered, Reading
-from busbar.operator.watch.projections import Node, Pod
+from busbar.operator.watch.projections import Node, Pod, Sleep
 from busbar.scheduler.fit.accelerators import Accelerator, accelerator
 from busbar.scheduler.power import DomainTree, NodeLeast, Tier, Work
 
+SLEEPING = -1
+"""Priority of a replica that sleeps: below every job's."""
 RESTART_S = 30.0
 """What a job repeats besides the work since its last checkpoint; as the scheduler counts it."""
 
@@ -177,12 +179,16 @@ def works(
         if uid not in least:
             least[uid] = _needed(service, seen.pods)
         for pod in pods:
+            tier = Tier.NEEDED if pod.uid in least[uid] else Tier.SPARE
+            priority = min(service.spec.priority, seen.ceilings.get(key.namespace, service.spec.priority))
+            if pod.sleep is Sleep.ASLEEP:
+                tier, priority = Tier.JOB, SLEEPING
             work = Work(
                 id=f"{uid}/{pod.rank}",
                 boards=_boards([pod], at, leasts),
-                tier=Tier.NEEDED if pod.uid in least[uid] else Tier.SPARE,
-                priority=min(service.spec.priority, seen.ceilings.get(key.namespace, service.spec.priority)),
-                lost=1.0 if pod.ready else 0.0,
+                tier=tier,
+                priority=priority,
+                lost=1.0 if pod.takes_requests else 0.0,
                 going=pod.deleting or pod.draining_since is not None,
             )
             found[work.id] = work, key, pod.rank
@@ -235,11 +241,6 @@ def _boards(
 
 def _needed(service: ModelService, pods: Iterable[Pod]) -> set[str]:
     """The replicas that make up `minReplicas`, those that serve first, then the oldest; by uid."""
-    alive = [
-        pod
-        for pod in pods
-        if pod.owner_uid == service.metadata.uid
-        and not (pod.ended or pod.deleting or pod.draining_since is not None)
-    ]
+    alive = [pod for pod in pods if pod.owner_uid == service.metadata.uid and not (pod.leaving or pod.parked)]
     alive.sort(key=lambda pod: (not pod.ready, pod.gated, pod.rank))
     return {pod.uid for pod in alive[: service.spec.min_replicas]}

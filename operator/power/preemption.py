@@ -198,8 +198,7 @@ class Preemptions:
         alive = [
             pod
             for pod in self._caches.pods.items.values()
-            if pod.owner_uid == service.metadata.uid
-            and not (pod.ended or pod.deleting or pod.draining_since is not None)
+            if pod.owner_uid == service.metadata.uid and not (pod.leaving or pod.parked)
         ]
         return not each.went or len(alive) < desired
 

@@ -7,7 +7,7 @@ from typing import Any
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.scheduling.power_domains import is_closed
-from busbar.operator.watch.projections import Pod
+from busbar.operator.watch.projections import Pod, Sleep
 
 
 def matters(kind: str, old: Any, new: Any) -> bool:
@@ -37,7 +37,8 @@ def _pod_matters(old: Pod | None, new: Pod | None) -> bool:
     if new is None:
         return not old.ended
     before, after = (
-        (p.uid, p.owner_uid, p.ended, p.deleting, p.draining_since, p.requests) for p in (old, new)
+        (p.uid, p.owner_uid, p.ended, p.deleting, p.draining_since, p.sleep is Sleep.ASLEEP, p.requests)
+        for p in (old, new)
     )
     return before != after
 

@@ -13,7 +13,7 @@ from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
 from busbar.operator.serving.replicas import place_of, startable, wanted_indexes, wanted_types
 from busbar.operator.serving.view import model_uri
-from busbar.operator.watch.projections import Pod
+from busbar.operator.watch.projections import Pod, Sleep
 from busbar.scheduler import Job, JobId, JobKind, Run
 
 
@@ -43,7 +43,8 @@ def claims(
             releasing=pod.deleting or pod.draining_since is not None,
         )
         job = replace(replica(service, pod.rank, tenant, now), run=run)
-        found.append(Claim(job, frozenset({pod.uid})))
+        # What sleeps serves nobody: any job that waits may have its place.
+        found.append(Claim(replace(job, yields=pod.sleep is Sleep.ASLEEP), frozenset({pod.uid})))
     if service.metadata.deletion_timestamp is None and model_uri(service, jobs).uri:
         held = {p.rank for p in pods}
         wanted = [i for i in wanted_indexes(service, pods) if i not in held]

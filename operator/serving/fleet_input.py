@@ -128,7 +128,9 @@ def start_seconds(service: ModelService, pods: Iterable[Pod]) -> dict[str, float
     }
     now: dict[str, float] = {}
     for pod in pods:
-        if pod.ready and pod.ready_since is not None and pod.created_at is not None and not pod.restarts:
+        if pod.restarts or pod.sleep is not None:
+            continue  # since then it was ready again for another reason
+        if pod.ready and pod.ready_since is not None and pod.created_at is not None:
             took = max(0.0, (pod.ready_since - pod.created_at).total_seconds())
             now[pod.pool] = min(took, now.get(pod.pool, took))
     return known | now
@@ -173,11 +175,11 @@ def _useful(rate: float) -> float:
 
 
 def alive(seen: Seen) -> dict[str, int]:
-    return _by_pool(p for p in seen.pods if not p.ended and not p.deleting and p.draining_since is None)
+    return _by_pool(p for p in seen.pods if not p.leaving and not p.parked)
 
 
 def ready(seen: Seen) -> dict[str, int]:
-    return _by_pool(p for p in seen.pods if p.ready and not p.deleting and p.draining_since is None)
+    return _by_pool(p for p in seen.pods if p.takes_requests)
 
 
 def _by_pool(pods: Iterable[Pod]) -> dict[str, int]:

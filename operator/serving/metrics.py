@@ -1,17 +1,21 @@
-"""Metrics of services with a latency target, and of all changes of a service's replicas."""
+"""Metrics of services with a latency target or with replicas that may sleep, and of all changes of a service's replicas."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from busbar.kube.informer import Key
 from busbar.operator.serving.fleets import Change, Plan
+from busbar.operator.watch.projections import Pod, Sleep
 
 _SERVICE = ["namespace", "service"]
 _KINDS = ("now", "forecast", "p90")
 _TIMES = ("5m", "1h")
+_STATES = ("ready", "starting", "sleeping")
+"""The others leave."""
 
 
 class ScalingMetrics:
@@ -43,8 +47,20 @@ class ScalingMetrics:
             registry=registry,
         )
 
-    def show(self, key: Key, plan: Plan | None, scaled: Change | None) -> None:
-        """After a reconcile of the service."""
+        self.replicas = Gauge(
+            "busbar_service_replicas",
+            "Replicas that take requests, that start or wake, and that sleep",
+            [*_SERVICE, "state"],
+            registry=registry,
+        )
+
+    def show(self, key: Key, plan: Plan | None, scaled: Change | None, pods: Iterable[Pod] = ()) -> None:
+        """After a reconcile of the service.
+
+        Args:
+            pods: its replicas; none where it has neither a latency target nor replicas that may sleep.
+        """
+        self._show_replicas(key, pods)
         if scaled is not None:
             self.decisions.labels(scaled.cause.value).inc()
         if plan is None:
@@ -67,7 +83,23 @@ class ScalingMetrics:
             else:
                 self._drop(self.kept, name, (over,))
 
+    def gone(self, key: Key) -> None:
+        """The service is deleted."""
+        self.forget(key)
+        self._show_replicas(key, [])
+
+    def _show_replicas(self, key: Key, pods: Iterable[Pod]) -> None:
+        name, here = (key.namespace, key.name), [pod for pod in pods if not pod.leaving]
+        if not here:
+            self._drop(self.replicas, name, _STATES)
+            return
+        ready, parked = sum(p.takes_requests for p in here), sum(p.parked for p in here)
+        sleeping = sum(p.sleep is Sleep.ASLEEP for p in here)
+        for state, count in zip(_STATES, (ready, len(here) - ready - parked, sleeping), strict=True):
+            self.replicas.labels(*name, state).set(count)
+
     def forget(self, key: Key) -> None:
+        """The service has no latency target."""
         name = (key.namespace, key.name)
         self._drop(self.demand, name, _KINDS)
         self._drop(self.kept, name, _TIMES)

@@ -3,14 +3,14 @@
 A replica is one pod ``<service>-<n>``. Its admission is its creation: the pod is created gated and pinned to the
 node that the plan chose, under a name that cannot exist twice; the next reconcile removes its gate. It is removed in
 the opposite order: marked as draining (so that routes no longer offer it for new requests), asked to drain, deleted
-with a grace period when it is empty or its time is up. A drain cannot be undone, so a replica that reports that it
+with a grace period when it is empty or its time is up; or it sleeps (``warm.py``). A drain cannot be undone, so a replica that reports that it
 drains although the operator did not mark it is removed in the same way and replaced. ``spec.replicas`` is never
 written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import timedelta
 
 from busbar.kube.contracts import bearers
@@ -20,6 +20,7 @@ from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests
+from busbar.operator.serving import warm
 from busbar.operator.serving.conditions import new_problems
 from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexes
 from busbar.operator.serving.scaling import desired_replicas
@@ -35,7 +36,10 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
         return ServiceUpdate()
     lost = _lost(view)
     notices: tuple[tuple[str, str], ...] = tuple((Reason.REPLICA_REPLACED, why) for why in lost.values())
-    actions = [*_leave(view, decisions, lost), *_clean(view), *_lift(view), *_start(view, decisions)]
+    kept, asleep = _stay(view, decisions, lost)
+    slept, told = warm.steps(view, kept, asleep)
+    notices += tuple(told)
+    actions = [*_leave(view, kept | asleep), *slept, *_clean(view), *_lift(view), *_start(view, decisions)]
     desired, why, scaling = desired_replicas(
         view.service,
         view.demand,
@@ -55,7 +59,7 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
 def _again(view: ServiceView, desired: int) -> float:
     """After how many seconds the result may change without an event: a drain ends, or the service becomes idle."""
     spec = view.service.spec
-    if any(p.draining_since or p.deleting for p in view.pods):
+    if any(p.draining_since or p.deleting for p in view.pods) or warm.changes_soon(view.pods):
         return min(1.0, view.settings.drain_settle_s)
     if any(p.unschedulable_since for p in view.pods):
         return min(view.settings.unschedulable_s, view.settings.usage_period_s)
@@ -131,18 +135,32 @@ def _lost(view: ServiceView) -> dict[str, str]:
     return lost
 
 
-def _leave(view: ServiceView, decisions: tuple[Decision, ...], lost: Mapping[str, str]) -> list[Action]:
-    """Marks, drains and deletes the replicas that are surplus, lost, or released by the plan."""
-    taken = {d.index for d in decisions if isinstance(d, Release)}
-    kept = {p.uid for p in kept_pods(view.service, view.pods) if p.rank not in taken} - lost.keys()
+def _stay(
+    view: ServiceView, decisions: tuple[Decision, ...], lost: Mapping[str, str]
+) -> tuple[set[str], set[str]]:
+    """The uids of the replicas that shall serve, and of those that shall sleep; without those that are lost or released.
+
+    A plan takes the places of sleeping replicas only: one that was woken meanwhile keeps its own.
+    """
+    ordered = {d.index: d for d in decisions if isinstance(d, Release)}
+    gone = {p.uid for p in view.pods if p.rank in ordered and (p.parked or not ordered[p.rank].taken)}
+    gone |= lost.keys()
+    kept = {p.uid for p in kept_pods(view.service, view.pods)} - gone
+    surplus = [p for p in view.pods if p.uid not in kept | gone and not p.leaving]
+    return kept, {p.uid for p in warm.sleepers(view, surplus)}
+
+
+def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
+    """Marks, drains and deletes the other replicas."""
     actions: list[Action] = []
     for pod in view.pods:
-        if pod.ended or pod.deleting or pod.uid in kept:
+        if pod.ended or pod.deleting or pod.uid in staying:
             continue
-        if pod.gated or pod.phase != "Running" or not pod.port:
+        if pod.gated or pod.phase != "Running" or not pod.port or warm.is_surely_asleep(view, pod):
             actions.append(Delete(PODS, pod.key, pod.uid))
         elif pod.draining_since is None:
-            mark = {"metadata": {"annotations": {ANNOTATION_DRAINING: view.now.isoformat()}}}
+            since = pod.sleep_since if pod.parked and pod.sleep_since is not None else view.now
+            mark = {"metadata": {"annotations": {ANNOTATION_DRAINING: since.isoformat()}}}
             actions.append(Patch(PODS, pod.key, mark, pod.uid))
         elif pod.uid not in view.asked and not _drained(view, pod):
             actions.append(PostToPod(pod.key, pod.uid, DRAIN_PATH, 5.0))

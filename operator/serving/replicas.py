@@ -13,11 +13,11 @@ from busbar.scheduler import Placement, Resources
 
 def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
     """The replicas to keep, at most as many as are desired: those in the pools where they are wanted, of these the
-    ones that serve first, then the oldest."""
+    ones that serve first, then those that start, then those that sleep (they wake then), each the oldest first."""
     status = service.status
     desired = (status.desired_replicas if status is not None else None) or 0
-    alive = [p for p in pods if not p.ended and not p.deleting and p.draining_since is None]
-    alive.sort(key=lambda p: (not p.ready, p.gated, p.rank))
+    alive = [p for p in pods if not p.leaving]
+    alive.sort(key=lambda p: (p.parked, not p.takes_requests, p.gated, p.rank))
     room = {
         row.pool: row.desired for row in (status.pools if status is not None else None) or () if row.desired
     }

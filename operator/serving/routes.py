@@ -79,7 +79,7 @@ def _context_length(
     A replica may serve less than the spec asks for, because its KV cache holds no more. vLLM reports nothing; it does
     not start with less than its flag says, but arguments of the spec's own can change the flag.
     """
-    serving = [p for p in pods if p.ready and p.draining_since is None and not p.deleting]
+    serving = [p for p in pods if p.takes_requests]
     reports = [readings[p.uid].report for p in serving if p.uid in readings]
     told = [report.max_model_len for report in reports if report is not None and report.max_model_len]
     if told:
@@ -98,7 +98,11 @@ def _endpoint(
         url = address_of(pod, nodes.get(Key("", pod.node)), pod_cidrs)
     except ProbeRefused:
         return None
-    draining = pod.draining_since is not None or pod.deleting
     former = None if pod.bearers else former_bearer_for(workload_key, pod.owner_uid)
-    ready = pod.ready and not draining
-    return Endpoint(pod=pod.key.name, url=url, ready=ready, draining=draining, bearer=former)
+    return Endpoint(
+        pod=pod.key.name,
+        url=url,
+        ready=pod.takes_requests,
+        draining=pod.leaving or pod.parked,
+        bearer=former,
+    )

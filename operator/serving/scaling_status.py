@@ -13,7 +13,7 @@ from busbar.kube.types.model_service import (
 )
 from busbar.operator.serving.fleet_input import start_seconds
 from busbar.operator.serving.fleets import Plan
-from busbar.operator.watch.projections import Pod
+from busbar.operator.watch.projections import Pod, Sleep
 from busbar.operator.write.status import clip
 
 
@@ -37,12 +37,13 @@ def pool_rows(
     rows = []
     for name in sorted({p.pool for p in pods} | {name for name, count in target.items() if count}):
         pool, here = pools.get(name), [p for p in pods if p.pool == name]
-        ready = sum(p.ready and p.draining_since is None and not p.deleting for p in here)
+        ready = sum(p.takes_requests for p in here)
         rows.append(
             PoolReplicas(
                 pool=name,
                 replicas=len(here),
                 ready=ready,
+                sleeping=sum(p.sleep is Sleep.ASLEEP and not p.leaving for p in here) or None,
                 desired=target.get(name, 0) if decides else None,
                 accelerator=pool.spec.accelerator if pool is not None else None,
                 cost_per_hour=_cost(service, pool),

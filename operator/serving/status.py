@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from busbar.kube.types import ServicePhase
@@ -24,7 +25,7 @@ from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.replicas import kept_pods, place_of, startable
 from busbar.operator.serving.scaling_status import forecast_status, level_status, pool_rows
 from busbar.operator.serving.view import ServiceView
-from busbar.operator.watch.projections import Pod
+from busbar.operator.watch.projections import Pod, Sleep
 from busbar.operator.write.status import Held, add_usage, clip
 
 
@@ -34,13 +35,14 @@ def status_of(
     """The status to write; None: nothing of it changed."""
     service, old = view.service, view.status
     alive = [p for p in view.pods if not p.ended]
-    serving = [p for p in alive if p.ready and p.draining_since is None and not p.deleting]
+    serving = [p for p in alive if p.takes_requests]
     phase, reason, message = _phase(view, desired, alive, serving, decisions)
     fields: dict[str, object] = {
         "observed_generation": service.metadata.generation,
         "replicas": len([p for p in alive if not p.deleting]),
         "ready_replicas": len(serving),
         "desired_replicas": desired,
+        "sleeping_replicas": sum(p.sleep is Sleep.ASLEEP and not p.leaving for p in alive) or None,
         "restarts": sum(p.restarts for p in alive),
         "selector": f"{LABEL_KIND}={manifests.KIND_SERVICE},{LABEL_JOB}={service.metadata.name}",
         "model_id": service.spec.model_id or service.metadata.name,
@@ -59,7 +61,7 @@ def status_of(
             cause=why.cause,
             requests_per_second=why.load_rps,
             capacity_per_second=why.capacity_rps,
-            reason=clip(why.reason),
+            reason=clip(f"{why.reason} {woken_words(alive, old.desired_replicas, desired)}".rstrip()),
         )
         fields["scaling_history"] = [*(old.scaling_history or ()), entry][-MOST_DECISIONS:]
         fields["last_scale_time"] = view.now
@@ -69,7 +71,8 @@ def status_of(
         fields["conditions"] = found
     seen = _last_request(view)
     transition = any(
-        fields[k] != getattr(old, k) for k in ("phase", "reason", "replicas", "desired_replicas")
+        fields[k] != getattr(old, k)
+        for k in ("phase", "reason", "replicas", "desired_replicas", "sleeping_replicas")
     )
     if seen is not None and (
         transition or old.last_request_time is None or seen - old.last_request_time >= timedelta(seconds=15)
@@ -148,16 +151,21 @@ def _phase(
         elif len(serving) < desired and old.reason == Reason.SERVING and old.message is not None:
             text = old.message if old.message.startswith(text) else text
         return ServicePhase.READY, Reason.SERVING, text
+    asleep = [p for p in alive if p.sleep is Sleep.ASLEEP and not p.leaving]
     if desired == 0:
-        if alive:
-            return (
-                ServicePhase.DRAINING,
-                Reason.DRAINING,
-                f"{len(alive)} replicas finish their requests and leave.",
-            )
+        if len(alive) > len(asleep):
+            text = f"{len(alive) - len(asleep)} replicas finish their requests and leave."
+            return ServicePhase.DRAINING, Reason.DRAINING, text
+        if asleep:
+            text = f"No replica takes requests; a request wakes one of {len(asleep)} that sleep."
+            return ServicePhase.IDLE, Reason.IDLE, text
         return ServicePhase.IDLE, Reason.IDLE, "No replica runs; a request wakes the service."
     waits = _wait(decisions)
-    starting = [p for p in alive if p.draining_since is None and not p.deleting]
+    starting = [p for p in alive if not p.leaving and not p.parked]
+    waking = [p for p in starting if p.sleep is Sleep.WAKING]
+    waking += [p for p in alive if not p.leaving and p.parked][: max(0, desired - len(starting))]
+    if waking and len(waking) >= len(starting):
+        return ServicePhase.STARTING, Reason.STARTING, f"{len(waking)} of {desired} replicas are waking up."
     if starting:
         problem = next((p.problem for p in starting if p.problem), "")
         return (
@@ -186,6 +194,13 @@ def _held(view: ServiceView, desired: int) -> bool:
 
 def _wait(decisions: tuple[Decision, ...]) -> Wait | None:
     return next((d for d in decisions if isinstance(d, Wait)), None)
+
+
+def woken_words(pods: Iterable[Pod], before: int, desired: int) -> str:
+    """A sentence about the sleeping replicas that a change of the count wakes; empty for none."""
+    asleep = sum(p.parked and not p.leaving for p in pods)
+    woken = min(asleep, max(0, desired - before))
+    return f"Sleeping replicas that wake: {woken}." if woken else ""
 
 
 def is_scaling(old: ModelServiceStatus, desired: int) -> bool:

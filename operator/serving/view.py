@@ -43,6 +43,7 @@ class ServiceView:
     demand: ServiceDemand | None = None  # None: there is no gateway, or it does not answer
     readings: Mapping[str, ServingStatus] = field(default_factory=dict)  # by pod uid
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /drain
+    changing: frozenset[str] = frozenset()  # uids of pods that are answering POST /sleep or /wake_up now
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart
     plan: Plan | None = None  # what the latency target says; None: there is none
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 from busbar.kube.client import Object
@@ -36,6 +37,21 @@ TAINT_POWER = "busbar.dev/power-not-ready"
 """Keeps pods off a node whose boards should be limited and are not known to be."""
 ANNOTATION_DRAINING = "busbar.dev/draining-since"
 ANNOTATION_PLACEMENT = "busbar.dev/placement"
+ANNOTATION_SLEEP = "busbar.dev/sleep"
+"""Of a replica: where it is between serving and sleeping (`Sleep`), a space, and since when."""
+
+
+class Sleep(StrEnum):
+    """Where a replica that was put to sleep is; one that never was has none."""
+
+    SETTLING = "Settling"
+    """It gets no new requests, and finishes those that it has."""
+    ASLEEP = "Asleep"
+    """It has no requests. Any job that waits may take its place."""
+    WAKING = "Waking"
+    """It is wanted again, and does not answer yet."""
+    AWAKE = "Awake"
+    """It serves again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,8 @@ class Pod:
     pool: str = ""  # the pool we chose
     placement: str = ""  # of a replica: its admission's placement, as JSON
     draining_since: datetime | None = None
+    sleep: Sleep | None = None
+    sleep_since: datetime | None = None
     ready: bool = False
     ready_since: datetime | None = None
     ip: str = ""
@@ -118,6 +136,21 @@ class Pod:
     @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it has ended, or is on its way out."""
+        return self.ended or self.deleting or self.draining_since is not None
+
+    @property
+    def parked(self) -> bool:
+        """Whether it sleeps or is about to: a replica that shall not serve."""
+        return self.sleep in (Sleep.SETTLING, Sleep.ASLEEP)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the gateway may send requests to this replica."""
+        return self.ready and not self.leaving and self.sleep in (None, Sleep.AWAKE)
 
     @property
     def place(self) -> str:
@@ -178,6 +211,7 @@ def project_pod(obj: Object) -> Pod:
         pool=notes.get(ANNOTATION_POOL, ""),
         placement=notes.get(ANNOTATION_PLACEMENT, ""),
         draining_since=_noted_time(notes.get(ANNOTATION_DRAINING)),
+        **_sleep(notes.get(ANNOTATION_SLEEP)),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         ready_since=_since(conditions.get("Ready"), "True"),
         ip=status.get("podIP") or "",
@@ -367,6 +401,13 @@ def _noted_time(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+def _sleep(text: str | None) -> dict[str, Any]:
+    """The fields of an annotation that anybody may have written outside tenants' namespaces."""
+    word, _, moment = (text or "").partition(" ")
+    since = _noted_time(moment or None)
+    return {"sleep": Sleep(word), "sleep_since": since} if word in list(Sleep) and since is not None else {}
 
 
 def _pinned(labels: dict[str, str], spec: dict[str, Any]) -> str:

@@ -114,6 +114,7 @@ class PostToPod:
     uid: str
     path: str
     timeout_s: float
+    repeats: bool = False  # it may be asked again after its answer; else once in the pod's life
 
 
 Action = Create | Delete | LiftGate | PinAndUngate | Patch | TaintNode | Apply | PostToPod

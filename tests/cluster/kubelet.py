@@ -40,6 +40,9 @@ class Script:
     status: Callable[[float], dict[str, Any]] | None = None  # seconds since start → GET /status
     saved: list[str] = field(default_factory=list)  # pods that were asked to save
     drained: list[str] = field(default_factory=list)
+    slept: list[str] = field(default_factory=list)
+    woken: list[str] = field(default_factory=list)  # pods that were asked to wake up
+    wakes: bool = True  # False: it answers, and sleeps on
 
 
 @dataclass
@@ -49,6 +52,7 @@ class _Running:
     ip: str
     runner: web.AppRunner | None
     draining: bool = False
+    sleep_level: int = 0
 
 
 class Kubelet:
@@ -156,6 +160,11 @@ class Kubelet:
         }
         await self._write_status(meta, patch)
 
+    def restart(self, pod: Object) -> None:
+        """Its process ends and another one takes over at once, in the same container."""
+        running = self._running[pod["metadata"]["uid"]]
+        running.draining, running.sleep_level = False, 0
+
     async def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
         """Ends a pod as its kubelet would."""
         meta = pod["metadata"]
@@ -189,6 +198,10 @@ class Kubelet:
             said = script.status(asyncio.get_running_loop().time() - running.started)
             if said.get("kind") == "serving":
                 said = {**said, "draining": running.draining or said.get("draining", False)}
+                said |= {
+                    "sleepLevel": running.sleep_level,
+                    "ready": said["ready"] and not running.sleep_level,
+                }
             return web.json_response(said)
 
         async def checkpoint(request: web.Request) -> web.Response:
@@ -200,10 +213,27 @@ class Kubelet:
             running.draining = True
             return web.json_response({"draining": True})
 
+        async def sleep(request: web.Request) -> web.Response:
+            said = script.status(0.0) if script.status is not None else {}
+            if said.get("running") or running.draining:
+                return web.json_response({"error": "busy"}, status=409)
+            script.slept.append(name)
+            running.sleep_level = 1
+            return web.json_response({"is_sleeping": True, "level": 1})
+
+        async def wake_up(request: web.Request) -> web.Response:
+            script.woken.append(name)
+            if not script.wakes:
+                return web.json_response({"error": "still asleep"}, status=503)
+            running.sleep_level = 0
+            return web.json_response({"is_sleeping": False})
+
         app = web.Application()
         app.router.add_get("/status", status)
         app.router.add_post("/checkpoint", checkpoint)
         app.router.add_post("/drain", drain)
+        app.router.add_post("/sleep", sleep)
+        app.router.add_post("/wake_up", wake_up)
         # Recorded before it listens, so that a pod that ends in between closes it too.
         running.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await running.runner.setup()

@@ -163,7 +163,11 @@ def model_service() -> JSON:
             "replicas": 1,
             "minReplicas": 1,
             "maxReplicas": 256,
-            "scaling": {"idleSeconds": 60, "targetInFlightPerReplica": 8},
+            "scaling": {
+                "idleSeconds": 60,
+                "targetInFlightPerReplica": 8,
+                "warm": {"replicas": 1, "level": "loaded"},
+            },
             "shape": {key: value for key, value in SHAPE.items() if not key.endswith("Pods")},
             "accelerators": ["cpu"],
             "maxModelLen": 256,

@@ -411,6 +411,27 @@ SERVICE = (
     Row(
         m.model_service,
         "spec",
+        "scaling.warm.replicas must not be greater than maxReplicas",
+        {"spec/scaling/warm/replicas": 3, "spec/maxReplicas": 2},
+        {"spec/scaling/warm/replicas": 2, "spec/maxReplicas": 2},
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        "scaling.warm.replicas must not be greater than maxReplicas",
+        {"spec/scaling/warm/replicas": 3, "spec/minReplicas": 2, "spec/maxReplicas": ...},
+        {"spec/scaling/warm/replicas": 2, "spec/minReplicas": 2, "spec/maxReplicas": ...},
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        "Busbar does not use the sleep mode of engine vllm; set scaling.warm.level to loaded",
+        {"spec/scaling/warm/level": "sleeping"},
+        {"spec/scaling/warm/level": "loaded"},
+    ),
+    Row(
+        m.model_service,
+        "spec",
         f"spec.engine {FIXED}",
         {"spec/engine": "builtin"},
         {"spec/replicas": ...},

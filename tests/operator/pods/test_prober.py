@@ -15,6 +15,7 @@ from tests.operator.builders import SETTINGS, replica, running
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.metrics import Metrics
+from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.prober import Prober, address_of
 from busbar.operator.watch.projections import Node, Pod
 from busbar.operator.write.actions import PostToPod
@@ -105,6 +106,40 @@ async def test_a_command_carries_the_bearer_for_commands() -> None:
         await asyncio.gather(*prober._tasks)
         key = SETTINGS.workload_key
         assert seen == [f"POST /drain Bearer {bearer_for(key, pod.owner_uid, Role.COMMAND)}"]
+
+
+async def test_what_may_be_asked_again_is_not_asked_twice_at_a_time_and_read_after_its_answer() -> None:
+    level = 0
+
+    async def engine(request: web.Request) -> web.Response:
+        nonlocal level
+        if request.method == "POST":
+            level = 1 if request.path == "/sleep" else 0
+        return web.json_response({"kind": "serving", "ready": level == 0, "sleepLevel": level})
+
+    async with workload(engine) as (prober, pod, seen):
+        pod = replace(pod, kind=KIND_SERVICE)
+        command = bearer_for(SETTINGS.workload_key, pod.owner_uid, Role.COMMAND)
+        for path, expected in (("/sleep", 1), ("/wake_up", 0), ("/sleep", 1)):
+            seen.clear()
+            asked = PostToPod(pod.key, pod.uid, path, 60.0, repeats=True)
+            prober.post(asked, pod)
+            prober.post(asked, pod)
+            assert prober.asked[path] == {pod.uid: False}
+            await asyncio.gather(*prober._tasks)
+            assert prober.asked[path] == {pod.uid: True}
+            assert [line.split(" Bearer ")[0] for line in seen] == [f"POST {path}", "GET /status"]
+            assert seen[0].endswith(command)
+            assert prober.serving[pod.uid].sleep_level == expected
+
+
+def test_a_replica_whose_engine_falls_asleep_is_looked_at_again() -> None:
+    seen: list[Pod] = []
+    of = replica(0)
+    prober = Prober(SETTINGS, Metrics(), lambda: [of], lambda name: LOOPBACK, seen.append)
+    for raw, changes in (({"sleepLevel": 0}, 1), ({"sleepLevel": 1}, 2), ({"sleepLevel": 1}, 2)):
+        prober.take(of, {"ready": False, **raw})
+        assert len(seen) == changes
 
 
 async def test_a_pod_of_a_release_before_the_roles_is_called_with_its_one_bearer() -> None:

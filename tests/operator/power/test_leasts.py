@@ -18,7 +18,7 @@ from busbar.kube.types.training_job import CheckpointStatus
 from busbar.operator.power.leasts import RESTART_S, Objects, leasts, places, tree_of, works
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.readings import HOST, Metered, Reading
-from busbar.operator.watch.projections import Node, Pod, Requests
+from busbar.operator.watch.projections import Node, Pod, Requests, Sleep
 from busbar.scheduler.power import NodeLeast, Tier, Work
 
 A100 = pool("a100", accelerator="A100", resourceName="nvidia.com/gpu", nodeSelector={"pool": "a100"})
@@ -169,3 +169,11 @@ def test_replicas_beyond_the_least_number_are_spare_those_that_do_not_serve_firs
         "uid-web/1": (Tier.SPARE, True),
         "uid-web/2": (Tier.NEEDED, False),
     }
+
+
+def test_a_replica_that_sleeps_goes_before_every_job_and_counts_for_no_least_number() -> None:
+    pods = [on_boards(replica(i), 1) for i in range(2)]
+    pods[0] = replace(pods[0], sleep=Sleep.ASLEEP, sleep_since=NOW)
+    asleep, serves = stoppable(*pods, service=service(minReplicas=1, maxReplicas=3))
+    assert (asleep.id, asleep.tier, asleep.priority, asleep.lost) == ("uid-web/0", Tier.JOB, -1, 0.0)
+    assert (serves.id, serves.tier) == ("uid-web/1", Tier.NEEDED)
