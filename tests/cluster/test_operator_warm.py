@@ -9,6 +9,7 @@ from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script
 from tests.cluster.tenancy import becomes
+from tests.cluster.test_operator_kill import SIDES, Side, reviving
 from tests.cluster.test_operator_serving import demand, scale, service
 
 from busbar.kube.client import Object
@@ -159,6 +160,28 @@ async def test_an_engine_that_ends_asleep_sleeps_again_and_then_wakes(apiserver:
         await scale(cluster, "nap", 1)
         await cluster.until(MODEL_SERVICES, "nap", sleeping(1, 0))
         assert list(await cluster.pods()) == ["nap-0"]
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_replicas_sleep_and_wake_though_the_operator_dies_at_every_write(
+    apiserver: ApiServer, side: Side
+) -> None:
+    engines = Engines()
+    async with Cluster(apiserver, script=engines) as cluster:
+        cluster.proxy.kill_each(side)
+        async with reviving(cluster):
+            await cluster.start()
+            await cluster.create(nap(replicas=2, scaling={"warm": {"replicas": 2}}))
+            await cluster.until(MODEL_SERVICES, "nap", sleeping(2, 0))
+            for replicas in (0, 2, 1):
+                await scale(cluster, "nap", replicas)
+                await cluster.until(MODEL_SERVICES, "nap", sleeping(replicas, 2 - replicas))
+        status = await cluster.status(MODEL_SERVICES, "nap")
+        assert [(h["previous"], h["desired"]) for h in status["scalingHistory"]] == [(2, 0), (0, 2), (2, 1)]
+        made = sorted(name.partition("/")[2] for name in cluster.kubelet.created.values())
+        assert made == sorted(await cluster.pods()) == ["nap-0", "nap-1"]
+        assert all(script.woken and not script.drained for script in engines.made.values())
+        assert cluster.proxy.died_at >= 15
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"scaling": {"warm": None}}], ids=["off", "no warm"])

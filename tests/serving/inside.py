@@ -15,7 +15,7 @@ from functools import partial
 from aiohttp import web
 from tests.serving.processes import Service
 
-from busbar.kube.contracts.bearers import one_for_all
+from busbar.kube.contracts.bearers import Bearers, one_for_all
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.loader import load
 from busbar.workloads.serving.server import Server
@@ -28,9 +28,12 @@ Started = Future[tuple[str, Callable[[], object]]]
 
 
 @contextmanager
-def serving_inside(engine: EngineSettings, model_id: str, max_waiting: int = 256) -> Iterator[Service]:
-    """A server that is ready; every route wants `TOKEN`."""
-    settings = ServerSettings(engine, model_id, bearers=one_for_all(TOKEN), max_waiting=max_waiting)
+def serving_inside(
+    engine: EngineSettings, model_id: str, max_waiting: int = 256, bearers: Bearers | None = None
+) -> Iterator[Service]:
+    """A server that is ready; every route wants `TOKEN`, unless there are bearers of its own."""
+    bearers = one_for_all(TOKEN) if bearers is None else bearers
+    settings = ServerSettings(engine, model_id, bearers=bearers, max_waiting=max_waiting)
     started: Started = Future()
     thread = threading.Thread(target=_run, args=(settings, started), name="server")
     thread.start()
