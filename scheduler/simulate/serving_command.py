@@ -58,6 +58,13 @@ Examples:
     show_default=True,
     help="Replicas with weights in host memory; their GPUs are lent to others until they wake.",
 )
+@click.option(
+    "--warm",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="At most so many surplus replicas sleep instead of leaving, as scaling.warm; they are paid meanwhile.",
+)
 @click.option("--wake", default=5.0, show_default=True, help="Seconds until a sleeping replica serves.")
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), help="Most money per hour.")
 @click.option("--watts", type=click.FloatRange(min=0, min_open=True), help="Most watts of all replicas.")
@@ -88,6 +95,7 @@ def plan_capacity(
     model: Path | None,
     start: float,
     sleeping: int,
+    warm: int,
     wake: float,
     budget: float | None,
     watts: float | None,
@@ -117,6 +125,7 @@ def plan_capacity(
             shape=_shape(model),
             start_s=start,
             sleeping=sleeping,
+            warm=warm,
             wake_s=wake,
             budget_per_h=budget,
             watts=watts,

@@ -46,6 +46,10 @@ class ServingSettings:
     means that their accelerators are lent to others in the meantime."""
     wake_s: float = 5.0
     warm_up_s: float = 300.0
+    warm: int = 0
+    """At most so many surplus replicas sleep, each where it is, and wake before another one of their type starts: as
+    `scaling.warm` of a ModelService does it. Nothing sleeps at first. They cost what they cost awake, and nobody takes
+    their places."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,8 @@ class ServingResult:
     late_tpot: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    asleep_cost: float = 0.0
+    """The part of it for replicas that slept (`ServingSettings.warm`)."""
     hours: float = 0.0
     replica_hours: dict[str, float] = field(default_factory=dict)
     peak: Counter[str] = field(default_factory=Counter)
@@ -88,6 +94,7 @@ class ServingResult:
             "ttft_p50_s": round(order[len(order) // 2], 3) if order else None,
             "ttft_p99_s": round(order[int(0.99 * (len(order) - 1))], 3) if order else None,
             "cost_per_h": round(self.cost_per_h, 3),
+            "cost_asleep_per_h": round(self.asleep_cost / self.hours, 3) if self.hours else 0.0,
             "cost_per_million_output_tokens": round(self.cost / million, 3) if million else None,
             "replica_hours": {key: round(value, 2) for key, value in sorted(self.replica_hours.items())},
             "peak_replicas": dict(sorted(self.peak.items())),
@@ -120,6 +127,8 @@ class _Cluster:
     credits: list[dict[str, float]] = field(default_factory=list)
     held: list[Request] = field(default_factory=list)
     asleep: int = 0
+    dozing: Counter[str] = field(default_factory=Counter)
+    """Replicas that sleep where they are, by column (`ServingSettings.warm`)."""
 
     def add(self, column: Column, now_s: float, ready_s: float, woken: bool = False) -> None:
         replica = Replica.of(self.models[column.key], self.slo, ready_s)
@@ -140,9 +149,11 @@ class _Cluster:
             own = [m for m in self.members if m.column.key == column.key and not m.draining]
             missing = target.get(column.key, 0) - len(own)
             for _ in range(missing):
-                woken = self.asleep > 0
+                here = self.dozing[column.key] > 0
+                self.dozing[column.key] -= here
+                woken = not here and self.asleep > 0
                 self.asleep -= woken
-                wait_s = self.settings.wake_s if woken else self.settings.start_s
+                wait_s = self.settings.wake_s if here or woken else self.settings.start_s
                 self.add(column, now_s, now_s + wait_s, woken)
             own.sort(
                 key=lambda m: (m.ready_s <= now_s, -m.ready_s if m.ready_s > now_s else m.replica.work_s)
@@ -155,6 +166,8 @@ class _Cluster:
         gone = [m for m in self.members if m.draining and (m.ready_s > now_s or not m.replica.in_flight)]
         for member in gone:
             self.asleep += member.woken
+            if member.ready_s <= now_s and self.dozing.total() < self.settings.warm:
+                self.dozing[member.column.key] += 1
         self.members = [m for m in self.members if m not in gone]
 
     def reroute(self, rates: Sequence[float], now_s: float) -> None:
@@ -319,6 +332,10 @@ class _Loop:
             by_key[member.column.key] += 1
             result.cost += member.column.cost_per_h / 3600
             watts += member.column.watts
+        for column in cluster.columns:
+            asleep = cluster.dozing[column.key] * column.cost_per_h / 3600
+            result.cost += asleep
+            result.asleep_cost += asleep
         for key, count in by_key.items():
             result.replica_hours[key] = result.replica_hours.get(key, 0.0) + count / 3600
             result.peak[key] = max(result.peak[key], count)

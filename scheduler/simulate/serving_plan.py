@@ -30,6 +30,7 @@ class Question:
     start_s: float = 60.0
     sleeping: int = 0
     wake_s: float = 5.0
+    warm: int = 0
     budget_per_h: float | None = None
     watts: float | None = None
     quota: int | None = None
@@ -41,7 +42,11 @@ class Question:
         for name, value in (("start", self.start_s), ("wake", self.wake_s)):
             if not (math.isfinite(value) and value >= 0):
                 raise ServingModelError(f"the {name} time is {value:g} s; it must be zero or more")
-        if self.sleeping and self.wake_s > self.start_s:
+        if self.sleeping and self.warm:
+            raise ServingModelError(
+                "replicas sleep either from the beginning, for nothing, or as scaling.warm does it; give one"
+            )
+        if (self.sleeping or self.warm) and self.wake_s > self.start_s:
             raise ServingModelError("a sleeping replica takes longer to wake than another to start; use none")
 
     @property
@@ -151,11 +156,13 @@ def answer(trace: ServingTrace, question: Question, progress: Progress | None = 
             policy = Hpa(bound.single, rated, most)
         else:
             policy = Static(bound.single, static)
+        ours = name == "busbar"
         settings = ServingSettings(
             question.start_s,
-            question.sleeping if name == "busbar" else 0,
+            question.sleeping if ours else 0,
             question.wake_s,
             question.warm_up_s,
+            question.warm if ours else 0,
         )
         result = run(trace, buckets, columns, models, question.slo, policy, settings, show(name))
         if isinstance(policy, Ours):

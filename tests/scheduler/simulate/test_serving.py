@@ -68,6 +68,18 @@ def test_sleeping_replicas_meet_a_step_that_starting_ones_miss() -> None:
     assert warm.attainment > cold.attainment
 
 
+def test_surplus_replicas_that_sleep_meet_the_next_step_and_are_paid() -> None:
+    trace = steps([60, 60, 60, 1, 1, 1, 1, 1, 1, 1, 1, 60], 120, LENGTHS)
+    cold, warm = (plan(trace, policies=("busbar",), start_s=90.0, warm=most).results[0] for most in (0, 10))
+    assert warm.attainment > cold.attainment
+    assert cold.asleep_cost == 0
+    assert 0 < warm.asleep_cost < warm.cost
+    assert warm.cost > cold.cost
+    early = steps([2, 2, 2], 120, LENGTHS)
+    first, same = (plan(early, policies=("busbar",), start_s=90.0, warm=most).results[0] for most in (0, 10))
+    assert first.to_json() == same.to_json(), "nothing sleeps before there was a surplus"
+
+
 def test_limits_are_kept_and_said() -> None:
     found = plan(budget_per_h=2.1, policies=("busbar",))
     assert found.results[0].to_json()["cost_per_h"] <= 2.1  # type: ignore[operator]
@@ -212,6 +224,8 @@ def test_the_command_prints_fleets_bounds_and_json(tmp_path: Path) -> None:
         (["--day", "2"], "for a ServeGen folder"),
         (["--start", "-5"], "zero or more"),
         (["--sleeping", "2", "--wake", "100"], "longer to wake"),
+        (["--warm", "2", "--wake", "100"], "longer to wake"),
+        (["--warm", "2", "--sleeping", "2"], "give one"),
         (["--pools", "T4=8@0.3"], "no pool can hold the model"),
         (["--hours", "0.09"], "must last at least 360 s"),
     ],
