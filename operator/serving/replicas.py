@@ -13,7 +13,7 @@ from busbar.scheduler import Placement, Resources
 
 def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
     """The replicas to keep, at most as many as are desired: those in the pools where they are wanted, of these the
-    ones that serve first, then those that start, then those that sleep (they wake then), each the oldest first."""
+    ones that serve first, then the oldest. One that sleeps (it wakes then) is kept only after all that do not."""
     status = service.status
     desired = (status.desired_replicas if status is not None else None) or 0
     alive = [p for p in pods if not p.leaving]
@@ -23,11 +23,13 @@ def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
     }
     wanted: list[Pod] = []
     for pod in alive:
-        if room.get(pod.pool, 0) > 0:
+        if room.get(pod.pool, 0) > 0 and not pod.parked:
             room[pod.pool] -= 1
             wanted.append(pod)
     first = {pod.uid for pod in wanted}
-    return [*wanted, *(p for p in alive if p.uid not in first)][:desired]
+    others = [p for p in alive if p.uid not in first]
+    others.sort(key=lambda p: (p.parked, p.parked and room.get(p.pool, 0) <= 0))
+    return [*wanted, *others][:desired]
 
 
 def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:

@@ -73,7 +73,9 @@ def what_if(
     if record is None or not record.foreseeable:
         return Forecast(False, None, record)
     past = History.of(history)
-    queue = Queue(Together.of(with_job).snapshot, policy, now, past)
+    # What sleeps gives way to whoever waits, now and later.
+    staying = tuple(other for other in with_job.jobs if not (other.yields and other.run is not None))
+    queue = Queue(Together.of(replace(with_job, jobs=staying)).snapshot, policy, now, past)
     horizon_s = _horizon_s(past, now)
     waits = queue.simulate(job.id, futures, seed, horizon_s)
     raw = float(np.quantile(waits, 0.5)), float(np.quantile(waits, 0.9))

@@ -10,17 +10,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.builders import NOW, RENDERING, SETTINGS, replica, service
 
+from busbar.kube.client import KubeClient
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
+from busbar.kube.login import Login
 from busbar.kube.types import ModelService
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Release
 from busbar.operator.serving.claims import claims
-from busbar.operator.serving.fleet_input import start_seconds
+from busbar.operator.serving.fleet_input import Seen, alive, ready, start_seconds
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replicas import wanted_indexes
+from busbar.operator.serving.routes import build_routes
 from busbar.operator.serving.view import ModelPlace, ServiceView
+from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import ANNOTATION_DRAINING, ANNOTATION_SLEEP, Pod, Sleep, project_pod
 from busbar.operator.write.actions import Action, Create, Delete, Patch, PostToPod
 
@@ -182,6 +186,48 @@ def test_a_sleeping_replica_wakes_before_another_one_is_asked_for() -> None:
     assert wanted_indexes(warm(desired=2), [serving, sleeping, starting]) == [0, 2], (
         "what starts is not given up"
     )
+
+
+def test_no_replica_that_serves_is_given_up_for_one_that_sleeps_where_it_is_wanted() -> None:
+    rows = [{"pool": "l4", "replicas": 1, "desired": 2}, {"pool": "h100", "replicas": 2, "desired": 0}]
+    serving, other = replica(0, pool="h100"), at(ASLEEP, index=1, pool="h100", ready=False)
+    sleeping = at(ASLEEP, index=2, pool="l4", ready=False)
+    for desired, kept in ((1, [0]), (2, [0, 2]), (3, [0, 1, 2])):
+        of = service(status={"desiredReplicas": desired, "pools": rows}, maxReplicas=4)
+        assert wanted_indexes(of, [serving, other, sleeping]) == kept
+
+
+def test_sleeping_replicas_are_no_part_of_the_fleet_that_the_latency_target_decides_over() -> None:
+    states: list[Sleep | None] = [None, SETTLING, ASLEEP, WAKING, WOKEN]
+    pods = [replica(i, sleep=s, sleep_since=NOW, ready=s is not WAKING) for i, s in enumerate(states)]
+    seen = Seen(warm(), tuple(pods), (), (), None, 0, 0.0, 0.0)
+    assert (alive(seen), ready(seen)) == ({"cpu": 3}, {"cpu": 2})
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (replica(0), (True, False)),
+        (at(SETTLING), (False, True)),
+        (at(ASLEEP), (False, True)),
+        (at(WAKING), (False, False)),
+        (at(WOKEN), (True, False)),
+        (at(WOKEN, ready=False), (False, False)),
+        (at(WOKEN, draining_since=NOW), (False, True)),
+    ],
+)
+def test_the_gateway_sends_nothing_to_a_replica_that_sleeps_or_is_about_to(
+    pod: Pod, expected: tuple[bool, bool]
+) -> None:
+    caches = Caches(KubeClient(Login(server="http://127.0.0.1:1")), lambda *_: None, inactivity_s=60.0)
+    caches.services.items[Key("team", "web")] = warm()
+    pod = replace(pod, ip="10.0.0.5")
+    caches.pods.items[pod.key] = pod
+    caches._pod_changed(pod.key, None, pod)
+    made = build_routes(caches, RENDERING.workload_key, 1, ("10.0.0.0/8",))
+    [endpoint] = made.services[0].endpoints
+    assert (endpoint.ready, endpoint.draining) == expected
+    assert made.services[0].ready_replicas == expected[0]
 
 
 def test_the_first_request_from_zero_wakes_one_of_those_that_sleep() -> None:

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from busbar.scheduler import Finished, History, Job, JobId, Outcome, Policy, Snapshot, WaitCode, what_if
+from busbar.scheduler import (
+    Finished,
+    History,
+    Job,
+    JobId,
+    JobKind,
+    Outcome,
+    Policy,
+    Snapshot,
+    WaitCode,
+    what_if,
+)
 
 from ..build import NOW, cluster, job, placed, tenant
 from ..strategies import snapshots
@@ -43,6 +54,18 @@ def test_a_job_behind_another_waits_as_long_as_history_says() -> None:
     # It has run 7,200 s; jobs that ran so long ran 50 to 3,500 s more.
     assert 1000 <= forecast.p50_s <= 2500
     assert forecast.p50_s <= forecast.p90_s <= 3500
+
+
+def test_a_job_does_not_wait_for_replicas_that_sleep() -> None:
+    on = placed("H100", "H100-0000", size=4)
+    replica = job("s", size=4, kind=JobKind.SERVING, on=on, preemptible=False)
+    alone, asleep, awake = (
+        what_if(cluster(full(4), *more, H100=1), Policy(), job("x", size=8), NOW, HISTORY).p50_s
+        for more in ((), (replace(replica, yields=True),), (replica,))
+    )
+    assert alone is not None
+    assert awake is not None
+    assert asleep == alone < awake
 
 
 def test_the_seed_decides_and_the_order_does_not() -> None:
