@@ -94,6 +94,21 @@ async def test_no_request_is_sent_to_a_draining_replica() -> None:
         await here.enter(service(draining), owner("k"), 100.0)
 
 
+async def test_a_replica_that_slept_gets_requests_again_once_it_is_awake() -> None:
+    here, awake = picker(), table(*at("a"))
+    here.update(awake)
+    here.leave(await here.enter(service(awake), owner("k"), 130.0))
+    for asleep in (at("a", draining=True), at("a", ready=False, draining=True)):
+        here.update(table(*asleep))
+    waiting = asyncio.create_task(here.enter(service(awake), owner("k"), 130.0))
+    await settle()
+    here.update(table(*at("a", ready=False)))
+    await settle()
+    assert not waiting.done()
+    here.update(awake)
+    assert (await waiting).endpoint.pod == "a"
+
+
 async def test_the_wait_ends_with_a_503_that_says_when_to_come_again() -> None:
     here, none = picker(), table()
     here.update(none)
