@@ -91,7 +91,7 @@ def _to_sleep(view: ServiceView, pod: Pod) -> tuple[list[Action], Notices]:
     if reading is None or not reading.ready:
         return [], []
     if pod.sleep is Sleep.ASLEEP:
-        return [_mark(view, pod, Sleep.SETTLING)], []  # its engine has restarted
+        return [_mark(view, pod, Sleep.SETTLING)], []  # somebody else woke it, or the spec has changed
     return ([_post(view, pod, SLEEP_PATH)] if _is_quiet(view, pod) else []), []
 
 
@@ -114,8 +114,9 @@ def _to_wake(view: ServiceView, pod: Pod) -> tuple[list[Action], Notices]:
 
 
 def _can_sleep(view: ServiceView, pod: Pod) -> bool:
-    """Whether it serves, or sleeps already. One that does not fall asleep in time leaves, as without `warm`."""
-    if pod.phase != "Running" or not pod.port:
+    """Whether it serves, or sleeps already. One that does not fall asleep in time leaves, as without `warm`; so does one
+    that restarted, because its memory may not hold what it keeps asleep."""
+    if pod.phase != "Running" or not pod.port or pod.restarts:
         return False
     if pod.sleep is Sleep.SETTLING:
         limit_s = view.service.spec.drain_seconds + view.settings.sleep_limit_s

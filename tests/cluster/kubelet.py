@@ -160,10 +160,13 @@ class Kubelet:
         }
         await self._write_status(meta, patch)
 
-    def restart(self, pod: Object) -> None:
-        """Its process ends and another one takes over at once, in the same container."""
+    async def restart(self, pod: Object) -> None:
+        """Its process ends and another one serves at once."""
         running = self._running[pod["metadata"]["uid"]]
         running.draining, running.sleep_level = False, 0
+        state = {"running": {"startedAt": _now()}}
+        again = {**_container(pod, ready=True, state=state), "restartCount": 1}
+        await self._write_status(pod["metadata"], {"status": {"containerStatuses": [again]}})
 
     async def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
         """Ends a pod as its kubelet would."""
