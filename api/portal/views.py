@@ -218,6 +218,7 @@ class ServiceView:
     source: str
     ready: int
     desired: int
+    sleeping: int
     span: str
     pools: str
     url: str
@@ -256,6 +257,7 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         source=f"TrainingJob {spec.model.training_job}" if spec.model.training_job else spec.model.uri or "",
         ready=status.ready_replicas or 0,
         desired=status.desired_replicas or 0,
+        sleeping=status.sleeping_replicas or 0,
         span=f"{low} to {high}",
         pools=", ".join(pool_words(row) for row in status.pools or ()),
         url=status.url or "",

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from busbar.kube.types.model_service import ModelServiceStatus
-from busbar.kube.types.service_words import adapter_facts, change_words, level_facts, pool_words
+from busbar.kube.types.service_words import (
+    adapter_facts,
+    change_words,
+    count_words,
+    level_facts,
+    pool_words,
+)
 
 STATUS: dict[str, Any] = {
     "slo": {
@@ -18,6 +24,7 @@ STATUS: dict[str, Any] = {
     "pools": [
         {"pool": "l4", "replicas": 2, "ready": 1, "desired": 3, "requestsPerSecond": 2.5, "costPerHour": 0.7},
         {"pool": "cpu", "replicas": 1},
+        {"pool": "h100", "replicas": 3, "ready": 1, "sleeping": 2},
     ],
     "scalingHistory": [
         {"time": "2026-11-21T12:00:00Z", "previous": 1, "desired": 3, "cause": "Panic", "requestsPerSecond": 6},
@@ -52,11 +59,19 @@ def test_pools_and_changes_tell_what_is_known_of_them() -> None:
     assert [pool_words(row) for row in status.pools or ()] == [
         "2 on l4 (3 wanted, 1 ready, 2.5 requests/s each, 0.7/h each)",
         "1 on cpu",
+        "3 on h100 (1 ready, 2 sleeping)",
     ]
     assert [change_words(entry) for entry in status.scaling_history or ()] == [
         "1 → 3 for 6 requests/s",
         "3 → 2",
     ]
+
+
+def test_the_count_names_those_that_sleep_where_there_are_any() -> None:
+    numbers = {"readyReplicas": 1, "desiredReplicas": 2}
+    assert count_words(ModelServiceStatus.model_validate(numbers)) == "1 ready of 2 wanted"
+    some = ModelServiceStatus.model_validate(numbers | {"sleepingReplicas": 3})
+    assert count_words(some) == "1 ready of 2 wanted, 3 sleeping"
 
 
 def test_adapters_are_told_with_their_replicas_and_why_one_is_refused() -> None:
