@@ -201,10 +201,8 @@ class Kubelet:
             said = script.status(asyncio.get_running_loop().time() - running.started)
             if said.get("kind") == "serving":
                 said = {**said, "draining": running.draining or said.get("draining", False)}
-                said |= {
-                    "sleepLevel": running.sleep_level,
-                    "ready": said["ready"] and not running.sleep_level,
-                }
+                if running.sleep_level:
+                    said |= {"sleepLevel": running.sleep_level, "ready": False}
             return web.json_response(said)
 
         async def checkpoint(request: web.Request) -> web.Response:
