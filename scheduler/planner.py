@@ -4,7 +4,7 @@
 
     1. Compute entitlements (fairness/fair_share.py) and the shares that deadlines need (candidates/deadlines.py), and
        price the accelerators (candidates/prices.py).
-    2. Start waiting jobs in free room, by rights (search/start.py).
+    2. Start waiting jobs in free room, by rights (search/start.py), or where replicas sleep (search/sleepers.py).
     3. Make room for jobs whose rights (search/preemption.py), deadlines (search/hasten.py) or value (search/swap.py)
        demand it.
     4. Move and resize running jobs where that clearly pays (search/migration.py).
@@ -12,13 +12,12 @@
     5. Repeat from 2 until nothing changes.
     6. If the certified gap is large and the policy allows it, run the solver (search/milp.py); then steps 2 to 5
        once more, for what it has made possible.
-    7. Start what is left where replicas sleep (search/sleepers.py).
-    8. Let elastic jobs grow into room for which nobody waits (search/growth.py), and give pods to each other
+    7. Let elastic jobs grow into room for which nobody waits (search/growth.py), and give pods to each other
        (search/transfer.py).
-    9. Say why the other jobs wait (explain/).
+    8. Say why the other jobs wait (explain/).
 
 `react` answers an event between two full plans. It takes over the last plan's policy, prices and values, and
-does steps 2, 3 (by rights, not by value) and 7 for the jobs that the event touches:
+does steps 2 and 3 (by rights, not by value) for the jobs that the event touches:
 
     - new or changed jobs, those of a tenant that changed, and those of a class whose speed was reported;
     - jobs that wait for room where something became free, as far as they fit;
@@ -96,7 +95,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         if gained:
             round_.recall_delayed()
             blocked = _settled(round_)
-    blocked = take_from_sleepers(round_, blocked)
+    blocked = take_from_sleepers(round_, blocked, last=True)
     grow(round_)
     transfer(round_)
     prices = tuple(Price(kind, price) for kind, price in sorted(state.market.prices.items()))
@@ -129,7 +128,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
 
 def _settled(round_: Round) -> list[Assignment]:
     """Steps 2 to 5; the jobs that could not start, in the order in which they were tried."""
-    blocked = start_waiting(round_)
+    blocked = take_from_sleepers(round_, start_waiting(round_))
     for _ in range(PASSES):
         changed = take(round_)
         changed = reclaim(round_, _without_place(blocked)) or changed
@@ -188,7 +187,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
     touched = _touched(state, last, known, event)
     with lifted(round_.holds.values()):  # some may use the room of a reservation
         fitting = _fitting(round_, event, blocked, touched)
-    left = start_waiting(round_, touched.values(), blocked, fitting)
+    left = take_from_sleepers(round_, start_waiting(round_, touched.values(), blocked, fitting))
     for _ in range(PASSES):
         changed = take(round_)
         changed = reclaim(round_, _without_place(left)) or changed
@@ -204,7 +203,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         left = start_waiting(
             round_, [assignment for assignment in touched.values() if assignment.placement is None]
         )
-    left = take_from_sleepers(round_, left)
+    left = take_from_sleepers(round_, left, last=True)
     identity = _next_identity(last, event)
     made = actions(round_)
     kept = reservations(round_, made)

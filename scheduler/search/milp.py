@@ -84,6 +84,7 @@ def _choices(round_: Round) -> list[_Choice]:
         if assignment.placement is None:
             if (
                 job in round_.state.waiting
+                and not assignment.job.yields
                 and assignment.option.candidates
                 and not round_.recently_stopped(assignment.job)
             ):

@@ -80,6 +80,10 @@ class Round:
         """Jobs whose place changed at least once in this round, in order of id."""
         return [self.assignments[job] for job in sorted(self._first)]
 
+    def home(self, assignment: Assignment) -> Place:
+        """Where the job was when the round began."""
+        return self._first.get(assignment.job.id) or place_of(assignment)
+
     def mark(self) -> Mark:
         """Remember where all jobs are now."""
         return {job: place_of(self.assignments[job]) for job in self._first}
@@ -237,7 +241,7 @@ class Round:
 
     def waiting(self) -> list[Assignment]:
         """Jobs without a place that may be given one."""
-        return list(self.state.waiting.values())
+        return [assignment for assignment in self.state.waiting.values() if not assignment.job.yields]
 
     def profit(self, candidate: Candidate) -> float:
         """Value per hour above the price of the accelerators."""

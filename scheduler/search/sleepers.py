@@ -1,46 +1,50 @@
 """Starting waiting jobs where replicas sleep (`Job.yields`).
 
-A sleeping replica holds its place only while nobody waits for one. What did not fit otherwise is tried again as if no
-replica slept, by the same rules: rights, quotas, reservations. Then the replicas whose places are still free get them
-back, those of the fewest accelerators first, and the others are stopped. They lose no work and count as no disruption.
+A sleeping replica holds its place only while nobody waits for one. What does not fit in free room is tried again as if no
+replica slept, by the same rules: rights, quotas, reservations. This comes before anything that stops or moves running
+work, and once more at the end, then with that: a right may need both. Then the replicas whose places are free get them
+back, those of the fewest accelerators first, and the others are stopped. They lose no work, count as no disruption, and
+are given no other place.
 """
 
 from __future__ import annotations
 
 from .preemption import reclaim
-from .round import Round, place_of
+from .round import Round
 from .start import start_waiting
 from .state import Assignment
 
 
-def take_from_sleepers(round_: Round, blocked: list[Assignment]) -> list[Assignment]:
-    """Start some of the blocked jobs; returns those that are left."""
+def take_from_sleepers(round_: Round, blocked: list[Assignment], last: bool = False) -> list[Assignment]:
+    """Start some of the blocked jobs; returns those that are left.
+
+    Args:
+        last: the round ends with this: rights may be used, too.
+    """
+    sleepers = [assignment for _, assignment in sorted(round_.state.yielding.items())]
     waiting = [assignment for assignment in blocked if assignment.placement is None]
-    aside = [
-        (assignment, place_of(assignment))
-        for _, assignment in sorted(round_.state.yielding.items())
-        if assignment.placement is not None
-    ]
-    if not waiting or not aside:
+    if not sleepers or not (waiting or last):
         return blocked
-    for assignment, _ in aside:
+    for assignment in sleepers:
         round_.clear(assignment)
     left = start_waiting(round_, waiting)
-    if reclaim(round_, [assignment for assignment in left if assignment.placement is None]):
+    if last and reclaim(round_, [assignment for assignment in left if assignment.placement is None]):
         round_.sync_holds()
-    started = {assignment.job.tenant for assignment in waiting if assignment.placement is not None}
-    aside.sort(key=lambda item: (_size_m(item[0]), item[0].job.id))
-    for assignment, (placement, candidate, started_at_s, waits) in aside:
-        assert placement is not None
-        tenant = assignment.job.tenant
-        over = tenant in started and round_.holdings.refusal(
-            tenant, placement.accelerator, placement.accelerators_m
-        )
-        if not over and round_.fits(placement):
-            round_.restore(assignment, placement, candidate, started_at_s, waits)
+    _give_back(round_, sleepers)
     return [assignment for assignment in left if assignment.placement is None]
 
 
-def _size_m(assignment: Assignment) -> int:
-    run = assignment.job.run
-    return 0 if run is None else run.placement.accelerators_m
+def _give_back(round_: Round, sleepers: list[Assignment]) -> None:
+    """Give sleeping replicas their places, where these are free and within what their tenants may have more of."""
+    started = {assignment.job.tenant for assignment in round_.changed if assignment.placement is not None}
+    homes = [(assignment, *round_.home(assignment)) for assignment in sleepers]
+    for assignment, place, candidate, started_at_s, waits in sorted(
+        homes, key=lambda home: (0 if home[1] is None else home[1].accelerators_m, home[0].job.id)
+    ):
+        tenant = assignment.job.tenant
+        if place is None or not round_.fits(place):
+            continue
+        if tenant not in started or not round_.holdings.refusal(
+            tenant, place.accelerator, place.accelerators_m
+        ):
+            round_.restore(assignment, place, candidate, started_at_s, waits)

@@ -100,7 +100,8 @@ def start_waiting(
     round_.sync_holds()
     _use_freed_room(round_)
     blocked = Blocked() if blocked is None else blocked
-    wanted = [s for s in (round_.waiting() if assignments is None else assignments) if not _ended(round_, s)]
+    asked = round_.waiting() if assignments is None else assignments
+    wanted = [one for one in asked if not one.job.yields and not _ended(round_, one)]
     keep = {assignment.job.id for assignment in wanted}
     others = list(others)
     if round_.holds:

@@ -133,6 +133,14 @@ def test_a_guarantee_takes_sleeping_places_before_running_work() -> None:
     assert names(result, ActionKind.PREEMPT) == {f"s{i}" for i in range(4)}
 
 
+def test_running_work_is_neither_stopped_nor_moved_where_sleeping_places_will_do() -> None:
+    borrower = job("b1", "b", size=8, on=placed("H100", "H100-0000", size=8))
+    asleep = [sleeper(f"s{i}", "H100-0001", of="c") for i in range(8)]
+    mine = tenant("a", H100=(8, None, None))
+    result = decide(cluster(borrower, *asleep, job("x", size=8), tenants=(mine,), H100=2))
+    assert {str(action.job)[4:] for action in result.actions} == {"x", *(f"s{i}" for i in range(8))}
+
+
 def test_a_guarantee_that_needs_more_takes_both() -> None:
     borrower = job("b1", "b", size=4, on=placed("H100", "H100-0000", size=4))
     asleep = [sleeper(f"s{i}", "H100-0000", of="c") for i in range(4)]
