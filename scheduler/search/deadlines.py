@@ -40,7 +40,9 @@ def _counts(job: Job) -> bool:
 
 def _unmovable(job: Job) -> bool:
     """Whether nothing is known of when it makes room: nobody may stop it, and it has no deadline of its own."""
-    return not _counts(job) and (not job.preemptible or job.kind is not JobKind.TRAINING)
+    if _counts(job) or job.yields:
+        return False
+    return not job.preemptible or job.kind is not JobKind.TRAINING
 
 
 def _asked(state: PlanningState, assignment: Assignment) -> Asked:

@@ -3,8 +3,9 @@
 A sleeping replica holds its place only while nobody waits for one. What does not fit in free room is tried again as if no
 replica slept, by the same rules: rights, quotas, reservations. This comes before anything that stops or moves running
 work, and once more at the end, then with that: a right may need both. Then the replicas whose places are free get them
-back, those of the fewest accelerators first, and the others are stopped. They lose no work, count as no disruption, and
-are given no other place.
+back, those of the fewest accelerators first, and the others are stopped; a place that is collected for a job is not
+free. They lose no work, count as no disruption, and are given no other place. Who is stopped by a right at the end starts
+elsewhere in the same plan, if there is room.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ def take_from_sleepers(round_: Round, blocked: list[Assignment], last: bool = Fa
     left = start_waiting(round_, waiting)
     if last and reclaim(round_, [assignment for assignment in left if assignment.placement is None]):
         round_.sync_holds()
+        known = {assignment.job.id for assignment in left}
+        stopped = [
+            assignment
+            for assignment in round_.changed
+            if assignment.placement is None
+            and assignment.job.run is not None
+            and not assignment.job.yields
+            and assignment.job.id not in known
+        ]
+        left = start_waiting(round_, [*(one for one in left if one.placement is None), *stopped])
     _give_back(round_, sleepers)
     return [assignment for assignment in left if assignment.placement is None]
 
