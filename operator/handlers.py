@@ -167,6 +167,7 @@ class Handlers:
             has_tenant=self._has_tenant(key),
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
             holders=holders(job, own, self._caches.pods.items),
+            lost_attempt=self._caches.lost_attempts.get(job.metadata.uid, 0),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
             budget=self.holds.of_namespace(key.namespace),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),

@@ -29,14 +29,21 @@ COUNTED_WITHIN_S = 60.0
 
 
 def attempt_over(view: JobView, current: dict[int, Pod], admission: Admission) -> JobUpdate | None:
-    """The update that ends the attempt: all pods done, one failed, or one vanished after the start; else None."""
+    """The update that ends the attempt: all pods done, one failed, one vanished after the start, or one that was seen
+    is gone; else None.
+
+    A pod's name is never used again in an attempt. What ends it is a status, which the API server refuses where the job
+    was deleted and its watch has not said so: a pod made here instead would run for a job that is gone.
+    """
     failed = [p for p in current.values() if p.phase == "Failed"]
     if failed:
         return _attempt_failed(view, current, failed)
     if len(current) == admission.pods and all(p.phase == "Succeeded" for p in current.values()):
         return JobUpdate(succeed(view, current))
-    begun = view.status.phase in (TrainingPhase.STARTING, TrainingPhase.RUNNING) or any(
-        not p.gated for p in current.values()
+    begun = (
+        view.status.phase in (TrainingPhase.STARTING, TrainingPhase.RUNNING)
+        or any(not p.gated for p in current.values())
+        or view.lost_attempt == view.status.attempt
     )
     lost = [r for r in range(admission.pods) if r not in current or current[r].deleting]
     if begun and lost:

@@ -49,6 +49,7 @@ class JobView:
     refused: str = ""  # why the API server refused its pods, the last time they were sent
     has_tenant: bool = True  # whether a Tenant has the namespace
     holders: tuple[Pod, ...] = ()  # pods of others that have the names of its pods
+    lost_attempt: int = 0  # the newest attempt of which a pod was seen and is gone
     energy_joules: float | None = None  # its new total; None: nothing is measured
     budget: Hold = FREE  # what its tenant's budgets do to it
     pod_room: PodRoom | None = None  # what its tenant's limit of pods leaves; None: not limited, or not asked

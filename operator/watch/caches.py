@@ -78,6 +78,8 @@ class Caches:
         self.profiles: Cache[PerformanceProfile] = self._cache(PERFORMANCE_PROFILES, PerformanceProfile)
         self.power_domains: Cache[PowerDomain] = self._cache(POWER_DOMAINS, PowerDomain)
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
+        self.lost_attempts: dict[str, int] = {}
+        """By the uid of a job: the newest attempt of which this process saw a pod that is gone."""
 
         def changed(kind: str) -> Callable[[Key, Any, Any], None]:
             return lambda key, old, new: on_change(kind, key, old, new)
@@ -161,7 +163,20 @@ class Caches:
                     held.pop(key, None)
                     if not held:
                         del self._owned[owner]
+        if old is not None and new is None:
+            self._lose(old)
         self._on_change("Pod", key, old, new)
+
+    def _lose(self, pod: Pod) -> None:
+        """A job's deletion may be heard after the deletion of its pods, so its reconcile has to know of these."""
+        job = self.jobs.items.get(Key(pod.key.namespace, pod.job))
+        if job is not None and job.metadata.uid == pod.owner_uid:
+            self.lost_attempts[pod.owner_uid] = max(pod.attempt, self.lost_attempts.get(pod.owner_uid, 0))
+
+    def _own_changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
+        if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
+            self.lost_attempts.pop(old.metadata.uid, None)
+        self._on_change(kind, key, old, new)
 
     def _cache(self, resource: Resource, model: type[Any]) -> Cache[Any]:
         def project(obj: Object) -> Any:
@@ -175,7 +190,7 @@ class Caches:
                 )  # fmt: skip
                 return None
 
-        return Cache(resource, project, lambda key, old, new: self._on_change(resource.kind, key, old, new))
+        return Cache(resource, project, lambda key, old, new: self._own_changed(resource.kind, key, old, new))
 
 
 def tenant_of_namespace(tenants: Iterable[Tenant]) -> dict[str, str]:

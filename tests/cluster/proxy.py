@@ -10,7 +10,8 @@ Lease or a review is numbered from 1. Faults:
   ``forgive()``.
 * ``answer_after(matches, status, …)``: the same, but the server has done what was asked.
 * ``delay_s``: every answer comes so much later; watches only begin later.
-* ``cut_watches()``: every open watch is disconnected; ``stall_watches()``: they stay open and send nothing more.
+* ``cut_watches()``: every open watch is disconnected; ``stall_watches(part)``: they stay open and send nothing more, or
+  only those whose path contains ``part``.
 """
 
 from __future__ import annotations
@@ -89,8 +90,7 @@ class FaultProxy:
     _met: set[tuple[object, ...]] = field(default_factory=set)
     _dead: bool = False
     _faults: list[Fault] = field(default_factory=list)
-    _watches: set[asyncio.Task[Any]] = field(default_factory=set)
-    _stalled: bool = False
+    _watches: dict[asyncio.Task[Any], str] = field(default_factory=dict)  # to its path
     _session: aiohttp.ClientSession | None = None
     _runner: web.AppRunner | None = None
 
@@ -170,12 +170,15 @@ class FaultProxy:
         for task in list(self._watches):
             task.cancel()
 
-    def stall_watches(self) -> None:
-        """Watches that are open now send nothing more; new ones work."""
-        self._stalled = True
-        for task in self._watches:
-            task.stalled = True  # type: ignore[attr-defined]
-        self._stalled = False
+    def stall_watches(self, part: str = "") -> None:
+        """Watches that are open now and whose path contains ``part`` send nothing more; new ones work."""
+        for task, path in self._watches.items():
+            if part in path:
+                task.stalled = True  # type: ignore[attr-defined]
+
+    def watches(self, part: str) -> int:
+        """How many watches are open whose path contains ``part``."""
+        return sum(part in path for path in self._watches.values())
 
     # -- passing on ------------------------------------------------------------------------------------
 
@@ -236,7 +239,7 @@ class FaultProxy:
         assert self._session is not None
         task = asyncio.current_task()
         assert task is not None
-        self._watches.add(task)
+        self._watches[task] = request.path
         try:
             async with self._session.get(
                 self.upstream + request.raw_path,
@@ -260,7 +263,7 @@ class FaultProxy:
                 request.transport.abort()
             raise
         finally:
-            self._watches.discard(task)
+            self._watches.pop(task, None)
 
     def _die(self, request: web.Request) -> web.StreamResponse:
         self._dead = True

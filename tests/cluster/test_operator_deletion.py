@@ -14,8 +14,10 @@ from tests.cluster.kubelet import Script
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
+from busbar.kube.informer import Key
 from busbar.kube.resources import MODEL_SERVICES, PODS, SERVICES, TRAINING_JOBS, Resource
 from busbar.local.build import binary
+from busbar.operator.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,36 @@ async def test_a_service_that_is_deleted_while_it_scales_leaves_nothing(apiserve
         await cluster.until(MODEL_SERVICES, "web", lambda s: (s.get("replicas") or 0) >= 1)
         await _delete(cluster, MODEL_SERVICES, "web")
         await nothing_is_left(cluster)
+
+
+async def test_a_pod_that_goes_with_its_job_is_not_made_again(
+    apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch of jobs is late and the workers are busy: the pod's end is seen while the job still seems to be there."""
+    monkeypatch.setattr("busbar.operator.app.EARLY_RESYNCS_S", ())
+    async with Cluster(apiserver) as cluster:
+        operator = await cluster.start(count_period_s=Settings().count_period_s)
+        await becomes(lambda: _value(cluster.proxy.watches("/trainingjobs")), bool)
+        cluster.kubelet.skips = lambda pod: True  # it does not start
+        await cluster.create(gang_job("gone", 1))
+        job, pod = Key(cluster.namespace, "gone"), Key(cluster.namespace, "gone-1-0")
+        await becomes(lambda: _value(pod in operator.caches.pods.items), bool)
+        cluster.proxy.stall_watches("/trainingjobs")
+        operator.controller.pause()
+        await _delete(cluster, TRAINING_JOBS, "gone")
+        await _delete(cluster, PODS, "gone-1-0")  # as the garbage collector does
+        await becomes(lambda: _value(pod in operator.caches.pods.items), lambda is_there: not is_there)
+        assert job in operator.caches.jobs.items
+        operator.controller.resume()
+        # It learns that the job is gone from the answer to its own write.
+        await becomes(
+            lambda: _value(job not in operator.caches.jobs.items or len(cluster.kubelet.created) > 1), bool
+        )
+        assert list(cluster.kubelet.created.values()) == [str(pod)]
+
+
+async def _value(value: Any) -> Any:
+    return value
 
 
 async def _delete(cluster: Cluster, resource: Resource, name: str) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import Cluster, engine_job, gang_job
-from tests.cluster.kubelet import Script, said
+from tests.cluster.harness import Cluster, engine_job, gang_job, with_the_charts_rights
+from tests.cluster.kubelet import Script, add_node, said
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
-from busbar.kube.resources import PODS, TENANTS, TRAINING_JOBS
+from busbar.kube.resources import NAMESPACES, PODS, TENANTS, TRAINING_JOBS
 from busbar.operator.settings import Settings
 from busbar.scheduler import Policy
 
@@ -66,16 +66,20 @@ async def test_a_job_is_admitted_runs_and_succeeds_with_its_last_numbers(apiserv
         )  # fmt: skip
 
 
-async def test_a_one_pod_job_costs_four_writes_and_their_events(apiserver: ApiServer) -> None:
+def writes(cluster: Cluster) -> list[tuple[str, str]]:
+    """The operator's for jobs, in their order; what the tenant costs is not the job's."""
+    kinds = ("/trainingjobs/", "/pods", "/services", "/secrets")
+    made = [w for w in cluster.proxy.writes if any(kind in w.path for kind in kinds)]
+    return [(w.method, w.path.split(f"/{cluster.namespace}/")[1]) for w in made]
+
+
+async def test_a_one_pod_job_of_cores_costs_four_writes_and_their_events(apiserver: ApiServer) -> None:
     """Admitted, the pod, Running, Succeeded: no gate, no Service, and no Starting that does not last."""
     async with Cluster(apiserver, script=lambda pod: Script(run_s=0.3)) as cluster:
         await cluster.start(count_period_s=Settings().count_period_s)
         await cluster.create(gang_job("one", 1))
         await cluster.until(TRAINING_JOBS, "one", phase("Succeeded"))
-        kinds = ("/trainingjobs/", "/pods", "/services", "/secrets")  # what the tenant costs is not the job's
-        made = [w for w in cluster.proxy.writes if any(kind in w.path for kind in kinds)]
-        ours = [(w.method, w.path.split(f"/{cluster.namespace}/")[1]) for w in made]
-        assert ours == [
+        assert writes(cluster) == [
             ("PATCH", "trainingjobs/one/status"),
             ("POST", "pods"),
             ("PATCH", "trainingjobs/one/status"),
@@ -86,6 +90,47 @@ async def test_a_one_pod_job_costs_four_writes_and_their_events(apiserver: ApiSe
             for e in (await cluster.pods())["one-1-0"]["spec"]["containers"][0]["env"]
         }
         assert (env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("1", "127.0.0.1")
+
+
+TAINTED = [{"key": "busbar.dev/pool", "operator": "Exists", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "pool"),
+    [
+        ("H100", {"resourceName": "nvidia.com/gpu"}),
+        ("cpu", {"resourceName": "cpu", "tolerations": TAINTED}),
+    ],
+    ids=["device", "tolerations"],
+)
+async def test_a_one_pod_job_on_a_guarded_pool_starts_under_the_charts_policies_for_five_writes(
+    platform: ApiServer, accelerator: str, pool: dict[str, Any]
+) -> None:
+    """``busbar-queue`` takes its pod only with our gate, so the lift is the fifth."""
+    async with with_the_charts_rights(platform, nodes=0, script=lambda pod: Script(run_s=0.3)) as cluster:
+        name = f"guarded-{cluster.namespace}"
+        await asyncio.to_thread(add_node, platform, name, labels={"guarded": name}, gpus=2)
+        spec = {"accelerator": accelerator, "nodeSelector": {"guarded": name}, **pool}
+        await cluster.create({"kind": "AcceleratorPool", "metadata": {"name": name}, "spec": spec})
+        await cluster.start(count_period_s=Settings().count_period_s)
+        await cluster.until(TENANTS, f"tenant-{cluster.namespace}", lambda s: bool(s.get("conditions")))
+        await becomes(lambda: labels_of(cluster), lambda labels: "busbar.dev/tenant" in labels)
+        shape = {"minPods": 1, "maxPods": 1, "acceleratorsPerPod": 1}
+        await cluster.create(gang_job("one", 1, shape=shape, accelerators=[accelerator]))
+        await cluster.until(TRAINING_JOBS, "one", phase("Succeeded"))
+        assert writes(cluster) == [
+            ("PATCH", "trainingjobs/one/status"),
+            ("POST", "pods"),
+            ("PATCH", "pods/one-1-0"),
+            ("PATCH", "trainingjobs/one/status"),
+            ("PATCH", "trainingjobs/one/status"),
+        ]
+
+
+async def labels_of(cluster: Cluster) -> dict[str, str]:
+    """The labels of the tenant's namespace."""
+    found = await cluster.client.get(NAMESPACES, cluster.namespace)
+    return dict(found["metadata"].get("labels") or {})
 
 
 async def test_a_gang_comes_up_together_and_finishes_together(apiserver: ApiServer) -> None:
