@@ -68,6 +68,7 @@ class Kubelet:
         self.skips: Callable[[Object], bool] = lambda pod: False
         """Pods that somebody else runs."""
         self.created: dict[str, str] = {}  # every pod since the start: uid → namespace/name
+        self.owners: dict[str, str] = {}  # of these: uid → the owner's uid, "" for none
 
     @property
     def pods(self) -> dict[Key, Object]:
@@ -75,7 +76,9 @@ class Kubelet:
 
     def _changed(self, key: Key, old: Object | None, new: Object | None) -> None:
         if new is not None:
-            self.created[new["metadata"]["uid"]] = str(key)
+            meta = new["metadata"]
+            self.created[meta["uid"]] = str(key)
+            self.owners[meta["uid"]] = next((o["uid"] for o in meta.get("ownerReferences") or ()), "")
         self._wake.set()
 
     async def run(self) -> None:
