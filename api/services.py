@@ -98,6 +98,7 @@ class Services:
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(SQLAlchemyError, OSError):
             await self.history.flush()
+            await self.history.resign()
         await self.completions.close()
         await self.operator.close()
         await self.kube.close()

@@ -21,6 +21,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from busbar.api.database.metrics import DatabaseMetrics
 from busbar.kube.errors import SettingsError
 
+IDLE_IN_TRANSACTION_S = 15.0
+"""A transaction in which nothing happens for so long is ended by PostgreSQL: its process has stopped, and the rows that
+it wrote would hold up the other replicas."""
+
 
 class Unreachable(SQLAlchemyError):
     """PostgreSQL cannot be connected to; asyncpg raises an OSError then, SQLAlchemy none of its own."""
@@ -93,8 +97,20 @@ def make_engine(url: str) -> AsyncEngine:
         event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
         event.listen(engine.sync_engine, "invalidate", _sqlite_rollback)
         return engine
-    settings = {"server_settings": {"timezone": "UTC", "application_name": "busbar-api"}}
-    return create_async_engine(url, pool_size=5, max_overflow=5, pool_pre_ping=True, connect_args=settings)
+    of_session = {
+        "timezone": "UTC",
+        "application_name": "busbar-api",
+        "idle_in_transaction_session_timeout": str(round(IDLE_IN_TRANSACTION_S * 1000)),
+    }
+    return create_async_engine(
+        url, pool_size=5, max_overflow=5, pool_pre_ping=True, connect_args={"server_settings": of_session}
+    )
+
+
+async def wait_for_the_client(connection: AsyncConnection) -> None:
+    """Let this transaction wait for a client longer than `IDLE_IN_TRANSACTION_S`: it sends or reads at its own pace."""
+    if connection.dialect.name == "postgresql":
+        await connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 
 def _sqlite_rollback(connection: Any, _record: Any, _error: BaseException | None) -> None:

@@ -7,6 +7,7 @@ audit         one row per write, who did what to which object, and how it ended
 ledger        tokens generated per request; (gateway, seq) makes a repeated delivery harmless
 ledger_cursor how far each gateway's deliveries reach
 jobs          one row per TrainingJob or ModelService that ever was: the totals of its status
+leases        which replica of the API writes the history
 compute       totals of each job as of each hour in which they grew
 samples       loss and throughput over time, thinned as they grow; (uid, attempt, mark) makes a second writer harmless
 """
@@ -123,6 +124,15 @@ ledger_cursor = Table(
     Column("gateway", String(128), primary_key=True),
     Column("accepted_through", BigInteger, nullable=False),
     Column("updated_at", Utc(), nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("holder", String(64), nullable=False),
+    Column("term", BigInteger, nullable=False),
+    Column("until", Utc(), nullable=False),
 )
 
 jobs = Table(

@@ -27,7 +27,7 @@ from busbar.api.access.identity import Caller, CallerRole, Scope, check_subject,
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database import tables
 from busbar.api.database.dump import MAX_LINE_BYTES, Header, Reader, Row, Writer, dumped
-from busbar.api.database.engine import Database
+from busbar.api.database.engine import Database, wait_for_the_client
 from busbar.api.errors import Conflict, Invalid
 from busbar.api.records.history import History
 
@@ -101,6 +101,7 @@ class Backup:
                 await db.exec_driver_sql("BEGIN")  # the driver begins transactions before writes only
             else:
                 await db.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                await wait_for_the_client(db)
             yield db
 
     # -- restore ---------------------------------------------------------------------------------------
@@ -130,6 +131,7 @@ class Backup:
     async def _restore(self, caller: Caller, body: AsyncIterator[bytes]) -> Restored:
         uids, first = await _uids(body)
         async with self._db.write() as tx:
+            await wait_for_the_client(tx)
             await self._lock(tx)
             if found := await _in_use(tx, caller):
                 raise Conflict(

@@ -248,6 +248,7 @@ async def database_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
             "sessions",
             "tokens",
             "subjects",
+            "leases",
         ):
             await connection.execute(text(f"TRUNCATE {table} CASCADE"))
     await engine.dispose()

@@ -38,6 +38,7 @@ class Life:
         self.kube.put(TENANTS, {"metadata": {"name": "ada"}, "spec": {"namespaces": ["ada-lab"]}})
         self.kube.put(TRAINING_JOBS, {**JOB, "metadata": {"name": "run", "namespace": "ada-lab"}})
         self.store: Store | None = None
+        self.history: History | None = None
 
     async def start(self) -> History:
         self.store = Store(self.kube, backoff_s=(0.001, 0.01))
@@ -45,11 +46,14 @@ class Life:
         await self.store.start()
         await self.store.synced(30)
         await made.reconcile()
+        self.history = made
         return made
 
     async def stop(self) -> None:
         if self.store is not None:
             await self.store.stop()
+        if self.history is not None:
+            await self.history.resign()
 
     def observe(self, **status: Any) -> None:
         """A status write that the running process has seen on return."""
