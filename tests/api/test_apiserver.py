@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import count
@@ -16,6 +14,7 @@ import httpx2
 import pytest
 from tests.api.conftest import BASE, JOB, SECRET, SERVICE, apps_of
 from tests.api.memory_kube import MemoryKube
+from tests.api.process import COMMAND, environment
 from tests.api.scripted_operator import ScriptedOperator
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.attempts import refused
@@ -265,36 +264,9 @@ async def test_the_process_serves_both_ports_stays_small_and_ends_at_once_on_sig
     tmp_path: Path,
 ) -> None:
     """`busbar-api` as the chart starts it: migrate, serve, and stop with an event stream open."""
-    kubeconfig = tmp_path / "kubeconfig"
-    token = platform.service_account_token("busbar-system", "busbar-api")
-    kubeconfig.write_text(
-        json.dumps(
-            {
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                "clusters": [
-                    {
-                        "name": "c",
-                        "cluster": {"server": platform.url, "certificate-authority": str(platform.ca_file)},
-                    }
-                ],
-                "users": [{"name": "u", "user": {"token": token}}],
-            }
-        )
-    )
-    secret = tmp_path / "secret"
-    secret.write_text(SECRET)
     port, internal = free_port(), free_port()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("BUSBAR_")} | {
-        "BUSBAR_API_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/api.db",
-        "BUSBAR_API_SESSION_SECRET_FILE": str(secret),
-        "BUSBAR_API_KUBECONFIG": str(kubeconfig),
-        "BUSBAR_API_HOST": "127.0.0.1",
-        "BUSBAR_API_PORT": str(port),
-        "BUSBAR_API_INTERNAL_PORT": str(internal),
-    }
-    command = [sys.executable, "-m", "busbar.api.main"]
-    process = await asyncio.create_subprocess_exec(*command, env=environment)
+    variables = environment(platform, tmp_path, f"sqlite+aiosqlite:///{tmp_path}/api.db", port, internal)
+    process = await asyncio.create_subprocess_exec(*COMMAND, env=variables)
     try:
         async with httpx2.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60
@@ -306,14 +278,14 @@ async def test_the_process_serves_both_ports_stays_small_and_ends_at_once_on_sig
             ).status_code == 401
             assert (await http.get("/internal/usage")).status_code == 404
             made = await asyncio.create_subprocess_exec(
-                *command,
+                *COMMAND,
                 "token",
                 "create",
                 "--subject",
                 "root",
                 "--role",
                 "admin",
-                env=environment,
+                env=variables,
                 stdout=asyncio.subprocess.PIPE,
             )
             text = (await made.communicate())[0].decode().strip()
