@@ -29,7 +29,7 @@ from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Reser
 from busbar.operator.energy.ledger import Ledger
 from busbar.operator.errors import Busy
 from busbar.operator.metrics import Metrics
-from busbar.operator.pods.foreign_pods import admit_pod, is_claim, release_job
+from busbar.operator.pods.foreign_pods import admit_pod, is_claim, lacking, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
@@ -416,8 +416,10 @@ class Handlers:
                 if action is not None:
                     await self._writer.carry_out((action,))
             elif isinstance(decision, Wait):
+                tenant = tenant_of_namespace(self._caches.tenants.items.values()).get(key.namespace, "")
+                text = lacking(found, tenant, self._caches.pools.items.values()) or decision.message
                 self._writer.put_notice(
-                    Notice("v1", "Pod", key.namespace, key.name, found.uid, decision.reason, decision.message)
+                    Notice("v1", "Pod", key.namespace, key.name, found.uid, decision.reason, text)
                 )
         return None
 

@@ -2,17 +2,19 @@
 
 An admission policy gives such a pod our scheduling gate when it is created. From then on it is a job of one pod:
 it waits in the same queue, and when the plan starts it, it is pinned to the node chosen and its gate is removed.
-The ungated, pinned pod is the record of that admission; nothing else is stored. A ``batch/v1`` Job that was
+The ungated, pinned pod is the record of that admission; nothing else is stored. The operator may add no toleration, so
+the pod brings those of its pool: without them it would be let go and never bound. A ``batch/v1`` Job that was
 created suspended is unsuspended at once, because each of its pods waits at its own gate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from datetime import datetime
 
 from busbar.kube.resources import JOBS
 from busbar.kube.types import AcceleratorPool
+from busbar.kube.types.accelerator_pool import TaintEffect, TolerationOperator
 from busbar.operator.decisions import Admit
 from busbar.operator.pods.claims import Claim, at_its_node
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
@@ -64,7 +66,10 @@ def claim(pod: Pod, tenant: str, places: Capacities, now: datetime) -> Claim | N
     An admitted pod whose node or pool is gone since is no job: no plan can help it.
     """
     devices = [(name, count) for name, count in pod.requests.devices if count]
-    serving = sorted((p for p in places.pools if _serves(p, devices)), key=lambda p: p.metadata.name)
+    serving = sorted(
+        (p for p in places.pools if _serves(p, devices) and not _untolerated(pod, p)),
+        key=lambda p: p.metadata.name,
+    )
     count_m = devices[0][1] * 1000 if devices else 0
     if not devices and serving:
         count_m = pod.requests.cpu_m * 1000 // unit_m(serving[0])
@@ -76,7 +81,7 @@ def claim(pod: Pod, tenant: str, places: Capacities, now: datetime) -> Claim | N
         tenant=tenant,
         kind=JobKind.OPAQUE,
         per_pod=per_pod,
-        # "-" matches no pool, so that the waiting record can say that no pool offers the device.
+        # "-" matches no pool, so that the waiting record can say that no pool offers the device (or `lacking` why).
         pools=tuple(p.metadata.name for p in serving) or ("-",),
         node_selector=pod.node_selector,
         tolerations=tuple(Toleration(*t) for t in pod.tolerations),
@@ -86,6 +91,35 @@ def claim(pod: Pod, tenant: str, places: Capacities, now: datetime) -> Claim | N
     if pod.gated:
         return Claim(job) if not pod.deleting else None
     return at_its_node(job, pod, places, now)
+
+
+def lacking(pod: Pod, tenant: str, pools: Iterable[AcceleratorPool]) -> str:
+    """What to do where only a toleration keeps the pod from every pool that its tenant may use; "": nothing."""
+    devices = [(name, count) for name, count in pod.requests.devices if count]
+    able = [p for p in pools if _serves(p, devices) and (p.spec.tenants is None or tenant in p.spec.tenants)]
+    keys = [_untolerated(pod, p) for p in sorted(able, key=lambda p: p.metadata.name)]
+    if not keys or not all(keys):
+        return ""
+    return f"It does not tolerate the taint {keys[0]} of the nodes that it may use; add the toleration to the pod."
+
+
+def _untolerated(pod: Pod, pool: AcceleratorPool) -> str:
+    """Key of a taint that keeps the pod off the pool's nodes; "": none does."""
+    for taint in pool.spec.tolerations or ():
+        if taint.effect is TaintEffect.PREFER_NO_SCHEDULE:
+            continue
+        if not any(
+            (effect == "" or taint.effect is None or effect == taint.effect)
+            and (
+                key in ("", taint.key)
+                if operator == "Exists"
+                else key == taint.key
+                and (taint.operator is TolerationOperator.EXISTS or value == (taint.value or ""))
+            )
+            for key, operator, value, effect in pod.tolerations
+        ):
+            return taint.key
+    return ""
 
 
 def _serves(pool: AcceleratorPool, devices: list[tuple[str, int]]) -> bool:
