@@ -18,6 +18,7 @@ from busbar.local.images import recipe
 from busbar.local.instance import Instance, running
 from busbar.local.kubectl import Kubectl, wait_for
 from busbar.local.progress import step
+from busbar.local.simulated import POOL_TAINT
 
 API_TIMEOUT_S = 60
 NODE_TIMEOUT_S = 90
@@ -46,6 +47,8 @@ def start(instance: Instance, *, simulate: bool, with_traffic: bool, internet: b
         wait_for("the node's registration", lambda: ready(instance, kubectl), NODE_TIMEOUT_S, logs(instance))
         label = "busbar.dev/accelerator=cpu"
         kubectl.run("label", "node", instance.node_name, label, "--overwrite")
+        taint = "{key}={value}:{effect}".format(**POOL_TAINT)
+        kubectl.run("taint", "node", instance.node_name, taint, "--overwrite")
         # The range of its pods' addresses: the platform connects to no pod outside its node's range.
         pods = instance.addresses.pods
         patch = json.dumps({"spec": {"podCIDR": pods, "podCIDRs": [pods]}})

@@ -17,6 +17,7 @@ from busbar.local.images.recipe import package_folder
 from busbar.local.kubectl import Kubectl, Object
 from busbar.local.parts import CLIENTS
 from busbar.local.progress import say, step
+from busbar.local.simulated import POOL_TAINT, tolerating
 
 NAMESPACE = "busbar-system"
 RELEASE = "busbar"
@@ -163,6 +164,7 @@ def local_values(registry: str, tag: str, portal_url: str, gateway_url: str) -> 
     return {
         "image": {"registry": registry, "tag": tag},
         "service": {"type": "NodePort"},
+        "placement": {"tolerations": [tolerating(POOL_TAINT)]},
         "admission": {"podWriters": [CLIENTS["kwok"][0]]},  # it simulates the kubelets of simulated nodes
         "operator": requests("100m"),
         "api": {"publicUrl": portal_url, "publicGatewayUrl": gateway_url, **requests("50m")},

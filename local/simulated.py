@@ -2,7 +2,9 @@
 
 KWOK simulates the nodes' kubelets; the *stages* below define the phases of a simulated node and pod.  A pod on such a
 node runs at once and ends after the seconds in the annotation ``simulation/seconds``; no program connects to it. The
-nodes' taint, which only the simulated pools tolerate, keeps real pods away, so the platform needs no special case.
+nodes' taint, which only the simulated pools tolerate, keeps real pods away, so the platform needs no special case. The
+machine's own node is the demo's pool of cores and has a taint too, `POOL_TAINT`: what Busbar places there, the platform
+and the helpers of volumes tolerate it; a plain pod does not, so it takes no cores past the queue.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from busbar.local.kubectl import Object
 
 DURATION = "simulation/seconds"
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+POOL_TAINT = {"key": "busbar.dev/pool", "value": "cpu", "effect": "NoSchedule"}
 DEMO_USER = "demo-user"
 
 
@@ -207,6 +210,11 @@ def nodes(counts: dict[str, int]) -> list[Object]:
     return made
 
 
+def tolerating(taint: dict[str, str]) -> Object:
+    """A toleration of exactly this taint."""
+    return {**taint, "operator": "Equal"}
+
+
 def _busbar(kind: str, name: str, spec: Object) -> Object:
     return {"apiVersion": "busbar.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
@@ -221,7 +229,7 @@ def pools() -> list[Object]:
                 "accelerator": model.accelerator,
                 "resourceName": "nvidia.com/gpu",
                 "nodeSelector": {"busbar.dev/accelerator": model.accelerator},
-                "tolerations": [{**TAINT, "operator": "Equal"}],
+                "tolerations": [tolerating(TAINT)],
                 "tenants": list(model.tenants),
                 "pricePerHour": model.price_per_hour,
                 "memoryGib": model.memory_gib,
@@ -261,15 +269,16 @@ def demo(instance: Instance | None) -> list[Object]:
 
     Half a CPU is the pool's unit: two training jobs and two replicas fit beside the platform on two cores.
     """
-    selector = {"busbar.dev/accelerator": "cpu"} if instance else {"kubernetes.io/os": "linux"}
     pool = {
         "accelerator": "cpu",
         "resourceName": "cpu",
         "unit": "500m",
-        "nodeSelector": selector,
+        "nodeSelector": {"kubernetes.io/os": "linux"},
         "tenants": ["demo"],
         "pricePerHour": 0.02,
     }
+    if instance is not None:  # nodes of somebody else's cluster keep the taints that they have
+        pool |= {"nodeSelector": {"busbar.dev/accelerator": "cpu"}, "tolerations": [tolerating(POOL_TAINT)]}
     tenant = {
         "displayName": "Demo",
         "namespaces": ["demo"],

@@ -84,6 +84,7 @@ def volume_and_pod(script: str) -> list[Object]:
             "fsGroup": recipe.USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "tolerations": [simulated.tolerating(simulated.POOL_TAINT)],
         "containers": [container],
         "volumes": [
             {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},

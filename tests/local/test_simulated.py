@@ -53,6 +53,10 @@ def test_the_demo_owns_the_real_cpus_and_no_simulated_tenant_does(instance: Inst
     model = AcceleratorPool.model_validate(pool)
     assert model.spec.tenants == ["demo"]
     assert model.spec.unit == "500m"
+    keys = [one.key for one in model.spec.tolerations or ()]
+    assert keys == ([simulated.POOL_TAINT["key"]] if instance else []), (
+        "nodes of other clusters have no such taint"
+    )
 
 
 def test_a_thousand_drawn_jobs_are_valid_and_fit_a_node_of_an_allowed_pool() -> None:
