@@ -9,9 +9,11 @@ itself after its end, a job that is suspended and resumed, a service that is sca
 deleted within a minute or so, whatever it is doing then. At the end everything is deleted, and what stays in the
 tenant's namespace beside what stayed there after five seconds of the same is an orphan.
 
-Resident memory, threads and open files of both operators are looked at every ten seconds. Growth compares the median of
-the last quarter with that of the second one: the first fills caches.
-The API, the gateway and their database take no part.
+An API on SQLite keeps the history of these objects. A person makes a token every five seconds, uses it and revokes it. At
+the end no token of theirs is live, and no row of the history is open.
+
+Resident memory, threads and open files of both operators and of the API are looked at every ten seconds. Growth compares
+the median of the last quarter with that of the second one: the first fills caches. The gateway takes no part.
 """
 
 from __future__ import annotations
@@ -39,12 +41,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from sqlalchemy import func, select
+from tests.api.process import ApiProcess
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script
-from tests.cluster.replicas import Replica, two
+from tests.cluster.replicas import two
 from tests.cluster.tenancy import becomes
 
+from busbar.api.access.identity import CallerRole
+from busbar.api.access.tokens import Tokens
+from busbar.api.database import tables
+from busbar.api.database.engine import Database
 from busbar.kube.client import Object
 from busbar.kube.errors import ApiError, NotFound
 from busbar.kube.resources import MODEL_SERVICES, PODS, TRAINING_JOBS, Resource
@@ -52,14 +60,19 @@ from busbar.local.build import binary
 
 LEASE_S = 12.0
 LOOK_S = 10.0
+TOKEN_EVERY_S = 5.0
+PERSON = "somebody"
 PLACES = 16
 LIVES_S = (3.0, 60.0)
 BARS = {
     "leader_growth_mib": 10.0,
     "standby_growth_mib": 2.0,
+    "api_growth_mib": 10.0,
     "orphans": 0,
+    "tokens_left": 0,
+    "rows_left_open": 0,
     "pods_of_jobs_made_twice": 0,
-    "operator_ends": 0,
+    "processes_ended": 0,
 }
 LEFT_BEHIND = (
     "api/v1/{}/pods", "api/v1/{}/services", "api/v1/{}/secrets", "api/v1/{}/endpoints", "api/v1/{}/resourcequotas",
@@ -79,8 +92,8 @@ class Sample:
     files: int
 
     @classmethod
-    def of(cls, replica: Replica, second: int) -> Sample:
-        here = Path(f"/proc/{replica.process.pid}")
+    def of(cls, pid: int, second: int) -> Sample:
+        here = Path(f"/proc/{pid}")
         status = dict(re.findall(r"^(VmRSS|Threads):\s+(\d+)", (here / "status").read_text(), re.MULTILINE))
         files = len(list((here / "fd").iterdir()))
         return cls(second, round(int(status["VmRSS"]) / 1024, 1), int(status["Threads"]), files)
@@ -181,13 +194,41 @@ async def churn(
             await asyncio.sleep(chance.expovariate(per_minute / 60))
 
 
-async def looking(replicas: tuple[Replica, Replica], seconds: float, samples: list[list[Sample]]) -> None:
-    """Looks at both processes, until cancelled."""
+async def people(
+    api: ApiProcess, bearer: dict[str, str], made: Counter[str], stopping: asyncio.Event
+) -> None:
+    """Somebody makes tokens, uses and revokes them."""
+    at, patience_s = "/api/v1alpha1", 30.0
+    while not stopping.is_set():
+        answer = await api.http.post(
+            f"{at}/tokens", json={"scopes": ["rest"]}, headers=bearer, timeout=patience_s
+        )
+        token = answer.raise_for_status().json()
+        used = {"Authorization": f"Bearer {token['token']}"}
+        (await api.http.get(f"{at}/me", headers=used, timeout=patience_s)).raise_for_status()
+        gone = await api.http.delete(f"{at}/tokens/{token['info']['id']}", headers=bearer, timeout=patience_s)
+        gone.raise_for_status()
+        made["token"] += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOKEN_EVERY_S):
+                await stopping.wait()
+
+
+async def left_in(database: Database) -> tuple[int, int]:
+    """Live tokens beside the one that was given, and open rows of the history."""
+    live = select(func.count()).select_from(tables.tokens).where(tables.tokens.c.revoked_at.is_(None))
+    rows = select(func.count()).select_from(tables.jobs).where(tables.jobs.c.deleted_at.is_(None))
+    async with database.read() as db:
+        return (await db.execute(live)).scalar_one() - 1, (await db.execute(rows)).scalar_one()
+
+
+async def looking(pids: tuple[int, int, int], seconds: float, samples: list[list[Sample]]) -> None:
+    """Looks at the processes, until cancelled."""
     began = time.monotonic()
     while True:
         second = round(time.monotonic() - began)
-        for replica, seen in zip(replicas, samples, strict=True):
-            seen.append(Sample.of(replica, second))
+        for pid, seen in zip(pids, samples, strict=True):
+            seen.append(Sample.of(pid, second))
         print(f"{second} of {seconds:.0f} s: {[seen[-1] for seen in samples]}", file=sys.stderr, flush=True)
         await asyncio.sleep(LOOK_S)
 
@@ -205,26 +246,36 @@ def growth(samples: list[Sample]) -> dict[str, float]:
 
 
 async def measure(minutes: float, per_minute: float, seed: int, folder: Path) -> dict[str, Any]:
-    seconds, made, samples = minutes * 60, Counter[str](), [list[Sample](), list[Sample]()]
+    seconds, made, samples = minutes * 60, Counter[str](), [list[Sample]() for _ in range(3)]
+    url = f"sqlite+aiosqlite:///{folder}/api.db"
     with ApiServer.start() as server, garbage_collector(server):
         server.install_crds()
         async with (
             Cluster(server, script=script, cpu=str(PLACES)) as cluster,
             two(cluster, folder, LEASE_S) as both,
+            ApiProcess(server, folder / "api", url, token=server.admin_token) as api,
         ):
+            database = Database(url)
+            given, _ = await Tokens(database).create(PERSON, created_by="soak", role=CallerRole.USER)
+            bearer = {"Authorization": f"Bearer {given}"}
+            pids = both[0].process.pid, both[1].process.pid, api.process.pid
             # Bindings, policies and profiles are made. Under names of its own: pods are told apart by their owners.
             await churn(cluster, 5.0, per_minute, seed + 1, Counter(), mark="first-")
             before = await _settled(cluster)
-            task = asyncio.create_task(looking(both, seconds, samples))
-            try:
+            stopping = asyncio.Event()
+            async with asyncio.TaskGroup() as beside:
+                looks = beside.create_task(looking(pids, seconds, samples))
+                beside.create_task(people(api, bearer, made, stopping))
                 await churn(cluster, seconds, per_minute, seed, made)
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                looks.cancel()
+                stopping.set()
             after = await _settled(cluster)
             ends = sum(replica.process.poll() is not None for replica in both)
+            ends += api.process.returncode is not None
             leads = [await replica.leads() for replica in both]
-    leader, standby = (growth(seen) for seen in samples)
+            tokens_left, rows_left_open = await left_in(database)
+            await database.close()
+    leader, standby, of_api = (growth(seen) for seen in samples)
     kubelet = cluster.kubelet
     # A replica's name is used again, and a pod of a later job of the same name is another pod.
     pods = Counter(
@@ -235,9 +286,12 @@ async def measure(minutes: float, per_minute: float, seed: int, folder: Path) ->
     found = {
         "leader_growth_mib": leader["resident_mib"],
         "standby_growth_mib": standby["resident_mib"],
+        "api_growth_mib": of_api["resident_mib"],
         "orphans": sum((after - before).values()),
+        "tokens_left": tokens_left,
+        "rows_left_open": rows_left_open,
         "pods_of_jobs_made_twice": pods.total() - len(pods),
-        "operator_ends": ends,
+        "processes_ended": ends,
     }
     return {
         "minutes": minutes,
@@ -248,9 +302,10 @@ async def measure(minutes: float, per_minute: float, seed: int, folder: Path) ->
         "left_after": dict(+after),
         "still_leads": leads == [True, False],
         **{name: {"found": found[name], "bar": bar, "met": found[name] <= bar} for name, bar in BARS.items()},
-        "growth": {"leader": leader, "standby": standby},
+        "growth": {"leader": leader, "standby": standby, "api": of_api},
         "first_and_last": [[asdict(seen[0]), asdict(seen[-1])] for seen in samples],
         "leader_mib_each_minute": [sample.resident_mib for sample in samples[0][::6]],
+        "api_mib_each_minute": [sample.resident_mib for sample in samples[2][::6]],
     }
 
 

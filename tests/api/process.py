@@ -22,13 +22,13 @@ _SECRET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def environment(
-    server: ApiServer, folder: Path, database_url: str, port: int, internal: int
+    server: ApiServer, folder: Path, database_url: str, port: int, internal: int, token: str = ""
 ) -> dict[str, str]:
-    """Its variables. It logs in with the rights that the chart gives it; its files are in `folder`."""
+    """Its variables; its files are in `folder`. Without a token it has the rights that the chart gives it."""
     config, secret = folder / "kubeconfig", folder / "secret"
     secret.write_text(_SECRET)
     cluster = {"server": server.url, "certificate-authority": str(server.ca_file)}
-    token = server.service_account_token("busbar-system", "busbar-api")
+    token = token or server.service_account_token("busbar-system", "busbar-api")
     document = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -54,6 +54,8 @@ class ApiProcess:
     folder: Path
     database_url: str
     command: list[str] = field(default_factory=lambda: COMMAND)
+    token: str = ""
+    """For the API server; "": its own service account's."""
     port: int = field(default_factory=free_port)
     internal: int = field(default_factory=free_port)
 
@@ -78,7 +80,9 @@ class ApiProcess:
 
     async def start(self) -> None:
         """Starts it, and waits until it is ready."""
-        variables = environment(self.server, self.folder, self.database_url, self.port, self.internal)
+        variables = environment(
+            self.server, self.folder, self.database_url, self.port, self.internal, self.token
+        )
         with (self.folder / "log").open("a") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command, env=variables, stdout=log, stderr=log
