@@ -14,21 +14,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import os
-import platform as machine
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.control.report import publish
 from sqlalchemy import select
 from tests.api.conftest import JOB
 from tests.api.postgres import Server
@@ -138,22 +135,9 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    load_before = round(os.getloadavg()[0], 1)
+    command = f"python benchmarks/control/api_take_over.py --times {given.times}"
     with tempfile.TemporaryDirectory() as folder:
-        made = asyncio.run(measure(given.times, Path(folder)))
-    found = {
-        "command": f"python benchmarks/control/api_take_over.py --times {given.times}",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "python": machine.python_version(),
-        "cores": os.cpu_count(),
-        "load_before": load_before,
-        **made,
-        "load_after": round(os.getloadavg()[0], 1),
-    }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if given.output is not None:
-        given.output.write_text(text + "\n")
+        publish(command, measure(given.times, Path(folder)), given.output)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
-import os
-import platform
 import random
 import re
 import statistics
@@ -35,12 +32,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.control.report import publish
 from sqlalchemy import func, select
 from tests.api.process import ApiProcess
 from tests.cluster.apiserver import ApiServer
@@ -341,23 +338,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    load_before = round(os.getloadavg()[0], 1)
+    command = (
+        f"python benchmarks/control/soak.py --minutes {given.minutes:g} --per-minute {given.per_minute:g}"
+        f" --seed {given.seed}"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        made = asyncio.run(measure(given.minutes, given.per_minute, given.seed, Path(folder)))
-    found = {
-        "command": f"python benchmarks/control/soak.py --minutes {given.minutes:g} --per-minute {given.per_minute:g}"
-        f" --seed {given.seed}",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "load_before": load_before,
-        **made,
-        "load_after": round(os.getloadavg()[0], 1),
-    }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if given.output is not None:
-        given.output.write_text(text + "\n")
+        made = measure(given.minutes, given.per_minute, given.seed, Path(folder))
+        publish(command, made, given.output)
 
 
 if __name__ == "__main__":

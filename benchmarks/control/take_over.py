@@ -18,9 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
-import os
-import platform
 import re
 import signal
 import statistics
@@ -29,12 +26,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.control.report import publish
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script
@@ -182,23 +179,13 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=12.0)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    load_before = round(os.getloadavg()[0], 1)
+    command = (
+        f"python benchmarks/control/take_over.py --kills {given.kills} --stops {given.stops} "
+        f"--jobs {given.jobs} --lease {given.lease:g}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         made = measure(given.kills, given.stops, given.jobs, given.lease, Path(folder))
-        found = {
-            "command": f"python benchmarks/control/take_over.py --kills {given.kills} --stops {given.stops} "
-            f"--jobs {given.jobs} --lease {given.lease:g}",
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-            "load_before": load_before,
-            **asyncio.run(made),
-            "load_after": round(os.getloadavg()[0], 1),
-        }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if given.output is not None:
-        given.output.write_text(text + "\n")
+        publish(command, made, given.output)
 
 
 if __name__ == "__main__":

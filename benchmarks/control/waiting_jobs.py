@@ -18,9 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import sys
 import time
 from datetime import datetime
@@ -30,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from benchmarks.control.operator_process import Process, writes
+from benchmarks.control.report import publish
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script
@@ -151,17 +149,9 @@ def main() -> None:
     parser.add_argument("--source", type=Path, default=ROOT / ".src")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    found = {
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "delay_s": given.delay,
-        "load_before": round(os.getloadavg()[0], 1),
-        **asyncio.run(measure(given.jobs, given.seconds, given.delay, given.source.resolve())),
-    }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if given.output is not None:
-        given.output.write_text(text + "\n")
+    command = f"python benchmarks/control/waiting_jobs.py --jobs {given.jobs} --seconds {given.seconds:g} --delay {given.delay:g}"
+    made = measure(given.jobs, given.seconds, given.delay, given.source.resolve())
+    publish(command, made, given.output)
 
 
 if __name__ == "__main__":
