@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from busbar.api.database.metrics import DatabaseMetrics
 from busbar.gateway.metrics import Metrics as GatewayMetrics
 from busbar.operator.metrics import Metrics as OperatorMetrics
+from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.serving.metrics import ScalingMetrics
 
 SAMPLES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
@@ -17,7 +18,8 @@ SAMPLES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "
 @cache
 def exported() -> dict[str, frozenset[str]]:
     """The labels of every series, by its name."""
-    owners = (OperatorMetrics(), ScalingMetrics(CollectorRegistry()), GatewayMetrics(), DatabaseMetrics())
+    apart = (ScalingMetrics(CollectorRegistry()), PowerMetrics(CollectorRegistry()))
+    owners = (OperatorMetrics(), *apart, GatewayMetrics(), DatabaseMetrics())
     found: dict[str, frozenset[str]] = {}
     for owner in owners:
         for metric in vars(owner).values():
@@ -34,5 +36,6 @@ def families() -> set[str]:
     """The names of the families that the registries of these owners have."""
     operator = OperatorMetrics().registry
     ScalingMetrics(operator)
+    PowerMetrics(operator)
     registries = (operator, GatewayMetrics().totals, GatewayMetrics().per_service, DatabaseMetrics().registry)
     return {family.name for registry in registries for family in registry.collect()}
