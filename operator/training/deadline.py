@@ -132,7 +132,7 @@ def _needs(share: DeadlineShare) -> tuple[str, float]:
 def sentence(share: DeadlineShare | None, at: datetime) -> str:
     """What is said of a deadline, as people read it everywhere."""
     if share is None:
-        return "Nothing is promised yet: the job has not been planned, or its length or speed is not known."
+        return "Nothing is promised: the job is in no plan (yet), or its length or speed is not known."
     answer, late = _answer(share), share.slack_s < 0
     apart = human_duration(abs(share.slack_s))
     ends = "it would not end" if share.ends_s is None else f"it would end {_clock(share.ends_s, at)}"

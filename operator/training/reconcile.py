@@ -85,8 +85,8 @@ def reconcile(
     status = update.status or view.status
     if not is_managed(view.job) or status.phase in TERMINAL_PHASES:
         return update
-    if deadline is None and view.job.spec.deadline is None:
-        deadline = Deadline()  # it was taken away: nothing is said of it any more
+    if view.job.spec.deadline is None or view.suspended is not None:
+        deadline = Deadline()  # it was taken away, or no plan counts with the job
     told = status if deadline is None else with_deadline(view.job, status, deadline, view.now)
     return update if told is status else replace(update, status=told)
 

@@ -291,6 +291,7 @@ def _print(results: list[Result]) -> None:
         "accelerator_h_per_job",
         "cost_per_job",
         "largest_wait_h",
+        *results[0].deadlines(),
     )
     table.add_column("objective")
     numbers = [result.to_json() for result in results]

@@ -15,8 +15,10 @@ from .trace import Trace, TraceJob
 Throughputs = Mapping[str, Mapping[tuple[str, int], float]]
 """Accelerator -> (job type, accelerators) -> steps per second alone."""
 
-GAVEL_COLUMNS = {10: (5, 6, 9), 7: (4, 6, 5)}
-"""By the number of columns: where total steps, scale factor and arrival stand."""
+GAVEL_COLUMNS = {10: (5, 6, 9, 8), 7: (4, 6, 5, None)}
+"""By the number of columns: where total steps, scale factor, arrival and SLO stand."""
+GAVEL_REFERENCE = "v100"
+"""An SLO is a multiple of the job's time on this type."""
 
 
 def gavel_throughputs(path: Path) -> dict[str, dict[tuple[str, int], float]]:
@@ -36,16 +38,18 @@ def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None
     10 columns   job type, command, directory, argument, flag, total steps, scale factor, priority weight, SLO, arrival
     7 columns    job type, command, argument, flag, total steps, arrival, scale factor (Gavel's `traces/msr`)
 
-    Weight and SLO are not used. Jobs keep the order of the file; arrivals need not."""
+    An SLO above 0 is a deadline: that many times the job's time on a V100 after its arrival. The weight is not used. Jobs
+    keep the order of the file; arrivals need not."""
     jobs: list[TraceJob] = []
     with path.open() as file:
         for number, row in enumerate(csv.reader(file, delimiter="\t")):
             if len(row) not in GAVEL_COLUMNS:
                 raise TraceError(f"{path}:{number + 1}: expected 10 or 7 columns, found {len(row)}")
-            steps_at, scale_at, arrival_at = GAVEL_COLUMNS[len(row)]
+            steps_at, scale_at, arrival_at, slo_at = GAVEL_COLUMNS[len(row)]
             try:
                 kind, scale = row[0], int(row[scale_at])
                 steps, arrival_s = float(row[steps_at]), float(row[arrival_at])
+                slo = -1.0 if slo_at is None else float(row[slo_at])
             except ValueError as error:
                 raise TraceError(f"{path}:{number + 1}: not a job of Gavel: {error}") from error
             speeds = {
@@ -55,6 +59,7 @@ def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None
             }
             if not speeds:
                 raise TraceError(f"{path}:{number + 1}: no throughput for {kind!r} on {scale} accelerators")
+            reference = speeds.get(GAVEL_REFERENCE)
             jobs.append(
                 TraceJob(
                     id=f"{number:05d}",
@@ -63,6 +68,7 @@ def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None
                     speeds=speeds,
                     workload_class=f"{kind} x{scale}",
                     pods=scale,
+                    deadline_s=arrival_s + slo * steps / reference if slo > 0 and reference else None,
                 )
             )
     return Trace(path.stem, tuple(jobs), measured)

@@ -96,6 +96,20 @@ def test_a_deadline_that_is_taken_away_is_spoken_of_no_more() -> None:
     assert update.status.deadline is None
 
 
+def test_a_suspended_job_is_promised_nothing() -> None:
+    first = told(queued(), KEEPS)
+    assert first is not None
+    stopped = first.model_copy(update={"spec": first.spec.model_copy(update={"suspend": True})})
+    update = reconcile(view(stopped))
+    assert update.status is not None
+    assert update.status.deadline is not None
+    assert update.status.deadline.answer is DeadlineAnswer.UNKNOWN
+    stored = stopped.model_copy(update={"status": update.status})
+    assert not promised(stored)
+    again = reconcile(view(stored))
+    assert again.status is None or again.status == update.status
+
+
 def test_it_goes_with_the_reason_to_wait_and_to_a_job_that_runs() -> None:
     update = reconcile(view(queued()), Wait("NoRoom", "There is no room."), deadline=Deadline(KEEPS))
     assert update.status is not None
@@ -172,7 +186,7 @@ def test_other_answers_are_events_and_moved_ends_are_not() -> None:
         (replace(CROWDED, breaks=()), "Not promised: what the tenant is entitled to is promised to other jobs"),
         (replace(CROWDED, breaks=tuple("abcdefg")), "of a, b, c, d, e and 2 more."),
         (DeadlineShare(JobId("x"), Answer.NOT_TRIED), "Not promised yet: many deadlines wait"),
-        (None, "Nothing is promised yet"),
+        (None, "Nothing is promised: the job is in no plan"),
     ],
 )  # fmt: skip
 def test_what_is_said_in_words(share: DeadlineShare | None, text: str) -> None:

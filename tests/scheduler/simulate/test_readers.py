@@ -47,6 +47,16 @@ def test_a_broken_philly_line_is_named(tmp_path: Path) -> None:
         philly(path)
 
 
+def test_an_slo_of_gavel_is_a_multiple_of_the_time_on_a_v100(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    for slo, deadline_s in (("-1.0", None), ("1.5", 44.5 + 1.5 * 900 / 10)):
+        row = ("LM (batch size 5)", "python main.py", "lm", "--steps", "1", "900", "2", "1", slo, "44.5")
+        path.write_text("\t".join(row) + "\n")
+        speeds = {"v100": {("LM (batch size 5)", 2): 10.0}, "k80": {("LM (batch size 5)", 2): 2.0}}
+        assert gavel(path, speeds).jobs[0].deadline_s == deadline_s
+    assert gavel(path, {"k80": speeds["k80"]}).jobs[0].deadline_s is None
+
+
 def test_both_layouts_of_gavel_say_the_same(tmp_path: Path) -> None:
     table = {"v100": {("LM (batch size 5)", 2): 3.0}}
     lines = {

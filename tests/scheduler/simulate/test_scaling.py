@@ -135,6 +135,7 @@ def test_the_command_replays_elasticflow() -> None:
     outcome = CliRunner().invoke(command, [*arguments, "--scaling", f"t4={POLLUX}"])
     assert outcome.exit_code == 0, outcome.output
     assert "cost per job" in outcome.output
+    assert "deadlines kept" in outcome.output
     for bad in ("t4=cheap", "l4=1", "t4=-1"):
         outcome = CliRunner().invoke(command, [*arguments, "--scaling", f"t4={POLLUX}", "--price", bad])
         assert (outcome.exit_code, "--price" in outcome.output) == (1, True)
