@@ -139,7 +139,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         step=step,
         total=total,
         percent=100.0 * step / total if total else None,
-        adapter=(status.model.adapter if status.model is not None else None) or "",
+        adapter=_what_is_trained(status.model),
         trained=_trained(status.model),
         bad_rows=number(progress.bad_rows or None, 0),
         activations="activations are recomputed" if progress.activations == "recompute" else "",
@@ -179,9 +179,16 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
     )
 
 
+def _what_is_trained(model: TrainedModel | None) -> str:
+    """The adapter, or that weights are frozen; empty where everything is trained."""
+    if model is None or model.adapter is not None:
+        return (model.adapter if model is not None else None) or ""
+    return "weights that are not frozen" if model.trainable_parameters < model.parameters else ""
+
+
 def _trained(model: TrainedModel | None) -> str:
-    """How much an adapter trains; empty where that is everything."""
-    if model is None or model.adapter is None:
+    """How much is trained; empty where that is everything."""
+    if model is None or not _what_is_trained(model):
         return ""
     return f"{number(model.trainable_parameters, 0)} of {number(model.parameters, 0)} parameters"
 

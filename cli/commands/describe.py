@@ -160,10 +160,10 @@ def _job(found: Object) -> list[tuple[str, object]]:
 
 
 def _trained(model: dict[str, Any]) -> str | None:
-    """The adapter and its size; nothing where all weights are trained."""
-    if not model.get("adapter"):
-        return None
-    return f"{model['adapter']}: {model['trainableParameters']:,} of {model['parameters']:,} parameters"
+    """The adapter, or that weights are frozen, and how much is trained; nothing where that is everything."""
+    trained, whole = model.get("trainableParameters", 0), model.get("parameters", 0)
+    what = model.get("adapter") or ("weights that are not frozen" if trained < whole else None)
+    return None if what is None else f"{what}: {trained:,} of {whole:,} parameters"
 
 
 def _service(found: Object) -> list[tuple[str, object]]:

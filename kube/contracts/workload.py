@@ -169,7 +169,7 @@ class ModelReport(WireModel):
     parameters: int = 0
     trainable_parameters: int = 0
     adapter: Annotated[str, Field(max_length=253)] | None = None
-    """The adapter in words; None: all weights are trained."""
+    """The adapter in words; None: the model's own weights are trained, all or some."""
 
 
 class TrainingStatus(WireModel):

@@ -244,6 +244,15 @@ class Evaluation(SpecModel):
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=128)]
 
 
+ParameterPattern = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z0-9_.*?]|\[!?([A-Za-z0-9_](-[A-Za-z0-9_])?)+\])+$",
+        max_length=253,
+    ),
+]
+
+
 class Adapter(SpecModel):
     """LoRA: the weights of model.uri stay as they are, and low-rank matrices beside them are trained."""
 
@@ -290,6 +299,11 @@ class TrainingEngine(SpecModel):
             holds=lambda engine: engine.adapter is None or engine.model.uri is not None,
         ),
         Rule(
+            cel="!has(self.freeze) || !has(self.adapter)",
+            message="beside an adapter all weights of the model are frozen already; remove freeze, or adapter",
+            holds=lambda engine: engine.freeze is None or engine.adapter is None,
+        ),
+        Rule(
             cel="has(self.tokenizer) || has(self.model.uri)",
             message="a model from config has no tokenizer of its own; add tokenizer.train or tokenizer.uri",
             holds=lambda engine: engine.tokenizer is not None or engine.model.uri is not None,
@@ -312,6 +326,12 @@ class TrainingEngine(SpecModel):
     )
     adapter: Adapter | None = Field(
         default=None, description="Train a LoRA adapter of the model; default all of its weights."
+    )
+    freeze: Annotated[list[ParameterPattern], Field(min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="Patterns of the names of parameters that are not trained, as the model's own code names them, e.g. "
+        "[model.embed_tokens.*, 'model.layers.[0-3].*']: * is any text, ? one character, [...] one of those in it. "
+        "Tied weights are frozen if one of their names matches; default none.",
     )
     data: DataSource = Field(description="The training text.")
     steps: Annotated[int, Field(ge=1, le=100_000_000)] = Field(

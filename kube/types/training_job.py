@@ -359,7 +359,7 @@ class TrainedModel(StatusModel):
     parameters: Count = Field(default=0, description="Parameters in all.")
     trainable_parameters: Count = Field(default=0, description="Those that are trained.")
     adapter: ShortText | None = Field(
-        default=None, description="The adapter; absent when all weights are trained."
+        default=None, description="The adapter; absent when the model's own weights are trained."
     )
 
 

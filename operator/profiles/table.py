@@ -119,6 +119,7 @@ def workload(job: TrainingJob) -> Workload:
         micro_batch=engine.batch.micro_batch,
         dtype=engine.dtype.value,
         activations=engine.activations.value,
+        freeze=tuple(engine.freeze or ()),
     )
     try:
         model = ModelShape.from_config(_config(engine))

@@ -10,6 +10,7 @@ these are the estimates that a scheduler needs for accelerators where nothing ra
 
 from .accelerators import DATA_SHEETS, Accelerator, accelerator
 from .cells import prior, priors, workload_class
+from .frozen import freezes_all, frozen_parameters, frozen_parts, unknown_patterns
 from .memory import MODES, Footprint, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import tokens_per_s
@@ -23,9 +24,13 @@ __all__ = [
     "ModelShape",
     "accelerator",
     "decided",
+    "freezes_all",
+    "frozen_parameters",
+    "frozen_parts",
     "memory",
     "prior",
     "priors",
     "tokens_per_s",
+    "unknown_patterns",
     "workload_class",
 ]

@@ -25,6 +25,9 @@ def workload_class(model: ModelShape, batch: BatchShape, optimizer: str = "AdamW
     shape = asdict(batch)
     if shape["activations"] == AUTO:
         del shape["activations"]
+    shape["freeze"] = sorted(set(batch.freeze))
+    if not batch.freeze:
+        del shape["freeze"]
     text = json.dumps([asdict(model), shape, optimizer], sort_keys=True)
     size = model.parameters
     for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):

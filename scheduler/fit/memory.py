@@ -1,10 +1,10 @@
 """Bytes on the device and on the host, by engine mode: the training engine's own plan, for a size instead of a model.
 
-With P parameters of w bytes (4 in float32, 2 in bfloat16) and AdamW:
+With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are trained, and AdamW:
 
     weights      w P
-    gradients    w P          kept until the global norm is known
-    optimizer    s P          s = 8 (two float32 moments), 10 in bfloat16 (and the low half of the master weight)
+    gradients    w T          kept until the global norm is known
+    optimizer    s T          s = 8 (two float32 moments), 10 in bfloat16 (and the low half of the master weight)
     staging      three chunks of state on their way; in bfloat16 also a chunk's gradient and master in float32
     activations  of one micro-batch. Kept: per token and block about 14 hidden + 3 intermediate elements, in bfloat16
                  16 hidden (attention scores are recomputed, never kept: true of fused kernels, without attention
@@ -13,12 +13,14 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16) and AdamW:
                  block in backward, 2 hidden + 1 intermediate elements more than are kept of it, and 3 times the logits.
                  A tied table's gradient has two parts: the output's waits for the input's, in all 3 copies.
                  All this is within 5 % of what fake tensors say of Llama models of 2 to 24 blocks, within 16 %
-                 where their inner layers are narrow, and within 27 % of GPT-2's
+                 where their inner layers are narrow, and within 27 % of GPT-2's. With frozen parts they are those
+                 of training everything, which are more
 
     mode                device                                   host
     resident            all                                      two buffers for the checkpoint
     optimizer-offload   all but the optimizer, and the staging   the optimizer and the buffers
 
+All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
 The host also holds the model while it is made, and up to a gibibyte of it while the result is written. A test holds
 these formulas to the plan that the engine makes (`workloads/training/plan.py`, which must run without this package).
 """
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .frozen import frozen_parameters
 from .model import BatchShape, ModelShape
 
 MODES = ("resident", "optimizer-offload")
@@ -96,11 +99,12 @@ def memory(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:
     if mode not in MODES:
         raise ValueError(f"no memory formula for the mode {mode!r}; known are {', '.join(MODES)}")
     parameters, weight, each = model.parameters, batch.weight_bytes, state_bytes(batch)
-    made, state = parameters * weight, parameters * each
-    chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, parameters // 64))
+    trained = parameters - frozen_parameters(model, batch.freeze)
+    made, gradients, state = parameters * weight, trained * weight, trained * each
+    chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, trained // 64))
     scratch = 0 if batch.dtype == "float32" else 8 * chunk
     offloaded = mode == "optimizer-offload"
-    device = 2 * made + scratch + (3 * chunk * each if offloaded else state)
-    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (made + state) // 32))
+    device = made + gradients + scratch + (3 * chunk * each if offloaded else state)
+    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (gradients + state) // 32))
     running = (state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES)
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))

@@ -64,7 +64,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What one optimizer step reads."""
+    """What one optimizer step reads and trains."""
 
     sequences: int
     sequence_length: int
@@ -73,6 +73,8 @@ class BatchShape:
     """"float32" or "bfloat16"."""
     activations: str = "auto"
     """Those inside a block, until backward: "keep", "recompute", or "auto", which keeps them where they fit."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of the names of parameters that are not trained."""
 
     @property
     def weight_bytes(self) -> int:

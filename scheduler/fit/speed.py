@@ -4,9 +4,11 @@ Per step, with T tokens, P parameters, s bytes of optimizer state per parameter 
 
     compute   6 P T / (k x reached flops); with recomputed activations one more forward pass of the blocks, whose
               parameters are B of the P: (6 P + 2 B) T, about 4/3 of it
-    update    resident: the optimizer state is read and written in device memory
+              Frozen parameters need no gradient of their own: 2 F less. That backward ends above a frozen beginning of
+              the model is not counted
+    update    of the P - F that are trained. resident: the optimizer state is read and written in device memory
               optimizer-offload: the share of the state that is on the host goes through the device, down and up the
-              link at once: s P share / link. Forward and backward wait for it
+              link at once: s (P - F) share / link. Forward and backward wait for it
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 from dataclasses import replace
 
 from .accelerators import Accelerator
+from .frozen import frozen_parameters
 from .memory import KEEP, RECOMPUTE, state_bytes
 from .model import BatchShape, ModelShape
 
@@ -65,12 +68,13 @@ def again_ratio(model: ModelShape, batch: BatchShape) -> float:
 
 def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
     again = 2 * model.layers * model.layer_parameters if batch.activations == RECOMPUTE else 0
-    return 6 * model.parameters + again
+    return 6 * model.parameters - 2 * frozen_parameters(model, batch.freeze) + again
 
 
 def _update_s(model: ModelShape, batch: BatchShape, share: float, device: Accelerator) -> float:
-    state = model.parameters * state_bytes(batch)
-    touched_s = (2 * state + 3 * model.parameters * batch.weight_bytes) / (device.memory_gb_per_s * 1e9)
+    trained = model.parameters - frozen_parameters(model, batch.freeze)
+    state = trained * state_bytes(batch)
+    touched_s = (2 * state + 3 * trained * batch.weight_bytes) / (device.memory_gb_per_s * 1e9)
     if device.name == "cpu":
         return touched_s * (1 + (COPIES_ON_A_CPU - 1) * share)
     return touched_s + share * state / (device.link_gb_per_s * 1e9)

@@ -14,6 +14,7 @@ import yaml
 from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
+from busbar.cli.commands.describe import _trained
 from busbar.cli.commands.power import _ordered, bar, explained
 from busbar.kube.contracts.power import LeaseState
 from busbar.kube.contracts.power_view import FeedPower, NodePower
@@ -693,3 +694,11 @@ async def test_watching_ends_when_the_job_ends_and_says_when_it_failed(site: Sit
     assert done.code == 6
     assert "RetriesExhausted" in done.err
     assert "It broke." in done.err
+
+
+def test_describe_says_how_much_is_trained_beside_frozen_parts() -> None:
+    assert _trained({"parameters": 5000, "trainableParameters": 1250}) == (
+        "weights that are not frozen: 1,250 of 5,000 parameters"
+    )
+    assert _trained({"parameters": 5000, "trainableParameters": 5000}) is None
+    assert _trained({}) is None

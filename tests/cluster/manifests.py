@@ -52,6 +52,7 @@ def engine_job() -> JSON:
                 "dtype": "float32",
                 "mode": "optimizer-offload",
                 "activations": "recompute",
+                "freeze": ["model.embed_tokens.*", "model.layers.[0-3].*"],
                 "state": "exact",
                 "deviceMemory": "256Mi",
                 "threads": 1,
@@ -81,6 +82,7 @@ def engine_job_from_weights() -> JSON:
     spec = document["spec"]
     spec["engine"]["model"] = {"uri": "pvc://base/model"}
     spec["engine"]["tokenizer"] = {"uri": "pvc://base/model"}
+    del spec["engine"]["freeze"]
     spec["engine"]["adapter"] = {
         "rank": 16,
         "alpha": 32,

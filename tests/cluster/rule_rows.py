@@ -120,8 +120,19 @@ TRAINING = (
         m.engine_job,
         "spec.engine",
         "an adapter needs model.uri",
-        {"spec/engine/adapter": {"rank": 8}},
-        {"spec/engine/adapter": {"rank": 8}, "spec/engine/model": {"uri": "pvc://base/model"}},
+        {"spec/engine/adapter": {"rank": 8}, "spec/engine/freeze": ...},
+        {
+            "spec/engine/adapter": {"rank": 8},
+            "spec/engine/freeze": ...,
+            "spec/engine/model": {"uri": "pvc://base/model"},
+        },
+    ),
+    Row(
+        m.engine_job_from_weights,
+        "spec.engine",
+        "remove freeze, or adapter",
+        {"spec/engine/freeze": ["lm_head.*"]},
+        {"spec/engine/freeze": ["lm_head.*"], "spec/engine/adapter": ...},
     ),
     Row(
         m.engine_job,

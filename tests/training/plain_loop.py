@@ -45,18 +45,22 @@ def train_plainly(
     labels: Sequence[torch.Tensor] | None = None,
     leaves: int | None = None,
     begin: Callable[[int, int], None] = lambda step, index: None,
+    frozen: Callable[[str], bool] = lambda name: False,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
 
     `spoil` may change the gradients of a step before they are used. A step whose gradient norm is not finite is
     skipped. With `labels` the loss of a step is the mean over its labels that are not -100. With `leaves` the
     micro-batches are cut into as many runs, whose gradients are added up as a balanced binary tree, and the norm is that
-    of the norms of runs of 1024 elements. `begin` is called before each micro-batch.
+    of the norms of runs of 1024 elements. `begin` is called before each micro-batch. Parameters whose name is `frozen`
+    are not trained.
     """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
     make: Any = AutoModelForCausalLM.from_config
     model: torch.nn.Module = make(AutoConfig.for_model(given.pop("model_type"), **given), dtype=dtype)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen(name))
     return train_model_plainly(
         model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin
     )

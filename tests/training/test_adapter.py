@@ -284,7 +284,7 @@ def test_the_result_does_not_replace_the_base(claims: Path) -> None:
     given["spec"]["output"]["uri"] = "pvc://bases/llama"
     code, status = run_here(given, claims)
     assert code == 2
-    assert "the model that the adapter belongs to" in status["message"]
+    assert "the model that the adapter or the frozen weights belong to" in status["message"]
     assert (claims / "bases/llama/config.json").is_file()
 
 

@@ -17,11 +17,19 @@ from click.testing import CliRunner
 from tests.training.small import LLAMA, engine, manifest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from busbar.scheduler.fit import BatchShape, ModelShape, accelerator, memory, tokens_per_s
+from busbar.scheduler.fit import (
+    BatchShape,
+    ModelShape,
+    accelerator,
+    memory,
+    tokens_per_s,
+    unknown_patterns,
+)
 from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
 from busbar.workloads.training.adapter_size import parameters
+from busbar.workloads.training.freeze import freeze
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.plan import MemoryLimits, lay_out
@@ -169,10 +177,11 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [CONFIG_13B, GPT2], ids=["13b", "gpt2"])
 @pytest.mark.parametrize("mode", ["resident", "optimizer-offload"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("freeze", [(), ("*.[012345].*",)], ids=["all", "frozen"])
 def test_the_scheduler_says_the_number_of_the_engines_plan(
-    config: dict[str, Any], mode: str, dtype: str
+    config: dict[str, Any], mode: str, dtype: str, freeze: tuple[str, ...]
 ) -> None:
-    shape, batch = ModelShape.from_config(config), BatchShape(8, 1024, 1, dtype)
+    shape, batch = ModelShape.from_config(config), BatchShape(8, 1024, 1, dtype, freeze=freeze)
     demand = demand_of(shape, batch)
     least = lay_out(
         demand, MemoryLimits(None, 0, False), mode, 0 if mode == "resident" else len(demand.groups)
@@ -246,6 +255,82 @@ def test_an_adapters_size_is_that_of_the_engines_own_groups(
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
     assert parameters(shape, spec.adapter) == trained
     assert demand.frozen_bytes == pytest.approx(4 * (model_parameters(model) - trained), rel=0.05)
+
+
+FROZEN: dict[str, tuple[dict[str, Any], list[str], dict[str, int]]] = {
+    "embedding and a block": (
+        LLAMA,
+        ["model.embed_tokens.*", "model.layers.[0-0].*"],
+        {"block-1": 0, "head": 0},
+    ),
+    "a tied head": (LLAMA, ["lm_head.*"], {"block-0": 0, "block-1": 0, "head": 0}),
+    "an untied end": (
+        {**LLAMA, "tie_word_embeddings": False},
+        ["lm_head.*", "model.norm.*"],
+        {"embedding": 0, "block-0": 0, "block-1": 0},
+    ),
+    "matrices of gpt2": (
+        {**GPT2, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        ["*.h.0.*.c_*.weight", "transformer.wte.*"],
+        {"embedding": 64 * 64, "block-0": 64 * 11, "block-1": 64 * 11, "head": 64},
+    ),
+}
+"""Patterns, and by group how many parameters (biases, positions) the size of a shape does not have."""
+
+
+@pytest.mark.parametrize(("config", "patterns", "unsized"), FROZEN.values(), ids=FROZEN.keys())
+def test_what_is_left_beside_frozen_parts_is_that_of_the_engines_own_groups(
+    config: dict[str, Any], patterns: list[str], unsized: dict[str, int]
+) -> None:
+    given = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0, **config}
+    made: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = made(AutoConfig.for_model(**given))
+    freeze(model, patterns)
+    shape, batch = ModelShape.from_config(given), BatchShape(2, 32, 2, freeze=tuple(patterns))
+    demand = demand_of(shape, batch)
+    ours = {group.name: group.parameters for group in demand.groups}
+    theirs = {
+        group.name: sum(member.parameter.numel() for member in group.members) for group in make_groups(model)
+    }
+    assert set(theirs) == set(unsized)
+    assert set(ours) <= set(theirs)
+    for name, size in theirs.items():
+        assert 0 <= ours.get(name, 0) - (size - unsized[name]) < 1024
+    frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
+    assert demand.frozen_bytes == 4 * frozen
+    assert demand.result_bytes == demand.model_bytes
+    assert unknown_patterns(shape, patterns) == []
+
+
+def test_frozen_parts_fit_where_training_everything_does_not(tmp_path: Path) -> None:
+    options = ["--gpu", "H100", "--host", "64Gi"]
+    patterns = ["model.embed_tokens.*", "model.layers.[0-9].*", "model.layers.[12]?.*"]
+    whole, _ = ask(tmp_path, *options)
+    code, answer = ask(tmp_path, *options, freeze=patterns)
+    assert (whole, code) == (2, 0)
+    frozen = answer["parameters"] - answer["trainableParameters"]
+    assert answer["modes"]["auto"]["plan"]["device"]["base"] == 2 * frozen
+    assert frozen == pytest.approx(0.75 * answer["parameters"], rel=0.02)
+    ran = CliRunner().invoke(plan, [str(job(tmp_path, freeze=[*patterns, "model.bias_*"])), *options])
+    assert "million are trained (frozen: model.bias_*, model.embed_tokens.*, " in ran.output
+    assert "What model.bias_* matches is not known without the model, and counts as trained" in ran.output
+    ran = CliRunner().invoke(plan, [str(job(tmp_path, freeze=["*"])), *options])
+    assert ran.exit_code == 2
+    assert "spec.engine.freeze: leaves nothing to train, as" in ran.output
+    given = {**CONFIG_13B, "model_type": "qwen2"}  # which has biases
+    code, answer = ask(tmp_path, *options, model={"config": given}, freeze=["*.weight"])
+    assert (code, answer["trainableParameters"]) == (0, 0)  # as far as sizes are known
+
+
+def test_patterns_of_an_architecture_that_is_not_known_by_names_count_as_trained(tmp_path: Path) -> None:
+    given = {**CONFIG_13B, "model_type": "gpt_neox"}
+    options = ["--gpu", "H200", "--host", "400Gi"]
+    _, whole = ask(tmp_path, *options, model={"config": given})
+    _, answer = ask(tmp_path, *options, model={"config": given}, freeze=["gpt_neox.layers.0.*"])
+    assert answer["unknownPatterns"] == ["gpt_neox.layers.0.*"]
+    assert answer["trainableParameters"] == answer["parameters"]
+    assert answer["modes"] == whole["modes"]
 
 
 def model_parameters(model: torch.nn.Module) -> int:

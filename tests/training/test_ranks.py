@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "rows with nothing to learn": case(seed=11),
     "a step that is not finite on one rank": case(),
+    "frozen first block and, by the head's name, the table": case(freeze=["lm_head.*", "model.layers.0.*"]),
 }
 ADAPTER = case(
     model={"uri": "pvc://base"},
@@ -163,6 +164,9 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
         labels=[torch.from_numpy(each) for each in labels if each is not None] or None,
         leaves=min(8, parts & -parts),
         begin=begin,
+        frozen=lambda key: (
+            "freeze" in document and key.startswith(("model.embed_tokens.", "model.layers.0."))
+        ),
         spoil=spoil if "not finite" in name else lambda step, model: None,
     )
 

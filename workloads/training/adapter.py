@@ -83,11 +83,6 @@ def _targets(layers: dict[str, nn.Module], adapter: Adapter) -> list[str]:
     return list(adapter.targets)
 
 
-def frozen(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not trained, each once."""
-    return [parameter for parameter in model.parameters() if not parameter.requires_grad]
-
-
 def merge_bytes(model: nn.Module) -> int:
     """What merging needs beside the weights: a few copies of the largest adapted matrix, one after another."""
     from peft.tuners.lora import LoraLayer

@@ -89,9 +89,17 @@ DIGEST_BYTES = 16 * 2**20
 
 def weights_digest(model: torch.nn.Module) -> str:
     """SHA-256 over name and bytes of every trained parameter, in the order of their names."""
+    return _digest({name: each for name, each in model.named_parameters() if each.requires_grad})
+
+
+def frozen_digest(model: torch.nn.Module) -> str:
+    """The same of every parameter that is not trained."""
+    return _digest({name: each for name, each in model.named_parameters() if not each.requires_grad})
+
+
+def _digest(parameters: Mapping[str, torch.nn.Parameter]) -> str:
     digest = hashlib.sha256()
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    for name, parameter in sorted(trained.items()):
+    for name, parameter in sorted(parameters.items()):
         digest.update(name.encode() + b"\0")
         flat = parameter.detach().reshape(-1).view(torch.uint8)
         for start in range(0, flat.numel(), DIGEST_BYTES):

@@ -80,15 +80,13 @@ def make_groups(model: nn.Module, ranks: int = 1) -> tuple[Group, ...]:
     before: list[Named] = []
     after: list[Named] = []
     inside: list[list[Named]] = [[] for _ in found]
+    other = before
     for index, (name, parameter) in enumerate(model.named_parameters()):  # tied weights appear once
-        if not parameter.requires_grad:
-            continue
         if id(parameter) in owner:
-            inside[owner[id(parameter)]].append((index, name, parameter))
-        elif any(inside):
-            after.append((index, name, parameter))
-        else:
-            before.append((index, name, parameter))
+            other = after
+        if parameter.requires_grad:
+            place = inside[owner[id(parameter)]] if id(parameter) in owner else other
+            place.append((index, name, parameter))
     named = [("embedding", before)]
     named += [(f"block-{index}", members) for index, members in enumerate(inside)]
     named += [("head", after)]

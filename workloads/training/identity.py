@@ -1,4 +1,4 @@
-"""What a checkpoint belongs to: only a run with the same settings, data and base model goes on from it."""
+"""What a checkpoint belongs to: only a run with the same settings, data and untrained weights goes on from it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from busbar.workloads.training.chat import ChatTemplate
 from busbar.workloads.training.corpus import Corpus
 from busbar.workloads.training.division import FIXED
 from busbar.workloads.training.errors import ResumeRefused
+from busbar.workloads.training.export import frozen_digest
 from busbar.workloads.training.gang import weights_sum
 from busbar.workloads.training.preparation import Prepared
 from busbar.workloads.training.saved_model import weights_identity
@@ -21,10 +22,18 @@ if TYPE_CHECKING:
     from busbar.workloads.training.trainer import Trainer
 
 FORMAT = 3  # of checkpoints and of the order of the data
-_FACTS = {"corpus": "corpus", "tokenizer": "tokenizer", "chatTemplate": "chat template", "base": "base model"}
+_FACTS = {
+    "corpus": "corpus",
+    "tokenizer": "tokenizer",
+    "chatTemplate": "chat template",
+    "base": "base model",
+    "frozen": "frozen weights",
+}
 
 
-def facts_of(run: Run, corpus: Corpus, prepared: Prepared, device: torch.device) -> dict[str, Any]:
+def facts_of(
+    run: Run, corpus: Corpus, prepared: Prepared, device: torch.device, model: torch.nn.Module
+) -> dict[str, Any]:
     """What is written into every checkpoint of the run."""
     base = None if run.spec.adapter is None else run.places.model  # whose weights are not in its checkpoints
     return {
@@ -36,6 +45,7 @@ def facts_of(run: Run, corpus: Corpus, prepared: Prepared, device: torch.device)
         "tokenizer": prepared.tokenizer_hash,
         "chatTemplate": ChatTemplate(run.places.tokenizer).digest if corpus.has_rows else None,
         "base": None if base is None else weights_identity(base),
+        "frozen": frozen_digest(model) if run.spec.freeze else None,  # nor are these
         "attempt": run.attempt,
     }
 

@@ -99,6 +99,9 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         and path.partition(".")[0] not in _NEUTRAL
         and (path, value) != ("parallelism.order", DEFAULT_ORDER)  # as if it were left out
     }
+    patterns = tuple(sorted(set(engine.freeze or ())))
+    if patterns:
+        settings["freeze"] = list(patterns)  # in which order they are given changes nothing
     trained = None if tokenizer is None or tokenizer.train is None else tokenizer.train.vocab_size
     saved = engine.model.uri if tokenizer is None else tokenizer.uri
     return EngineSpec(
@@ -126,6 +129,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         settings=settings,
         identity=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
         adapter=None if engine.adapter is None else _adapter(engine.adapter),
+        freeze=patterns,
         activations=engine.activations.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
     )

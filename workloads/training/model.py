@@ -17,6 +17,7 @@ from busbar.workloads.training.checkpoint import is_finite
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
+from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import RECOMPUTE, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
@@ -36,6 +37,7 @@ class ModelRecipe:
     dtype: torch.dtype
     seed: int
     adapter: Adapter | None = None
+    freeze: tuple[str, ...] = ()
 
     def empty(self) -> torch.nn.Module:
         """The architecture with arbitrary weights (also under fake tensors), without an adapter."""
@@ -49,15 +51,21 @@ class ModelRecipe:
         """The model to train: saved weights, or new ones drawn from the seed. Raises InvalidJob."""
         torch.manual_seed(self.seed)
         model = self.empty() if self.folder is None else self._load(self.folder)
+        freeze(model, self.freeze)
         return model if self.adapter is None else adapters.attach(model, self.adapter, self.seed)
 
     def shadow(self, device: torch.device) -> Callable[[], torch.nn.Module]:
         """Makes the model to train under fake tensors. Raises InvalidJob."""
         if self.adapter is None:
-            return self.empty
+            return self._empty_frozen
         with torch.device("meta"):
             model = adapters.attach(self.empty(), self.adapter, self.seed)
         return lambda: adapters.on_device(model, device)
+
+    def _empty_frozen(self) -> torch.nn.Module:
+        model = self.empty()
+        freeze(model, self.freeze)
+        return model
 
     def _load(self, folder: Path) -> torch.nn.Module:
         """The saved weights: all that the model needs, in its shapes, and no others."""
@@ -143,7 +151,7 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         raise InvalidJob(where, f"describes a {config.model_type} model without {lacking}", "correct it")
     if size < vocab_size:
         raise InvalidJob(where, f"vocab_size {size} is less than the tokenizer's {vocab_size}", "raise it")
-    return ModelRecipe(config, folder, DTYPES[spec.dtype], spec.seed, spec.adapter)
+    return ModelRecipe(config, folder, DTYPES[spec.dtype], spec.seed, spec.adapter, spec.freeze)
 
 
 def _check_fields(config: Any, given: Mapping[str, Any], where: str) -> None:
@@ -236,8 +244,9 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         spec.batch.micro_batch,
         peaks.kept,
         peaks.evaluation,
-        frozen_bytes=sum(aligned(each.numel() * each.itemsize) for each in adapters.frozen(model)),
+        frozen_bytes=sum(aligned(each.numel() * each.itemsize) for each in frozen(model)),
         merge_bytes=adapters.merge_bytes(model) if merges else 0,
+        writes_frozen=bool(spec.freeze),
         ranks=ranks,
         fixed_order=spec.order == FIXED,
         partial_sums=division.partial_sums,

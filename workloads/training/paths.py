@@ -84,7 +84,8 @@ def check_places(places: Places, *, keeps_model: bool = False) -> None:
     if keeps_model and places.model is not None and places.model.resolve() == places.output.resolve():
         raise InvalidJob(
             "spec.output.uri",
-            f"{places.output} is the folder of the model that the adapter belongs to, which the result would replace",
+            f"{places.output} is the folder of the model that the adapter or the frozen weights belong to, which the "
+            "result would replace",
             "choose another folder",
         )
     for field, folder, needed in (

@@ -2,7 +2,7 @@
 
 Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bfloat16):
 
-    base          weights that are not trained, beside an adapter: P counts the adapter alone then
+    base          weights that are not trained, beside an adapter or because they are frozen: P does not count them
     parameters    w P
     gradients     w P        kept whole until the global norm is known, for exact clipping; in fixed order once more
                              for every partial sum (see `division`)
@@ -73,6 +73,7 @@ class Demand:
     activation_bytes: int  # at `micro_batch` sequences, of training
     evaluation_bytes: int = 0  # the same of an evaluation; 0: there is none
     frozen_bytes: int = 0  # weights without gradients and state
+    writes_frozen: bool = False  # the result holds them too
     merge_bytes: int = 0  # what adding an adapter to them needs; 0: it is not added
     ranks: int = 1  # that share a step, each with its own share of the optimizer's state
     fixed_order: bool = False
@@ -91,7 +92,9 @@ class Demand:
 
     @property
     def result_bytes(self) -> int:
-        """What is written at the end: all that was trained, and with a merged adapter the whole model."""
+        """What is written at the end: the whole model, an adapter alone, or with a merged one both."""
+        if self.writes_frozen:
+            return self.model_bytes
         own = self.parameters * self.weight_bytes
         return own + (self.model_bytes if self.merge_bytes else 0)
 

@@ -109,7 +109,7 @@ def answer_for(
     longest: bool = False,
 ) -> dict[str, Any]:
     """Each mode's plan and predicted speed, as JSON. Raises TrainingError."""
-    from busbar.scheduler.fit import DATA_SHEETS, BatchShape, accelerator
+    from busbar.scheduler.fit import DATA_SHEETS, BatchShape, accelerator, unknown_patterns
     from busbar.scheduler.fit.speed import again_ratio
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.environment import read_manifest
@@ -134,6 +134,7 @@ def answer_for(
         spec.batch.micro_batch,
         spec.dtype,
         spec.activations,
+        spec.freeze,
     )
     shape, positions = _shape(spec, claims)
     division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
@@ -149,6 +150,8 @@ def answer_for(
         "parameters": shape.parameters,
         "trainableParameters": _trainable(shape, spec),
         "adapter": None if spec.adapter is None else str(spec.adapter),
+        "freeze": list(spec.freeze),
+        "unknownPatterns": unknown_patterns(shape, spec.freeze),
         "accelerator": found.name,
         "pods": pods,
         "deviceBytes": limits.device_bytes,
@@ -172,9 +175,12 @@ def answer_for(
 
 
 def _trainable(shape: ModelShape, spec: EngineSpec) -> int:
+    from busbar.scheduler.fit import frozen_parameters
     from busbar.workloads.training.adapter_size import parameters
 
-    return shape.parameters if spec.adapter is None else parameters(shape, spec.adapter)
+    if spec.adapter is not None:
+        return parameters(shape, spec.adapter)
+    return shape.parameters - frozen_parameters(shape, spec.freeze)
 
 
 def demand_of(
@@ -182,24 +188,40 @@ def demand_of(
 ) -> Demand:
     """The engine's demand of a model of this shape: the same groups, each parameter at full size.
 
-    The activations are those of full training, which are more than those beside frozen weights.
+    The activations are those of full training, which are more than those beside frozen weights. Frozen are the
+    parameters whose sizes are known from their names. Raises InvalidJob where nothing is left.
     """
+    from busbar.scheduler.fit import freezes_all, frozen_parts
     from busbar.scheduler.fit.memory import activations
     from busbar.workloads.training import adapter_size
+    from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, GroupSize
 
     table = shape.vocabulary * shape.hidden
     head = shape.hidden + (0 if shape.tied else table)
-    blocks = [GroupSize(f"block-{index}", _grain(shape.layer_parameters)) for index in range(shape.layers)]
-    groups = (GroupSize("embedding", _grain(table)), *blocks, GroupSize("head", _grain(head)))
+    blocks = {f"block-{index}": shape.layer_parameters for index in range(shape.layers)}
+    frozen = frozen_parts(shape, batch.freeze)
+    trained = {
+        part: size - frozen.get(part, 0)
+        for part, size in {"embedding": table, **blocks, "head": head}.items()
+    }
+    groups = tuple(GroupSize(part, _grain(size)) for part, size in trained.items() if size > 0)
+    if freezes_all(shape, batch.freeze):
+        raise InvalidJob(
+            "spec.engine.freeze",
+            "leaves nothing to train, as its patterns match every parameter",
+            "take one of them out",
+        )
     evaluation = 8 * batch.micro_batch * batch.sequence_length * shape.vocabulary  # logits, and their softmax
     kept, recomputed = (activations(shape, replace(batch, activations=way)) for way in (KEEP, RECOMPUTE))
     demand = Demand(
-        groups,
+        groups or (GroupSize("head", _grain(1)),),  # biases
         batch.dtype,
         batch.micro_batch,
         kept,
         evaluation if evaluates else 0,
+        frozen_bytes=sum(frozen.values()) * batch.weight_bytes,
+        writes_frozen=bool(batch.freeze),
         activations=batch.activations,
         recompute_bytes=recomputed,
     )
@@ -279,6 +301,13 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(
             "Speeds and activations are those of training all weights; an adapter needs less of both."
         )
+    if answer["freeze"]:
+        rows.append("Activations are those of training all weights; with frozen ones they are less.")
+    if answer["unknownPatterns"]:
+        rows.append(
+            f"What {', '.join(answer['unknownPatterns'])} matches is not known without the model, and counts as trained; "
+            "the engine reads the model itself."
+        )
     for name, mode in answer["modes"].items():
         if not mode["fits"] and name == answer["mode"]:
             rows += [f"{mode['why']}. What would help:", *(f"  {fix}" for fix in mode["fixes"])]
@@ -303,9 +332,10 @@ def _activations(answer: Mapping[str, Any]) -> str:
 
 
 def _trained(answer: Mapping[str, Any]) -> str:
-    if answer["adapter"] is None:
+    what = answer["adapter"] or ("frozen: " + ", ".join(answer["freeze"]) if answer["freeze"] else None)
+    if what is None:
         return ""
-    return f", of which {answer['trainableParameters'] / 1e6:,.2f} million are trained ({answer['adapter']}),"
+    return f", of which {answer['trainableParameters'] / 1e6:,.2f} million are trained ({what}),"
 
 
 def _row(name: str, mode: Mapping[str, Any]) -> str:

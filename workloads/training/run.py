@@ -201,7 +201,7 @@ class Session:
         from busbar.workloads.training.corpus import open_corpus
         from busbar.workloads.training.rows import RowReader
 
-        check_places(self.places, keeps_model=self.spec.adapter is not None)
+        check_places(self.places, keeps_model=self.spec.adapter is not None or bool(self.spec.freeze))
         if together.first:
             self._claim()
         together.share_folder(self.places.checkpoints, "spec.output.uri")
@@ -325,9 +325,10 @@ class Session:
         }
         report = model_report(trainer.model, self.spec.adapter)
         self.status.update(model=report)
-        if self.spec.adapter is not None:
+        if self.spec.adapter is not None or self.spec.freeze:
+            what = self.spec.adapter or f"frozen are {', '.join(self.spec.freeze)}"
             self.reporter.note(
-                f"{self.spec.adapter}: {report['trainableParameters']} of {report['parameters']} parameters are trained"
+                f"{what}: {report['trainableParameters']} of {report['parameters']} parameters are trained"
             )
         return trainer
 
@@ -338,7 +339,7 @@ class Session:
         from busbar.workloads.training.loop import Loop
         from busbar.workloads.training.step_log import Journal
 
-        facts = facts_of(self.run, corpus, prepared, self.device)
+        facts = facts_of(self.run, corpus, prepared, self.device, trainer.model)
         together.agree(same_on_all_ranks(facts, trainer))
         folder = together.folder(self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note)
         lines = self.places.checkpoints / "journal.jsonl" if together.first else None
@@ -463,6 +464,8 @@ class Session:
         }
         if self.spec.adapter is not None:
             facts |= {"adapter": str(self.spec.adapter), "base": self.spec.model.uri}
+        if self.spec.freeze:
+            facts |= {"freeze": list(self.spec.freeze), "base": self.spec.model.uri}
         export(
             trainer.model,
             prepared.tokenizer,
@@ -482,6 +485,7 @@ def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
         spec.batch.micro_batch,
         spec.dtype,
         spec.activations,
+        spec.freeze,
     )
     try:
         whole = workload_class(ModelShape.from_config(config), batch)

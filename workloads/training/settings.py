@@ -118,6 +118,7 @@ class EngineSpec:
     max_bad_steps: int  # skipped steps in a row after which the run ends
     settings: Mapping[str, Any]  # every field that decides the run's numbers, by its path
     identity: str  # hash of `settings`
-    adapter: Adapter | None = None  # None: all weights are trained
+    adapter: Adapter | None = None  # None: the model's own weights are trained
+    freeze: tuple[str, ...] = ()  # patterns of names of those that are not (see `freeze`)
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)

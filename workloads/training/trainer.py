@@ -18,10 +18,10 @@ from functools import partial
 
 import torch
 
-from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.division import FIXED, divide
+from busbar.workloads.training.freeze import frozen
 from busbar.workloads.training.groups import bind, make_groups, rebind_gradients, settle
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
@@ -75,7 +75,7 @@ class Trainer:
         if device.type == "cuda":
             self.host_arena.pin()
         self.model.train()
-        settle(adapters.frozen(self.model), self.device_arena)
+        settle(frozen(self.model), self.device_arena)
         groups = make_groups(self.model, ranks.size)
         self.groups = bind(groups, self.device_arena, recipe.dtype, ranks.rank, ranks.size)
         _move_buffers(self.model, device)

@@ -111,6 +111,13 @@ def test_the_page_of_a_job_shows_its_adapter_and_the_rows_that_were_left_out() -
     assert (whole.adapter, whole.trained, whole.bad_rows) == ("", "", "")
 
 
+def test_the_page_of_a_job_says_how_much_is_trained_beside_frozen_parts() -> None:
+    model = {"parameters": 5_000_000, "trainableParameters": 1_250_000}
+    view = job_view(made(JOB, model=model, progress={"step": 1}), NOW)
+    assert view.adapter == "weights that are not frozen"
+    assert view.trained == "1,250,000 of 5,000,000 parameters"
+
+
 def test_a_profile_shows_predicted_and_measured_side_by_side() -> None:
     cell = {
         "accelerator": "L4", "accelerators": 1, "mode": "resident", "tokensPerSecond": 4100.4, "predicted": 5200.0,

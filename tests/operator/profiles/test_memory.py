@@ -114,6 +114,18 @@ def test_auto_is_admitted_with_the_memory_that_the_engine_will_use_on_that_pool(
     assert planned_on(kept / 1024 - 1, "keep") == kept  # which does not fit there
 
 
+def test_frozen_parts_make_a_class_of_their_own_that_needs_less() -> None:
+    whole, frozen = (
+        workload(training("keep", **changes))
+        for changes in ({}, {"freeze": ["model.layers.*.mlp.*", "lm_head.*"]})
+    )
+    assert whole.workload_class != frozen.workload_class
+    pools = [pool("a100", accelerator="A100", resourceName="nvidia.com/gpu", memoryGib=80)]
+    jobs = [training("keep"), training("keep", freeze=["model.layers.*.mlp.*", "lm_head.*"])]
+    needed = {c.workload_class: c.memory_mib for c in performance_table(jobs, pools, TENANT_OF).cells}
+    assert needed[frozen.workload_class] < needed[whole.workload_class]
+
+
 @pytest.mark.parametrize(("activations", "fits"), [("auto", True), ("recompute", True), ("keep", False)])
 def test_a_device_memory_in_which_only_recomputed_activations_fit_allows_both_modes(
     activations: str, fits: bool

@@ -11,9 +11,12 @@ from busbar.scheduler.fit import (
     ModelShape,
     accelerator,
     decided,
+    freezes_all,
+    frozen_parameters,
     memory,
     prior,
     tokens_per_s,
+    unknown_patterns,
     workload_class,
 )
 
@@ -102,3 +105,39 @@ def test_a_class_has_the_name_that_it_had_before_activations_were_a_setting() ->
     assert workload_class(GPT2, BATCH) == "gpt2-124M-c5a44aee"
     said = {workload_class(GPT2, replace(BATCH, activations=each)) for each in ("auto", "keep", "recompute")}
     assert len(said) == 3  # what a job says decides whether it fits
+
+
+FROZEN = replace(BATCH, freeze=("model.layers.[0-9].*", "model.embed_tokens.*"))
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
+    frozen = frozen_parameters(LLAMA_7B, FROZEN.freeze)
+    assert frozen == 10 * LLAMA_7B.layer_parameters + LLAMA_7B.vocabulary * LLAMA_7B.hidden
+    everything, less = (memory(LLAMA_7B, each, "resident").device_bytes for each in (BATCH, FROZEN))
+    assert everything - less == pytest.approx(12 * frozen, rel=0.01)
+    device = accelerator("H100")
+    assert device is not None
+    speeds = [tokens_per_s(LLAMA_7B, each, "optimizer-offload", device) for each in (BATCH, FROZEN)]
+    assert 1 < speeds[1] / speeds[0] < LLAMA_7B.parameters / (LLAMA_7B.parameters - frozen)
+
+
+def test_names_that_are_not_known_count_as_trained() -> None:
+    other = replace(LLAMA_7B, architecture="gpt_neox")
+    assert frozen_parameters(other, ("*",)) == 0
+    assert frozen_parameters(LLAMA_7B, ("*.bias", "layers.0.*")) == 0
+    assert unknown_patterns(LLAMA_7B, ("*.bias", "lm_head.*")) == ["*.bias"]
+    assert frozen_parameters(GPT2, ("lm_head.weight",)) == GPT2.vocabulary * GPT2.hidden  # it is tied
+
+
+def test_all_is_frozen_only_where_biases_are_too() -> None:
+    assert freezes_all(LLAMA_7B, ("model.*", "lm_head.*"))
+    assert not freezes_all(LLAMA_7B, ("*.weight",))
+    assert not freezes_all(LLAMA_7B, ("model.layers.*", "lm_head.*"))
+    assert not freezes_all(replace(LLAMA_7B, architecture="gpt_neox"), ("*",))
+
+
+def test_what_is_frozen_decides_the_class_and_the_order_of_the_patterns_does_not() -> None:
+    turned = replace(BATCH, freeze=FROZEN.freeze[::-1])
+    assert workload_class(LLAMA_7B, turned) == workload_class(LLAMA_7B, FROZEN)
+    others = [BATCH, FROZEN, replace(BATCH, freeze=("model.layers.[1-9].*", "model.layers.10.*"))]
+    assert len({workload_class(LLAMA_7B, each) for each in others}) == 3
