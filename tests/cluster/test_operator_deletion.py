@@ -114,6 +114,27 @@ async def test_a_pod_that_goes_with_its_job_is_not_made_again(
         assert list(cluster.kubelet.created.values()) == [str(pod)]
 
 
+async def test_a_replica_that_goes_with_its_service_is_not_made_again(
+    apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for a service: its status, which counts its replicas, is written before a pod is made, and is refused."""
+    monkeypatch.setattr("busbar.operator.app.EARLY_RESYNCS_S", ())
+    async with Cluster(apiserver) as cluster:
+        operator = await cluster.start()
+        await becomes(lambda: _value(cluster.proxy.watches("/modelservices")), bool)
+        cluster.kubelet.skips = lambda pod: True  # it does not start
+        spec = {"model": {"uri": "pvc://claim/model"}, "replicas": 1}
+        await cluster.create({"kind": "ModelService", "metadata": {"name": "gone"}, "spec": spec})
+        service, pod = Key(cluster.namespace, "gone"), Key(cluster.namespace, "gone-0")
+        await becomes(lambda: _value(pod in operator.caches.pods.items), bool)
+        cluster.proxy.stall_watches("/modelservices")
+        await _delete(cluster, MODEL_SERVICES, "gone")
+        await _delete(cluster, PODS, "gone-0")  # as the garbage collector does
+        services = operator.caches.services.items
+        await becomes(lambda: _value(service not in services or len(cluster.kubelet.created) > 1), bool)
+        assert list(cluster.kubelet.created.values()) == [str(pod)]
+
+
 async def _value(value: Any) -> Any:
     return value
 
