@@ -2,11 +2,10 @@
 
 Everything a user may not choose is fixed here: no service-account token, uid 65532 with a read-only root
 file system, no privilege, only claims, ConfigMaps, Secrets and scratch of the same namespace, the pool's own
-tolerations, and our scheduling gate from creation on. A job's only pod needs no gate, as it has nobody to wait for and
-exists because it was admitted; it has one where the chart's policy ``busbar-queue`` lets no pod in without, whoever
-makes it. A pod is pinned to its node by name affinity, so it cannot run elsewhere than the admission in the job's
-status says. The bearers of a pod's port are in a Secret (``bearers_secret``) that is mounted as files, so that reading
-the pod does not reveal them.
+tolerations, and our scheduling gate from creation on, but for a job's only pod: it has nobody to wait for, and exists
+because it was admitted. A pod is pinned to its node by name affinity, so it cannot run elsewhere than the admission in
+the job's status says. The bearers of a pod's port are in a Secret (``bearers_secret``) that is mounted as files, so that
+reading the pod does not reveal them.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def training_pod(
     pool: AcceleratorPool | None,
     rendering: Rendering,
 ) -> Body:
-    """One pinned pod of a job; gated, if it is one of several or asks for what only queued pods may."""
+    """One pinned pod of a job; gated, if it is one of several."""
     name = training_pod_name(job.metadata.name, attempt, rank)
     env = _identity_env(job, KIND_TRAINING) | _gang_env(job.metadata.name, attempt, rank, placement.pods)
     env[Env.ATTEMPT] = str(attempt)
@@ -165,7 +164,7 @@ def training_pod(
     }
     node = placement.nodes[rank]
     body = _pod(job, name, KIND_TRAINING, labels, own_notes, container, volumes, pool, node, placement.pool)
-    if placement.pods == 1 and not _is_guarded(pool):
+    if placement.pods == 1:
         del body["spec"]["schedulingGates"]
     body["spec"] |= {k: v for k, v in extra.items() if v}
     body["spec"]["restartPolicy"] = "Never"
@@ -323,19 +322,10 @@ def _container(image: str, env: dict[str, str], volumes: _Volumes, *, port: bool
     return container
 
 
-def _is_guarded(pool: AcceleratorPool | None) -> bool:
-    """Whether ``busbar-queue`` asks a pod of this pool for the gate: for its device, or for a toleration."""
-    return pool is not None and (_has_device(pool) or bool(pool.spec.tolerations))
-
-
-def _has_device(pool: AcceleratorPool) -> bool:
-    return pool.spec.resource_name != "cpu"
-
-
 def _resources(per_pod: Resources, pool: AcceleratorPool | None) -> Body:
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
-    if pool is not None and _has_device(pool):
+    if pool is not None and pool.spec.resource_name != "cpu":
         count = str(-(-per_pod.accelerators_m // 1000))
         requests[pool.spec.resource_name] = limits[pool.spec.resource_name] = count
     if per_pod.cpu_m:

@@ -39,6 +39,34 @@ def test_no_caller_creates_an_ungated_pod_not_even_an_administrator_or_the_opera
         refused(lambda **p: operator.create(row.bad(), **p), row.says)
 
 
+def owner(**fields: object) -> list[dict[str, object]]:
+    """The owner references of a TrainingJob's pod."""
+    job = {"apiVersion": "busbar.dev/v1alpha1", "kind": "TrainingJob", "name": "one", "uid": "1234"}
+    return [job | {"controller": True, "blockOwnerDeletion": False} | fields]
+
+
+@pytest.mark.parametrize("row", JUMPS[:2] + JUMPS[6:7], ids=lambda row: row.name)
+def test_only_the_operator_makes_the_pod_of_a_training_job_without_the_gate(
+    alice: Client, admin: Client, operator: Client, row: PodRow
+) -> None:
+    """Such a job has one pod, which exists because it was admitted."""
+    owned = edited(row.bad(), {"metadata/ownerReferences": owner()})
+    operator.create(owned, dryRun="All").expect()
+    for client in (alice, admin):
+        assert not client.create(owned, dryRun="All").ok
+    for other in (
+        {"kind": "ModelService"},
+        {"apiVersion": "example.com/v1"},
+        {"controller": False},
+    ):
+        refused(
+            lambda o=other, **p: operator.create(
+                edited(owned, {"metadata/ownerReferences": owner(**o)}), **p
+            ),
+            row.says,
+        )
+
+
 @pytest.mark.parametrize("row", [*ESCAPES, *JUMPS], ids=lambda row: row.name)
 def test_a_controller_cannot_create_a_refused_pod_for_a_member(tenancy: ApiServer, row: PodRow) -> None:
     """A template older than the policies may contain anything; its pods are refused when the controller makes them."""

@@ -55,6 +55,12 @@ def test_a_released_namespace_refuses_what_a_tenants_namespace_refuses(
     eventually_accepted(lambda **p: tenancy.admin.create(good, **p | {"dryRun": "All"}))
 
 
+def test_the_operator_makes_no_pod_without_the_gate_in_a_released_namespace(operator: Client) -> None:
+    owner = {"apiVersion": "busbar.dev/v1alpha1", "kind": "TrainingJob", "name": "one", "uid": "1234"}
+    owned = {"metadata/ownerReferences": [owner | {"controller": True}], "metadata/namespace": LET_GO}
+    refused(lambda **p: operator.create(edited(JUMPS[0].bad(), owned), **p), "without waiting in the queue")
+
+
 def test_no_gate_is_lifted_in_a_released_namespace(
     admin: Client, operator: Client, kept: Callable[[JSON], JSON]
 ) -> None:

@@ -37,15 +37,14 @@ def env(body: dict[str, Any]) -> dict[str, Any]:
     return {e["name"]: e.get("value") for e in body["spec"]["containers"][0]["env"]}
 
 
-def test_every_pod_is_restricted_pinned_and_gated_unless_nothing_asks_for_the_gate() -> None:
-    """Nothing does where a job has one pod, without a device and without a toleration of its pool."""
+def test_every_pod_is_restricted_and_pinned_and_but_for_a_jobs_only_one_gated() -> None:
     gate = [{"name": "busbar.dev/admission"}]
     gpus = pool(resourceName="nvidia.com/gpu")
     tainted = pool(tolerations=[{"key": "batch", "operator": "Exists"}])
     for body, gates in (
         (rendered(job()), None),
-        (rendered(job(), pool=gpus), gate),
-        (rendered(job(), pool=tainted), gate),
+        (rendered(job(), pool=gpus), None),
+        (rendered(job(), pool=tainted), None),
         (rendered(gang(2), pods=2), gate),
         (_replica(), gate),
     ):
