@@ -17,6 +17,7 @@ import logging
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,23 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     # A worker keeps its slot this long after its queue is empty: the default of 5 s caps 32 workers at 6 objects/s.
     made.queueing.idle_timeout = 0.2
     made.process.ultimate_exiting_timeout = None  # it would SIGKILL this process; the kubelet does that
+    made.persistence.diffbase_storage = _NoDifferences()
     return made
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Kopf copies each object to say what changed in it since it was handled; handlers of events do not ask."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing of an object is compared."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keeps nothing."""
 
 
 class KopfShell:
@@ -87,6 +104,7 @@ class KopfShell:
     ) -> None:
         self._login, self._settings = login, settings
         self._on_event = on_event
+        self._heard: deque[tuple[Resource, str | None, Object]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -104,6 +122,7 @@ class KopfShell:
 
     async def _run_once(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._heard.clear()  # a thread whose loop was gone may have left something
         ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(stop, ended), name="kopf", daemon=True)
@@ -141,6 +160,12 @@ class KopfShell:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
+    def _pass_on(self) -> None:
+        """Passes on what Kopf has heard, in its order; an error costs one event only."""
+        assert self._loop is not None
+        while self._heard:
+            self._loop.call_soon(self._on_event, *self._heard.popleft())
+
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         login = self._login
@@ -175,7 +200,8 @@ class KopfShell:
 
     def _listen(self, registry: kopf.OperatorRegistry, resource: Resource) -> None:
         async def heard(event: kopf.RawEvent, **_: Any) -> None:
-            kind, obj = event["type"], dict(event["object"])
-            self._call_in_loop(lambda: self._on_event(resource, kind, obj))
+            self._heard.append((resource, event["type"], dict(event["object"])))
+            if len(self._heard) == 1:  # else the loop has been woken and has not looked yet
+                self._call_in_loop(self._pass_on)
 
         kopf.on.event(GROUP, VERSION, resource.plural, registry=registry, id=f"saw-{resource.plural}")(heard)
