@@ -26,11 +26,19 @@ _NOT_PLAIN = (b"\n", b"\r", b'"error":', b'"choices":[]')
 
 
 class Cutter:
-    """Cuts a byte stream into events. An event is given without its closing blank line."""
+    """Cuts a byte stream into events. An event is given without its closing blank line.
+
+    A large event is looked through once, however many reads it takes.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The reads of an event that is not whole."""
+        self._length = 0
+        """Of these together."""
+        self._seam = b""
+        """Their end, in which a blank line may have begun."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Complete events after `data`; raises BadUpstream when one grows over the limit."""
@@ -42,10 +50,22 @@ class Cutter:
             and data.find(b"\n\n", 0, -1) < 0
         ):
             return [data[:-2]]  # by far the most frequent: one event, whole
-        *events, self._rest = _BLANK_LINE.split(self._rest + data)
-        if len(self._rest) > self._limit:
-            raise BadUpstream("The model server sent an event that is too large.")
+        seam = self._seam + data
+        if _BLANK_LINE.search(seam) is None:
+            self._keep(data, seam)
+            return []
+        *events, rest = _BLANK_LINE.split(b"".join([*self._rest, data]))
+        self._rest, self._length = [], 0
+        self._keep(rest, rest)
         return [event for event in events if event]
+
+    def _keep(self, data: bytes, seam: bytes) -> None:
+        if data:
+            self._rest.append(data)
+        self._length += len(data)
+        self._seam = seam[-3:]
+        if self._length > self._limit:
+            raise BadUpstream("The model server sent an event that is too large.")
 
 
 def read(cutter: Cutter, meter: Meter, data: bytes) -> tuple[bytes, str | None]:
