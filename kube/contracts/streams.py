@@ -9,7 +9,8 @@ the gateway takes out before the event goes on to the client:
 
 INDEX is the choice; ENDED is 1 with its finish reason, else 0; PROMPT and CACHED are the request's prompt tokens so
 far counted and those of them that were in the prefix cache; then the ids of the tokens that this event covers. An
-error event ends with `:busbar ! CAUSE` (`StreamEnd`).
+error event ends with `:busbar ! CAUSE` (`StreamEnd`). In /v1/responses the same tokens may make several events; the first
+of them has the side line. Such a stream has no digest, and is not resumed.
 
 When the replica dies, the gateway posts a `ResumeRequest` to another one. That one goes on behind the last token
 that reached the gateway, with the same seed, so no token comes twice and none is missing. It refuses with 409 where

@@ -17,6 +17,7 @@ PURE = (
     "test_priority",
     "test_openai_request",
     "test_openai_tools",
+    "test_responses_request",
     "test_toolreader",
     "test_settings",
     "test_speed",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from aiohttp import web
 
@@ -30,7 +31,9 @@ from busbar.workloads.serving.openai_request import (
     TokenizeBody,
     Wanted,
 )
-from busbar.workloads.serving.openai_response import DONE, Answer, Choice, failure
+from busbar.workloads.serving.openai_response import Answer, Choice
+from busbar.workloads.serving.responses_answer import ResponsesAnswer
+from busbar.workloads.serving.responses_request import ResponsesBody
 from busbar.workloads.serving.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -178,18 +181,15 @@ async def send_stream(
     `streams` are those of the jobs that have not ended (on another replica).
     """
     choices = [job.choice for job in jobs]
-    if answer.chat:
-        for choice in choices:
-            if not choice.resumed:
-                await response.write(answer.first_chunk(choice))
+    opening = answer.opening(choices)
+    if opening:
+        await response.write(opening)
     try:
         await _send_all(response, engine, streams, choices, answer)
     except RequestError as error:
-        await response.write(failure(error, for_gateway=answer.for_gateway))
+        await response.write(answer.failed(error, choices))
     else:
-        if answer.usage_shown is not UsageShown.NONE:
-            await response.write(answer.usage_chunk(choices))
-    await response.write(DONE)
+        await response.write(answer.ending(choices))
 
 
 def envelope(
@@ -207,8 +207,12 @@ def envelope(
         text: str = tokenizer.decode([token], skip_special_tokens=False)
         return text
 
-    return Answer(
-        id=f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
+    kind: Callable[..., Answer] = Answer
+    prefix = "chatcmpl" if chat else "cmpl"
+    if isinstance(body, ResponsesBody):
+        kind, prefix = partial(ResponsesAnswer, asked=body), "resp"
+    return kind(
+        id=f"{prefix}-{request_id}",
         created=int(time.time()) if terms is None else terms.created,
         model=model,
         chat=chat,

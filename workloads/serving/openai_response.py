@@ -102,9 +102,17 @@ class Answer:
             **(self._prompt_logprobs(choices[0]) if self.chat else {}),
         }
 
-    def first_chunk(self, choice: Choice) -> bytes:
-        """The chunk with the role that opens a chat stream."""
-        return self._chunk(choice.index, {"delta": {"role": "assistant", "content": ""}}, None, None, 0)
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether another replica can go on with a stream of this form."""
+        return True
+
+    def opening(self, choices: list[Choice]) -> bytes:
+        """What a stream begins with: of a chat the role of every choice that another replica has not begun."""
+        if not self.chat:
+            return b""
+        role = {"delta": {"role": "assistant", "content": ""}}
+        return b"".join(self._chunk(c.index, role, None, None, 0) for c in choices if not c.resumed)
 
     def chunk(self, choice: Choice, choices: list[Choice]) -> bytes:
         """What `choice`, one of the request's `choices`, has gained since its last chunk."""
@@ -118,11 +126,25 @@ class Answer:
         if told is not None and not self.chat:
             choice.text_offset += sum(map(len, told["tokens"]))
         so_far = usage(choices) if self.usage_shown is UsageShown.EACH else None
-        side = _side_line(choice, choices, tokens) if self.for_gateway else b""
+        side = side_line(choice, choices, tokens) if self.for_gateway else b""
         return self._chunk(choice.index, body, told, choice.finish, choice.completion_tokens, so_far, side)
 
-    def usage_chunk(self, choices: list[Choice]) -> bytes:
-        return sse({**self._head(self._chunk_object), "choices": [], "usage": usage(choices)})
+    def ending(self, choices: list[Choice]) -> bytes:
+        """What a stream ends with that has come to its end."""
+        if self.usage_shown is UsageShown.NONE:
+            return DONE
+        return sse({**self._head(self._chunk_object), "choices": [], "usage": usage(choices)}) + DONE
+
+    def failed(self, error: RequestError, choices: list[Choice]) -> bytes:
+        """What a stream ends with in its middle."""
+        return sse(error_body(error), self.end_line(error)) + DONE
+
+    def end_line(self, error: RequestError) -> bytes:
+        """Tells the gateway why a stream ends; where the request is to blame, no other replica is to try it."""
+        if not self.for_gateway or isinstance(error, BadRequest):
+            return b""
+        end = StreamEnd.LEAVING if isinstance(error, EngineLeaving) else StreamEnd.FAILED
+        return SIDE_LINE + b"! " + end.encode()
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -227,13 +249,6 @@ def usage(choices: list[Choice]) -> dict[str, Any]:
     }
 
 
-def failure(error: RequestError, *, for_gateway: bool) -> bytes:
-    """The event that ends a stream in its middle. Where the request is to blame, no other replica is to try it."""
-    for_gateway = for_gateway and not isinstance(error, BadRequest)
-    end = StreamEnd.LEAVING if isinstance(error, EngineLeaving) else StreamEnd.FAILED
-    return sse(error_body(error), SIDE_LINE + b"! " + end.encode() if for_gateway else b"")
-
-
 def error_body(error: RequestError) -> dict[str, Any]:
     return {
         "error": {
@@ -251,7 +266,8 @@ def sse(content: object, side: bytes = b"") -> bytes:
     return b"data: " + text.encode() + side + b"\n\n"
 
 
-def _side_line(choice: Choice, choices: list[Choice], tokens: list[int]) -> bytes:
+def side_line(choice: Choice, choices: list[Choice], tokens: list[int]) -> bytes:
+    """What an event tells the gateway besides."""
     prompt, cached = sum(c.prompt_tokens for c in choices), sum(c.cached_tokens for c in choices)
     ids = b",".join(b"%d" % token for token in tokens)
     return SIDE_LINE + b"%d %d %d %d " % (choice.index, choice.finish is not None, prompt, cached) + ids

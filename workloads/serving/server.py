@@ -2,7 +2,7 @@
 
     GET  /health /ready                                                        open to all
     GET  /v1/models /v1/models/{id}                                            the bearer for inference
-    POST /v1/completions /v1/chat/completions /v1/embeddings                   the same
+    POST /v1/completions /v1/chat/completions /v1/responses /v1/embeddings     the same
     POST /tokenize /detokenize /resume                                         the same
     GET  /status /metrics /load /version /is_sleeping                          the bearer for reading
     POST /drain /sleep /wake_up /v1/load_lora_adapter /v1/unload_lora_adapter  the bearer for commands
@@ -33,7 +33,7 @@ from busbar.kube.contracts.streams import (
     StreamTerms,
 )
 from busbar.kube.contracts.workload import ServingStatus
-from busbar.workloads.serving import embeddings
+from busbar.workloads.serving import embeddings, responses_request
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.errors import (
@@ -112,6 +112,7 @@ class Server:
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{id:.+}", self.model),
                 *(web.post(path, self.generate) for path in PARSERS),
+                web.post(responses_request.PATH, self.respond),
                 web.post(embeddings.PATH, self.embed),
                 web.post(RESUME_PATH, self.resume),
                 web.post("/tokenize", self.tokenize),
@@ -200,6 +201,9 @@ class Server:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, lambda sent: (PARSERS[request.path](sent), None))
 
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, lambda sent: (responses_request.parse_responses(sent), None))
+
     async def resume(self, request: web.Request) -> web.StreamResponse:
         """Goes on with a stream that another replica began."""
         if self.settings.bearers is None:
@@ -271,10 +275,11 @@ class Server:
     ) -> tuple[web.StreamResponse, list[Job]]:
         body, resumed = asked
         loaded, terms = self._loaded(), self._terms(request)
-        jobs = await prepare(body, request_id, loaded, terms)
+        with responses_request.names_of(body):
+            jobs = await prepare(body, request_id, loaded, terms)
         answer = envelope(body, request_id, body.wanted.model, loaded, terms)
         headers = {REQUEST_ID_HEADER: request_id}
-        if terms is not None:
+        if terms is not None and answer.can_be_resumed:
             headers[DIGEST_HEADER] = stream_digest(loaded.identity, jobs, adapter)
         if resumed is not None:
             await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
