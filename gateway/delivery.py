@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from busbar.gateway import sse
+from busbar.gateway import responses, sse
 from busbar.gateway.load_counts import Progress
 from busbar.kube.contracts.streams import ResumedChoice, ResumeRequest, StreamTerms, UsageShown
 
@@ -45,7 +45,7 @@ class Call:
     def upstream_body(self, model_id: str, *, continuous: bool) -> bytes:
         """What the replica gets: the model's own id, and a wish for usage that we can count by."""
         document = {**self.document, "model": self.named(model_id)}
-        if self.stream:
+        if self.stream and not self.is_response:
             options = self.document.get("stream_options")
             options = dict(options) if isinstance(options, dict) else {}
             options["include_usage"] = True
@@ -53,6 +53,11 @@ class Call:
                 options["continuous_usage_stats"] = True
             document["stream_options"] = options
         return _encoded(document)
+
+    @property
+    def is_response(self) -> bool:
+        """Of /v1/responses, whose streams have a form of their own and always tell their usage (`responses`)."""
+        return self.path == responses.PATH
 
     def named(self, model_id: str) -> str:
         """The name by which a replica of the model knows what was asked for."""
@@ -77,7 +82,11 @@ class Delivery:
 
     def restart(self) -> None:
         """Forget what a replica said, of which nothing has gone to the client."""
-        self.meter = sse.Meter(sse.Wish.of(self._call.document), self._tokens_limit)
+        self.meter = (
+            responses.ResponsesMeter()
+            if self._call.is_response
+            else sse.Meter(sse.Wish.of(self._call.document), self._tokens_limit)
+        )
         self.early: list[bytes] = []
         self.digest = ""
         """The engine's name for this stream; empty where it has none."""

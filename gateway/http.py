@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from busbar.gateway import responses
 from busbar.gateway.delivery import Call
 from busbar.gateway.errors import (
     BadRequest,
@@ -39,7 +40,10 @@ _ARRIVED = web.RequestKey("arrived", float)
 _SERVICE = web.RequestKey("service", str)
 _KEY_ID = web.RequestKey("key_id", str)
 BODY_S = 60.0
-MODEL_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+MODEL_PATHS = (
+    *("/v1/completions", "/v1/chat/completions", responses.PATH, "/v1/embeddings"),
+    *("/tokenize", "/detokenize"),
+)
 """What goes on to a replica, found by the body's `model`."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -97,6 +101,8 @@ class PublicPort:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         key = await self._keys.identify(request.headers.get("Authorization"))
         document, model, stream = understand(await _body(request, self._body_bytes))
+        if request.path == responses.PATH:
+            responses.check(document)
         target = self._routes().resolve(key, model)
         service = target.service
         request[_SERVICE] = f"{service.namespace}/{service.name}"

@@ -3,7 +3,7 @@
 A replica's failure is hidden from the client: the request goes back to the head of the endpoint picker's queue and
 on to another replica. Before the first byte to the client it starts again from the beginning. After the first byte
 another replica resumes the stream behind the last token (`delivery`); where the model server sends no token ids
-(vLLM), the stream ends with an error event.
+(vLLM), and in /v1/responses, the stream ends with an error event.
 
 A replica that *refused* (connection refused, 503, 429, or it shuts down) does not count; a replica that *failed*
 while it may have worked on the request counts, and after `attempts` of these the client gets a 502, or the error
@@ -106,7 +106,8 @@ class Proxy:
                     f"The stream broke: no other replica could go on with it. {error.message}"
                 )
             with self._client(request) as client:
-                await self._send(request, call, delivery.response, sse.encode(body(error)), client)
+                last = delivery.meter.broken(body(error))
+                await self._send(request, call, delivery.response, last, client)
                 client.heard()
                 await delivery.response.write_eof()
             return delivery.response
@@ -181,7 +182,7 @@ class Proxy:
         """Ask a replica for the whole answer."""
         delivery.restart()
         uid, model_id = lease.service.uid, lease.service.model_id
-        continuous = uid not in self._without_continuous
+        continuous = not call.is_response and uid not in self._without_continuous
         data = call.upstream_body(model_id, continuous=continuous)
         async with self._replicas.post(call, lease, call.path, data) as (upstream, watch):
             if not (call.stream and continuous and upstream.status == 400):
@@ -273,7 +274,9 @@ class Proxy:
         Raises ReplicaFailedError.
         """
         meter = delivery.meter
-        cutter = sse.Cutter(self._settings.event_kib << 10)
+        # The last events of /v1/responses hold the whole answer, and so may be as long as one.
+        whole = self._settings.response_body_mib << 20
+        cutter = sse.Cutter(whole if call.is_response else self._settings.event_kib << 10)
         while not (meter.done or meter.failed):
             data = await self._next(upstream, watch)
             if not data:

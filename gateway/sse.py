@@ -171,6 +171,10 @@ class Meter:
         self._count(chunk)
         return self._shown(chunk, event)
 
+    def broken(self, document: dict[str, dict[str, str | None]]) -> bytes:
+        """The event that ends the stream where no replica goes on with it; `document` is the error as JSON."""
+        return encode(document)
+
     def _sided(self, shown: bytes, side: bytes) -> bytes | None:
         """An event of our engine: what is for the client stands before the side line, all else in it."""
         try:
@@ -252,10 +256,11 @@ class Meter:
 
 
 def tokens(usage: object) -> tuple[int, int] | None:
-    """(prompt, completion) tokens of a `usage` object, None when it is not one."""
+    """(prompt, completion) tokens of a `usage` object, None when it is not one. /v1/responses has names of its own."""
     if not isinstance(usage, dict):
         return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
     if not isinstance(prompt, int) or not isinstance(completion, int) or min(prompt, completion) < 0:
         return None
     return prompt, completion

@@ -124,6 +124,56 @@ async def test_schemas_vectors_and_tokens_of_the_real_engine(house: House, model
         assert engine.status()["kvBlocksFree"] == engine.status()["kvBlocksTotal"]
 
 
+async def test_responses_of_the_real_engine_are_its_chats_and_are_counted(house: House, model: Path) -> None:
+    asked: dict[str, Any] = {"model": "m", "temperature": 0, "extra_body": {"ignore_eos": True}}
+    with serving(model, "--model-id", "m", token="secret") as engine:
+        await house.publish(at(engine))
+        async with client(house) as openai:
+            chat = await openai.chat.completions.create(
+                **asked, messages=[{"role": "user", "content": "hi"}], max_tokens=24
+            )
+            whole = await openai.responses.create(**asked, input="hi", max_output_tokens=24)
+            stream = await openai.responses.create(**asked, input="hi", max_output_tokens=24, stream=True)
+            events = [event async for event in stream]
+            with pytest.raises(BadRequestError, match="nothing is stored here") as caught:
+                await openai.responses.create(**asked, input="hi", store=True, stream=True)
+            assert caught.value.param == "store"
+    assert whole.output_text == chat.choices[0].message.content
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == whole.output_text
+    assert whole.usage is not None
+    await house.api.wait_for(3)
+    assert house.api.total("id-a") == (3, 3 * whole.usage.input_tokens, 3 * 24)
+
+
+async def test_a_responses_stream_whose_engine_dies_ends_with_its_error_and_counts_what_came(
+    house: House, tmp_path: Path
+) -> None:
+    from tests.serving.models import save_deep_model
+
+    save_deep_model(tmp_path / "deep")
+    with serving(tmp_path / "deep", "--model-id", "m", token="secret") as engine:
+        await house.publish(at(engine))
+        async with client(house) as openai:
+            events = []
+            async for event in await openai.responses.create(
+                model="m", input="hi", stream=True, extra_body={"ignore_eos": True}
+            ):
+                events.append(event)
+                if event.type == "response.output_text.delta":
+                    engine.process.kill()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "error"
+    assert "Ask again" in last.message
+    await house.api.wait_for(1)
+    requests, prompt, completion = house.api.total("id-a")
+    assert (requests, prompt > 0) == (1, True)
+    assert sum(event.type == "response.output_text.delta" for event in events) <= completion < 400
+
+
 async def test_no_request_fails_while_one_of_two_engines_drains_and_leaves(house: House, model: Path) -> None:
     with (
         serving(model, "--model-id", "m", token="secret") as old,
