@@ -195,11 +195,9 @@ class Suggestions:
         if not fits(lack.short_w):
             return []
         more_w = 1 + bisect_left(range(1, lack.short_w), True, key=fits)
-        before = round_.mark()
-        with feeds.with_more(lack.number, more_w):
+        with feeds.with_more(lack.number, more_w), round_.trial():
             start_waiting(round_)
             starts = assignment.placement is not None and not assignment.waits_for_release
-            round_.undo_to(before)
         round_.sync_holds()
         return [Change("watts", str(max(0, lack.left_w)), str(more_w))] if starts else []
 
@@ -293,10 +291,9 @@ class Suggestions:
         self._left -= 1
         round_, holdings, name = self.round, self.round.holdings, assignment.job.tenant
         tenant = holdings.tenants[name]
-        before = round_.mark()
         holdings.tenants[name] = _raised(tenant, row, limit)
         try:
-            with holdings.assuming_entitlements(holdings.entitled_now()):
+            with round_.trial(), holdings.assuming_entitlements(holdings.entitled_now()):
                 own = [other for other in round_.waiting() if other.job.tenant == name]
                 rivals = [other for other in own if not _alike(other, assignment)]
                 if len(start_waiting(round_, rivals)) < len(rivals):
@@ -304,22 +301,20 @@ class Suggestions:
                 start_waiting(round_, own)
                 if anyhow and assignment.placement is None:
                     reclaim(round_, [assignment])
-            return assignment.placement is not None and (anyhow or not assignment.waits_for_release)
+                return assignment.placement is not None and (anyhow or not assignment.waits_for_release)
         finally:
             holdings.tenants[name] = tenant
-            round_.undo_to(before)
 
     @contextmanager
     def _standing_in(self, trial: Assignment) -> Iterator[None]:
         """Within this context the changed job stands in for the job."""
         round_, state, job = self.round, self.round.state, trial.job.id
-        before = round_.mark()
         assignment = state.assignments[job]
         state.assignments[job] = state.waiting[job] = trial
         try:
-            yield
+            with round_.trial():
+                yield
         finally:
-            round_.undo_to(before)
             state.assignments[job] = state.waiting[job] = assignment
 
     def _may_be_contested(

@@ -132,20 +132,17 @@ def _move_away(
 
     The largest look for a place first.
     """
-    before = round_.mark()
     held = {victim.id: victim.assignment.candidate for victim in chosen}
-    for victim in chosen:
-        round_.clear(victim.assignment)
-    found = round_.find(assignment.job, candidate)
-    if found is None or found[1]:
-        round_.undo_to(before)
-        return chosen[0]
-    round_.put(assignment, candidate, *found)
-    for victim in sorted(chosen, key=lambda victim: (-victim.amount_m, victim.id)):
-        old = held[victim.id]
-        if old is None or not _elsewhere(round_, victim.assignment, old):
-            round_.undo_to(before)
-            return victim
+    with round_.trial() as trial:
+        for victim in chosen:
+            round_.clear(victim.assignment)
+        if not round_.put_now(assignment, candidate):
+            return chosen[0]
+        for victim in sorted(chosen, key=lambda victim: (-victim.amount_m, victim.id)):
+            old = held[victim.id]
+            if old is None or not _elsewhere(round_, victim.assignment, old):
+                return victim
+        trial.keep()
     for victim in chosen:
         round_.gave_way[victim.id] = assignment.job.id
     return None
@@ -154,13 +151,8 @@ def _move_away(
 def _elsewhere(round_: Round, assignment: Assignment, old: Candidate) -> bool:
     """Give a job as good a place as it had."""
     same = [old, *(other for other in assignment.option.candidates if other is not old)]
-    for candidate in same:
-        if candidate.value < old.value or candidate.accelerators_m > old.accelerators_m:
-            continue
-        job, amount_m = assignment.job, candidate.accelerators_m
-        if round_.holdings.refusal(job.tenant, candidate.accelerator, amount_m) is None:
-            found = round_.find(job, candidate)
-            if found is not None and not found[1]:
-                round_.put(assignment, candidate, *found)
-                return True
-    return False
+    return any(
+        round_.put_now(assignment, candidate)
+        for candidate in same
+        if candidate.value >= old.value and candidate.accelerators_m <= old.accelerators_m
+    )

@@ -26,7 +26,7 @@ from ..model.snapshot import JobKind
 from .holds import lifted
 from .migration import pays
 from .preemption import hours_left, may_be_preempted_again, preempt
-from .round import Mark, Place, Round, place_of
+from .round import Place, Round, Trial, place_of
 from .state import Assignment
 from .victims import Victim, VictimGroup
 
@@ -142,26 +142,24 @@ def _exchanged(round_: Round, levels: _Levels, assignment: Assignment, candidate
     if not victims.count:
         return False
     level, gain = levels.level(assignment.job.tenant), levels.gain(assignment, candidate)
-    before = round_.mark()
-    least_budget = min(0, round_.disruption_budget_left)
-    if _moved(round_, assignment, candidate, victims, before):
-        changes = _changes(round_, levels, before)
+    with round_.trial() as trial:
+        if not _moved(round_, assignment, candidate, victims, trial) or not trial.within_budget:
+            return False
+        changes = _changes(levels, trial)
         lacks = level < round_.policy.work_share
-        if round_.disruption_budget_left >= least_budget and (
-            _is_gain(round_, levels, assignment, before, changes)
-            or (lacks and _is_share(round_, levels, assignment, before, changes, gain))
+        if not _is_gain(round_, assignment, trial, changes) and not (
+            lacks and _is_share(round_, levels, assignment, trial, changes, gain)
         ):
-            for other, _ in round_.since(before):
-                if other is not assignment:
-                    round_.gave_way[other.job.id] = assignment.job.id
-            levels.keep(changes)
-            return True
-    round_.undo_to(before)
-    return False
+            return False
+        for other, _ in trial.changes():
+            if other is not assignment:
+                round_.gave_way[other.job.id] = assignment.job.id
+        levels.keep(changes)
+        return trial.keep()
 
 
 def _moved(
-    round_: Round, assignment: Assignment, candidate: Candidate, victims: VictimGroup, before: Mark
+    round_: Round, assignment: Assignment, candidate: Candidate, victims: VictimGroup, trial: Trial
 ) -> bool:
     """Put the job where the cheapest of these are and these elsewhere; False if that fails or takes the room of a
     reservation, with some of them moved."""
@@ -170,7 +168,7 @@ def _moved(
         round_.clear(assignment)
         if not preempt(round_, assignment, candidate, [victims]) or assignment.waits_for_release:
             return False
-        if not _placed_again(round_, before):
+        if not _placed_again(round_, trial):
             return False
     return all(hold.has_room for hold in had_room)
 
@@ -200,29 +198,17 @@ def _others(round_: Round, levels: _Levels, assignment: Assignment, candidate: C
                 yield Victim(other, less + repeated, nodes)
 
 
-def _placed_again(round_: Round, before: Mark) -> bool:
-    """Whether all that lost their place since the mark have been given another, the largest first."""
-    lost = [other for other, (was, *_) in round_.since(before) if was is not None and other.placement is None]
+def _placed_again(round_: Round, trial: Trial) -> bool:
+    """Whether all that lost their place in the trial have been given another, the largest first."""
+    lost = [other for other, (was, *_) in trial.changes() if was is not None and other.placement is None]
     lost.sort(key=lambda other: (-max(c.accelerators_m for c in other.option.candidates), other.job.id))
-    return all(_place(round_, other) for other in lost)
+    return all(any(round_.put_now(other, row.candidate) for row in round_.ranked(other)) for other in lost)
 
 
-def _place(round_: Round, assignment: Assignment) -> bool:
-    job = assignment.job
-    for ranked in round_.ranked(assignment):
-        candidate = ranked.candidate
-        if round_.holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m) is None:
-            found = round_.find(job, candidate)
-            if found is not None and not found[1]:
-                round_.put(assignment, candidate, *found)
-                return True
-    return False
-
-
-def _changes(round_: Round, levels: _Levels, before: Mark) -> dict[str, float]:
-    """What each tenant concerned does more since the mark."""
+def _changes(levels: _Levels, trial: Trial) -> dict[str, float]:
+    """What each tenant concerned does more than before the trial."""
     found: dict[str, float] = {}
-    for other, was in round_.since(before):
+    for other, was in trial.changes():
         tenant = other.job.tenant
         found[tenant] = found.get(tenant, 0.0) + levels.work(other) - levels.at(was, other)
     return found
@@ -232,7 +218,7 @@ def _is_share(
     round_: Round,
     levels: _Levels,
     assignment: Assignment,
-    before: Mark,
+    trial: Trial,
     changes: Mapping[str, float],
     gain: float,
 ) -> bool:
@@ -242,17 +228,15 @@ def _is_share(
     brings = levels.level(tenant, gain) - levels.level(tenant)
     if rise < LEAST_RISE * brings:
         return False
-    return gain * hours_left(assignment, candidate) >= _repeated(round_, (a for a, _ in round_.since(before)))
+    return gain * hours_left(assignment, candidate) >= _repeated(round_, (a for a, _ in trial.changes()))
 
 
-def _is_gain(
-    round_: Round, levels: _Levels, assignment: Assignment, before: Mark, changes: Mapping[str, float]
-) -> bool:
+def _is_gain(round_: Round, assignment: Assignment, trial: Trial, changes: Mapping[str, float]) -> bool:
     assert assignment.candidate is not None
     if min(changes.values()) < 0:
         return False
     hours = hours_left(assignment, assignment.candidate)
-    moved = [other for other, _ in round_.since(before)]
+    moved = [other for other, _ in trial.changes()]
     return all(
         more * min(hours, *(hours_left(a, a.candidate) for a in moved if a.candidate is not None))
         >= _repeated(round_, (a for a in moved if a.job.tenant == tenant))

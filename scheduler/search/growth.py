@@ -61,8 +61,7 @@ def wanted_pools(round_: Round) -> set[str]:
 
 def _grow_one(round_: Round, assignment: Assignment, current: Candidate) -> None:
     """Let one job take the most pods that fit in the pool where it is, if that is worth it."""
-    job, placement, started_at_s = assignment.job, assignment.placement, assignment.started_at_s
-    assert placement is not None
+    job, placement = assignment.job, assignment.placement
     most = job.max_pods
     if assignment.stays:
         if not (round_.movable(assignment) and round_.can_disrupt()):
@@ -72,18 +71,19 @@ def _grow_one(round_: Round, assignment: Assignment, current: Candidate) -> None
     if not more:
         return
     most = min(most, current.pods + more)
-    round_.clear(assignment)
-    for pods in range(most, current.pods, -1):
-        candidate = round_.sized(assignment, current, pods)
-        if candidate is None or not _worth(
-            round_, assignment, current, candidate, placement == _runs_at(assignment)
-        ):
-            continue
-        nodes = round_.cluster.find(job, candidate, later=False)
-        if nodes is not None:
-            round_.put(assignment, candidate, nodes)
-            return
-    round_.restore(assignment, placement, current, started_at_s)
+    with round_.trial() as trial:
+        round_.clear(assignment)
+        for pods in range(most, current.pods, -1):
+            candidate = round_.sized(assignment, current, pods)
+            if candidate is None or not _worth(
+                round_, assignment, current, candidate, placement == _runs_at(assignment)
+            ):
+                continue
+            nodes = round_.cluster.find(job, candidate, later=False)
+            if nodes is not None:
+                round_.put(assignment, candidate, nodes)
+                trial.keep()
+                return
 
 
 def _runs_at(assignment: Assignment) -> object:

@@ -19,7 +19,7 @@ from ..model.plans import DeadlineShare
 from ..model.snapshot import JobKind
 from .elastic import partial_victim
 from .preemption import preempt
-from .round import Round, place_of
+from .round import Round
 from .state import Assignment
 from .victims import Part, Victim, VictimGroup
 
@@ -49,10 +49,16 @@ def has_enough(candidate: Candidate | None, share: DeadlineShare) -> bool:
 def _give(round_: Round, assignment: Assignment, share: DeadlineShare) -> bool:
     """Put the job where it is fast enough: on the candidate with the most profit for which there is room, else on the
     smallest for which others can make room."""
-    job, before = assignment.job, place_of(assignment)
-    if before[0] is not None and not job.preemptible:
+    job = assignment.job
+    if assignment.placement is not None and not job.preemptible:
         return False
-    round_.clear(assignment)
+    with round_.trial() as trial:
+        round_.clear(assignment)
+        return _placed(round_, assignment, share) and trial.keep()
+
+
+def _placed(round_: Round, assignment: Assignment, share: DeadlineShare) -> bool:
+    job = assignment.job
     enough = [
         row.candidate
         for row in round_.ranked(assignment)
@@ -70,9 +76,6 @@ def _give(round_: Round, assignment: Assignment, share: DeadlineShare) -> bool:
         victims = VictimGroup(_victims(round_, assignment, candidate), nodes)
         if victims.count and preempt(round_, assignment, candidate, [victims], by_right=True):
             return True
-    placement, old, started_at_s, waited = before
-    if placement is not None:
-        round_.restore(assignment, placement, old, started_at_s, waited)
     return False
 
 

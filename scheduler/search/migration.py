@@ -80,17 +80,9 @@ def pays(round_: Round, assignment: Assignment, current: Candidate, candidate: C
 
 def _try(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
     """Move if the job fits there with its own resources given back, and quota allows it."""
-    placement, old, started = assignment.placement, assignment.candidate, assignment.started_at_s
-    if placement is None:
-        return False
-    round_.clear(assignment)
-    refused = round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, candidate.accelerators_m)
-    found = None if refused else round_.find(assignment.job, candidate)
-    if found is None or found[1]:
-        round_.restore(assignment, placement, old, started)
-        return False
-    round_.put(assignment, candidate, *found)
-    return True
+    with round_.trial() as trial:
+        round_.clear(assignment)
+        return round_.put_now(assignment, candidate) and trial.keep()
 
 
 def _exchange(round_: Round, assignment: Assignment, candidate: Candidate) -> bool | None:

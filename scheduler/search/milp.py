@@ -234,47 +234,25 @@ def _chosen(choice: _Choice, x: list[float]) -> Candidate | None:
 
 def _try(round_: Round, changes: list[tuple[_Choice, Candidate | None]]) -> float:
     """Apply the changes to the nodes; undo them all if they do not pay."""
-    before: list[tuple[Assignment, Placement | None, Candidate | None, float]] = []
-    least_budget = min(0, round_.disruption_budget_left)
-    for choice, _ in changes:
-        assignment = choice.assignment
-        before.append((assignment, assignment.placement, assignment.candidate, assignment.started_at_s))
-        round_.clear(assignment)
-    order = sorted(changes, key=lambda item: _size(item[1]), reverse=True)
-    displaced: list[_Choice] = []
-    for choice, candidate in order:
-        if candidate is not None and not _place(round_, choice.assignment, candidate):
-            displaced.append(choice)
-    old = {
-        choice.assignment.job.id: placement
-        for (choice, _), (_, placement, *_) in zip(changes, before, strict=True)
-    }
-    for choice in displaced:
-        _put_back(round_, choice, old[choice.assignment.job.id])
-    gain = sum(_gain(choice, old[choice.assignment.job.id]) for choice, _ in changes)
-    value = round_.state.value() - gain
-    if gain > LEAST_GAIN * value and round_.disruption_budget_left >= least_budget:
-        return gain
-    for assignment, *_ in before:
-        round_.clear(assignment)
-    for assignment, placement, candidate, started in before:
-        if placement is not None:
-            round_.restore(assignment, placement, candidate, started)
-    return 0.0
+    with round_.trial() as trial:
+        old = {choice.assignment.job.id: choice.assignment.placement for choice, _ in changes}
+        for choice, _ in changes:
+            round_.clear(choice.assignment)
+        order = sorted(changes, key=lambda item: _size(item[1]), reverse=True)
+        displaced = [
+            choice
+            for choice, candidate in order
+            if candidate is not None and not round_.put_now(choice.assignment, candidate)
+        ]
+        for choice in displaced:
+            _put_back(round_, choice, old[choice.assignment.job.id])
+        gain = sum(_gain(choice, old[choice.assignment.job.id]) for choice, _ in changes)
+        value = round_.state.value() - gain
+        return gain if gain > LEAST_GAIN * value and trial.within_budget and trial.keep() else 0.0
 
 
 def _size(candidate: Candidate | None) -> tuple[int, int]:
     return (0, 0) if candidate is None else (candidate.pods, candidate.accelerators_m)
-
-
-def _place(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
-    if round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, candidate.accelerators_m):
-        return False
-    found = round_.find(assignment.job, candidate)
-    if found is None or found[1]:
-        return False
-    round_.put(assignment, candidate, found[0])
-    return True
 
 
 def _put_back(round_: Round, choice: _Choice, old: Placement | None) -> None:
@@ -285,7 +263,7 @@ def _put_back(round_: Round, choice: _Choice, old: Placement | None) -> None:
         started = choice.assignment.job.run.started_at_s
         round_.restore(choice.assignment, old, choice.now, started)
     else:
-        _place(round_, choice.assignment, choice.now)
+        round_.put_now(choice.assignment, choice.now)
 
 
 def _gain(choice: _Choice, old: Placement | None) -> float:

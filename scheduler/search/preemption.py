@@ -35,19 +35,19 @@ Each row is a strict order, so no job is stopped for one that it could stop in t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from operator import ge, itemgetter
 
 from ..candidates.candidates import Candidate
 from ..candidates.value import SHORTEST_H, remaining_s
 from ..fairness.quota import EPS, Right
-from ..model.snapshot import Job, JobId, JobKind
+from ..model.snapshot import Job, JobId, JobKind, Placement
 from ..placement.feeds import LATER, NOW
 from ..placement.pool import PoolNodes
 from .elastic import can_shrink, keep_pods, partial_victim
 from .holds import lifted
-from .round import Round, place_of
+from .round import Round
 from .state import Assignment
 from .victims import Victim, VictimGroup, choose_victims
 
@@ -466,38 +466,36 @@ def _preempt(
     chosen = cheapest_victims(nodes, assignment.job, candidate, eligible, by_right, allowed)
     if chosen is None or (most is not None and sum(v.cost for v in chosen) > most + EPS):
         return False
-    undo = [(v.assignment, place_of(v.assignment)) for v in chosen]
-    shrink = [by_right and can_shrink(v.assignment) for v in chosen]
-    for victim in chosen:
-        _stop(round_, victim)
-    tenant, accelerator = assignment.job.tenant, candidate.accelerator
-    refused = round_.holdings.refusal(tenant, accelerator, candidate.accelerators_m)
-    found = None if refused else round_.find(assignment.job, candidate)
-    if found is None and not refused and round_.cluster.feeds is not None:
-        more = _for_watts(round_, assignment, candidate, eligible, {victim.id for victim in chosen})
-        if most is None or sum(victim.cost for victim in (*chosen, *more)) <= most + EPS:
-            for victim in more:
-                undo.append((victim.assignment, place_of(victim.assignment)))
-                shrink.append(by_right and can_shrink(victim.assignment))
-                _stop(round_, victim)
-            found = round_.find(assignment.job, candidate) if more else None
-    if found is None:
-        for other, (placement, old, started_at_s, waits) in undo:
-            round_.clear(other)
-            if placement is not None:
-                round_.restore(other, placement, old, started_at_s, waits)
-        return False
-    round_.put(assignment, candidate, *found)
-    for (other, (placement, *_)), elastic in zip(undo, shrink, strict=True):
-        if placement is not None and elastic:
+    with round_.trial() as trial:
+        shrunk = _stop(round_, chosen, by_right)
+        tenant, accelerator = assignment.job.tenant, candidate.accelerator
+        refused = round_.holdings.refusal(tenant, accelerator, candidate.accelerators_m)
+        found = None if refused else round_.find(assignment.job, candidate)
+        if found is None and not refused and round_.cluster.feeds is not None:
+            more = _for_watts(round_, assignment, candidate, eligible, {victim.id for victim in chosen})
+            if more and (most is None or sum(victim.cost for victim in (*chosen, *more)) <= most + EPS):
+                shrunk += _stop(round_, more, by_right)
+                found = round_.find(assignment.job, candidate)
+        if found is None:
+            return False
+        round_.put(assignment, candidate, *found)
+        for other, placement in shrunk:
             keep_pods(round_, other, placement)
-    return True
+        return trial.keep()
 
 
-def _stop(round_: Round, victim: Victim) -> None:
-    round_.clear(victim.assignment)
-    if victim.part is not None:
-        round_.put(victim.assignment, victim.part.candidate, victim.part.stays)
+def _stop(round_: Round, victims: Iterable[Victim], by_right: bool) -> list[tuple[Assignment, Placement]]:
+    """Take their places, or the parts that were offered. Returns those of which some pods may be kept when the stronger
+    job has its place, and where they were."""
+    elastic: list[tuple[Assignment, Placement]] = []
+    for victim in victims:
+        assignment, placement = victim.assignment, victim.assignment.placement
+        if by_right and placement is not None and can_shrink(assignment):
+            elastic.append((assignment, placement))
+        round_.clear(assignment)
+        if victim.part is not None:
+            round_.put(assignment, victim.part.candidate, victim.part.stays)
+    return elastic
 
 
 def _for_watts(

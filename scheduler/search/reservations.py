@@ -219,16 +219,16 @@ def _give(round_: Round, hold: Hold) -> None:
 def _found(round_: Round, assignment: Assignment) -> tuple[Hold | None, list[Assignment]]:
     """The best place of the job, and the jobs of this round that were cleared from it. What may be taken of a tenant
     is less without these; so the place is looked for again until it holds without them."""
-    mark = round_.mark()
     found: list[Assignment] = []
-    hold = _best(round_, assignment)
-    while hold is not None:
-        cleared = _cleared(round_, hold)
-        if not cleared:
-            return hold, found
-        found += cleared
-        hold = Collection(round_, assignment, hold.candidate, {}, _patient(round_, assignment)).hold()
-    round_.undo_to(mark)
+    with round_.trial() as trial:
+        hold = _best(round_, assignment)
+        while hold is not None:
+            cleared = _cleared(round_, hold)
+            if not cleared:
+                trial.keep()
+                return hold, found
+            found += cleared
+            hold = Collection(round_, assignment, hold.candidate, {}, _patient(round_, assignment)).hold()
     return None, []
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import TypeVar, cast
 
@@ -27,8 +28,31 @@ from .victims import Victim
 T = TypeVar("T")
 
 Place = tuple[Placement | None, Candidate | None, float, bool]
-Mark = dict[JobId, Place]
-"""Where jobs were at some moment of the round: those that had changed by then."""
+
+
+class Trial:
+    """Changes of a round that are undone unless they are kept (`Round.trial`)."""
+
+    def __init__(self, round_: Round, begin: int) -> None:
+        """`begin`: how many entries the round's journal had."""
+        self._round, self._begin = round_, begin
+        self._least_budget = min(0, round_.disruption_budget_left)
+        self.kept = False
+
+    def keep(self) -> bool:
+        """Let the changes stand; True."""
+        self.kept = True
+        return True
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the changes disrupt no more jobs than the round may still disrupt; what was above that before does not
+        count."""
+        return self._round.disruption_budget_left >= self._least_budget
+
+    def changes(self) -> list[tuple[Assignment, Place]]:
+        """Jobs that are not where they were when the trial began, and where that was, in order of id."""
+        return self._round.changes_since(self._begin)
 
 
 class Round:
@@ -54,6 +78,10 @@ class Round:
         """Running jobs that were moved in this round, and for whose sake (`defragment.py`)."""
         self._first: dict[JobId, Place] = {}
         """Where jobs were when the round began: those that changed since."""
+        self._journal: list[tuple[JobId, Place]] = []
+        """Where jobs were before each change, while trials run."""
+        self._trials = 0
+        """How many trials run, one inside the other."""
         self._lost: dict[JobId, float] = {}
         self._preemptible_victims: dict[tuple[str, str], list[tuple[float, JobId, Victim]]] = {}
         self._placed: dict[tuple[str, str], dict[JobId, Assignment]] = {}
@@ -84,25 +112,37 @@ class Round:
         """Where the job was when the round began."""
         return self._first.get(assignment.job.id) or place_of(assignment)
 
-    def mark(self) -> Mark:
-        """Remember where all jobs are now."""
-        return {job: place_of(self.assignments[job]) for job in self._first}
+    @contextmanager
+    def trial(self) -> Iterator[Trial]:
+        """Within this context changes are on trial: at its end all jobs are where they were, unless `Trial.keep` was
+        called. Trials may stand inside each other."""
+        trial = Trial(self, len(self._journal))
+        self._trials += 1
+        try:
+            yield trial
+        finally:
+            if not trial.kept:
+                self._undo(trial.changes())
+            self._trials -= 1
+            if not self._trials:
+                self._journal.clear()
 
-    def since(self, mark: Mark) -> list[tuple[Assignment, Place]]:
-        """Jobs that are not where they were at the mark, and where that was, in order of id."""
-        found = [(job, mark.get(job, first)) for job, first in self._first.items()]
+    def changes_since(self, begin: int) -> list[tuple[Assignment, Place]]:
+        """Jobs that are not where they were when the journal had this many entries, and where that was, in order of
+        id."""
+        first: dict[JobId, Place] = {}
+        for job, place in self._journal[begin:]:
+            first.setdefault(job, place)
         return [
             (self.assignments[job], was)
-            for job, was in sorted(found, key=itemgetter(0))
+            for job, was in sorted(first.items(), key=itemgetter(0))
             if _differs(self.assignments[job], was)
         ]
 
-    def undo_to(self, mark: Mark) -> None:
-        """Put all jobs back where they were at the mark."""
-        moved = self.since(mark)
-        for assignment, _ in moved:
+    def _undo(self, changes: list[tuple[Assignment, Place]]) -> None:
+        for assignment, _ in changes:
             self.clear(assignment)
-        for assignment, (placement, candidate, started_at_s, waits) in moved:
+        for assignment, (placement, candidate, started_at_s, waits) in changes:
             if placement is not None:
                 self.restore(assignment, placement, candidate, started_at_s, waits)
 
@@ -148,6 +188,8 @@ class Round:
         self.holdings.add_held(job.tenant, job.user, placement.accelerator, amount_m)
 
     def _touch(self, assignment: Assignment) -> None:
+        if self._trials:
+            self._journal.append((assignment.job.id, place_of(assignment)))
         if assignment.job.id not in self._first:
             self._first[assignment.job.id] = place_of(assignment)
 
@@ -256,6 +298,17 @@ class Round:
         unchanged = run is not None and run.placement == placement and not release
         started_at_s = run.started_at_s if run is not None and unchanged else self.now
         self.restore(assignment, placement, candidate, started_at_s, release)
+
+    def put_now(self, assignment: Assignment, candidate: Candidate) -> bool:
+        """Place a job that has no place where quota and free room allow it now; whether it was placed."""
+        job = assignment.job
+        if self.holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m) is not None:
+            return False
+        found = self.find(job, candidate)
+        if found is None or found[1]:
+            return False
+        self.put(assignment, candidate, *found)
+        return True
 
     def _devices(
         self, assignment: Assignment, candidate: Candidate, nodes: tuple[str, ...], release: bool

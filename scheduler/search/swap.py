@@ -18,7 +18,7 @@ from functools import partial
 
 from ..candidates.candidates import Candidate
 from .preemption import MARGIN, by_value, charge, claim, hours_left, preempt
-from .round import Mark, Round
+from .round import Round, Trial
 from .start import start_waiting
 from .state import Assignment
 from .victims import VictimGroup
@@ -82,35 +82,27 @@ def swap(
     round_: Round, assignment: Assignment, candidate: Candidate, eligible: VictimGroup, worth: float
 ) -> bool:
     """Put the job in the place of some of these; False (and no change) if that costs more than it is worth."""
-    placement, old, started = assignment.placement, assignment.candidate, assignment.started_at_s
-    round_.clear(assignment)
-    if preempt(round_, assignment, candidate, [eligible], worth):
-        return True
-    if placement is not None:
-        round_.restore(assignment, placement, old, started)
-    return False
+    with round_.trial() as trial:
+        round_.clear(assignment)
+        return preempt(round_, assignment, candidate, [eligible], worth) and trial.keep()
 
 
 def accept_if_better(round_: Round, assignment: Assignment, change: Callable[[], bool]) -> bool:
     """Carry out a change for this job with all that follows; undo it and return False unless it gains."""
-    before = round_.mark()
-    least_budget = min(0, round_.disruption_budget_left)
-    if not change():
-        return False
-    _follow(round_, before)
-    won, lost = _balance(round_, assignment, before)
-    if won > MARGIN * lost + NEGLIGIBLE and round_.disruption_budget_left >= least_budget:
-        return True
-    round_.undo_to(before)
-    return False
+    with round_.trial() as trial:
+        if not change():
+            return False
+        _follow(round_, trial)
+        won, lost = _balance(round_, assignment, trial)
+        return won > MARGIN * lost + NEGLIGIBLE and trial.within_budget and trial.keep()
 
 
-def _follow(round_: Round, before: Mark) -> None:
-    """Find places for the jobs that lost theirs since the mark."""
+def _follow(round_: Round, trial: Trial) -> None:
+    """Find places for the jobs that lost theirs in the trial."""
     for _ in round_.cluster.pools:
         displaced = {
             assignment.job.id: assignment
-            for assignment, (placement, *_) in round_.since(before)
+            for assignment, (placement, *_) in trial.changes()
             if placement is not None and assignment.placement is None
         }
         if not displaced:
@@ -123,11 +115,11 @@ def _follow(round_: Round, before: Mark) -> None:
             any(offer() for offer in _offers(round_, assignment))
 
 
-def _balance(round_: Round, assignment: Assignment, before: Mark) -> tuple[float, float]:
-    """Value per hour gained by some and lost by others since the mark; moves count as losses."""
+def _balance(round_: Round, assignment: Assignment, trial: Trial) -> tuple[float, float]:
+    """Value per hour gained by some and lost by others in the trial; moves count as losses."""
     won = lost = 0.0
     hours = math.inf if assignment.candidate is None else hours_left(assignment, assignment.candidate)
-    for other, (placement, old, _, waited) in round_.since(before):
+    for other, (placement, old, _, waited) in trial.changes():
         new = other.candidate
         now = 0.0 if new is None or other.waits_for_release else new.value
         was = 0.0 if old is None or waited else old.value

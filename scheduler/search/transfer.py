@@ -112,12 +112,12 @@ def _less(round_: Round, assignment: Assignment) -> Iterator[_Resized]:
 
 def _carried_out(round_: Round, more: _Resized, less: _Resized) -> None:
     """Resize both, if the nodes have room so; else leave both."""
-    before = round_.mark()
-    for one in (more, less):
-        round_.clear(one.assignment)
-    for one in sorted((more, less), key=attrgetter("candidate.pods"), reverse=True):
-        nodes = round_.cluster.find(one.assignment.job, one.candidate, later=False)
-        if nodes is None:
-            round_.undo_to(before)
-            return
-        round_.put(one.assignment, one.candidate, nodes)
+    with round_.trial() as trial:
+        for one in (more, less):
+            round_.clear(one.assignment)
+        for one in sorted((more, less), key=attrgetter("candidate.pods"), reverse=True):
+            nodes = round_.cluster.find(one.assignment.job, one.candidate, later=False)
+            if nodes is None:
+                return
+            round_.put(one.assignment, one.candidate, nodes)
+        trial.keep()

@@ -48,17 +48,41 @@ def test_rewinding_restores_everything() -> None:
     assert round_.state.value() == value
 
 
-def test_undoing_to_a_mark_keeps_what_came_before_it() -> None:
+def test_a_trial_that_is_not_kept_leaves_what_came_before_it() -> None:
     round_ = _round(cluster(_running("r", 4), job("v", size=4), job("w", size=4), H100=1))
     _place(round_, "uid-v")
-    mark = round_.mark()
-    round_.clear(round_.assignments[JobId("uid-r")])
-    _place(round_, "uid-w")
-    assert [one.job.name for one, _ in round_.since(mark)] == ["r", "w"]
-    round_.undo_to(mark)
-    assert round_.since(mark) == []
+    with round_.trial() as trial:
+        round_.clear(round_.assignments[JobId("uid-r")])
+        _place(round_, "uid-w")
+        assert [one.job.name for one, _ in trial.changes()] == ["r", "w"]
+    assert trial.changes() == []
     assert round_.assignments[JobId("uid-v")].placement is not None
     assert round_.assignments[JobId("uid-r")].stays
+
+
+def test_a_trial_inside_another_is_undone_with_it() -> None:
+    round_ = _round(cluster(_running("r", 4), _running("s", 4), job("w", size=4), H100=1))
+    stopped, other = round_.assignments[JobId("uid-r")], round_.assignments[JobId("uid-s")]
+    with round_.trial() as outer:
+        round_.clear(stopped)
+        with round_.trial() as inner:
+            _place(round_, "uid-w")
+            inner.keep()
+        with round_.trial():
+            round_.clear(other)
+        assert other.stays
+        assert [one.job.name for one, _ in outer.changes()] == ["r", "w"]
+    assert stopped.stays
+    assert round_.assignments[JobId("uid-w")].placement is None
+
+
+def test_a_failure_inside_a_trial_undoes_it() -> None:
+    round_ = _round(cluster(_running("r", 4), H100=1))
+    running = round_.assignments[JobId("uid-r")]
+    with pytest.raises(RuntimeError, match="broken"), round_.trial():
+        round_.clear(running)
+        raise RuntimeError("broken")
+    assert running.stays
 
 
 def test_the_disruption_budget_counts_what_happened_lately() -> None:

@@ -83,18 +83,17 @@ def test_what_is_undone_is_as_it_was_promises_of_room_included() -> None:
     start_waiting(round_)
     promised, running = round_.assignments[waits.id], round_.assignments[JobId("uid-c")]
     assert promised.waits_for_release
-    before, was = round_.mark(), (promised.placement, running.placement, running.started_at_s)
-    for assignment in (promised, running):
-        round_.clear(assignment)
-    assert [assignment.job.name for assignment, _ in round_.since(before)] == ["c", "w"]
-    round_.undo_to(before)
+    was = (promised.placement, running.placement, running.started_at_s)
+    with round_.trial() as trial:
+        for assignment in (promised, running):
+            round_.clear(assignment)
+        assert [assignment.job.name for assignment, _ in trial.changes()] == ["c", "w"]
     assert (promised.placement, running.placement, running.started_at_s) == was
     assert promised.waits_for_release
-    assert not round_.since(before)
-    round_.clear(promised)
-    round_.put(promised, promised.option.candidates[0], ("V-0000",), release=False)
-    assert [assignment.job.name for assignment, _ in round_.since(before)] == ["w"]
-    round_.undo_to(before)
+    with round_.trial() as trial:
+        round_.clear(promised)
+        round_.put(promised, promised.option.candidates[0], ("V-0000",), release=False)
+        assert [assignment.job.name for assignment, _ in trial.changes()] == ["w"]
     assert promised.waits_for_release
 
 
