@@ -272,7 +272,7 @@ class Policy:
     own tenant with a higher priority."""
     rotation_s: float = 3600.0
     """Jobs of different tenants that are each too large for their tenant's share take turns of this length at least
-    (`search/preemption.py`): long beside a restart, short beside a working day."""
+    (`search/rules.py`): long beside a restart, short beside a working day."""
     move_gain_factor: float = 2.0
     """A running job moves only if the forecast gain is at least this many times the cost."""
     churn: float = 0.05

@@ -16,9 +16,10 @@ from ..model.snapshot import JobId, JobKind
 from ..placement.feeds import LATER
 from ..placement.pool import request
 from .holds import Hold
-from .preemption import may_be_preempted_again, share_run_s, spare_m
 from .round import Round
+from .rules import share_run_s
 from .state import Assignment
+from .surplus import spare_m
 
 
 @dataclass(slots=True)
@@ -125,14 +126,14 @@ class Collection:
         """Whether the claim may stop the job, which is on these nodes, once it has run `min_run_s`."""
         round_, own, job = self.round, self.assignment.job, assignment.job
         backfilled = any(i in self.since_s and assignment.started_at_s >= self.since_s[i] - 1e-6 for i in on)
-        if backfilled and job.kind is JobKind.TRAINING and may_be_preempted_again(round_, assignment):
+        if backfilled and job.kind is JobKind.TRAINING and round_.may_be_preempted_again(assignment):
             return True
         if job.tenant == own.tenant:
             return round_.priority(job) < round_.priority(own)
         if self.budgets.get(job.tenant, 0) <= 0:
             return False
         leaver.budget = job.tenant
-        return self.right is Right.GUARANTEED or may_be_preempted_again(round_, assignment)
+        return self.right is Right.GUARANTEED or round_.may_be_preempted_again(assignment)
 
     def _was_passed_by(self, assignment: Assignment) -> bool:
         """Whether this job was only placed in this round and has no right to go first; one with a reservation was

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..candidates.candidates import Candidate
-from .preemption import allowed_nodes, cheapest_victims, hours_left
+from .claim import Claim, hours_left
+from .proposal import propose
 from .round import Round
+from .rules import ROOM, eligible
 from .state import Assignment
-from .victims import Victim, VictimGroup
+from .victims import VictimGroup
 
 ATTEMPTS = 8
 """Requests for which moves are searched in one pass; equal requests count once."""
@@ -77,25 +79,15 @@ def _scattered(round_: Round, assignment: Assignment, free: Mapping[str, int]) -
 
 def _make_room(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
     """Start the job in the place of jobs that move elsewhere; False (and no change) if that fails."""
-    nodes = round_.cluster.pools[candidate.pool]
-    worth = _worth(round_, assignment, candidate)
-    movers = [victim for victim in _movers(round_, assignment, candidate) if victim.cost <= worth]
+    claim = Claim(round_, assignment, candidate, worth=_worth(round_, assignment, candidate))
+    movers = eligible(claim, ROOM)
     for _ in range(RETRIES):
-        if not movers:
-            return False
-        group = VictimGroup(movers, nodes)
-        allowed = allowed_nodes(round_, assignment, nodes, None)
-        chosen = cheapest_victims(nodes, assignment.job, candidate, [group], True, allowed)
-        if (
-            not chosen
-            or sum(victim.cost for victim in chosen) > worth
-            or len(chosen) > round_.disruption_budget_left
-        ):
-            return False
-        stuck = _move_away(round_, assignment, candidate, chosen)
-        if stuck is None:
-            return True
-        movers = [victim for victim in movers if victim.id != stuck.id]
+        done = propose(claim, (ROOM,), [VictimGroup(movers, claim.nodes)] if movers else [])
+        for mover in done.moved:
+            round_.gave_way[mover] = assignment.job.id
+        if done or done.stuck is None:
+            return done.accepted
+        movers = [victim for victim in movers if victim.id != done.stuck]
     return False
 
 
@@ -106,53 +98,3 @@ def _worth(round_: Round, assignment: Assignment, candidate: Candidate) -> float
         hours = max(hours, policy.unknown_length_s / 3600)
     units = round_.holdings.units_of(candidate.accelerator, candidate.accelerators_m)
     return units * 3600 * hours / policy.move_gain_factor
-
-
-def _movers(round_: Round, assignment: Assignment, candidate: Candidate) -> list[Victim]:
-    """Jobs in the candidate's pool that may be moved for this one, cheapest first."""
-    job, priority = assignment.job, round_.priority(assignment.job)
-    nodes = round_.cluster.pools[candidate.pool]
-    found = [
-        Victim(victim.assignment, victim.cost * (1 + victim.assignment.job.preemptions), nodes)
-        for tenant in sorted(round_.holdings.tenants)
-        for victim in round_.preemptible_victims(candidate.pool, tenant)
-        if round_.movable(victim.assignment)
-        and victim.assignment.stays
-        and victim.assignment.candidate is not None
-        and victim.assignment.job.preemptions < round_.policy.max_preemptions
-        and not (tenant == job.tenant and round_.priority(victim.assignment.job) > priority)
-    ]
-    return sorted(found, key=lambda victim: (victim.cost, victim.id))
-
-
-def _move_away(
-    round_: Round, assignment: Assignment, candidate: Candidate, chosen: list[Victim]
-) -> Victim | None:
-    """Put the job in and the others elsewhere; if one of these finds no place, that one, and nothing is changed.
-
-    The largest look for a place first.
-    """
-    held = {victim.id: victim.assignment.candidate for victim in chosen}
-    with round_.trial() as trial:
-        for victim in chosen:
-            round_.clear(victim.assignment)
-        if not round_.put_now(assignment, candidate):
-            return chosen[0]
-        for victim in sorted(chosen, key=lambda victim: (-victim.amount_m, victim.id)):
-            old = held[victim.id]
-            if old is None or not _elsewhere(round_, victim.assignment, old):
-                return victim
-        trial.keep()
-    for victim in chosen:
-        round_.gave_way[victim.id] = assignment.job.id
-    return None
-
-
-def _elsewhere(round_: Round, assignment: Assignment, old: Candidate) -> bool:
-    """Give a job as good a place as it had."""
-    same = [old, *(other for other in assignment.option.candidates if other is not old)]
-    return any(
-        round_.put_now(assignment, candidate)
-        for candidate in same
-        if candidate.value >= old.value and candidate.accelerators_m <= old.accelerators_m
-    )

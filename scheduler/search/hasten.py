@@ -12,19 +12,14 @@ It takes nothing from other tenants; what the job's tenant is entitled to it get
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..candidates.candidates import Candidate
 from ..model.plans import DeadlineShare
-from ..model.snapshot import JobKind
-from .elastic import partial_victim
-from .preemption import preempt
+from .claim import Claim
+from .proposal import propose
 from .round import Round
+from .rules import DEADLINE
 from .state import Assignment
-from .victims import Part, Victim, VictimGroup
-
-ENOUGH = 0.999
-"""Of the share's speed: sums of floating-point numbers differ."""
+from .surplus import ENOUGH
 
 
 def hasten(round_: Round) -> bool:
@@ -71,41 +66,4 @@ def _placed(round_: Round, assignment: Assignment, share: DeadlineShare) -> bool
             round_.put(assignment, candidate, *found)
             return True
     enough.sort(key=lambda one: round_.holdings.units_of(one.accelerator, one.accelerators_m))
-    for candidate in enough:
-        nodes = round_.cluster.pools[candidate.pool]
-        victims = VictimGroup(_victims(round_, assignment, candidate), nodes)
-        if victims.count and preempt(round_, assignment, candidate, [victims], by_right=True):
-            return True
-    return False
-
-
-def _victims(round_: Round, assignment: Assignment, candidate: Candidate) -> Iterator[Victim]:
-    """Who gives way in the candidate's pool, and how much of it."""
-    urgent, priority = round_.state.candidates.urgent, round_.priority(assignment.job)
-    for victim in round_.due_victims(candidate.pool, assignment.job.tenant):
-        other = victim.assignment
-        if other.job.kind is not JobKind.TRAINING or round_.priority(other.job) > priority:
-            continue
-        share = urgent.get(other.job.id)
-        if share is None:
-            yield victim
-        elif has_enough(other.candidate, share):
-            part = _above(round_, other, share)
-            if part is not None:
-                yield Victim(other, victim.cost, victim.nodes, part)
-
-
-def _above(round_: Round, assignment: Assignment, share: DeadlineShare) -> Part | None:
-    """What an urgent job holds above its share."""
-    now = assignment.candidate
-    assert now is not None
-    enough = (
-        pods
-        for pods in range(assignment.job.min_pods, now.pods)
-        if has_enough(round_.sized(assignment, now, pods), share)
-    )
-    least = next(enough, None)
-    if least is None:
-        return None
-    most_m = (now.pods - least) * now.per_pod.accelerators_m
-    return partial_victim(round_, assignment, lambda amount_m: amount_m <= most_m)
+    return any(propose(Claim(round_, assignment, candidate), (DEADLINE,)) for candidate in enough)

@@ -11,13 +11,14 @@ the prices: a fast type that others need more is left to them.
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..candidates.candidates import Candidate
-from .preemption import MARGIN, by_value, claim, hours_left, own_charge
+from .claim import Claim, hours_left, offered, own_charge
+from .gains import MARGIN
+from .proposal import propose
 from .round import Round
+from .rules import VALUE, groups_of
 from .state import Assignment
-from .swap import ATTEMPTS, accept_if_better, swap
+from .swap import ATTEMPTS
 
 
 def move(round_: Round) -> bool:
@@ -88,8 +89,9 @@ def _try(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
 def _exchange(round_: Round, assignment: Assignment, candidate: Candidate) -> bool | None:
     """Move into the place of less valuable jobs of the same tenant; they go where there is room, often to the
     place that this job leaves. None: there are none; False: it does not pay."""
-    worth = claim(round_, assignment, candidate) - own_charge(round_, assignment, candidate)
-    eligible = by_value(round_, assignment, candidate, worth)
-    if not eligible.count or round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, 0):
+    worth = offered(round_, assignment, candidate) - own_charge(round_, assignment, candidate)
+    claim = Claim(round_, assignment, candidate, worth=worth)
+    groups = groups_of(claim, (VALUE,))
+    if not groups or round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, 0):
         return None
-    return accept_if_better(round_, assignment, partial(swap, round_, assignment, candidate, eligible, worth))
+    return propose(claim, (VALUE,), groups).accepted

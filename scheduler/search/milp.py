@@ -26,8 +26,8 @@ from .. import highs
 from ..candidates.candidates import Candidate
 from ..fairness.quota import limit
 from ..model.snapshot import Placement, Quota
+from .claim import own_charge
 from .migration import pays
-from .preemption import own_charge
 from .round import Round
 from .state import Assignment
 

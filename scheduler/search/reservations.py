@@ -8,7 +8,7 @@ these holds:
                                                                                lower priority, after `min_run_s`
     share      it is inside its tenant's fair share, and another tenant        preemptible jobs of tenants above their
                holds more than its own                                         share, of that surplus, after
-                                                                               `share_run_s` (preemption.py)
+                                                                               `share_run_s` (rules.py)
     patience   there are smaller jobs, and it has waited `Policy.patience`     nobody: jobs leave when they end
                times its expected duration; first of the tenant that holds
                least for its weight
@@ -49,11 +49,14 @@ from ..fairness.quota import Right
 from ..model.plans import Action
 from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation
 from ..placement.pool import PoolNodes
+from .claim import Claim
 from .collection import Collection
 from .holds import Hold
-from .preemption import may_be_preempted_again, preempt, spare_m
+from .proposal import propose
 from .round import Round
+from .rules import RESERVATION
 from .state import Assignment, least_m
+from .surplus import spare_m
 from .victims import Victim, VictimGroup
 
 OPTIONS = 4
@@ -306,18 +309,6 @@ def _kept(
 # -- using a reservation ------------------------------------------------------------------------------------------
 
 
-def may_backfill(round_: Round, hold: Hold, assignment: Assignment, candidate: Candidate) -> bool:
-    """Whether the job may start in the room of a reservation: it is gone in time, or can be stopped then."""
-    job = assignment.job
-    window_s = hold.start_s - round_.now
-    if job.kind is not JobKind.TRAINING:
-        return False
-    if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
-        return True
-    earns_s = round_.policy.min_run_s + round_.policy.move_gain_factor * job.restart_s
-    return job.preemptible and may_be_preempted_again(round_, assignment) and window_s >= earns_s
-
-
 def take(round_: Round) -> bool:
     """Start the jobs whose place is collected, in place of those that give way; whether any started."""
     changed = False
@@ -333,10 +324,8 @@ def take(round_: Round) -> bool:
             for _, victim in sorted(hold.victims.items())
             if victim.placement is not None and victim.placement.pool == hold.candidate.pool
         ]
-        group = VictimGroup(victims, hold.nodes)
-        if group.count and preempt(
-            round_, assignment, hold.candidate, [group], by_right=True, inside=frozenset(hold.places)
-        ):
+        claim, places = Claim(round_, assignment, hold.candidate), frozenset(hold.places)
+        if victims and propose(claim, (RESERVATION,), [VictimGroup(victims, hold.nodes)], inside=places):
             round_.claimed.add(assignment.job.id)
             changed = True
     return round_.sync_holds() or changed

@@ -208,9 +208,9 @@ class Round:
         """How many more running jobs may be disrupted."""
         return self._disruption_budget - len(self.disrupted)
 
-    def preemptible_victims(self, pool: str, tenant: str) -> list[Victim]:
+    def preemptible_victims(self, pool: str, tenant: str) -> Iterator[Victim]:
         """Jobs of the tenant in this pool that may be stopped for others, least work lost per accelerator
-        first."""
+        first. No place may change while they are read."""
         key = (pool, tenant)
         known = self._preemptible_victims.get(key)
         if known is None:
@@ -220,7 +220,7 @@ class Round:
             ]
             known = self._preemptible_victims[key] = [(self.lost_s(v.assignment), v.id, v) for v in victims]
             known.sort(key=itemgetter(0, 1))
-        return [victim for _, _, victim in known]
+        return map(itemgetter(2), known)
 
     def due_victims(self, pool: str, tenant: str) -> list[Victim]:
         """Jobs of the tenant with a place in this pool that may be stopped for a guarantee that is due, least
@@ -548,6 +548,25 @@ class Round:
             and assignment.job.preemptible
             and self.ran_min_time(assignment)
         )
+
+    def may_be_preempted_again(self, assignment: Assignment) -> bool:
+        """Whether the job was preempted fewer than `Policy.max_preemptions` times."""
+        return assignment.job.preemptions < self.policy.max_preemptions
+
+    def may_backfill(self, hold: Hold, assignment: Assignment, candidate: Candidate) -> bool:
+        """Whether the job may start in the room of a reservation: it is gone in time, or can be stopped then."""
+        job = assignment.job
+        window_s = hold.start_s - self.now
+        if job.kind is not JobKind.TRAINING:
+            return False
+        if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
+            return True
+        earns_s = self.policy.min_run_s + self.policy.move_gain_factor * job.restart_s
+        return job.preemptible and self.may_be_preempted_again(assignment) and window_s >= earns_s
+
+    def may_go(self, assignment: Assignment) -> bool:
+        """Whether it is movable, runs where it was, and its speed there is known."""
+        return assignment.stays and assignment.candidate is not None and self.movable(assignment)
 
     def waits_for(self, placement: Placement, already: dict[str, list[int]]) -> list[str]:
         """The nodes and power domains (by `Feeds.keys_of`) in which others must make room for the placement, because

@@ -30,7 +30,6 @@ from typing import cast
 from ..fairness.quota import Right
 from ..model.snapshot import JobId, JobKind
 from .holds import lifted
-from .reservations import may_backfill
 from .round import Round
 from .state import Assignment, RankedCandidate
 
@@ -169,7 +168,7 @@ def _start_in_held_room(
             if hold.applied
             and hold.candidate.pool == candidate.pool
             and hold.withholds
-            and (round_.passes(assignment, hold) or may_backfill(round_, hold, assignment, candidate))
+            and (round_.passes(assignment, hold) or round_.may_backfill(hold, assignment, candidate))
         ]
         if not holds:
             continue
@@ -181,7 +180,7 @@ def _start_in_held_room(
             if found is not None:
                 round_.put(assignment, candidate, *found)
                 for hold in holds:
-                    if may_backfill(round_, hold, assignment, candidate):
+                    if round_.may_backfill(hold, assignment, candidate):
                         hold.leaving[assignment.job.id] = assignment
         if found is not None:
             return True

@@ -17,9 +17,9 @@ from operator import attrgetter
 
 from ..candidates.candidates import Candidate
 from ..model.snapshot import Resources
+from .claim import own_charge
 from .growth import wanted_pools
 from .migration import pays
-from .preemption import own_charge
 from .round import Round
 from .state import Assignment
 

@@ -1,4 +1,4 @@
-"""Which jobs may be preempted for which: one test per row of the table in preemption.py."""
+"""Which jobs may be preempted for which: one test per right in search/rules.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from busbar.scheduler import Job, JobId, Policy, Snapshot, Tenant, User
-from busbar.scheduler.search.preemption import charge, claim, reclaim, regret
+from busbar.scheduler.search.claim import charge, offered, regret
+from busbar.scheduler.search.preemption import reclaim
 from busbar.scheduler.search.round import Round, place_of
 from busbar.scheduler.search.state import PlanningState
 
@@ -111,7 +112,7 @@ def test_what_a_place_is_worth_to_a_job() -> None:
     weight = assignment.option.weight
     assert (fast.accelerator, fast.value, slow.value) == ("H100", weight, 0.5 * weight)
     assert regret(round_, assignment, fast) == 0.5 * weight
-    assert claim(round_, assignment, fast) == weight
+    assert offered(round_, assignment, fast) == weight
     # 30 s lost of one hour, counted twice (`Policy.move_gain_factor`).
     assert charge(round_, assignment, hours=1.0) == 2 * weight * 30 / 3600
 

@@ -79,9 +79,14 @@ def test_a_trial_inside_another_is_undone_with_it() -> None:
 def test_a_failure_inside_a_trial_undoes_it() -> None:
     round_ = _round(cluster(_running("r", 4), H100=1))
     running = round_.assignments[JobId("uid-r")]
-    with pytest.raises(RuntimeError, match="broken"), round_.trial():
-        round_.clear(running)
-        raise RuntimeError("broken")
+
+    def fail() -> None:
+        with round_.trial():
+            round_.clear(running)
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fail()
     assert running.stays
 
 

@@ -1,0 +1,177 @@
+"""How much may be taken of a tenant or user: what it holds above its guarantee, its share, or what a deadline needs.
+
+The functions of `rules.Limit` choose among the jobs that a rule allows, cheapest first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import ge
+
+from ..candidates.candidates import Candidate
+from ..fairness.quota import Right
+from .claim import Claim
+from .elastic import partial_victim
+from .round import Round
+from .state import Assignment
+from .victims import Part, Victim
+
+ENOUGH = 0.999
+"""Of the speed of a deadline's share: sums of floating-point numbers differ."""
+
+
+def lent(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """Of what the tenant holds above its guarantee."""
+    return _surplus(claim, tenant, victims, Right.GUARANTEED)
+
+
+def above_share(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """Of what the tenant holds above its fair share."""
+    return _surplus(claim, tenant, victims, Right.ENTITLED)
+
+
+def _surplus(claim: Claim, tenant: str, victims: Iterable[Victim], right: Right) -> Iterator[Victim]:
+    """Jobs first whose users keep their share of the tenant's without them; of the last one, the part that may be
+    taken."""
+    round_, kind = claim.round, claim.candidate.accelerator
+    spare, taken = spare_m(round_, tenant, kind, right), 0
+    if spare < 0:
+        return
+    open_ = _outside_guarantee_m(round_, tenant, kind)
+    for victim in _above_first(round_, tenant, victims):
+        if taken >= spare or taken > open_:
+            return
+        amount_m, given = victim.amount_m, victim
+        if taken + amount_m > spare:
+            some = partial_victim(round_, victim.assignment, partial(ge, spare - taken))
+            if some is None:
+                continue
+            amount_m = some.freed_m
+            given = Victim(victim.assignment, victim.cost, claim.nodes, some)
+        yield given
+        taken += amount_m
+
+
+def first_lent(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """The first of these without which the tenant is back inside its guarantee."""
+    open_, taken = _outside_guarantee_m(claim.round, tenant, claim.candidate.accelerator), 0
+    for victim in victims:
+        if taken > open_:
+            return
+        yield victim
+        taken += victim.amount_m
+
+
+def first_lent_together(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """The same of those that stand on the nodes where most can be taken of all tenants."""
+    nodes, gain = claim.nodes, _taken_of_nodes(claim)
+
+    def together(victim: Victim) -> tuple[int, int]:
+        return min((-(gain[i] + nodes.free_later[i][nodes.key]), i) for i in victim.frees)
+
+    return first_lent(claim, tenant, sorted(victims, key=together))
+
+
+def _taken_of_nodes(claim: Claim) -> dict[int, int]:
+    """What jobs outside their tenants' guarantees hold of each node, by its index."""
+    round_, nodes, gain = claim.round, claim.nodes, dict[int, int]()
+    for tenant in round_.holdings.tenants:
+        if tenant != claim.job.tenant and not round_.holdings.inside_guarantee(
+            tenant, claim.candidate.accelerator
+        ):
+            for victim in round_.due_victims(claim.candidate.pool, tenant):
+                for i, frees in victim.frees.items():
+                    gain[i] = gain.get(i, 0) + frees[nodes.key]
+    return gain
+
+
+def above_user_share(claim: Claim, _: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """What users hold above their shares of the tenant's."""
+    taken: dict[str, int] = {}
+    return (victim for victim in victims if _keeps_user_share(claim.round, victim.assignment, taken))
+
+
+def own_or_above_user_share(claim: Claim, _: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """Jobs of the same user, and what other users hold above their shares of the tenant's."""
+    taken: dict[str, int] = {}
+    return (
+        victim
+        for victim in victims
+        if victim.assignment.job.user == claim.job.user
+        or _keeps_user_share(claim.round, victim.assignment, taken)
+    )
+
+
+def not_needed_for_deadlines(claim: Claim, _: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """Jobs that no deadline needs now, and of those that one does what they hold above their share."""
+    urgent = claim.round.state.candidates.urgent
+    for victim in victims:
+        share, now = urgent.get(victim.id), victim.assignment.candidate
+        if share is None:
+            yield victim
+        elif now is not None and now.speed >= ENOUGH * share.speed:
+            part = _above_speed(claim.round, victim.assignment, now, ENOUGH * share.speed)
+            if part is not None:
+                yield Victim(victim.assignment, victim.cost, victim.nodes, part)
+
+
+def _above_speed(round_: Round, assignment: Assignment, now: Candidate, speed: float) -> Part | None:
+    """What a job holds above the fewest pods with which it is as fast as this."""
+    for pods in range(assignment.job.min_pods, now.pods):
+        smaller = round_.sized(assignment, now, pods)
+        if smaller is not None and smaller.speed >= speed:
+            most_m = (now.pods - pods) * now.per_pod.accelerators_m
+            return partial_victim(round_, assignment, partial(ge, most_m))
+    return None
+
+
+def spare_m(round_: Round, tenant: str, accelerator: str, right: Right) -> int:
+    """What may be taken of a tenant by another's right: by a fair share, what it holds above its own; negative:
+    nothing."""
+    holdings = round_.holdings
+
+    def find() -> int:
+        if holdings.inside_guarantee(tenant, accelerator):
+            return -1
+        held = holdings.held(tenant, accelerator)
+        if right is not Right.ENTITLED:
+            return held
+        return _most(lambda m: holdings.keeps_share_without(tenant, accelerator, m), held)
+
+    return round_.cached(("spare", tenant, accelerator, right), tenant, find)
+
+
+def _outside_guarantee_m(round_: Round, tenant: str, accelerator: str) -> int:
+    """What the tenant holds of the type without being inside its guarantee, in thousandths."""
+    holdings = round_.holdings
+    held = holdings.held(tenant, accelerator)
+    return _most(lambda m: not holdings.inside_guarantee(tenant, accelerator, -m), held)
+
+
+def _most(holds: Callable[[int], bool], most: int) -> int:
+    """The largest amount up to `most` for which a monotone condition holds; -1: for none."""
+    if holds(most):
+        return most
+    return bisect_left(range(most), True, key=lambda amount: not holds(amount)) - 1
+
+
+def _above_first(round_: Round, tenant: str, victims: Iterable[Victim]) -> Iterable[Victim]:
+    """Sort jobs first whose users keep their share of the tenant's without them."""
+    if not round_.holdings.has_several_users(tenant):
+        return victims
+    taken: dict[str, int] = {}
+    return sorted(victims, key=lambda victim: not _keeps_user_share(round_, victim.assignment, taken))
+
+
+def _keeps_user_share(round_: Round, assignment: Assignment, taken: dict[str, int]) -> bool:
+    """Whether the job's user keeps its share without this job and the ones taken before; if so it counts as
+    taken. All victims are of one pool."""
+    job, placement = assignment.job, assignment.placement
+    assert placement is not None
+    amount_m = taken.get(job.user, 0) + placement.accelerators_m
+    if not round_.holdings.user_keeps_share_without(job.tenant, job.user, placement.accelerator, amount_m):
+        return False
+    taken[job.user] = amount_m
+    return True
