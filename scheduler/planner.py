@@ -85,7 +85,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     gained, solver_error = 0.0, state.candidates.solver_error
     if (
         policy.solver
-        and worth_trying(state.value(), state.market.bound)
+        and worth_trying(state.value(), state.market.bound, policy)
         and not _lacks_watts(round_, blocked)
     ):
         try:

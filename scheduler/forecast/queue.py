@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.plans import MIN_DISRUPTION_BUDGET, Policy
+from ..model.plans import Policy
 from ..model.snapshot import Job, JobId, JobKind, Pool, Resources, Snapshot, Tenant
 from ..model.table import TableView
 from ..placement.pool import request, tolerated
@@ -73,7 +73,7 @@ class Queue:
                 policy.min_run_s,
                 policy.max_preemptions,
                 policy.churn,
-                MIN_DISRUPTION_BUDGET,
+                policy.least_disruptions,
                 max((job.restart_s for job in snapshot.jobs), default=0.0),
             ),
         )

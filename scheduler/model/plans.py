@@ -247,13 +247,6 @@ class RecordIndex:
         return self if records is self.records else RecordIndex.of(records)
 
 
-MIN_DISRUPTION_BUDGET = 8
-"""Even the smallest cluster may disrupt this many jobs (`Policy.churn`)."""
-RECLAIM_DECISION_FRACTION = 0.5
-"""After this part of its reclaim deadline a claim on a guarantee may ignore other jobs' `min_run_s`; the rest
-of the deadline is for stopping and starting."""
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How a cluster decides. The defaults are the one published policy; `hash` stands in every result."""
@@ -264,6 +257,9 @@ class Policy:
     guarantee_reclaim_s: float = 300.0
     """Borrowed capacity is back with the tenant it is guaranteed to within this time after a job began to
     wait: decided in the first half, carried out in the second."""
+    reclaim_decision_fraction: float = 0.5
+    """After this part of its reclaim deadline a claim on a guarantee may ignore other jobs' `min_run_s`; the rest
+    of the deadline is for stopping and starting."""
     min_run_s: float = 300.0
     """A started job is not stopped or moved before it has run this long, unless the deadline of a guarantee
     demands it; a stopped job ranks behind its equals for as long."""
@@ -273,11 +269,27 @@ class Policy:
     rotation_s: float = 3600.0
     """Jobs of different tenants that are each too large for their tenant's share take turns of this length at least
     (`search/rules.py`): long beside a restart, short beside a working day."""
+    turn_per_restart: float = 20.0
+    """A turn is this many times a job's restart at least: taking turns costs a twentieth at most."""
     move_gain_factor: float = 2.0
     """A running job moves only if the forecast gain is at least this many times the cost."""
+    hysteresis: float = 1.1
+    """Where no right decides, what is gained must exceed what is lost by this factor, so that noise in the speeds moves
+    nothing."""
+    least_rise: float = 0.25
+    """An exchange for a share of the work must raise the lowest level of the tenants concerned by this part of what it
+    brings the one that asks, so that the last exchange does not turn the inequality round."""
+    transfer_gain_factor: float = 2.0
+    """Pods move between two running jobs if the gain exceeds the loss by this many times the work that both repeat: the
+    next arrival may restart them again."""
+    solver_gain: float = 0.01
+    """The solver is tried where the certified gap is above this part of the value, and its answer is kept if it gains as
+    much: less is not worth a disruption."""
     churn: float = 0.05
     """At most this part of all jobs is disrupted for fairness, priority or speed within `min_run_s` (at least
-    `MIN_DISRUPTION_BUDGET`). Reclaiming a guarantee is not bounded, but counts."""
+    `least_disruptions`). Reclaiming a guarantee is not bounded, but counts."""
+    least_disruptions: int = 8
+    """Even the smallest cluster may disrupt this many jobs within `min_run_s`."""
     growth_factor: int = 2
     """A running elastic job grows at most by this factor in one round."""
     unknown_length_s: float = 3600.0

@@ -13,17 +13,12 @@ from .claim import Claim, charge, hours_left
 from .round import Round, Trial
 from .state import Assignment
 
-MARGIN = 1.1
-"""What is gained must exceed what is lost by this factor, so that noise in the speeds moves nothing."""
 NEGLIGIBLE = 1e-9
 """Value per hour."""
-LEAST_RISE = 0.25
-"""Part of what the job brings its tenant by which the lowest level must rise, so that the last exchange does not turn
-the inequality round."""
 
 
 def more_value(claim: Claim, trial: Trial) -> bool:
-    """Whether the value gained is `MARGIN` times what is lost; moves count as losses."""
+    """Whether the value gained is `Policy.hysteresis` times what is lost; moves count as losses."""
     round_, assignment = claim.round, claim.assignment
     won = lost = 0.0
     hours = math.inf if assignment.candidate is None else hours_left(assignment, assignment.candidate)
@@ -37,7 +32,7 @@ def more_value(claim: Claim, trial: Trial) -> bool:
         run, candidate = other.job.run, new or old
         if run is not None and placement == run.placement and candidate is not None:
             lost += charge(round_, other, min(hours, hours_left(other, candidate)))
-    return won > MARGIN * lost + NEGLIGIBLE
+    return won > round_.policy.hysteresis * lost + NEGLIGIBLE
 
 
 def a_share_or_a_gain(claim: Claim, trial: Trial) -> bool:
@@ -55,7 +50,7 @@ def _is_share(claim: Claim, trial: Trial, changes: Mapping[str, float]) -> bool:
     more = levels.work(claim.assignment) - _work_before(claim, trial)
     rise = min(levels.level(name, extra) for name, extra in changes.items()) - min(map(levels.level, changes))
     brings = levels.level(tenant, more) - levels.level(tenant)
-    if rise < LEAST_RISE * brings:
+    if rise < claim.round.policy.least_rise * brings:
         return False
     return more * claim.hours >= _repeated(claim.round, (one for one, _ in trial.changes()))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from ..candidates.candidates import Candidate
 from .claim import Claim, hours_left, offered, own_charge
-from .gains import MARGIN
 from .proposal import propose
 from .round import Round
 from .rules import VALUE, groups_of
@@ -67,7 +66,7 @@ def better(round_: Round, assignment: Assignment) -> list[tuple[float, Candidate
 def pays(round_: Round, assignment: Assignment, current: Candidate, candidate: Candidate) -> bool:
     """Whether the candidate is clearly faster, at most one round's growth larger, and saves enough time over
     the rest of the job's life."""
-    if candidate is current or candidate.speed <= current.speed * (2 - 1 / MARGIN):
+    if candidate is current or candidate.speed <= current.speed * (2 - 1 / round_.policy.hysteresis):
         return False
     same = candidate.pool == current.pool and candidate.mode == current.mode
     if same and candidate.pods > current.pods * round_.policy.growth_factor:

@@ -14,7 +14,7 @@ never take more of a type, together, than they have in the plan and than is free
 
 The program counts accelerators, not nodes. So its answer is tried on the nodes, large gangs first; a job that
 finds no room stays or goes back where it was. All of it is undone unless the result is better than the plan
-by `LEAST_GAIN`. The round is valid in every case.
+by `Policy.solver_gain`. The round is valid in every case.
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ from dataclasses import dataclass, field
 from .. import highs
 from ..candidates.candidates import Candidate
 from ..fairness.quota import limit
+from ..model.plans import Policy
 from ..model.snapshot import Placement, Quota
 from .claim import own_charge
 from .migration import pays
 from .round import Round
 from .state import Assignment
 
-LEAST_GAP = 0.01
-"""A plan certified to be this near the optimum is left as it is."""
-LEAST_GAIN = 0.01
-"""The part by which the value must rise: less is not worth a disruption."""
 MOST_VARIABLES = 20_000
 
 _Group = tuple[str, str, int, str]
@@ -53,9 +50,9 @@ class _Choice:
     """(variable, candidate)."""
 
 
-def worth_trying(value: float, bound: float) -> bool:
+def worth_trying(value: float, bound: float, policy: Policy) -> bool:
     """Whether the certified gap is large enough."""
-    return bound > 0 and 1 - value / bound > LEAST_GAP
+    return bound > 0 and 1 - value / bound > policy.solver_gain
 
 
 def optimise(round_: Round) -> float:
@@ -70,7 +67,9 @@ def optimise(round_: Round) -> float:
     program = _program(round_, choices)
     policy = round_.policy
     start = _as_planned(program, choices)
-    found = highs.solve(program, policy.solver_seconds, policy.solver_nodes, LEAST_GAIN / 2, start=start)
+    found = highs.solve(
+        program, policy.solver_seconds, policy.solver_nodes, policy.solver_gain / 2, start=start
+    )
     if found is None:
         return 0.0
     wanted = [(choice, _chosen(choice, found.x)) for choice in choices]
@@ -248,7 +247,9 @@ def _try(round_: Round, changes: list[tuple[_Choice, Candidate | None]]) -> floa
             _put_back(round_, choice, old[choice.assignment.job.id])
         gain = sum(_gain(choice, old[choice.assignment.job.id]) for choice, _ in changes)
         value = round_.state.value() - gain
-        return gain if gain > LEAST_GAIN * value and trial.within_budget and trial.keep() else 0.0
+        return (
+            gain if gain > round_.policy.solver_gain * value and trial.within_budget and trial.keep() else 0.0
+        )
 
 
 def _size(candidate: Candidate | None) -> tuple[int, int]:

@@ -16,7 +16,6 @@ from typing import TypeVar, cast
 from ..candidates.candidates import Candidate
 from ..candidates.value import remaining_s
 from ..fairness.quota import Right
-from ..model.plans import MIN_DISRUPTION_BUDGET, RECLAIM_DECISION_FRACTION
 from ..model.snapshot import Job, JobId, JobKind, Placement, Snapshot
 from ..placement.feeds import LATER, NOW
 from ..placement.pool import request
@@ -101,7 +100,7 @@ class Round:
         """How many running jobs may still be disrupted: those disrupted within `min_run_s` count."""
         since = self.now - self.policy.min_run_s
         recent = sum(moved_at_s > since for moved_at_s in self.state.moved.values())
-        return max(MIN_DISRUPTION_BUDGET, math.ceil(self.policy.churn * len(snapshot.jobs))) - recent
+        return max(self.policy.least_disruptions, math.ceil(self.policy.churn * len(snapshot.jobs))) - recent
 
     @property
     def changed(self) -> list[Assignment]:
@@ -475,11 +474,12 @@ class Round:
 
     def reclaim_due_at_s(self, assignment: Assignment) -> float:
         """When a claim on the tenant's guarantee may ignore other jobs' `min_run_s`: after
-        `RECLAIM_DECISION_FRACTION` of its reclaim deadline, which counts from when the job began to wait. A
+        `Policy.reclaim_decision_fraction` of its reclaim deadline, which counts from when the job began to wait. A
         job that is stopped in this round begins to wait now."""
         job = assignment.job
         since = self.now if job.run is not None else max(job.submitted_at_s, job.last_move_at_s or 0.0)
-        return since + RECLAIM_DECISION_FRACTION * (job.reclaim_deadline_s or self.policy.guarantee_reclaim_s)
+        deadline_s = job.reclaim_deadline_s or self.policy.guarantee_reclaim_s
+        return since + self.policy.reclaim_decision_fraction * deadline_s
 
     def stay(self, assignment: Assignment) -> tuple[float, dict[int, tuple[int, ...]]]:
         """When a job that has a place is expected to end there, and what it takes of each node of its pool."""

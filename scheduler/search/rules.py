@@ -37,9 +37,6 @@ from .surplus import (
 )
 from .victims import Victim, VictimGroup
 
-TURN_PER_RESTART = 20.0
-"""A turn is this many times a restart at least: taking turns costs a twentieth at most."""
-
 
 class Whose(Enum):
     """Whose jobs may give way."""
@@ -315,7 +312,7 @@ def share_run_s(round_: Round, tenant: str) -> float:
 
 def turn_s(round_: Round, job: Job) -> float:
     """How long a job runs before others that are too large for their share have their turn."""
-    return max(round_.policy.rotation_s, TURN_PER_RESTART * job.restart_s)
+    return max(round_.policy.rotation_s, round_.policy.turn_per_restart * job.restart_s)
 
 
 # -- the rules ----------------------------------------------------------------------------------------------------

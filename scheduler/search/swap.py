@@ -4,7 +4,7 @@ What a job loses if it must leave its place is estimated at the prices (`claim.r
 have its next best candidate for its price. Whether it can is only known when it looks for a place, which may
 be held by a gang that no payment moves. So a swap is carried out on the planning state with all that follows
 from it (`proposal.py`): jobs that lost their place take free room, as do other waiting jobs of the tenant, or else the
-place of a job to which it is worth less, and so on. It is kept if the gain is `gains.MARGIN` times the loss, with moves
+place of a job to which it is worth less, and so on. It is kept if the gain is `Policy.hysteresis` times the loss, with moves
 counted at `Policy.move_gain_factor` times their cost. Without this rule, two ways to use the same accelerators that
 each look better from the other would alternate.
 """

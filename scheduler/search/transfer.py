@@ -3,7 +3,7 @@
 The other steps know an elastic job's smallest size, its doublings and its largest (`candidates.pod_counts`), and growth
 (`growth.py`) only what is free. So two jobs that are alone may have 32 and 8 pods although 24 and 16 do more work. Here
 one job of a user takes pods of another that runs in the same pool with the same request, any number of them, if what it
-gains in value is more than what the other loses by `MARGIN` times the work that both repeat.
+gains in value is more than what the other loses by `Policy.transfer_gain_factor` times the work that both repeat.
 
 As growth does, it leaves a pool alone that a waiting job could use. Nobody's share changes: both jobs are of one tenant,
 user and priority. Each job takes part once in a plan.
@@ -23,8 +23,6 @@ from .migration import pays
 from .round import Round
 from .state import Assignment
 
-MARGIN = 2.0
-"""A transfer restarts two jobs, and the next arrival may restart them again."""
 TRIED = 8
 """Jobs of a group that are tried as takers, and as givers: those with most to gain, and least to lose, per pod."""
 
@@ -95,7 +93,11 @@ def _more(round_: Round, assignment: Assignment) -> Iterator[_Resized]:
     for pods in range(now.pods + 1, min(assignment.job.max_pods, now.pods * round_.policy.growth_factor) + 1):
         candidate = round_.sized(assignment, now, pods)
         if candidate is not None and pays(round_, assignment, now, candidate):
-            gain = candidate.value - now.value - MARGIN * own_charge(round_, assignment, candidate)
+            gain = (
+                candidate.value
+                - now.value
+                - round_.policy.transfer_gain_factor * own_charge(round_, assignment, candidate)
+            )
             yield _Resized(assignment, candidate, pods - now.pods, gain)
 
 
@@ -106,7 +108,11 @@ def _less(round_: Round, assignment: Assignment) -> Iterator[_Resized]:
     for pods in range(assignment.job.min_pods, now.pods):
         candidate = round_.sized(assignment, now, pods)
         if candidate is not None:
-            loss = now.value - candidate.value + MARGIN * own_charge(round_, assignment, candidate)
+            loss = (
+                now.value
+                - candidate.value
+                + round_.policy.transfer_gain_factor * own_charge(round_, assignment, candidate)
+            )
             yield _Resized(assignment, candidate, now.pods - pods, loss)
 
 

@@ -24,7 +24,6 @@ from busbar.scheduler import (
     plan,
     react,
 )
-from busbar.scheduler.model.plans import RECLAIM_DECISION_FRACTION
 
 from ..build import NOW, cluster, job, placed, tenant
 
@@ -148,7 +147,7 @@ def site(borrowers: int, release_s: float, lengths: tuple[float, ...], seed: int
 
 def promised_within(release_s: float, deadline_s: float = POLICY.guarantee_reclaim_s) -> float:
     """Seconds until a claim starts: the decision at the next plan, the release, the start at the plan after that."""
-    return RECLAIM_DECISION_FRACTION * deadline_s + EVERY_S + release_s + EVERY_S
+    return POLICY.reclaim_decision_fraction * deadline_s + EVERY_S + release_s + EVERY_S
 
 
 def test_a_guaranteed_gang_starts_in_time_though_short_jobs_refill_freed_devices() -> None:
