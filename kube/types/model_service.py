@@ -318,6 +318,10 @@ class MeasuredReplica(StatusModel):
     memory_gib: Amount | None = Field(default=None, description="Weights and KV cache.")
     kv_tokens: Count | None = Field(default=None, description="Tokens of context that fit into the KV cache.")
     step_model: StepModel = Field(description="Seconds of one step.")
+    verified: bool = Field(
+        default=False,
+        description="It ran the platform's image under an accepted digest: its speeds are shared with other services.",
+    )
 
 
 class ScalingCause(StrEnum):

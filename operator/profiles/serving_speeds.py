@@ -1,8 +1,8 @@
 """Speeds that serving replicas measured, for a service's status and for the cells of PerformanceProfiles.
 
 Replicas of one accelerator type measure nearly the same; of each type the one with the most measured steps is
-used. Only our own engine from the platform's image is accepted: a report from any other image could falsify a class
-that all tenants share.
+used, and before others one whose running container was checked (`pods/engine_image.py`). Only what such a replica of
+our own engine measured is shared: a report from any other image could falsify a class that all tenants share.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
 from busbar.kube.types.model_service import MOST_MEASURED, MeasuredReplica, ServiceEngine
 from busbar.kube.types.performance_profile import StepModel
+from busbar.operator.pods.engine_image import EngineImage, check
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Placement
 
@@ -26,20 +27,22 @@ def is_ours(service: ModelService) -> bool:
 
 
 def measured(
-    places: Iterable[tuple[Pod, Placement | None]], readings: Mapping[str, ServingStatus]
+    places: Iterable[tuple[Pod, Placement | None]],
+    readings: Mapping[str, ServingStatus],
+    engine: EngineImage,
 ) -> list[MeasuredReplica]:
     """One line for each placement and class for which a replica has measured a speed."""
-    best: dict[tuple[str, str, int, str], tuple[int, MeasuredReplica]] = {}
+    best: dict[tuple[str, str, int, str], tuple[tuple[bool, int], MeasuredReplica]] = {}
     for pod, placement in places:
         reading = readings.get(pod.uid)
         report = reading.report if reading is not None else None
         if placement is None or report is None or report.step_model is None:
             continue
-        line = _line(placement, report)
+        line = _line(placement, report, verified=check(None, (pod,), engine).verified)
         place = _place(line)
-        steps = report.step_model.steps
-        if place not in best or steps > best[place][0]:
-            best[place] = (steps, line)
+        rank = (line.verified, report.step_model.steps)
+        if place not in best or rank > best[place][0]:
+            best[place] = (rank, line)
     return [best[place][1] for place in sorted(best)][:MOST_MEASURED]
 
 
@@ -75,10 +78,11 @@ def of_class(services: Iterable[ModelService], workload_class: str) -> list[Meas
 def believed(service: ModelService) -> list[MeasuredReplica]:
     """The lines of a service that may fill cells of the shared table."""
     status = service.status
-    return list(status.measured or ()) if status is not None and is_ours(service) else []
+    lines = status.measured or () if status is not None and is_ours(service) else ()
+    return [line for line in lines if line.verified]
 
 
-def _line(placement: Placement, report: ServingReport) -> MeasuredReplica:
+def _line(placement: Placement, report: ServingReport, *, verified: bool) -> MeasuredReplica:
     model = report.step_model
     assert model is not None
     return MeasuredReplica(
@@ -91,6 +95,7 @@ def _line(placement: Placement, report: ServingReport) -> MeasuredReplica:
         memory_gib=round((report.weight_bytes + report.kv_bytes) / GIB, 3),
         kv_tokens=_kv_tokens(report),
         step_model=StepModel(**{name: _short(getattr(model, name)) for name in StepModel.model_fields}),
+        verified=verified,
     )
 
 

@@ -17,6 +17,7 @@ from busbar.kube.types.model_service import (
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Decision, Wait
 from busbar.operator.pods import manifests
+from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.adapter_status import adapter_rows
@@ -94,7 +95,8 @@ def _measured(view: ServiceView, alive: list[Pod]) -> list[MeasuredReplica] | No
     """What replicas measured. Forgotten while the service is suspended, when its model may change."""
     if view.service.spec.suspend and not alive:
         return None
-    lines = measured(((pod, place_of(pod)) for pod in alive), view.readings)
+    engine = EngineImage(view.rendering.workloads_image, view.settings.workloads_digests)
+    lines = measured(((pod, place_of(pod)) for pod in alive), view.readings, engine)
     return remembered(view.status.measured, lines) or None
 
 

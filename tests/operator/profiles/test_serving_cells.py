@@ -5,19 +5,29 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from tests.operator.builders import NOW, placement, replica, service
+import pytest
+from tests.operator.builders import NOW, RENDERING, placement, replica, service
 from tests.operator.profiles.parts import CLASS, profile, waiting, written
 
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
 from busbar.kube.types.performance_profile import CellSource
+from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.profiles.serving_speeds import believed, measured
 from busbar.operator.profiles.serving_speeds import of_class as served
+from busbar.operator.watch.projections import Pod
 
 STEP = {
     "secondsPerStep": 0.01, "secondsPerSequence": 0.001, "secondsPerThousandContextTokens": 0.0002,
     "secondsPerPromptToken": 0.0001, "rmsErrorSeconds": 0.0005,
 }  # fmt: skip
+
+OURS, DIGEST, OTHER = RENDERING.workloads_image, f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
+ENGINE = EngineImage(OURS, (DIGEST,))
+
+
+def runs(index: int, image: str = OURS, digest: str = DIGEST) -> Pod:
+    return replica(index, image=image, image_id=f"registry/x@{digest}" if digest else "")
 
 
 def serving(steps: int, **more: Any) -> ServingStatus:
@@ -26,8 +36,8 @@ def serving(steps: int, **more: Any) -> ServingStatus:
 
 
 def of_service(**spec: Any) -> ModelService:
-    readings = {replica(0).uid: serving(500, kvBytes=2**30), replica(1).uid: serving(20)}
-    lines = measured(((replica(i), placement()) for i in (0, 1, 2)), readings)
+    readings = {runs(0).uid: serving(500, kvBytes=2**30), runs(1).uid: serving(20)}
+    lines = measured(((runs(i), placement()) for i in (0, 1, 2)), readings, ENGINE)
     [line] = lines
     assert line.step_model.steps == 500
     return service(status={"measured": [line.to_wire()]}, **spec)
@@ -52,3 +62,27 @@ def test_only_the_platforms_own_engine_fills_shared_cells() -> None:
     assert believed(of_service(image="own/image")) == []
     assert believed(of_service(engine="vllm", image="vllm/vllm-openai")) == []
     assert len(believed(of_service())) == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "digest", "shared"),
+    [(OURS, DIGEST, True), (OURS, OTHER, False), (OURS, "", False), ("registry/mine:1", DIGEST, False)],
+    ids=["ours", "another digest", "no digest", "another image"],
+)
+def test_a_replicas_speed_is_shared_only_after_its_image_was_checked(
+    image: str, digest: str, shared: bool
+) -> None:
+    """What it measured still stands in its own service's status, where it decides for that service alone."""
+    pod = runs(0, image, digest)
+    lines = measured([(pod, placement())], {pod.uid: serving(500)}, ENGINE)
+    assert [line.verified for line in lines] == [shared]
+    of = service(status={"measured": [line.to_wire() for line in lines]})
+    assert len(believed(of)) == shared
+    assert len(served((of,), CLASS)) == shared
+
+
+def test_a_checked_replica_speaks_before_a_busier_one_that_is_not() -> None:
+    checked, busier = runs(0), runs(1, digest=OTHER)
+    readings = {checked.uid: serving(20), busier.uid: serving(500)}
+    [line] = measured([(busier, placement()), (checked, placement())], readings, ENGINE)
+    assert (line.verified, line.step_model.steps) == (True, 20)
