@@ -1,9 +1,8 @@
 """One cache per kind, and the few indexes that decisions need.
 
-Our kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
-by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas and
-opted-in Jobs come through our own informers. The caches decide nothing; ``on_change`` is called with each object
-that changed.
+Every kind has an informer (``kube/informer.py``): a list, a watch, and the answers to our own writes. Our own kinds are
+kept as the models of ``kube.types``, all others as projections of a few fields. The caches decide nothing; ``on_change``
+is called with each object that changed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from busbar.kube.client import KubeClient, Object
-from busbar.kube.informer import Cache, Informer, Key
+from busbar.kube.informer import Informer, Key
 from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     JOBS,
@@ -71,12 +70,19 @@ class Caches:
 
     def __init__(self, client: KubeClient, on_change: Changed, *, inactivity_s: float) -> None:
         self._on_change = on_change
-        self.jobs: Cache[TrainingJob] = self._cache(TRAINING_JOBS, TrainingJob)
-        self.services: Cache[ModelService] = self._cache(MODEL_SERVICES, ModelService)
-        self.pools: Cache[AcceleratorPool] = self._cache(ACCELERATOR_POOLS, AcceleratorPool)
-        self.tenants: Cache[Tenant] = self._cache(TENANTS, Tenant)
-        self.profiles: Cache[PerformanceProfile] = self._cache(PERFORMANCE_PROFILES, PerformanceProfile)
-        self.power_domains: Cache[PowerDomain] = self._cache(POWER_DOMAINS, PowerDomain)
+
+        def own(resource: Resource, model: type[Any]) -> Informer[Any]:
+            return Informer(
+                client, resource, _reader(resource, model),
+                lambda key, old, new: self._own_changed(resource.kind, key, old, new), inactivity_s=inactivity_s,
+            )  # fmt: skip
+
+        self.jobs: Informer[TrainingJob] = own(TRAINING_JOBS, TrainingJob)
+        self.services: Informer[ModelService] = own(MODEL_SERVICES, ModelService)
+        self.pools: Informer[AcceleratorPool] = own(ACCELERATOR_POOLS, AcceleratorPool)
+        self.tenants: Informer[Tenant] = own(TENANTS, Tenant)
+        self.profiles: Informer[PerformanceProfile] = own(PERFORMANCE_PROFILES, PerformanceProfile)
+        self.power_domains: Informer[PowerDomain] = own(POWER_DOMAINS, PowerDomain)
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
         self.lost_attempts: dict[str, int] = {}
         """By the uid of a job: the newest attempt of which this process saw a pod that is gone."""
@@ -113,6 +119,7 @@ class Caches:
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
         return (
+            *self.ours,
             self.pods,
             self.nodes,
             self.namespaces,
@@ -123,15 +130,16 @@ class Caches:
         )
 
     @property
-    def ours(self) -> tuple[Cache[Any], ...]:
+    def ours(self) -> tuple[Informer[Any], ...]:
+        """Those of our own kinds."""
         return (self.jobs, self.services, self.pools, self.tenants, self.profiles, self.power_domains)
 
-    def by_kind(self) -> dict[str, Cache[Any]]:
-        return {c.resource.kind: c for c in (*self.ours, *self.informers)}
+    def by_kind(self) -> dict[str, Informer[Any]]:
+        return {informer.resource.kind: informer for informer in self.informers}
 
     def owner(self, kind: str, key: Key) -> Model | None:
         """The job or service with this key, by the name of its kind."""
-        cache: Cache[Any] = self.jobs if kind == TRAINING_JOBS.kind else self.services
+        cache: Informer[Any] = self.jobs if kind == TRAINING_JOBS.kind else self.services
         found: Model | None = cache.items.get(key)
         return found
 
@@ -178,19 +186,22 @@ class Caches:
             self.lost_attempts.pop(old.metadata.uid, None)
         self._on_change(kind, key, old, new)
 
-    def _cache(self, resource: Resource, model: type[Any]) -> Cache[Any]:
-        def project(obj: Object) -> Any:
-            try:
-                return model.model_validate(obj)
-            except ValidationError as error:
-                meta = obj["metadata"]
-                log.warning(
-                    "%s %s/%s is left alone: it does not match this version's schema: %s",
-                    resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
-                )  # fmt: skip
-                return None
 
-        return Cache(resource, project, lambda key, old, new: self._own_changed(resource.kind, key, old, new))
+def _reader(resource: Resource, model: type[Any]) -> Callable[[Object], Any]:
+    """The projection of our own kinds: the model, or None where an object does not match it."""
+
+    def read(obj: Object) -> Any:
+        try:
+            return model.model_validate(obj)
+        except ValidationError as error:
+            meta = obj["metadata"]
+            log.warning(
+                "%s %s/%s is left alone: it does not match this version's schema: %s",
+                resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
+            )  # fmt: skip
+            return None
+
+    return read
 
 
 def tenant_of_namespace(tenants: Iterable[Tenant]) -> dict[str, str]:
