@@ -3,13 +3,14 @@
 * A key that is added while it waits is queued once; one that is added while it is processed runs again afterwards.
 * ``later`` adds a key after a delay; the earliest of several delays wins.
 * ``failed`` adds it after a back-off that doubles with each failure in a row; ``succeeded`` forgets them.
+* A key wakes one of the workers that wait, and no others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -24,7 +25,7 @@ class KeyQueue(Generic[K]):
         self._again: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
-        self._wake = asyncio.Event()
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._backoff_s = backoff_s
 
     def __len__(self) -> int:
@@ -40,7 +41,14 @@ class KeyQueue(Generic[K]):
             self._again.add(key)
         elif key not in self._ready:
             self._ready[key] = None
-            self._wake.set()
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():  # else its worker was cancelled
+                waiter.set_result(None)
+                return
 
     def later(self, key: K, delay_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -58,8 +66,14 @@ class KeyQueue(Generic[K]):
     async def get(self) -> K:
         """The next key; the caller must call ``done`` with it."""
         while not self._ready:
-            self._wake.clear()
-            await self._wake.wait()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if not waiter.cancelled():  # it was woken in the same moment: another one must look
+                    self._wake_one()
+                raise
         key, _ = self._ready.popitem(last=False)
         self._active.add(key)
         return key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from busbar.operator.queue.key_queue import KeyQueue
 
 
@@ -27,3 +29,31 @@ async def test_failures_in_a_row_wait_longer_and_a_success_forgets_them() -> Non
     queue.succeeded("a")
     assert queue.failed("a") <= 1.0
     queue.close()
+
+
+async def test_a_key_wakes_one_worker_and_the_others_go_on_sleeping() -> None:
+    queue: KeyQueue[int] = KeyQueue()
+    workers = [asyncio.create_task(queue.get()) for _ in range(4)]
+    await asyncio.sleep(0)
+    queue.add(7)
+    assert [waiter.done() for waiter in queue._waiters] == [False] * 3
+    assert await workers[0] == 7
+    for worker in workers[1:]:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def test_a_key_whose_worker_is_cancelled_as_it_is_woken_goes_to_another() -> None:
+    queue: KeyQueue[int] = KeyQueue()
+    first, second = (asyncio.create_task(queue.get()) for _ in range(2))
+    await asyncio.sleep(0)
+    queue.add(7)
+    first.cancel()
+    assert await second == 7
+    assert first.cancelled()
+    gone = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    queue.add(8)
+    assert await queue.get() == 8
