@@ -19,7 +19,6 @@ byte is about to be sent: a process that was frozen in between sends nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from pydantic_core import from_json, to_json
 
 from busbar.kube.errors import (
     ApiError,
@@ -161,8 +161,8 @@ class KubeClient:
                     buffer = bytearray(rest)
                     for line in lines:
                         if line.strip():
-                            yield json.loads(line)
-        except json.JSONDecodeError as error:
+                            yield from_json(line, cache_strings="keys")
+        except ValueError as error:
             raise ConnectionFailed(f"{what}: cut in the middle of an event: {error}") from error
 
     @asynccontextmanager
@@ -278,7 +278,7 @@ class KubeClient:
     ) -> Object:
         """One request with the retries described in the module's head; returns the parsed JSON object."""
         what = f"{method} {path}"
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else to_json(body)
         waited, broken, renewed = 0.0, 0, False
         while True:
             proof = await self._proof(what)
@@ -445,6 +445,6 @@ async def _body(response: aiohttp.ClientResponse) -> object:
     if not raw:
         return {}
     try:
-        return json.loads(raw)
+        return from_json(raw, cache_strings="keys")
     except ValueError:
         return raw.decode(errors="replace")
