@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import aiohttp
 
 from busbar.kube.contracts.power import LEASE_PATH, PATH, SIGNATURE, LeaseMessage, LeaseOrder, lease_bearer
 from busbar.kube.errors import SettingsError
-from busbar.operator.agent.signing import Signer
 from busbar.operator.power.gatherer import CONNECT_S, TIMEOUT_S, Source
 from busbar.operator.power.leasing import FeedLeases, State, new_leader, take_round
 from busbar.operator.power.membership import Membership
@@ -22,6 +22,9 @@ from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.readings import Reading
 from busbar.operator.settings import Settings
 from busbar.scheduler.power import ControlSettings
+
+if TYPE_CHECKING:
+    from busbar.operator.agent.signing import Signer
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +45,12 @@ def control_settings(settings: Settings) -> ControlSettings:
 
 def _signer(pem: bytes) -> Signer | None:
     """None without a key: then agents refuse every lease, and say so."""
+    if not pem:
+        return None
+    from busbar.operator.agent.signing import Signer  # with cryptography, ten MiB that few need
+
     try:
-        return Signer(pem) if pem else None
+        return Signer(pem)
     except ValueError as error:
         raise SettingsError(f"BUSBAR_POWER_LEASE_KEY_FILE: {error}") from error
 
