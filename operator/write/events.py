@@ -2,7 +2,8 @@
 
 An event is one more write per transition, and at fifty writes a second the events of a busy hour would delay
 the admissions that they report. So a notice goes into a bounded queue; equal notices become one with a count;
-a token bucket and the lane slow the sender down; what does not fit is dropped and counted. Events
+a transition that still waits is replaced by the next one of its object; a token bucket and the lane slow the sender
+down; what does not fit is dropped and counted. Events
 are for people: no code reads them back, so a crash may lose some.
 """
 
@@ -38,6 +39,8 @@ class Notice:
     reason: str
     message: str
     warning: bool = False
+    transition: bool = False
+    """It tells the object's state, so the next transition says what matters where this one was not sent in time."""
 
 
 class EventQueue:
@@ -56,14 +59,22 @@ class EventQueue:
         self._client, self._metrics, self._instance = client, metrics, instance
         self._per_s, self._burst, self._lanes = per_s, burst, lanes
         self._waiting: OrderedDict[Notice, int] = OrderedDict()
+        self._transitions: dict[str, Notice] = {}  # those that wait, by uid; warnings are not among them
         self._wake = asyncio.Event()
         self._tokens, self._filled_at = float(burst), time.monotonic()
 
     def put(self, notice: Notice) -> None:
+        if notice.transition:
+            before = self._transitions.get(notice.uid)
+            if before is not None and before != notice:
+                del self._waiting[before], self._transitions[notice.uid]
+                self._metrics.events.labels("superseded").inc()
         if notice not in self._waiting and len(self._waiting) >= QUEUE_LIMIT:
             self._metrics.events.labels("dropped").inc()
             return
         self._waiting[notice] = self._waiting.get(notice, 0) + 1
+        if notice.transition and not notice.warning:
+            self._transitions[notice.uid] = notice
         self._wake.set()
 
     async def run(self) -> None:
@@ -74,7 +85,10 @@ class EventQueue:
             await self._token()
             try:
                 async with self._lanes.place(Lane.TELL):
-                    await self._send(*self._waiting.popitem(last=False))
+                    notice, count = self._waiting.popitem(last=False)
+                    if self._transitions.get(notice.uid) == notice:
+                        del self._transitions[notice.uid]
+                    await self._send(notice, count)
                 self._metrics.events.labels("sent").inc()
             except (ApiError, ConnectionFailed, Fenced):
                 self._metrics.events.labels("failed").inc()

@@ -121,9 +121,11 @@ class Writer:
         if (phase, reason) == before[:2] or not reason:
             return
         self._metrics.transitions.labels(resource.kind, phase, reason).inc()
-        self.notice(resource, obj, reason, message or phase)
+        self.notice(resource, obj, reason, message or phase, transition=True)
 
-    def notice(self, resource: Resource, obj: Model, reason: str, message: str) -> None:
+    def notice(
+        self, resource: Resource, obj: Model, reason: str, message: str, *, transition: bool = False
+    ) -> None:
         """An event about an object that is no status change."""
         meta = obj.metadata
         self._events.put(
@@ -136,6 +138,7 @@ class Writer:
                 reason=reason,
                 message=message,
                 warning=reason in _WARNINGS,
+                transition=transition,
             )
         )
 

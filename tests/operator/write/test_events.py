@@ -23,6 +23,13 @@ class Recorder:
         self.wrote.set()
         return body
 
+    async def told(self, events: int) -> None:
+        """Waits for so many events."""
+        async with asyncio.timeout(60):
+            while len(self.bodies) < events:
+                self.wrote.clear()
+                await self.wrote.wait()
+
 
 async def test_equal_notices_become_one_event_with_a_count() -> None:
     recorder = Recorder()
@@ -64,3 +71,36 @@ async def test_an_event_that_was_told_before_is_counted_without_reading_events()
     task.cancel()
     assert existing.event["count"] == 6
     assert existing.event["lastTimestamp"]
+
+
+def transition(reason: str, uid: str = "uid", *, warning: bool = False) -> Notice:
+    return Notice("v1", "Job", "ns", "j", uid, reason, "because", warning=warning, transition=True)
+
+
+async def test_a_transition_that_still_waits_gives_way_to_the_next_of_its_object() -> None:
+    """Warnings, what is no transition, and other objects' transitions stay."""
+    recorder = Recorder()
+    queue = EventQueue(recorder, Metrics(), instance="i", lanes=Lanes(4))  # type: ignore[arg-type]
+    for notice in (
+        transition("Admitted"),
+        Notice("v1", "Job", "ns", "j", "uid", "SpeedQuarantined", "because"),
+        transition("Admitted", uid="other"),
+        transition("Running"),
+        transition("Failed", warning=True),
+        transition("Queued"),
+        transition("Queued"),
+    ):
+        queue.put(notice)
+    task = asyncio.create_task(queue.run())
+    await recorder.told(4)
+    queue.put(transition("Admitted"))  # the one before it is sent, so it is not replaced
+    await recorder.told(5)
+    task.cancel()
+    told = [(b["involvedObject"]["uid"], b["reason"], b["count"]) for b in recorder.bodies]
+    assert told == [
+        ("uid", "SpeedQuarantined", 1),
+        ("other", "Admitted", 1),
+        ("uid", "Failed", 1),
+        ("uid", "Queued", 2),
+        ("uid", "Admitted", 1),
+    ]
