@@ -94,10 +94,11 @@ class Settings:
     poll_limit_bytes: int = 65536
     demand_period_s: float = 1.0  # the gateway's demand
     progress_period_s: float = 5.0  # progress is written at most this often
-    count_period_s: float = 2.0  # how many pods of a starting job run is written at most this often
+    start_told_s: float = 5.0  # a start that takes longer is written,
+    count_period_s: float = 2.0  # and how many of its pods run at most this often
     usage_period_s: float = 60.0  # and usage about this often while a job holds devices
     progress_writes_per_s: float = 20.0  # of all jobs together: with many, each is written less often
-    usage_writes_per_s: float = 3.0  # the same, down to once in ten minutes
+    usage_writes_per_s: float = 2.0  # the same, down to once in a quarter of an hour
 
     profile_period_s: float = 10.0  # a workload class's profile is written at most this often
     explore_period_s: float = 60.0  # and at least this often while its jobs run where nobody measured

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from busbar.operator.settings import Settings
 
-MOST_USAGE_S = 600.0
+MOST_USAGE_S = 900.0
 """Use is written at least so often, however much runs."""
 
 

@@ -10,7 +10,7 @@ from busbar.operator.write.pace import MOST_USAGE_S, paced, spread
 
 @pytest.mark.parametrize(
     ("running", "usage_s", "progress_s"),
-    [(0, 60.0, 5.0), (100, 60.0, 5.0), (600, 200.0, 30.0), (2000, MOST_USAGE_S, 100.0)],
+    [(0, 60.0, 5.0), (100, 60.0, 5.0), (600, 300.0, 30.0), (2000, MOST_USAGE_S, 100.0)],
 )
 def test_all_together_write_so_much_a_second(running: int, usage_s: float, progress_s: float) -> None:
     made = paced(SETTINGS, running)
