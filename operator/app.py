@@ -49,7 +49,7 @@ from busbar.operator.serving.routes import build_routes
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.reconcile import COUNTS_S
-from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Pod
 from busbar.operator.watch.small_projections import QuotaSeen
 from busbar.operator.write.actions import PostToPod
@@ -65,6 +65,10 @@ log = logging.getLogger(__name__)
 
 OWNER_KIND = {label: resource.kind for label, resource in OWNERS.items()}
 TASK_END_S = 5.0
+FEW_PODS = 8
+"""Jobs with as many pods are reconciled at each event of one."""
+GATHER_S, MOST_GATHER_S = 0.001, 0.2
+"""Others so much later for each of their pods: a reconcile reads all of them, and they start and end together."""
 
 
 class Operator:
@@ -280,7 +284,7 @@ class Operator:
         if kind == "Pod":
             pod: Pod | None = new or old
             if pod is not None and pod.kind in OWNER_KIND:
-                self.controller.add(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
+                self._owner_soon(pod)
             if pod is not None and pod.kind == KIND_SERVICE:
                 self._routes_dirty.set()
             if old is None and new is not None and new.gated and is_claim(new):
@@ -319,6 +323,15 @@ class Operator:
             self._remember(old, new)
             self._wake_services_of(key, old, new)
 
+    def _owner_soon(self, pod: Pod) -> None:
+        """Queues the pod's job or service; one of many pods a moment later, together with what the others do then."""
+        item = Item(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
+        pods = self.caches.pods_named(pod)
+        if pods <= FEW_PODS:
+            self.controller.add(*item)
+        else:
+            self.controller.queue.later(item, min(MOST_GATHER_S, pods * GATHER_S))
+
     def _quota_changed(self, namespace: str, old: QuotaSeen | None, new: QuotaSeen | None) -> None:
         """Restores it at once; what Kubernetes counted is told a little later, as it changes with every pod."""
         tenant = Key("", self._tenant_of(namespace))
@@ -336,7 +349,7 @@ class Operator:
             self.job_history.forget(old, self._tenant_of, utc_now())
 
     def _tenant_of(self, namespace: str) -> str:
-        return tenant_of_namespace(self.caches.tenants.items.values()).get(namespace, "")
+        return self.caches.tenant_of.get(namespace, "")
 
     def _wake_services_of(self, key: Key, old: Any, new: Any) -> None:
         """Queues the services that serve this job's output: they can start once it has succeeded."""

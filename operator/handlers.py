@@ -15,10 +15,10 @@ from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH, SLEEP_PA
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
-from busbar.kube.types import ModelService, Tenant, TrainingJob
+from busbar.kube.types import ModelService, Tenant, TrainingJob, TrainingPhase
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.tenant import TenantUsage
-from busbar.kube.types.training_job import Usage
+from busbar.kube.types.training_job import TrainingJobStatus, Usage
 from busbar.operator.accounting.allocations import (
     AllocationCounts,
     Allocations,
@@ -60,7 +60,7 @@ from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
 from busbar.operator.training.deadline import news as deadline_news
 from busbar.operator.training.reconcile import reconcile as reconcile_job
 from busbar.operator.training.view import JobView, holders, waits_for_its_turn
-from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action, Create
 from busbar.operator.write.events import Notice
@@ -165,7 +165,7 @@ class Handlers:
             slack=self.profiles.slack(job),
             refused=self._refused.get((KIND_TRAINING, key), ""),
             has_tenant=self._has_tenant(key),
-            counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._settings.count_period_s,
+            counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._counts_s(status),
             holders=holders(job, own, self._caches.pods.items),
             lost_attempt=self._caches.lost_attempts.get(job.metadata.uid, 0),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
@@ -193,6 +193,11 @@ class Handlers:
             self._rounds.wake()
         return update.again_s
 
+    def _counts_s(self, status: TrainingJobStatus | None) -> float:
+        """How long after a job's last status the pods that run are counted in the next."""
+        told = status is not None and status.phase is TrainingPhase.STARTING
+        return self._settings.count_period_s if told else self._settings.start_told_s
+
     def _pod_room(self, job: TrainingJob, key: Key, admits: bool) -> PodRoom | None:
         """What the limit of pods leaves for a waiting job: exact where it is to be admitted, else some seconds old."""
         if not waits_for_its_turn(job):
@@ -201,7 +206,7 @@ class Handlers:
         if not admits and time.monotonic() - counted_at < POD_ROOM_S:
             return room
         caches = self._caches
-        name = tenant_of_namespace(caches.tenants.items.values()).get(key.namespace, "")
+        name = caches.tenant_of.get(key.namespace, "")
         found = caches.tenants.items.get(Key("", name))
         room = pod_room(found, key, caches.pods.items.values(), caches.jobs.items.values(), self._promised)
         self._rooms[key.namespace] = time.monotonic(), room
@@ -289,7 +294,7 @@ class Handlers:
             self._plans_asked -= 1
 
     def _seen(self, key: Key, service: ModelService, own: tuple[Pod, ...]) -> Seen:
-        tenant = tenant_of_namespace(self._caches.tenants.items.values()).get(key.namespace, "")
+        tenant = self._caches.tenant_of.get(key.namespace, "")
         types = service.spec.accelerators
         return Seen(
             service=service,
@@ -328,7 +333,7 @@ class Handlers:
             return None
         view = TenantView(
             tenant=found,
-            owner_of=tenant_of_namespace(self._caches.tenants.items.values()),
+            owner_of=self._caches.tenant_of,
             namespaces={k.name: n for k, n in self._caches.namespaces.items.items()},
             bindings=tuple(self._caches.bindings.items.values()),
             now=utc_now(),
@@ -416,7 +421,7 @@ class Handlers:
                 if action is not None:
                     await self._writer.carry_out((action,))
             elif isinstance(decision, Wait):
-                tenant = tenant_of_namespace(self._caches.tenants.items.values()).get(key.namespace, "")
+                tenant = self._caches.tenant_of.get(key.namespace, "")
                 text = lacking(found, tenant, self._caches.pools.items.values()) or decision.message
                 self._writer.put_notice(
                     Notice("v1", "Pod", key.namespace, key.name, found.uid, decision.reason, text)
@@ -427,7 +432,7 @@ class Handlers:
         found = self._caches.batch_jobs.items.get(key)
         if found is None:
             return None
-        owners = tenant_of_namespace(self._caches.tenants.items.values())
+        owners = self._caches.tenant_of
         action = release_job(found, key.namespace in owners)
         if action is not None:
             await self._writer.carry_out((action,))
@@ -437,7 +442,7 @@ class Handlers:
         found = self._caches.namespaces.items.get(key)
         if found is None:
             return None
-        owner_of = tenant_of_namespace(self._caches.tenants.items.values())
+        owner_of = self._caches.tenant_of
         self._tenancy_seen(key.name, key.name in owner_of)
         ending = key.name not in owner_of and self._runs_in(key.name)
         actions = revoke(
@@ -459,7 +464,7 @@ class Handlers:
         return ENDING_S if ending else None
 
     def _has_tenant(self, key: Key) -> bool:
-        return key.namespace in tenant_of_namespace(self._caches.tenants.items.values())
+        return key.namespace in self._caches.tenant_of
 
     def _tenancy_seen(self, namespace: str, has_tenant: bool) -> None:
         """Queues the jobs and services of a namespace that lost its Tenant or got one."""

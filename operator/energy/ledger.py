@@ -25,7 +25,7 @@ from busbar.operator.power.energy import FeedEnergy
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.readings import Reading
-from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.caches import Caches
 
 MEAN_S = 60.0
 FADED_W = 0.01
@@ -52,7 +52,7 @@ class Ledger:
         caches = self._caches
         nodes = {key.name: node for key, node in caches.nodes.items.items() if key.name in readings}
         pools = tuple(caches.pools.items.values())
-        tenant_of = tenant_of_namespace(caches.tenants.items.values())
+        tenant_of = caches.tenant_of
         holders = self._holders.of(nodes, caches.pods.items.values(), pools, tenant_of) if nodes else {}
         passed_s, self._ticked_s = now_s - self._ticked_s, now_s
         every: list[Charge] = []

@@ -13,7 +13,7 @@ from busbar.kube.types.model_service import ModelServiceSpec
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.prober import address_of
-from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node, Pod
 
 
@@ -31,7 +31,7 @@ def build_routes(
         readings: the last answers of replicas, by pod uid.
         is_stopped: whether a spent budget stops what runs in a namespace.
     """
-    tenant_of = tenant_of_namespace(caches.tenants.items.values())
+    tenant_of = caches.tenant_of
     services: list[ServiceRoute] = []
     for key, service in sorted(caches.services.items.items()):
         if service.metadata.deletion_timestamp is not None:

@@ -9,7 +9,7 @@ from busbar.operator.accounting.budgets import FREE, Hold, hold
 from busbar.operator.pods.foreign_pods import is_claim
 from busbar.operator.queue.controller import Controller
 from busbar.operator.steady_clock import utc_now
-from busbar.operator.watch.caches import Caches, tenant_of_namespace
+from busbar.operator.watch.caches import Caches
 
 
 class BudgetHolds:
@@ -21,7 +21,7 @@ class BudgetHolds:
 
     def of_namespace(self, namespace: str) -> Hold:
         """What its tenant's budgets do to work there now."""
-        return self._of_tenant(tenant_of_namespace(self._caches.tenants.items.values()).get(namespace, ""))
+        return self._of_tenant(self._caches.tenant_of.get(namespace, ""))
 
     def look(self, name: str) -> None:
         """To be called with each reconcile of a tenant, and when it is gone: queues what is in its namespaces

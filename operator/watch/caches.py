@@ -8,13 +8,13 @@ is called with each object that changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from busbar.kube.client import KubeClient, Object
-from busbar.kube.informer import Informer, Key
+from busbar.kube.informer import Informer, Key, key_of
 from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     JOBS,
@@ -72,10 +72,11 @@ class Caches:
         self._on_change = on_change
 
         def own(resource: Resource, model: type[Any]) -> Informer[Any]:
-            return Informer(
-                client, resource, _reader(resource, model),
+            made: Informer[Any] = Informer(
+                client, resource, lambda obj: _read(resource, model, obj, made.items.get(key_of(obj))),
                 lambda key, old, new: self._own_changed(resource.kind, key, old, new), inactivity_s=inactivity_s,
             )  # fmt: skip
+            return made
 
         self.jobs: Informer[TrainingJob] = own(TRAINING_JOBS, TrainingJob)
         self.services: Informer[ModelService] = own(MODEL_SERVICES, ModelService)
@@ -83,6 +84,7 @@ class Caches:
         self.tenants: Informer[Tenant] = own(TENANTS, Tenant)
         self.profiles: Informer[PerformanceProfile] = own(PERFORMANCE_PROFILES, PerformanceProfile)
         self.power_domains: Informer[PowerDomain] = own(POWER_DOMAINS, PowerDomain)
+        self._tenant_of: Mapping[str, str] | None = None  # None: a tenant has changed
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
         self.lost_attempts: dict[str, int] = {}
         """By the uid of a job: the newest attempt of which this process saw a pod that is gone."""
@@ -137,11 +139,22 @@ class Caches:
     def by_kind(self) -> dict[str, Informer[Any]]:
         return {informer.resource.kind: informer for informer in self.informers}
 
+    @property
+    def tenant_of(self) -> Mapping[str, str]:
+        """Namespace to tenant name, see `tenant_of_namespace`."""
+        if self._tenant_of is None:
+            self._tenant_of = tenant_of_namespace(self.tenants.items.values())
+        return self._tenant_of
+
     def owner(self, kind: str, key: Key) -> Model | None:
         """The job or service with this key, by the name of its kind."""
         cache: Informer[Any] = self.jobs if kind == TRAINING_JOBS.kind else self.services
         found: Model | None = cache.items.get(key)
         return found
+
+    def pods_named(self, pod: Pod) -> int:
+        """How many pods carry the same label of kind and the same owner's name."""
+        return len(self._owned.get((pod.kind, Key(pod.key.namespace, pod.job)), ()))
 
     def named_pods(self, kind: str, key: Key) -> list[Key]:
         """The pods that carry this label of kind and this owner's name, whoever made them."""
@@ -184,24 +197,28 @@ class Caches:
     def _own_changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
             self.lost_attempts.pop(old.metadata.uid, None)
+        if kind == TENANTS.kind:
+            self._tenant_of = None
         self._on_change(kind, key, old, new)
 
 
-def _reader(resource: Resource, model: type[Any]) -> Callable[[Object], Any]:
-    """The projection of our own kinds: the model, or None where an object does not match it."""
+def _read(resource: Resource, model: type[Any], obj: Object, old: Any) -> Any:
+    """The projection of our own kinds: the model, or None where an object does not match it.
 
-    def read(obj: Object) -> Any:
-        try:
-            return model.model_validate(obj)
-        except ValidationError as error:
-            meta = obj["metadata"]
-            log.warning(
-                "%s %s/%s is left alone: it does not match this version's schema: %s",
-                resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
-            )  # fmt: skip
-            return None
-
-    return read
+    An object of the same generation has the same spec, so that is not read again: most changes are of the status.
+    """
+    meta = obj["metadata"]
+    seen = (old.metadata.uid, old.metadata.generation) if old is not None else None
+    if seen == (meta.get("uid"), meta.get("generation")):
+        obj = {**obj, "spec": old.spec}
+    try:
+        return model.model_validate(obj)
+    except ValidationError as error:
+        log.warning(
+            "%s %s/%s is left alone: it does not match this version's schema: %s",
+            resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
+        )  # fmt: skip
+        return None
 
 
 def tenant_of_namespace(tenants: Iterable[Tenant]) -> dict[str, str]:

@@ -66,6 +66,7 @@ QUICK = Settings(
     round_period_s=1.0,
     round_check_s=0.2,
     explain_period_s=0.5,
+    start_told_s=0.0,
     count_period_s=0.0,
     forecast_cpu_share=0.5,
     refused_again_s=0.5,
@@ -317,5 +318,3 @@ def gang_job(name: str, pods: int, **spec: Any) -> Object:
             **spec,
         },
     }
-
-

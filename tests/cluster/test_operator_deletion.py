@@ -93,7 +93,7 @@ async def test_a_service_that_is_deleted_while_it_scales_leaves_nothing(apiserve
 async def test_a_pod_that_goes_with_its_job_is_not_made_again(apiserver: ApiServer) -> None:
     """The watch of jobs is late and the workers are busy: the pod's end is seen while the job still seems to be there."""
     async with Cluster(apiserver) as cluster:
-        operator = await cluster.start(count_period_s=Settings().count_period_s)
+        operator = await cluster.start(start_told_s=Settings().start_told_s)
         await becomes(lambda: _value(cluster.proxy.watches("/trainingjobs")), bool)
         cluster.kubelet.skips = lambda pod: True  # it does not start
         await cluster.create(gang_job("gone", 1))

@@ -76,7 +76,7 @@ def writes(cluster: Cluster) -> list[tuple[str, str]]:
 async def test_a_one_pod_job_of_cores_costs_four_writes_and_their_events(apiserver: ApiServer) -> None:
     """Admitted, the pod, Running, Succeeded: no gate, no Service, and no Starting that does not last."""
     async with Cluster(apiserver, script=lambda pod: Script(run_s=0.3)) as cluster:
-        await cluster.start(count_period_s=Settings().count_period_s)
+        await cluster.start(start_told_s=Settings().start_told_s, count_period_s=Settings().count_period_s)
         await cluster.create(gang_job("one", 1))
         await cluster.until(TRAINING_JOBS, "one", phase("Succeeded"))
         assert writes(cluster) == [
@@ -112,7 +112,7 @@ async def test_a_one_pod_job_on_a_guarded_pool_starts_under_the_charts_policies_
         await asyncio.to_thread(add_node, platform, name, labels={"guarded": name}, gpus=2)
         spec = {"accelerator": accelerator, "nodeSelector": {"guarded": name}, **pool}
         await cluster.create({"kind": "AcceleratorPool", "metadata": {"name": name}, "spec": spec})
-        await cluster.start(count_period_s=Settings().count_period_s)
+        await cluster.start(start_told_s=Settings().start_told_s, count_period_s=Settings().count_period_s)
         await cluster.until(TENANTS, f"tenant-{cluster.namespace}", lambda s: bool(s.get("conditions")))
         await becomes(lambda: labels_of(cluster), lambda labels: "busbar.dev/tenant" in labels)
         shape = {"minPods": 1, "maxPods": 1, "acceleratorsPerPod": 1}
