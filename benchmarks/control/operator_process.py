@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.cluster.apiserver import ApiServer
@@ -24,8 +25,19 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 class Process:
     """The operator, started again when it ends; counts its ends and its CPU time."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, source: Path) -> None:
-        self._env = environment(kubeconfig, folder, str(source))
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        source: Path,
+        *,
+        namespace: str = "default",
+        command: Sequence[str] = COMMAND,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """`command`: of another queue's process, which is told the kubeconfig by the variable KUBECONFIG."""
+        self._env = {**environment(kubeconfig, folder, str(source), namespace), **(more or {})}
+        self._command = command
         self._log = (folder / "operator.log").open("wb")
         self.ends = 0
         self.cpu_s = 0.0
@@ -33,7 +45,7 @@ class Process:
         self._start()
 
     def _start(self) -> None:
-        self._child = subprocess.Popen(COMMAND, env=self._env, stdout=self._log, stderr=self._log)
+        self._child = subprocess.Popen(self._command, env=self._env, stdout=self._log, stderr=self._log)
         self._seen_s = 0.0
 
     async def keep(self) -> None:

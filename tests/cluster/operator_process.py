@@ -9,7 +9,9 @@ from pathlib import Path
 COMMAND = [sys.executable, "-m", "busbar.operator.main"]
 
 
-def environment(kubeconfig: Path, folder: Path, source: str = ".src") -> dict[str, str]:
+def environment(
+    kubeconfig: Path, folder: Path, source: str = ".src", namespace: str = "default"
+) -> dict[str, str]:
     """The variables of the process; its workload key is written to `folder`.
 
     `source` contains the package `busbar`.
@@ -20,7 +22,7 @@ def environment(kubeconfig: Path, folder: Path, source: str = ".src") -> dict[st
         **os.environ,
         "KUBECONFIG": str(kubeconfig),
         "BUSBAR_WORKLOAD_KEY_FILE": str(key),
-        "POD_NAMESPACE": "default",
+        "POD_NAMESPACE": namespace,
         "POD_NAME": "operator",
         "POD_UID": "one-pod",
         "BUSBAR_OPERATOR_INTERNAL_HOST": "127.0.0.1",
