@@ -249,3 +249,31 @@ class Resource(KubeModel):
             if self.metadata.namespace
             else self.metadata.name
         )
+
+
+MOST_FIELD_SETS = 10_000
+"""Different ones that are remembered: whoever writes objects decides which fields they have."""
+_field_sets: dict[frozenset[str], set[str]] = {}
+
+
+def share_field_sets(model: BaseModel) -> None:
+    """Lets a model that is kept, and all in it, share the set of the fields that were given with models that had the same.
+
+    Pydantic makes one set per model, and those of a TrainingJob take a third of its memory. The model must not be
+    assigned to afterwards, as is the rule for what a cache holds; copies have sets of their own.
+    """
+    if len(_field_sets) > MOST_FIELD_SETS:
+        _field_sets.clear()
+    parts: list[object] = [model]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, BaseModel):
+            given = part.__pydantic_fields_set__
+            object.__setattr__(
+                part, "__pydantic_fields_set__", _field_sets.setdefault(frozenset(given), given)
+            )
+            parts.extend(value for value in vars(part).values() if isinstance(value, BaseModel | list | dict))
+        elif isinstance(part, list):
+            parts.extend(value for value in part if isinstance(value, BaseModel))
+        elif isinstance(part, dict):
+            parts.extend(value for value in part.values() if isinstance(value, BaseModel))

@@ -39,7 +39,7 @@ from busbar.kube.types import (
     Tenant,
     TrainingJob,
 )
-from busbar.kube.types.meta import LABEL_QUEUE
+from busbar.kube.types.meta import LABEL_QUEUE, share_field_sets
 from busbar.kube.types.meta import Resource as Model
 from busbar.operator.watch.projections import Node, Pod, project_node, project_pod
 from busbar.operator.watch.small_projections import (
@@ -212,13 +212,15 @@ def _read(resource: Resource, model: type[Any], obj: Object, old: Any) -> Any:
     if seen == (meta.get("uid"), meta.get("generation")):
         obj = {**obj, "spec": old.spec}
     try:
-        return model.model_validate(obj)
+        made = model.model_validate(obj)
     except ValidationError as error:
         log.warning(
             "%s %s/%s is left alone: it does not match this version's schema: %s",
             resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
         )  # fmt: skip
         return None
+    share_field_sets(made)
+    return made
 
 
 def tenant_of_namespace(tenants: Iterable[Tenant]) -> dict[str, str]:

@@ -1,0 +1,81 @@
+"""What the caches keep of our own kinds: a spec is read once, and objects that are alike share what they can."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+from tests.cluster.harness import engine_job
+
+from busbar.kube.client import Object
+from busbar.kube.informer import Key
+from busbar.kube.types import TrainingJob
+from busbar.kube.types.meta import share_field_sets
+from busbar.operator.watch.caches import Caches
+
+NAME = Key("ns", "job")
+
+
+def made(name: str = "job", version: int = 1, generation: int = 1, **more: Any) -> Object:
+    job = engine_job(name)
+    meta = {
+        "namespace": "ns",
+        "uid": f"uid-{name}",
+        "generation": generation,
+        "resourceVersion": str(version),
+    }
+    return {**job, "metadata": {**job["metadata"], **meta}, **more}
+
+
+def caches() -> Caches:
+    return Caches(cast(Any, None), lambda *_: None, inactivity_s=60.0)
+
+
+def test_a_spec_of_the_same_generation_is_not_read_again_and_a_later_one_is() -> None:
+    found = caches().jobs
+    found.observe(made())
+    first = found.items[NAME]
+    found.observe(made(version=2, status={"phase": "Running"}))
+    assert found.items[NAME].spec is first.spec
+    assert found.items[NAME].status is not None
+    changed = made(version=3, generation=2)
+    changed["spec"]["priority"] = 7
+    found.observe(changed)
+    assert found.items[NAME].spec.priority == 7
+    again = made(version=4, generation=2)
+    again["metadata"]["uid"] = "another"  # deleted and made anew, whatever its generation
+    found.observe(again)
+    assert found.items[NAME].spec.priority == first.spec.priority
+
+
+def test_an_object_that_matched_no_schema_is_read_anew_when_it_is_corrected() -> None:
+    found = caches().jobs
+    bad = made()
+    bad["spec"]["shape"] = "wrong"
+    found.observe(bad)
+    assert NAME not in found.items
+    found.observe(made(version=2, generation=2))
+    assert NAME in found.items
+
+
+def test_the_tenant_of_a_namespace_follows_the_tenants() -> None:
+    kept = caches()
+    assert kept.tenant_of == {}
+    for version, spaces in ((1, ["a"]), (2, ["a", "b"]), (3, [])):
+        meta = {"name": "t", "uid": "u", "generation": version, "resourceVersion": str(version)}
+        kept.tenants.observe({"kind": "Tenant", "metadata": meta, "spec": {"namespaces": spaces}})
+        assert kept.tenant_of == dict.fromkeys(spaces, "t")
+
+
+def test_models_with_the_same_fields_share_their_sets_and_copies_do_not() -> None:
+    one, other = (TrainingJob.model_validate(made(name)) for name in ("one", "other"))
+    plain = copy.deepcopy(one)
+    for model in (one, other):
+        share_field_sets(model)
+    assert one == plain
+    assert one.model_dump(exclude_unset=True) == plain.model_dump(exclude_unset=True)
+    assert one.spec.model_fields_set is other.spec.model_fields_set
+    assert one.metadata.model_fields_set is other.metadata.model_fields_set
+    changed = one.spec.model_copy(update={"priority": 3})
+    assert "priority" in changed.model_fields_set
+    assert "priority" not in other.spec.model_fields_set
