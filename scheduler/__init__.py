@@ -6,7 +6,7 @@ for action in plan_.actions: ...
 for record in plan_.waiting: sentence(record, snapshot, viewer)
 """
 
-from .check import check_plan
+from .check import Checker, check_plan
 from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
 from .explain.sentences import sentence
 from .forecast.history import Finished, History, Outcome
@@ -57,6 +57,7 @@ __all__ = [
     "ActionKind",
     "Cell",
     "Change",
+    "Checker",
     "DeadlineAnswer",
     "DeadlineShare",
     "DecayedUsage",

@@ -1,6 +1,6 @@
 """The independent checker: is this plan allowed on this snapshot?
 
-It shares no code with the planner except the types: it counts again, in its own way. Used in tests, in the
+It shares no code with the planner except the model: it counts again, in its own way. Used in tests, in the
 simulator after every round, and by the operator before anything is carried out.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import fields, replace
 
+from .model.diff import differing
 from .model.plans import ActionKind, Plan
 from .model.snapshot import Job, Node, Placement, Pool, Resources, Snapshot, Tenant
 from .model.table import TableView
@@ -18,33 +19,121 @@ from .model.table import TableView
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> list[str]:
     """Everything that is wrong with the plan, one sentence each; empty: it may be carried out."""
-    wrong: list[str] = []
-    jobs = {str(job.id): job for job in snapshot.jobs}
-    before = {key: job.run.placement for key, job in jobs.items() if job.run is not None}
-    after = dict(before)
-    touched: set[str] = set()
-    for action in plan.actions:
-        key = str(action.job)
-        if key not in jobs:
-            wrong.append(f"{action.id}: no such job {key}")
-            continue
-        if key in touched:
-            wrong.append(f"{action.id}: a second action on {key}")
-        touched.add(key)
-        wrong += _action(jobs[key], action.kind, action.assumed, action.to, before.get(key))
-        if action.to is None:
-            after.pop(key, None)
-        else:
-            after[key] = action.to
-    leaving = {key for key in jobs if jobs[key].run is not None and jobs[key].run.releasing}  # type: ignore[union-attr]
-    moved = {key for key in touched if key in after}
-    wrong += _placements(snapshot, jobs, {key: after[key] for key in moved})
-    wrong += _room(snapshot, {k: p for k, p in after.items() if k not in leaving}, moved)
-    wrong += _power(snapshot, jobs, plan, after, leaving)
-    wrong += _order(snapshot, plan, before)
-    wrong += _quota(snapshot, jobs, before, after, moved)
-    wrong += _accounted(jobs, plan, after, leaving)
-    return wrong
+    return Checker().check(snapshot, plan)
+
+
+class Checker:
+    """Checks plans on snapshots of which each follows the one before: it keeps who holds what, and looks again at the
+    jobs that differ. A new one counts everything."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Job, ...] = ()
+        self._jobs: dict[str, Job] = {}
+        self._before: dict[str, Placement] = {}
+        self._leaving: set[str] = set()
+        self._idle: set[str] = set()
+        """Jobs that hold nothing, and those that are being stopped."""
+        self._at: dict[str, set[str]] = {}
+        """By node, who holds something there."""
+        self._of: dict[str, set[str]] = {}
+        """By tenant, its jobs that hold something."""
+
+    def check(self, snapshot: Snapshot, plan: Plan) -> list[str]:
+        """See `check_plan`."""
+        self._follow(snapshot.jobs)
+        jobs, before = self._jobs, self._before
+        wrong: list[str] = []
+        changed: dict[str, Placement | None] = {}
+        for action in plan.actions:
+            key = action.job
+            if key not in jobs:
+                wrong.append(f"{action.id}: no such job {key}")
+                continue
+            if key in changed:
+                wrong.append(f"{action.id}: a second action on {key}")
+            wrong += _action(jobs[key], action.kind, action.assumed, action.to, before.get(key))
+            changed[key] = action.to
+        new = {key: placement for key, placement in changed.items() if placement is not None}
+        near = {key: before[key] for key in self._near(plan)}
+        last = {key: place for key, place in near.items() if key not in changed} | new
+        wrong += _placements(snapshot, jobs, new)
+        wrong += _room(snapshot, {k: p for k, p in last.items() if k not in self._leaving}, new.keys())
+        if any(domain.limits for domain in snapshot.domains):
+            after = {key: place for key, place in before.items() if key not in changed} | new
+            wrong += _power(snapshot, jobs, plan, after, self._leaving)
+        wrong += _order(snapshot, plan, near, before)
+        wrong += self._quota(snapshot, changed, new)
+        wrong += self._accounted(plan, changed, new)
+        return wrong
+
+    def _follow(self, jobs: tuple[Job, ...]) -> None:
+        gone, come = differing(self._seen, jobs)
+        self._seen = jobs
+        for job in gone:
+            del self._jobs[job.id]
+            self._leaving.discard(job.id)
+            self._idle.discard(job.id)
+            placement = self._before.pop(job.id, None)
+            if placement is not None:
+                self._of[job.tenant].discard(job.id)
+                for name in placement.nodes:
+                    self._at[name].discard(job.id)
+        for job in come:
+            self._jobs[job.id] = job
+            if job.run is None or job.run.releasing:
+                self._idle.add(job.id)
+            if job.run is None:
+                continue
+            if job.run.releasing:
+                self._leaving.add(job.id)
+            self._before[job.id] = job.run.placement
+            self._of.setdefault(job.tenant, set()).add(job.id)
+            for name in job.run.placement.nodes:
+                self._at.setdefault(name, set()).add(job.id)
+
+    def _near(self, plan: Plan) -> set[str]:
+        """The jobs on nodes of which the plan gives something: what they hold decides whether there is room."""
+        given = {name for action in plan.actions if action.to is not None for name in action.to.nodes}
+        return {key for name in given for key in self._at.get(name, ())}
+
+    def _quota(
+        self, snapshot: Snapshot, changed: Mapping[str, Placement | None], new: Mapping[str, Placement]
+    ) -> list[str]:
+        rates = {rate.accelerator: rate.rate for rate in snapshot.table.rates}
+        known: dict[str, Tenant] = {tenant.name: tenant for tenant in snapshot.tenants}
+        wrong: list[str] = []
+        for name in sorted({self._jobs[key].tenant for key in new}):
+            if name not in known:
+                wrong.append(f"tenant {name!r} is not in the snapshot")
+                continue
+            had = {key: self._before[key] for key in sorted(self._of.get(name, ()))}
+            gets = {key: placement for key, placement in new.items() if self._jobs[key].tenant == name}
+            holds = {key: placement for key, placement in had.items() if key not in changed} | gets
+            for quota in known[name].quotas:
+                row = quota.accelerator
+                total = sum(_counted(placement, row, rates) for placement in holds.values())
+                if total <= sum(_counted(placement, row, rates) for placement in had.values()):
+                    continue
+                limits = [quota.ceiling_m] if quota.ceiling_m is not None else []
+                if quota.borrowable_m is not None:
+                    limits.append(quota.guaranteed_m + quota.borrowable_m)
+                if limits and total > min(limits) + 1e-3:
+                    wrong.append(f"tenant {name}: {total:g} of {row} above its limit {min(limits)}")
+        return wrong
+
+    def _accounted(
+        self, plan: Plan, changed: Mapping[str, Placement | None], new: Mapping[str, Placement]
+    ) -> list[str]:
+        """Every job runs, or has exactly one record that says why not."""
+        counts: Counter[str] = Counter([record.job for record in plan.waiting])
+        delayed = {action.job for action in plan.actions if action.after}
+        wrong = [f"{key}: {count} waiting records" for key, count in sorted(counts.items()) if count > 1]
+        waits = (self._idle - (new.keys() - self._leaving)) | (changed.keys() - new.keys())
+        for key in sorted(waits - counts.keys()):
+            wrong.append(f"{self._jobs[key].key}: it waits and nobody says why")
+        for key in sorted((counts.keys() & self._jobs.keys()) - waits - delayed):
+            wrong.append(f"{self._jobs[key].key}: it runs and has a waiting record")
+        return wrong
 
 
 def _action(
@@ -158,7 +247,7 @@ def _node(job: Job, pool: Pool, node: Node) -> list[str]:
     return wrong
 
 
-def _room(snapshot: Snapshot, held: Mapping[str, Placement], moved: set[str]) -> list[str]:
+def _room(snapshot: Snapshot, held: Mapping[str, Placement], moved: Set[str]) -> list[str]:
     """Nodes that got something new must not be over their capacity."""
     pools = {pool.name: pool for pool in snapshot.pools}
     used: dict[str, Counter[str]] = {}
@@ -290,13 +379,15 @@ class _Watts:
         return pods * math.ceil(placement.per_pod.accelerators_m * more / 1000)
 
 
-def _order(snapshot: Snapshot, plan: Plan, before: Mapping[str, Placement]) -> list[str]:
+def _order(
+    snapshot: Snapshot, plan: Plan, near: Mapping[str, Placement], before: Mapping[str, Placement]
+) -> list[str]:
     """An action without `after` must find its room free when the plan begins."""
-    early = {
-        str(action.job): action.to for action in plan.actions if action.to is not None and not action.after
+    early: dict[str, Placement] = {
+        action.job: action.to for action in plan.actions if action.to is not None and not action.after
     }
     moving = {key for key in early if key in before}
-    held = dict(before)
+    held = dict(near)
     for key, placement in early.items():
         if key not in moving:
             held[key] = placement
@@ -324,55 +415,8 @@ def _beyond(old: Placement, new: Placement) -> list[Placement]:
     return found
 
 
-def _quota(
-    snapshot: Snapshot,
-    jobs: Mapping[str, Job],
-    before: Mapping[str, Placement],
-    after: Mapping[str, Placement],
-    moved: set[str],
-) -> list[str]:
-    rates = {rate.accelerator: rate.rate for rate in snapshot.table.rates}
-    wrong: list[str] = []
-    gaining = {jobs[key].tenant for key in moved}
-    known: dict[str, Tenant] = {tenant.name: tenant for tenant in snapshot.tenants}
-    for name in sorted(gaining):
-        if name not in known:
-            wrong.append(f"tenant {name!r} is not in the snapshot")
-            continue
-        for quota in known[name].quotas:
-            total, earlier = 0.0, 0.0
-            for key, job in jobs.items():
-                if job.tenant == name:
-                    total += _counted(after.get(key), quota.accelerator, rates)
-                    earlier += _counted(before.get(key), quota.accelerator, rates)
-            if total <= earlier:
-                continue
-            limits = [quota.ceiling_m] if quota.ceiling_m is not None else []
-            if quota.borrowable_m is not None:
-                limits.append(quota.guaranteed_m + quota.borrowable_m)
-            if limits and total > min(limits) + 1e-3:
-                wrong.append(f"tenant {name}: {total:g} of {quota.accelerator} above its limit {min(limits)}")
-    return wrong
-
-
 def _counted(placement: Placement | None, row: str, rates: Mapping[str, float]) -> float:
     if placement is None or row not in ("*", placement.accelerator):
         return 0.0
     amount = placement.per_pod.accelerators_m * len(placement.nodes)
     return amount * rates.get(placement.accelerator, 1.0) if row == "*" else float(amount)
-
-
-def _accounted(
-    jobs: Mapping[str, Job], plan: Plan, after: Mapping[str, Placement], leaving: set[str]
-) -> list[str]:
-    """Every job runs, or has exactly one record that says why not."""
-    counts = Counter(str(record.job) for record in plan.waiting)
-    delayed = {str(action.job) for action in plan.actions if action.after}
-    wrong = [f"{key}: {count} waiting records" for key, count in sorted(counts.items()) if count > 1]
-    for key, job in jobs.items():
-        waits = key not in after or key in leaving
-        if waits and key not in counts:
-            wrong.append(f"{job.key}: it waits and nobody says why")
-        if not waits and key in counts and key not in delayed:
-            wrong.append(f"{job.key}: it runs and has a waiting record")
-    return wrong

@@ -19,7 +19,8 @@ loop only notes which objects changed (``changed``); the thread gives them to a 
 what depends on them. What waiting jobs are told is looked at again where the plan's record is another, and for
 all of them after a full plan.
 
-Every plan goes through the independent checker before anything of it is carried out. A plan that it refuses is
+Every plan goes through the independent checker before anything of it is carried out; between two full plans, which it
+checks as a whole, it looks again at the jobs that differ. A plan that it refuses is
 dropped and made once more from the snapshot alone (no memo, no solver); if that is refused too, nothing is
 carried out, and the next round starts without a memo. ``busbar_refused_plans_total`` counts both.
 """
@@ -54,6 +55,7 @@ from busbar.operator.write.status import clip
 from busbar.scheduler import (
     Action,
     ActionKind,
+    Checker,
     Event,
     Job,
     JobId,
@@ -66,7 +68,6 @@ from busbar.scheduler import (
     Snapshot,
     WaitingRecord,
     applied,
-    check_plan,
     plan,
     react,
     sentence,
@@ -165,6 +166,7 @@ class Rounds:
         self._builder: SnapshotBuilder | None = None  # None: the next round reads all objects
         self._records: dict[str, WaitingRecord] = {}  # by job, as last looked at
         self._memo: Memo | None = None
+        self._checker = Checker()
         self._last: tuple[Snapshot, Plan] | None = None  # the round before
         self._outcome: tuple[Plan, Snapshot] | None = None
         self._planned = True  # False: the last attempt to plan failed
@@ -347,6 +349,7 @@ class Rounds:
         disturbs = True
         if full or self._last is None:
             made, self._memo = plan(snapshot, self._policy, now, self._memo)
+            self._checker = Checker()  # counts everything again
         else:
             before, last = self._last
             made, self._memo = react(snapshot, last, Event.between(before, snapshot, now), self._memo)
@@ -355,6 +358,7 @@ class Rounds:
             self.forget()
             plain = replace(self._policy, solver=False)
             made, _ = plan(snapshot, plain, now)
+            self._checker = Checker()
             if faults := self._faults(snapshot, made):
                 raise PlanRefused(f"plan {made.id}: {'; '.join(faults[:FAULTS_LOGGED])}")
             # It was made under another policy: the next round must not react on top of it, and makes a full plan.
@@ -366,7 +370,7 @@ class Rounds:
 
     def _faults(self, snapshot: Snapshot, made: Plan) -> list[str]:
         """The faults that the independent checker finds in the plan."""
-        faults = check_plan(snapshot, made)
+        faults = self._checker.check(snapshot, made)
         if faults:
             self._metrics.refused_plans.inc()
             text = "; ".join(faults[:FAULTS_LOGGED])
