@@ -176,9 +176,7 @@ class Informer(Cache[T]):
                 delay = wait
             except Gone:
                 self._revision = ""
-            except (ConnectionFailed, ApiError) as error:
-                if not self.synced.is_set():  # nothing works without the first list, so say why it is missing
-                    log.warning("%s were not listed, and are tried again: %s", self.resource.plural, error)
+            except (ConnectionFailed, ApiError):
                 if begun and self._revision != begun:
                     delay = wait  # this watch had worked, so the back-off starts again
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))

@@ -1,9 +1,8 @@
 """The operator's parts, connected: the order in which they start, who is notified, and what ends the process.
 
-    server, lease ─► informers synced ─► workers, rounds, poller, demand, events, leader's label
-        ▲                                    ▲               │ lease lost: no writes, no rounds
-        └───── another process took it: ◄────┴─ held again ◄─┘
-               starts over
+    server, lease ─► lists ─► informers synced ─► Kopf, workers, rounds, poller, demand, events, leader's label
+        ▲                                             ▲               │ lease lost: no writes, no rounds
+        └──── another process took it: starts over ◄──┴─ held again ◄─┘
 
 Nothing is written before the lease is held. Nothing is planned before every kind has been listed once: a plan on half
 of the objects would assign devices that the other half holds. A lost lease stops writes and rounds until it is held
@@ -17,15 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from busbar.kube.client import ClientLimits, KubeClient
-from busbar.kube.informer import Key
+from busbar.kube.client import ClientLimits, KubeClient, Object
+from busbar.kube.errors import ApiError, ConnectionFailed
+from busbar.kube.informer import Cache, Informer, Key, key_of, version_of
 from busbar.kube.login import Login
+from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 from busbar.kube.types import TrainingJob
 from busbar.operator import steady_clock
 from busbar.operator.accounting.allocations import PoolRemarks
@@ -50,6 +52,7 @@ from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.reconcile import COUNTS_S
 from busbar.operator.watch.caches import Caches
+from busbar.operator.watch.kopf_shell import KINDS, KopfShell
 from busbar.operator.watch.projections import Pod
 from busbar.operator.watch.small_projections import QuotaSeen
 from busbar.operator.write.actions import PostToPod
@@ -65,6 +68,10 @@ log = logging.getLogger(__name__)
 
 OWNER_KIND = {label: resource.kind for label, resource in OWNERS.items()}
 TASK_END_S = 5.0
+# Kopf lists our kinds shortly after we did, and does not report objects that were deleted in between.
+EARLY_RESYNCS_S = (2.0, 8.0, 30.0)
+LIST_AGAIN_S = 1.0
+"""Pause after a list that failed, while nothing can be planned without it."""
 FEW_PODS = 8
 """Jobs with as many pods are reconciled at each event of one."""
 GATHER_S, MOST_GATHER_S = 0.001, 0.2
@@ -152,6 +159,7 @@ class Operator:
             lambda: self.synced,
             lambda: self.lease.hold.holder != "",
         )
+        self.shell = KopfShell(login, settings, self._kopf_event)
         self.synced = False
         self._routes_dirty = asyncio.Event()
         self._held_at = time.monotonic()
@@ -178,6 +186,7 @@ class Operator:
                 group.create_task(self.lease.taken(term), name="taken")
                 for informer in self.caches.informers:
                     group.create_task(informer.run(), name=f"informer-{informer.resource.plural}")
+                await self._list_all(*self.caches.ours)
                 for informer in self.caches.informers:
                     await informer.synced.wait()
                 self.synced = True
@@ -187,6 +196,7 @@ class Operator:
                 self.everything()
                 for name, task in (
                     ("lead", self._lead(term)),
+                    ("kopf", self.shell.run()),
                     ("workers", self.controller.run()),
                     ("rounds", self.rounds.run()),
                     ("sentences", self.rounds.sentences.run()),
@@ -233,9 +243,31 @@ class Operator:
             ):  # fmt: skip
                 parts.push_async_callback(close)
 
+    async def _list_all(self, *caches: Cache[Any]) -> None:
+        """Lists kinds completely, each as often as it takes."""
+        for cache in caches:
+            while True:
+                try:
+                    await self._list(cache)
+                    break
+                except (ApiError, ConnectionFailed) as error:
+                    log.warning("%s were not listed, and are tried again: %s", cache.resource.plural, error)
+                    await asyncio.sleep(LIST_AGAIN_S)
+
+    async def _list(self, cache: Cache[Any]) -> None:
+        if isinstance(cache, Informer):
+            await cache.relist()
+        else:
+            cache.replace(*await self._plain.list(cache.resource))
+
     async def _resync_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.resync_s)
+        for pause_s in itertools.chain(EARLY_RESYNCS_S, itertools.repeat(self.settings.resync_s)):
+            await asyncio.sleep(pause_s)
+            try:
+                for cache in self.caches.ours:  # in case a watch missed something
+                    await self._list(cache)
+            except (ApiError, ConnectionFailed) as error:
+                log.warning("resync failed: %s", error)
             self.everything()
 
     def everything(self) -> None:
@@ -273,6 +305,14 @@ class Operator:
             await asyncio.sleep(5)
 
     # -- what happens ----------------------------------------------------------------------------------
+
+    def _kopf_event(self, resource: Resource, event: str | None, obj: Object) -> None:
+        cache = next(c for c in self.caches.ours if c.resource is resource)
+        obj = {**obj, "metadata": dict(obj["metadata"])}
+        if event == "DELETED":
+            cache.forget(key_of(obj), version_of(obj))
+        else:
+            cache.observe(obj)
 
     def _changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
         """A cached object changed: queues every object whose reconcile depends on it."""
@@ -413,4 +453,4 @@ async def lead(make: Callable[[], Operator]) -> None:
     raise asyncio.CancelledError
 
 
-__all__ = ["Operator", "lead"]
+__all__ = ["KINDS", "MODEL_SERVICES", "TRAINING_JOBS", "Item", "Operator"]

@@ -4,6 +4,7 @@
     ├── Fenced               OperatorFenced     a write was stopped: this process does not hold the lease
     ├── TakenOver            OperatorTaken      another process leads: this one becomes a standby
     ├── LaneFull             OperatorLane       a write that only tells something found no place; it is tried again soon
+    ├── ShellEnded           OperatorShell      the watches of our kinds ended; they are started again
     ├── PlanRefused          OperatorPlan       the independent checker refused what the planner made
     ├── Busy                 OperatorBusy       too many ask for previews at once
     ├── ForecastFailed       OperatorForecast   the process that computes forecasts ended with an error
@@ -46,6 +47,12 @@ class LaneFull(OperatorError):
     """As many writes are in flight as the API server answers in time."""
 
     code = "OperatorLane"
+
+
+class ShellEnded(OperatorError):
+    """Kopf ended without being asked to."""
+
+    code = "OperatorShell"
 
 
 class PlanRefused(OperatorError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ def main() -> None:
         print(f"busbar-operator: {error}", file=sys.stderr)
         sys.exit(1)
     logs.set_up(settings.log_format, settings.log_level)
+    logging.getLogger("kopf").setLevel(logging.ERROR)  # Kopf warns at each retry
     # Imported late: a wrong setting is reported before half a second of imports.
     from busbar.operator.app import Operator, lead
 

@@ -64,8 +64,7 @@ def metadata(name: str, namespace: str = "", version: int = 1) -> Object:
     """As an API server sends it, with the managedFields that every object carries."""
     fields: Object = {f"f:field-{i}": {} for i in range(30)}
     managed = [
-        {"manager": m, "operation": "Update", "fieldsV1": fields}
-        for m in ("busbar-api", "busbar-operator", "kubelet")
+        {"manager": m, "operation": "Update", "fieldsV1": fields} for m in ("busbar-api", "kopf", "kubelet")
     ]
     found: Object = {
         "name": name, "uid": f"uid-{namespace}-{name}", "generation": 1, "resourceVersion": str(version),

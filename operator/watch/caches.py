@@ -1,8 +1,9 @@
 """One cache per kind, and the few indexes that decisions need.
 
-Every kind has an informer (``kube/informer.py``): a list, a watch, and the answers to our own writes. Our own kinds are
-kept as the models of ``kube.types``, all others as projections of a few fields. The caches decide nothing; ``on_change``
-is called with each object that changed.
+Our kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
+by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas and
+opted-in Jobs come through our own informers. The caches decide nothing; ``on_change`` is called with each object
+that changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from busbar.kube.client import KubeClient, Object
-from busbar.kube.informer import Informer, Key, key_of
+from busbar.kube.informer import Cache, Informer, Key, key_of
 from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     JOBS,
@@ -70,20 +71,12 @@ class Caches:
 
     def __init__(self, client: KubeClient, on_change: Changed, *, inactivity_s: float) -> None:
         self._on_change = on_change
-
-        def own(resource: Resource, model: type[Any]) -> Informer[Any]:
-            made: Informer[Any] = Informer(
-                client, resource, lambda obj: _read(resource, model, obj, made.items.get(key_of(obj))),
-                lambda key, old, new: self._own_changed(resource.kind, key, old, new), inactivity_s=inactivity_s,
-            )  # fmt: skip
-            return made
-
-        self.jobs: Informer[TrainingJob] = own(TRAINING_JOBS, TrainingJob)
-        self.services: Informer[ModelService] = own(MODEL_SERVICES, ModelService)
-        self.pools: Informer[AcceleratorPool] = own(ACCELERATOR_POOLS, AcceleratorPool)
-        self.tenants: Informer[Tenant] = own(TENANTS, Tenant)
-        self.profiles: Informer[PerformanceProfile] = own(PERFORMANCE_PROFILES, PerformanceProfile)
-        self.power_domains: Informer[PowerDomain] = own(POWER_DOMAINS, PowerDomain)
+        self.jobs: Cache[TrainingJob] = self._cache(TRAINING_JOBS, TrainingJob)
+        self.services: Cache[ModelService] = self._cache(MODEL_SERVICES, ModelService)
+        self.pools: Cache[AcceleratorPool] = self._cache(ACCELERATOR_POOLS, AcceleratorPool)
+        self.tenants: Cache[Tenant] = self._cache(TENANTS, Tenant)
+        self.profiles: Cache[PerformanceProfile] = self._cache(PERFORMANCE_PROFILES, PerformanceProfile)
+        self.power_domains: Cache[PowerDomain] = self._cache(POWER_DOMAINS, PowerDomain)
         self._tenant_of: Mapping[str, str] | None = None  # None: a tenant has changed
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
         self.lost_attempts: dict[str, int] = {}
@@ -121,7 +114,6 @@ class Caches:
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
         return (
-            *self.ours,
             self.pods,
             self.nodes,
             self.namespaces,
@@ -132,12 +124,11 @@ class Caches:
         )
 
     @property
-    def ours(self) -> tuple[Informer[Any], ...]:
-        """Those of our own kinds."""
+    def ours(self) -> tuple[Cache[Any], ...]:
         return (self.jobs, self.services, self.pools, self.tenants, self.profiles, self.power_domains)
 
-    def by_kind(self) -> dict[str, Informer[Any]]:
-        return {informer.resource.kind: informer for informer in self.informers}
+    def by_kind(self) -> dict[str, Cache[Any]]:
+        return {c.resource.kind: c for c in (*self.ours, *self.informers)}
 
     @property
     def tenant_of(self) -> Mapping[str, str]:
@@ -148,7 +139,7 @@ class Caches:
 
     def owner(self, kind: str, key: Key) -> Model | None:
         """The job or service with this key, by the name of its kind."""
-        cache: Informer[Any] = self.jobs if kind == TRAINING_JOBS.kind else self.services
+        cache: Cache[Any] = self.jobs if kind == TRAINING_JOBS.kind else self.services
         found: Model | None = cache.items.get(key)
         return found
 
@@ -200,6 +191,14 @@ class Caches:
         if kind == TENANTS.kind:
             self._tenant_of = None
         self._on_change(kind, key, old, new)
+
+    def _cache(self, resource: Resource, model: type[Any]) -> Cache[Any]:
+        made: Cache[Any] = Cache(
+            resource,
+            lambda obj: _read(resource, model, obj, made.items.get(key_of(obj))),
+            lambda key, old, new: self._own_changed(resource.kind, key, old, new),
+        )
+        return made
 
 
 def _read(resource: Resource, model: type[Any], obj: Object, old: Any) -> Any:

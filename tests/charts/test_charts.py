@@ -562,7 +562,7 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
     """One line per call that the code makes. A change that adds or removes a call adds or removes its verb here."""
     found = documents(render("busbar"))
     assert rights(found, "ClusterRole", "busbar-operator") == {
-        # watches (informers: list, watch), ttlSecondsAfterFinished, discovered pools
+        # watches (informers and Kopf: list, watch), ttlSecondsAfterFinished, discovered pools
         "busbar.dev/trainingjobs": "delete get list watch",
         "busbar.dev/modelservices": "get list watch",
         "busbar.dev/tenants": "list watch",

@@ -27,8 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(
             value in (Cluster, with_the_charts_rights) for value in vars(module).values() if callable(value)
         ):
-            # `Cluster.stop` kills the operator: its clients leave half-open sockets behind. That is the point of
-            # these tests, not a leak of the product.
+            # `Cluster.stop` kills the operator: its clients leave half-open sockets behind, and so does Kopf where it
+            # is ended while it connects. That is the point of these tests, not a leak of the product.
             item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -145,6 +146,8 @@ class Cluster:
         await _ended(self._kubelet)
         await self.kubelet.close()
         await self.client.close()
+        for operator in self._all:  # Kopf leaves a connection open if its server ends before it does
+            await asyncio.to_thread(operator.shell.join, 10)
         await self.proxy.__aexit__(None, None, None)
         # TLS connections close a few iterations of the event loop after their session.
         await asyncio.sleep(0.05)
@@ -318,3 +321,6 @@ def gang_job(name: str, pods: int, **spec: Any) -> Object:
             **spec,
         },
     }
+
+
+logging.getLogger("kopf").setLevel(logging.ERROR)

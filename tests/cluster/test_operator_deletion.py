@@ -90,8 +90,11 @@ async def test_a_service_that_is_deleted_while_it_scales_leaves_nothing(apiserve
         await nothing_is_left(cluster)
 
 
-async def test_a_pod_that_goes_with_its_job_is_not_made_again(apiserver: ApiServer) -> None:
+async def test_a_pod_that_goes_with_its_job_is_not_made_again(
+    apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The watch of jobs is late and the workers are busy: the pod's end is seen while the job still seems to be there."""
+    monkeypatch.setattr("busbar.operator.app.EARLY_RESYNCS_S", ())
     async with Cluster(apiserver) as cluster:
         operator = await cluster.start(start_told_s=Settings().start_told_s)
         await becomes(lambda: _value(cluster.proxy.watches("/trainingjobs")), bool)
@@ -113,8 +116,11 @@ async def test_a_pod_that_goes_with_its_job_is_not_made_again(apiserver: ApiServ
         assert list(cluster.kubelet.created.values()) == [str(pod)]
 
 
-async def test_a_replica_that_goes_with_its_service_is_not_made_again(apiserver: ApiServer) -> None:
+async def test_a_replica_that_goes_with_its_service_is_not_made_again(
+    apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same for a service: its status, which counts its replicas, is written before a pod is made, and is refused."""
+    monkeypatch.setattr("busbar.operator.app.EARLY_RESYNCS_S", ())
     async with Cluster(apiserver) as cluster:
         operator = await cluster.start()
         await becomes(lambda: _value(cluster.proxy.watches("/modelservices")), bool)

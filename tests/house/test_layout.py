@@ -65,7 +65,7 @@ def test_the_wheel_holds_exactly_what_the_folders_hold(tmp_path: Path) -> None:
 
 
 def test_the_command_line_starts_without_the_heavy_packages() -> None:
-    code = "import sys, busbar.cli.main; print(sorted(set(sys.modules) & set('torch kubernetes fastapi sqlalchemy numpy transformers'.split())))"
+    code = "import sys, busbar.cli.main; print(sorted(set(sys.modules) & set('torch kubernetes fastapi sqlalchemy kopf numpy transformers'.split())))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

@@ -312,7 +312,7 @@ def test_contracts_and_types_load_no_server_and_no_torch() -> None:
         "import sys, json\n"
         "import busbar.kube.types, busbar.kube.contracts.auth, busbar.kube.contracts.workload\n"
         "import busbar.kube.contracts.routes, busbar.kube.contracts.usage\n"
-        "print(json.dumps([m for m in ('torch', 'aiohttp', 'fastapi', 'numpy') if m in sys.modules]))"
+        "print(json.dumps([m for m in ('torch', 'aiohttp', 'kopf', 'fastapi', 'numpy') if m in sys.modules]))"
     )
     path = str(Path(__file__).resolve().parents[2] / ".src")
     out = subprocess.run(
