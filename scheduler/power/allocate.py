@@ -9,7 +9,8 @@ watts whatever their order: the ranks of one training job run at the speed of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -27,6 +28,14 @@ SPREAD = np.array([NormalDist().inv_cdf(q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)])
 """Where the forecast error of a node's draw is sampled, in standard deviations; each stands for a fifth of the time."""
 LEAST_DECODE = 0.1
 """Of the time for decode, taken to remain however slow the prompts are: the loss stays finite."""
+LONG = math.log(100)
+"""Stretches of reading in the queue that a 99th percentile of first tokens waits for, in mean stretches."""
+PASSES = 0.5
+"""Of a bucket's depth, what a peak finds in it: limits that an empty bucket has set are lifted when it is half full."""
+LEAST_RISE_W = 1e-3
+"""Points of a curve are taken to be at least so far apart."""
+MEAN_S = 1.0
+"""Means of a node's draw are taken over so long."""
 TIE = 1e-9
 """Savings closer than this, relatively, count as equal."""
 
@@ -40,6 +49,8 @@ class Demand:
     spread_w: float
     burst: bool
     """The lease bounds the mean (token bucket), not every instant."""
+    burst_s: float = 0.0
+    """Depth of the bucket in seconds of the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,88 +64,148 @@ class Segments:
 
 def segments(demands: Sequence[Demand], curves: Curves) -> Segments:
     """From the floor to the nameplate of every node."""
-    limits = np.linspace(
-        [demand.node.board_min_w for demand in demands],
-        [demand.node.board_max_w for demand in demands],
-        LEVELS,
-        axis=1,
-    )
-    host = np.array([demand.node.host_w for demand in demands])[:, None]
-    slope = np.array([demand.node.slope for demand in demands])[:, None]
+    nodes = [demand.node for demand in demands]
+    limits = np.linspace([node.board_min_w for node in nodes], [node.board_max_w for node in nodes], LEVELS)
+    host, slope = np.array([node.host_w for node in nodes]), np.array([node.slope for node in nodes])
     watts = host + slope * limits
-    loss, drawn = _under_limits(demands, limits, curves)
-    needed = host + slope * drawn
-    for row, demand in enumerate(demands):
-        if demand.burst:
-            loss[row] = _loss_of_mean(watts[row], needed[row], loss[row], demand.spread_w)
-    loss *= np.array([demand.node.weight for demand in demands])[:, None]
-    return Segments(np.diff(watts, axis=1), _saved(watts, loss))
+    loads = _loads(demands)
+    under = _under_limits(loads, limits, curves)
+    loss = under.later
+    bursts = np.flatnonzero([demand.burst for demand in demands])
+    if len(bursts):
+        spread_w = np.array([demands[int(column)].spread_w for column in bursts])
+        needed = host + slope * under.drawn_w
+        depth_s = np.array([demands[int(column)].burst_s for column in bursts])
+        loss[:, bursts] = _loss_of_mean(
+            watts[:, bursts], needed[:, bursts], loss[:, bursts], spread_w, depth_s
+        )
+    loss *= np.array([node.weight for node in nodes])
+    targets = np.array([node.first_token for node in nodes])
+    if targets.any():
+        prefill_w = host + slope * loads[Phase.PREFILL].wanted_w
+        burst_s = np.array([demand.burst_s for demand in demands])
+        held = _held_part(loads[Phase.PREFILL], prefill_w - watts, burst_s * watts)
+        loss += targets * held * under.first
+    return Segments(np.diff(watts, axis=0).T, _saved(watts, loss).T)
 
 
-def _under_limits(demands: Sequence[Demand], limits: Floats, curves: Curves) -> tuple[Floats, Floats]:
-    """Work lost per second, and the mean watts of a board, under each limit of a board.
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """One phase of all nodes: arrays of n."""
 
-    Prompts go before decode, so the time that they lose is taken from decode, in which requests spend most of their
-    lives. A server that decodes for a part d of its time and loses e to prompts makes its requests slower by
-    slowdown(decode) · d / (d - e).
-    """
-    lost, drawn = np.zeros_like(limits), np.zeros_like(limits)
-    decode, decode_slow = np.zeros(len(demands)), np.ones_like(limits)
-    for phase, (share, wanted) in _shares(demands).items():
-        if not share.any():
-            continue
-        drawn += share[:, None] * np.minimum(limits, wanted[:, None])
-        if phase is Phase.IDLE:
-            continue
-        curve = np.array(curves.get(phase, UNKNOWN_CURVE).points)
-        fraction = np.minimum(limits / np.maximum(wanted, 1e-9)[:, None], 1.0)
-        slow = np.interp(fraction, curve[:, 0], curve[:, 1])
-        if phase is Phase.DECODE:
-            decode, decode_slow = share, slow
-        else:
-            lost += share[:, None] * (slow - 1)
-    serves = decode[:, None] > 0
-    whole = np.where(serves, decode[:, None], 1.0)
-    slower = decode_slow * whole / np.maximum(whole - lost, LEAST_DECODE * whole) - 1
-    return np.where(serves, slower, lost), drawn
+    share: Floats
+    wanted_w: Floats
+    stretch_s: Floats
 
 
-def _shares(demands: Sequence[Demand]) -> dict[Phase, tuple[Floats, Floats]]:
-    """Of every node, the share of time in each phase and the watts that a board wants in it."""
+def _loads(demands: Sequence[Demand]) -> dict[Phase, _Load]:
+    """Of every node, the share of time in each phase, the watts that a board wants in it, and how long it lasts."""
     count = len(demands)
-    found = {phase: (np.zeros(count), np.ones(count)) for phase in Phase}
+    found = {phase: _Load(np.zeros(count), np.ones(count), np.zeros(count)) for phase in Phase}
     for row, demand in enumerate(demands):
         for load in demand.phases:
             if load.share > 0:
-                share, wanted = found[load.phase]
-                total = share[row] + load.share
-                wanted[row] = (wanted[row] * share[row] + load.board_w * load.share) / total
-                share[row] = total
+                of = found[load.phase]
+                total = of.share[row] + load.share
+                of.wanted_w[row] = (of.wanted_w[row] * of.share[row] + load.board_w * load.share) / total
+                of.share[row] = total
+                of.stretch_s[row] = max(of.stretch_s[row], load.stretch_s)
     return found
 
 
-def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: float) -> Floats:
-    """Expected loss if the lease bounds the mean draw, which is forecast with a normal error."""
-    errors = SPREAD * spread_w
-    rising = needed + 1e-6 * np.arange(len(needed))  # interpolation wants strictly rising points
-    found = np.interp((watts[:, None] - errors[None, :]).ravel(), rising, loss)
-    mean: Floats = found.reshape(len(watts), len(errors)).sum(axis=1) / len(errors)
+@dataclass(frozen=True, slots=True)
+class _Under:
+    """Nodes under each limit of their boards: arrays of levels and nodes."""
+
+    later: Floats
+    """Work lost per second."""
+    first: Floats
+    """By what part first tokens come later."""
+    drawn_w: Floats
+    """Of a board, in the mean."""
+
+
+def _under_limits(loads: Mapping[Phase, _Load], limits: Floats, curves: Curves) -> _Under:
+    """What limits cost.
+
+    Prompts go before decode, so the time that they lose is taken from decode, in which requests spend most of their
+    lives. A server that decodes for a part d of its time and loses e to prompts makes its requests slower by
+    slowdown(decode) · d / (d - e). Prompts also wait for each other: of a server that reads for a part p of its time,
+    the queue of prompts, and so the time to the first token, grows by slowdown(prefill) · (1 - p) / (1 - p ·
+    slowdown(prefill)), as of any queue with one server.
+    """
+    lost, drawn_w = np.zeros_like(limits), np.zeros_like(limits)
+    first, decode_slow = np.zeros_like(limits), np.ones_like(limits)
+    for phase, load in loads.items():
+        share = load.share
+        if not share.any():
+            continue
+        drawn_w += share * np.minimum(limits, load.wanted_w)
+        if phase is Phase.IDLE:
+            continue
+        curve = np.array(curves.get(phase, UNKNOWN_CURVE).points)
+        fraction = np.minimum(limits / np.maximum(load.wanted_w, 1e-9), 1.0)
+        slow = np.interp(fraction, curve[:, 0], curve[:, 1])
+        if phase is Phase.DECODE:
+            decode_slow = slow
+            continue
+        lost += share * (slow - 1)
+        if phase is Phase.PREFILL:
+            reads = np.minimum(share, 1 - LEAST_DECODE)
+            first = np.where(
+                share > 0, slow * (1 - reads) / np.maximum(1 - reads * slow, LEAST_DECODE**2) - 1, 0.0
+            )
+    decode = loads[Phase.DECODE].share
+    serves = decode > 0
+    whole = np.where(serves, decode, 1.0)
+    slower = decode_slow * whole / np.maximum(whole - lost, LEAST_DECODE * whole) - 1
+    return _Under(np.where(serves, slower, lost), first, drawn_w)
+
+
+def _held_part(prefill: _Load, excess_w: Floats, depth_j: Floats) -> Floats:
+    """Of a long queue of prompts the part that is read under the limit: what the node's bucket lets pass comes first.
+
+    Stretches of reading are taken to last exponentially long. Where nobody knows how long, all of a queue counts.
+    """
+    long_s = LONG * prefill.stretch_s
+    passes_s = PASSES * depth_j / np.maximum(excess_w, 1e-9)
+    part: Floats = np.where(long_s > 0, np.maximum(1 - passes_s / np.maximum(long_s, 1e-9), 0.0), 1.0)
+    return np.where(excess_w > 0, part, 0.0)
+
+
+def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: Floats, burst_s: Floats) -> Floats:
+    """Expected loss if the lease bounds the mean draw, which is forecast with a normal error.
+
+    The error is that of means of a second; of what it is above the lease, the bucket lets its depth pass.
+    Linear between the points (needed, loss) of each column, and flat outside.
+    """
+    # Columns one after another on one axis, so that one interpolation serves all; strictly rising, as it wants.
+    apart = 2 * float(max(needed[-1].max(), watts[-1].max(), 1.0)) * np.arange(watts.shape[1])
+    rising = needed + LEAST_RISE_W * np.arange(len(needed))[:, None]
+    points, values = (rising + apart).T.ravel(), loss.T.ravel()
+    total = np.zeros(watts.shape[::-1])
+    for error in SPREAD:
+        above_w = error * spread_w
+        reached = watts - np.where(
+            above_w > 0, np.maximum(above_w - PASSES * burst_s * watts / MEAN_S, 0.0), above_w
+        )
+        reached = np.minimum(np.maximum(reached, rising[0]), rising[-1])
+        total += np.interp((reached + apart).T.ravel(), points, values).reshape(total.shape)
+    mean: Floats = total.T / len(SPREAD)
     return mean
 
 
 def _saved(watts: Floats, loss: Floats) -> Floats:
-    """Slopes of the lower hull of each row: for segment k the max over a ≤ k of the min over b > k of slope(a, b)."""
-    count = watts.shape[1]
-    run = watts[:, None, :] - watts[:, :, None]
-    ahead = np.triu(np.ones((count, count), dtype=bool), 1)
-    slopes = np.where(
-        ahead & (run > 0), (loss[:, None, :] - loss[:, :, None]) / np.where(run > 0, run, 1.0), np.inf
-    )
-    least = np.minimum.accumulate(slopes[:, :, ::-1], axis=2)[:, :, ::-1]  # over b ≥ column
-    best = np.maximum.accumulate(np.where(np.isinf(least), -np.inf, least), axis=1)  # over a ≤ row
-    steps = np.arange(count - 1)
-    hull = best[:, steps, steps + 1]
-    return np.maximum(np.where(np.isfinite(hull), -hull, 0.0), 0.0)
+    """Slopes of the lower hull of each column: for segment k the max over a ≤ k of the min over b > k of slope(a, b)."""
+    count = len(watts)
+    best = np.full((count - 1, *watts.shape[1:]), -np.inf)
+    for a in range(count - 1):
+        run = watts[a + 1 :] - watts[a]
+        least = np.where(run > 0, (loss[a + 1 :] - loss[a]) / np.where(run > 0, run, 1.0), np.inf)
+        for b in range(len(least) - 2, -1, -1):  # over b > column
+            np.minimum(least[b], least[b + 1], out=least[b])
+        np.maximum(best[a:], np.where(np.isinf(least), -np.inf, least), out=best[a:])
+    return np.maximum(np.where(np.isfinite(best), -best, 0.0), 0.0)
 
 
 def fill(saved: Floats, watts: Floats, capacity_w: float) -> Floats:

@@ -8,6 +8,7 @@ the sum stays within the budget whichever messages are late, lost or out of orde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PowerError
-from .allocate import Demand, Floats, Indices, allocate, segments
+from .allocate import LONG, Demand, Floats, Indices, allocate, segments
+from .burst import shared
 from .decision import ControlSettings, Decision, DomainReport, Excess, Memory, NodeReport
 from .domains import Domain, DomainTree, PowerPolicy
 from .leases import (
@@ -33,9 +35,9 @@ NO_LIMIT = (LeaseReason.OBSERVED, LeaseReason.UNCONTROLLABLE, LeaseReason.CONFLI
 """Nodes that count with all they can draw."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _View:
-    """One node in this round."""
+    """One node in this round. Not frozen, which would cost three times as much to make."""
 
     node: NodePower
     domain: Domain
@@ -80,14 +82,15 @@ def control(
     members = {
         name: np.array([rows[node] for node in tree.members[name]], dtype=np.intp) for name in tree.order
     }
-    targets, reasons = _targets(views, tree, members, curves)
+    burst_s = _burst_s(views, _last_sent(views, now), tree)
+    targets, reasons = _targets(views, tree, members, curves, burst_s)
     counted = np.array([view.counted_w for view in views])
     excess = _excess(counted, tree, members, memory, now)
     granted_w = _within_budgets(views, targets, counted, tree, members, excess, memory, now, settings)
     over = np.zeros(len(views), dtype=bool)
     for name in excess:
         over[members[name]] = True
-    reports, kept, sent = _write(views, targets, granted_w, over, reasons, memory, now, settings)
+    reports, kept, sent = _write(views, targets, granted_w, burst_s, over, reasons, memory, now, settings)
     after = Memory(memory.term, now, sent, kept, excess)
     return Decision(tuple(reports), _domain_reports(views, reports, tree, members), after)
 
@@ -128,21 +131,21 @@ def _fixed(
     Args:
         silent_w: what a node without fresh telemetry will keep; None: its telemetry is fresh.
     """
-    rules: tuple[tuple[bool, float, LeaseReason], ...] = (
-        (domain.policy is PowerPolicy.OBSERVE, node.nameplate_w, LeaseReason.OBSERVED),
-        (not node.controllable, node.nameplate_w, LeaseReason.UNCONTROLLABLE),
-        (known.conflict, node.nameplate_w, LeaseReason.CONFLICT),
-        (silent_w is not None, silent_w or 0.0, LeaseReason.STALE),
-        (not known.certain(seen_s), node.floor_w, LeaseReason.UNKNOWN),
-    )
-    for holds, watts, reason in rules:
-        if holds:
-            return watts, reason
+    if domain.policy is PowerPolicy.OBSERVE:
+        return node.nameplate_w, LeaseReason.OBSERVED
+    if not node.controllable:
+        return node.nameplate_w, LeaseReason.UNCONTROLLABLE
+    if known.conflict:
+        return node.nameplate_w, LeaseReason.CONFLICT
+    if silent_w is not None:
+        return silent_w, LeaseReason.STALE
+    if not known.certain(seen_s):
+        return node.floor_w, LeaseReason.UNKNOWN
     return None, LeaseReason.SHARE
 
 
 def _targets(
-    views: Sequence[_View], tree: DomainTree, members: Mapping[str, Indices], curves: Curves
+    views: Sequence[_View], tree: DomainTree, members: Mapping[str, Indices], curves: Curves, burst_s: Floats
 ) -> tuple[Floats, list[LeaseReason]]:
     """What every node should have."""
     base = np.array([view.node.floor_w if view.fixed_w is None else view.fixed_w for view in views])
@@ -169,19 +172,19 @@ def _targets(
             rows = members[name]
             inside = place[rows]
             rooms.append((inside[inside >= 0], tree.domains[name].usable_w - float(base[rows].sum())))
-        found = segments([_demand(views[int(row)]) for row in sharing], curves)
+        found = segments([_demand(views[int(row)], float(burst_s[row])) for row in sharing], curves)
         targets[sharing] += allocate(found, rooms)
     return targets, reasons
 
 
-def _demand(view: _View) -> Demand:
+def _demand(view: _View, burst_s: float) -> Demand:
     burst = view.domain.policy is PowerPolicy.LEASE_WITH_BURST
     told = view.told
     assert told is not None  # a node without fresh telemetry has a fixed lease
     phases = told.phases or (
         PhaseLoad(Phase.TRAINING, 1.0, view.node.board_max_w),
     )  # unknown work: the worst
-    return Demand(view.node, phases, told.spread_w, burst)
+    return Demand(view.node, phases, told.spread_w, burst, burst_s)
 
 
 def _excess(
@@ -232,6 +235,39 @@ def _within_budgets(
     return np.maximum(granted_w, [view.node.floor_w for view in views])
 
 
+def _burst_s(views: Sequence[_View], leased_w: Floats, tree: DomainTree) -> Floats:
+    """Of every node the depth of its bucket in seconds of its lease.
+
+    A domain's breaker rides through so many joules: its time at the leases of all nodes. They go to the nodes whose
+    peaks are short, by weight, and to none of these more than a long queue of prompts draws above the lease. Nodes that
+    train get none: what begins there does not end within a second, and all nodes of a job begin at once.
+    """
+    found = np.zeros(len(views))
+    by_domain: dict[str, list[int]] = {}
+    for row, view in enumerate(views):
+        if view.domain.policy is PowerPolicy.LEASE_WITH_BURST:
+            by_domain.setdefault(view.domain.name, []).append(row)
+    for name, rows in by_domain.items():
+        most_j = {row: peak_j for row in rows if (peak_j := _long_peak_j(views[row], float(leased_w[row])))}
+        peaks = list(most_j)
+        if peaks:
+            weights = np.array([views[row].node.weight for row in peaks])
+            ride_j = tree.domains[name].ride_through_s * float(leased_w[rows].sum())
+            found[peaks] = shared(ride_j, weights, np.array(list(most_j.values()))) / leased_w[peaks]
+    return found
+
+
+def _long_peak_j(view: _View, leased_w: float) -> float:
+    """What a long queue of prompts draws above the lease; infinite where nobody knows how long it lasts; 0: no peaks."""
+    if view.told is None or view.fixed_w is not None:
+        return 0.0
+    for load in view.told.phases:
+        if load.phase is Phase.PREFILL and load.share > 0:
+            excess_w = view.node.host_w + view.node.slope * load.board_w - leased_w
+            return LONG * load.stretch_s * max(excess_w, 0.0) if load.stretch_s else math.inf
+    return 0.0
+
+
 def _last_sent(views: Sequence[_View], now: float) -> Floats:
     newest = ((view.memory.newest, view.node.floor_w) for view in views)
     return np.array(
@@ -255,6 +291,7 @@ def _write(
     views: Sequence[_View],
     targets: Floats,
     granted_w: Floats,
+    burst_s: Floats,
     over: NDArray[np.bool_],
     reasons: Sequence[LeaseReason],
     memory: Memory,
@@ -272,7 +309,9 @@ def _write(
             chosen = _chosen(view, watts, bool(over[row]), now, settings)
             if chosen is not None:
                 sent += 1
-                lease, known = _lease(view, view.told, chosen, memory.term * TERM + sent, now, settings)
+                lease, known = _lease(
+                    view, view.told, chosen, float(burst_s[row]), memory.term * TERM + sent, now, settings
+                )
         kept[view.node.name] = known
         counted_w = max(view.counted_w, lease.watts if lease else 0.0)
         reports.append(NodeReport(view.node.name, view.domain.name, target_w, counted_w, reason, lease))
@@ -322,11 +361,11 @@ def _lease(
     view: _View,
     told: NodeTelemetry,
     watts: float,
+    burst_s: float,
     sequence: int,
     now: float,
     settings: ControlSettings,
 ) -> tuple[Lease, NodeMemory]:
-    burst = view.domain.policy is PowerPolicy.LEASE_WITH_BURST
     lease = Lease(
         node=view.node.name,
         watts=watts,
@@ -334,7 +373,7 @@ def _lease(
         epoch=told.epoch,
         until_clock_s=None if settings.ttl_s is None else told.clock_s + settings.ttl_s,
         board_limit_w=view.node.board_limit_w(watts),
-        burst_s=view.domain.ride_through_s if burst else 0.0,
+        burst_s=burst_s,
     )
     return lease, granted(view.memory, Grant(sequence, watts, now, settings.ends_s(now)), view.seen_s)
 

@@ -143,7 +143,11 @@ class NodeMemory:
         """
         if not self.certain(now):
             return nameplate_w
-        return max((floor_w, *(grant.watts for grant in self.grants if grant.ends_s > now)))
+        most_w = floor_w
+        for grant in self.grants:
+            if grant.ends_s > now and grant.watts > most_w:
+                most_w = grant.watts
+        return most_w
 
     def sent_since_w(self, floor_w: float, nameplate_w: float, since_s: float, now: float) -> float:
         """As `counted_w`, without what was sent earlier and will end by itself or be replaced."""
@@ -174,7 +178,9 @@ def heard(
         now if moved else memory.advanced_s,
         confirmed,
         -math.inf if ours else memory.inherited_ends_s,
-        tuple(grant for grant in memory.grants if grant.sequence >= confirmed),
+        memory.grants
+        if not memory.grants or memory.grants[0].sequence >= confirmed
+        else tuple(grant for grant in memory.grants if grant.sequence >= confirmed),
         memory.conflict,
         max(memory.heard_s, asked_s) if moved else memory.heard_s,
     )

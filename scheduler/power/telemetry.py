@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..errors import PowerError
@@ -37,9 +37,24 @@ class NodePower:
     """What a second lost here costs beside a second lost elsewhere: priority, slack of the SLO."""
     controllable: bool = True
     """False: the boards refuse limits, so the node counts with all it can draw."""
+    first_token: float = 0.0
+    """What the part by which first tokens come later counts beside work lost elsewhere; 0: they have no target."""
+    slope: float = field(init=False)
+    """Watts of the node for one watt of limit on each of its boards."""
+    floor_w: float = field(init=False)
+    """What the node draws at most with its boards at their lowest limit; it holds this without any lease."""
+    nameplate_w: float = field(init=False)
+    """What the node draws at most."""
 
     def __post_init__(self) -> None:
-        numbers = (self.host_w, self.board_min_w, self.board_max_w, self.board_factor, self.weight)
+        numbers = (
+            self.host_w,
+            self.board_min_w,
+            self.board_max_w,
+            self.board_factor,
+            self.weight,
+            self.first_token,
+        )
         if not all(math.isfinite(number) and number >= 0 for number in numbers) or self.boards < 0:
             raise PowerError(f"node {self.name!r}: watts, factor and weight must be finite and not negative")
         if self.board_min_w > self.board_max_w:
@@ -47,21 +62,10 @@ class NodePower:
                 f"node {self.name!r}: the lowest limit of a board, {self.board_min_w:g} W, is above its highest, "
                 f"{self.board_max_w:g} W"
             )
-
-    @property
-    def slope(self) -> float:
-        """Watts of the node for one watt of limit on each of its boards."""
-        return self.boards * self.board_factor
-
-    @property
-    def floor_w(self) -> float:
-        """What the node draws at most with its boards at their lowest limit; it holds this without any lease."""
-        return self.host_w + self.slope * self.board_min_w
-
-    @property
-    def nameplate_w(self) -> float:
-        """What the node draws at most."""
-        return self.host_w + self.slope * self.board_max_w
+        slope = self.boards * self.board_factor
+        object.__setattr__(self, "slope", slope)
+        object.__setattr__(self, "floor_w", self.host_w + slope * self.board_min_w)
+        object.__setattr__(self, "nameplate_w", self.host_w + slope * self.board_max_w)
 
     def board_limit_w(self, lease_w: float) -> float:
         """The limit per board that keeps the whole node within its lease."""
@@ -79,6 +83,8 @@ class PhaseLoad:
     """Of the last seconds, 0 to 1."""
     board_w: float
     """What a board draws in this phase without a limit."""
+    stretch_s: float = 0.0
+    """How long the node stays in the phase in one go, in the mean and without a limit; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +111,15 @@ class NodeTelemetry:
 
 def plausible(node: NodePower, told: NodeTelemetry) -> bool:
     """Whether the numbers can be those of this node at all. Others are treated like silence."""
-    numbers = (told.at_s, told.clock_s, told.limit_w, told.drawn_w, told.spread_w)
-    if not all(math.isfinite(number) and number >= 0 for number in numbers):
-        return False
+    for number in (told.at_s, told.clock_s, told.limit_w, told.drawn_w, told.spread_w):
+        if not 0 <= number < math.inf:
+            return False
     if told.drawn_w > 1.5 * node.nameplate_w:
         return False
-    return all(
-        math.isfinite(load.share)
-        and 0 <= load.share <= 1
-        and math.isfinite(load.board_w)
-        and load.board_w >= 0
-        for load in told.phases
-    )
+    for load in told.phases:
+        if not (0 <= load.share <= 1 and 0 <= load.board_w < math.inf and 0 <= load.stretch_s < math.inf):
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,8 @@ class Row:
         self._dips = _dips(len(self.jobs), seconds, seed)
         n = places.serving
         self._queued, self.read = np.zeros(n), np.zeros(n)  # tokens of prompts, since the start
+        self.stretches = np.zeros(n)
+        """How often each server began to read prompts, having read all before."""
         self._head, self._top = np.full(n, np.inf), np.full(n, np.inf)
         self._clock, self.sequences = np.zeros(n), np.zeros(n)
         self._prompts: list[deque[tuple[float, int]]] = [deque() for _ in range(n)]
@@ -168,6 +170,8 @@ class Row:
             queues = self._held[:high] if self._high[request] else self._held[high:]
             server = queues.index(min(queues)) + (0 if self._high[request] else high)
             self._held[server] += 1
+            if self._queued[server] <= self.read[server]:
+                self.stretches[server] += 1
             self._queued[server] += self._prompt[request]
             mark = float(self._queued[server])
             waiting = self._prompts[server]

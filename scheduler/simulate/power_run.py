@@ -111,7 +111,7 @@ class LeaseLaw:
         self._means: deque[Floats] = deque(maxlen=60)
         self._read = np.zeros(places.serving)
         self._prefill, self._decode = np.full(places.serving, 0.3), np.full(places.serving, 0.7)
-        self._steps: list[Floats] = []
+        self._stretch_s = np.zeros(places.serving)
         self.host_w = np.array([self.nodes[name].host_w for name in self.names])
         self.lowered = 0
         self._begin()
@@ -126,6 +126,7 @@ class LeaseLaw:
             model.board_max_w,
             model.board_factor,
             HIGH_WEIGHT if row < self.places.high else 1.0,
+            first_token=1.0 if row < self.places.high else 0.0,
         )
 
     def _begin(self) -> None:
@@ -141,13 +142,15 @@ class LeaseLaw:
             grant = Grant(TERM + 1, watts, 0.0, settings.ends_s(0.0))
             known[name] = NodeMemory(1, -1.0, 0.0, TERM + 1, grants=(grant,))
         self.memory = Memory(1, 0.0, 1, known)
-        self.burst_s = np.full(len(self.names), burst_s)
         self._hold(0.0)
         self.level_j = self.lease_w * self.burst_s
         self.limited = np.zeros(len(self.names))
 
     def _hold(self, now_s: float) -> None:
         self.lease_w = np.array([allowed_w(self.held[name], now_s) for name in self.names])
+        self.burst_s = np.array(
+            [lease.burst_s if (lease := self.held[name].lease) else 0.0 for name in self.names]
+        )
         slope = self.model.boards * self.model.board_factor
         self.board_w = np.clip(
             (self.lease_w - self.host_w) / slope, self.model.board_min_w, self.model.board_max_w
@@ -189,6 +192,7 @@ class LeaseLaw:
         decode = np.where(row.sequences > 0, 1 - prefill, 0.0)
         self._prefill = keep * self._prefill + (1 - keep) * prefill
         self._decode = keep * self._decode + (1 - keep) * decode
+        self._stretch_s = (row.read / self.model.prefill_tokens_per_s) / np.maximum(row.stretches, 1)
         self._decode_w = self.model.decode_w(row.sequences)
         self._means.append(mean_w)
 
@@ -203,7 +207,7 @@ class LeaseLaw:
                 prefill = float(self._prefill[row])
                 decode = min(float(self._decode[row]), 1 - prefill)
                 phases = (
-                    PhaseLoad(Phase.PREFILL, prefill, model.prefill_w),
+                    PhaseLoad(Phase.PREFILL, prefill, model.prefill_w, float(self._stretch_s[row])),
                     PhaseLoad(Phase.DECODE, decode, float(self._decode_w[row])),
                     PhaseLoad(Phase.IDLE, max(1 - prefill - decode, 0.0), model.idle_w),
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -10,7 +11,7 @@ import pytest
 from tests.scheduler.power.row import CURVES, SERVING, node
 
 from busbar.scheduler.errors import PowerError
-from busbar.scheduler.power import CapCurve
+from busbar.scheduler.power import CapCurve, Phase, PhaseLoad
 from busbar.scheduler.power.allocate import Demand, Segments, allocate, fill, segments
 
 
@@ -31,6 +32,39 @@ def test_a_mean_lease_saves_nothing_above_the_mean_and_a_hard_one_does() -> None
     above = serving.floor_w + np.cumsum(found.watts[0]) - found.watts[0] > 3740
     assert (found.saved[0][above] > 0).all()
     assert found.saved[1][above].max() < 1e-9
+
+
+def _saved_above(watts: float, target: float, stretch_s: float, burst_s: float, share: float = 0.3) -> float:
+    """What the watts above these save at most on a node with a bucket that lasts so long."""
+    phases = (
+        PhaseLoad(Phase.PREFILL, share, 400.0, stretch_s),
+        PhaseLoad(Phase.DECODE, 1 - share, 220.0),
+    )
+    serving = replace(node("a"), first_token=target)
+    found = segments([Demand(serving, phases, 0.0, True, burst_s)], CURVES)
+    above = serving.floor_w + np.cumsum(found.watts[0]) - found.watts[0] > watts
+    return float(found.saved[0][above].max())
+
+
+def test_a_target_for_first_tokens_wants_watts_for_queues_that_outlast_the_bucket() -> None:
+    assert _saved_above(3800, target=0.0, stretch_s=0.5, burst_s=0.1) < 1e-9
+    assert _saved_above(3800, target=1.0, stretch_s=0.5, burst_s=0.1) > 1e-5
+    assert _saved_above(3800, target=1.0, stretch_s=0.5, burst_s=2.0) < 1e-9
+    assert _saved_above(3800, target=1.0, stretch_s=0.02, burst_s=0.1) < 1e-9
+    assert _saved_above(3800, target=1.0, stretch_s=0.0, burst_s=2.0) > 1e-5  # nobody knows how long they last
+
+
+def test_the_longer_a_server_reads_the_more_its_first_tokens_lose() -> None:
+    busy, calm = (_saved_above(4300, 1.0, 0.5, 0.1, share) for share in (0.5, 0.1))
+    assert busy > 1.5 * calm
+
+
+def test_a_bucket_lets_short_excesses_pass() -> None:
+    flat, deep = (
+        segments([Demand(node("a"), SERVING, 500.0, True, burst_s)], CURVES).saved[0]
+        for burst_s in (0.0, 1.0)
+    )
+    assert deep[-6:].sum() < 0.1 * flat[-6:].sum()
 
 
 def test_the_allocation_of_a_tree_is_as_good_as_the_best_of_all() -> None:

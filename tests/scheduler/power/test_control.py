@@ -20,6 +20,7 @@ from busbar.scheduler.power import (
     NodePower,
     NodeReport,
     NodeTelemetry,
+    Phase,
     PhaseLoad,
     PowerPolicy,
     begin,
@@ -130,6 +131,33 @@ def test_static_leases_are_equal_whatever_runs() -> None:
     decision = row.rounds(4)
     assert _watts(decision) == {"a": 3500, "b": 3500}
     assert _by_name(decision)["a"].reason is LeaseReason.STATIC
+
+
+def test_buckets_go_by_weight_to_nodes_that_serve_and_none_to_nodes_that_train() -> None:
+    nodes = (node("a", weight=4.0), node("b"), node("c"), node("d"))
+    row = Row((Domain("row", 14_000.0, policy=PowerPolicy.LEASE_WITH_BURST, nodes=tuple("abcd")),), nodes)
+    serving = (PhaseLoad(Phase.PREFILL, 0.3, 400.0), PhaseLoad(Phase.DECODE, 0.7, 220.0))
+    row.phases = {"a": serving, "b": serving}
+    for _ in range(5):
+        row.round()
+    leases = [row.held[name].lease for name in "abcd"]
+    depths_j = [lease.burst_s * lease.watts for lease in leases if lease is not None]
+    assert depths_j[0] == pytest.approx(4 * depths_j[1], rel=0.02)
+    assert depths_j[2:] == [0, 0]
+    assert sum(depths_j) == pytest.approx(0.1 * sum(lease.watts for lease in leases if lease), rel=0.02)
+
+
+def test_a_bucket_is_no_deeper_than_a_long_queue_needs() -> None:
+    row = Row(
+        (Domain("row", 9000.0, policy=PowerPolicy.LEASE_WITH_BURST, nodes=tuple("ab")),),
+        (node("a"), node("b")),
+    )
+    row.phases = {"a": (PhaseLoad(Phase.PREFILL, 0.3, 400.0, 0.01), PhaseLoad(Phase.DECODE, 0.7, 220.0))}
+    for _ in range(5):
+        row.round()
+    lease = row.held["a"].lease
+    assert lease is not None
+    assert 0 < lease.burst_s * lease.watts <= 0.05 * (5000 - lease.watts)
 
 
 def test_observe_sends_nothing_and_counts_the_nameplate() -> None:
