@@ -29,6 +29,9 @@ class BudgetLine:
     exhausted: datetime | None
     """When the budget's first limit is reached at the present rate."""
     ends: datetime | None
+    p50: datetime | None = None
+    """When it is reached with a probability of one half, by the rates of the last day."""
+    p90: datetime | None = None
 
     @property
     def percent(self) -> float:
@@ -49,7 +52,18 @@ def budget_lines(tenants: Iterable[Tenant]) -> list[BudgetLine]:
 def _lines(tenant: str, use: BudgetUse) -> list[BudgetLine]:
     state = use.state.value if use.state is not None else ""
     return [
-        BudgetLine(tenant, use.period.value, title, getattr(use, name), left, state, use.exhausted, use.ends)
+        BudgetLine(
+            tenant,
+            use.period.value,
+            title,
+            getattr(use, name),
+            left,
+            state,
+            use.exhausted,
+            use.ends,
+            use.exhausted_p50,
+            use.exhausted_p90,
+        )
         for title, name in RESOURCES
         if (left := getattr(use, f"{name}_left")) is not None
     ]

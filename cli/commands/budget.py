@@ -49,7 +49,19 @@ def _table(tenants: list[dict[str, Any]]) -> str:
     rows = [row for tenant in tenants for row in _rows(tenant)]
     if not rows:
         return "No tenant that you may see has a budget."
-    heads = ["tenant", "period", "of", "used", "left", "percent", "state", "spent on", "next period"]
+    heads = [
+        "tenant",
+        "period",
+        "of",
+        "used",
+        "left",
+        "percent",
+        "state",
+        "spent on",
+        "p50",
+        "p90",
+        "next period",
+    ]
     return columns(heads, rows)
 
 
@@ -70,6 +82,8 @@ def _rows(tenant: dict[str, Any]) -> Iterator[list[object]]:
                 f"{100 * used / limit:.0f}%" if limit else "100%",
                 use.get("state"),
                 _moment(use.get("exhausted")),
+                _moment(use.get("exhaustedP50")),
+                _moment(use.get("exhaustedP90")),
                 _moment(use.get("ends")),
             ]
 

@@ -74,6 +74,22 @@ class Budget(SpecModel):
     )
 
 
+class Pace(StatusModel):
+    """What was used per hour of late."""
+
+    hours: Amount = Field(default=0.0, description="So much time is known.")
+    mean: Amount = Field(default=0.0, description="Per hour, of the last day in the main.")
+    variance: Amount = Field(default=0.0, description="Of what is used per hour.")
+
+
+class BudgetPace(StatusModel):
+    """Paces of what the budget limits."""
+
+    accelerator_hours: Pace | None = Field(default=None, description="Of accelerator-hours.")
+    cost: Pace | None = Field(default=None, description="Of money.")
+    kilowatt_hours: Pace | None = Field(default=None, description="Of energy.")
+
+
 class BudgetUse(StatusModel):
     """Use in the current period."""
 
@@ -97,6 +113,15 @@ class BudgetUse(StatusModel):
         default=None,
         description="When the first limit is reached at the present rate; absent: not in this period, or it is reached.",
     )
+    exhausted_p50: datetime | None = Field(
+        default=None,
+        description="By then a limit is reached with a probability of one half, by what was used per hour of late; absent: "
+        "not in this period, it is reached, or less than an hour is known.",
+    )
+    exhausted_p90: datetime | None = Field(
+        default=None, description="The same with a probability of 90 per cent."
+    )
+    pace: BudgetPace | None = Field(default=None, description="What was used per hour of late.")
 
 
 def used_ratios(budgets: Iterable[Budget], uses: Iterable[BudgetUse]) -> dict[str, float]:

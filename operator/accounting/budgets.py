@@ -12,9 +12,19 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 
 from busbar.kube.types import Condition, ConditionStatus, Tenant
-from busbar.kube.types.budget import Budget, BudgetState, BudgetUse, Enforcement, Period
+from busbar.kube.types.budget import (
+    LIMITED,
+    Budget,
+    BudgetPace,
+    BudgetState,
+    BudgetUse,
+    Enforcement,
+    Pace,
+    Period,
+)
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import TenantStatus
+from busbar.operator.accounting.pace import noted, spent_after_h
 
 FULL = 100.0
 NEVER_MEASURED_H = 0.1
@@ -58,6 +68,7 @@ class _Line:
     limit: float
     used: float
     per_hour: float = 0.0
+    pace: Pace | None = None
 
     @property
     def left(self) -> float:
@@ -176,8 +187,18 @@ def sentence(budget: Budget, use: BudgetUse) -> str:
         what = "only a warning is given" if warns else DONE[budget.enforcement is Enforcement.PREEMPT]
         return f"{text}: {what} until {_moment(end)}."
     if use.exhausted is not None:
-        return f"{text}; at the present rate it is spent on {_moment(use.exhausted)}."
-    return f"{text}; at the present rate it lasts until {_moment(end)}."
+        rate = f"at the present rate it is spent on {_moment(use.exhausted)}"
+    else:
+        rate = f"at the present rate it lasts until {_moment(end)}"
+    return f"{text}; {rate}{_probably(use)}."
+
+
+def _probably(use: BudgetUse) -> str:
+    """By the rates of the last day; empty where these do not spend it."""
+    if use.exhausted_p50 is None:
+        return ""
+    text = f", at that of the last day probably on {_moment(use.exhausted_p50)}"
+    return text + (f", and by {_moment(use.exhausted_p90)} with 90 %" if use.exhausted_p90 else "")
 
 
 def _counted(
@@ -192,9 +213,11 @@ def _counted(
             "kilowatt_hours": round(use.kilowatt_hours + part * used.kilowatt_hours, 9),
         }
     )
-    lines = _lines(budget, use, per_hour)
+    pace = _paced(budget, old, used, (now - since) / timedelta(hours=1))
+    lines = _lines(budget, use, per_hour, pace)
     percent = max((line.percent for line in lines), default=None)
     end = period_end(budget.period, now)
+    p50, p90 = (_spent_with(lines, probability, end, now) for probability in (0.5, 0.9))
     left = {line.unit: round(line.left, 6) for line in lines}
     return use.model_copy(
         update={
@@ -205,6 +228,9 @@ def _counted(
             "used_percent": None if percent is None else round(percent, 2),
             "state": None if percent is None else _state(budget, percent),
             "exhausted": _exhausted(lines, end, now),
+            "exhausted_p50": p50,
+            "exhausted_p90": p90,
+            "pace": pace,
         }
     )
 
@@ -212,14 +238,32 @@ def _counted(
 HOURS, MONEY, ENERGY = " accelerator-hours", " in cost", " kWh"
 
 
-def _lines(budget: Budget, use: BudgetUse, per_hour: Amounts | None = None) -> list[_Line]:
-    rate = per_hour or Amounts()
+def _lines(
+    budget: Budget, use: BudgetUse, per_hour: Amounts | None = None, pace: BudgetPace | None = None
+) -> list[_Line]:
+    rate, paces = per_hour or Amounts(), pace or BudgetPace()
     every = (
-        (HOURS, budget.accelerator_hours, use.accelerator_hours, rate.accelerator_hours),
-        (MONEY, budget.cost, use.cost, rate.cost),
-        (ENERGY, budget.kilowatt_hours, use.kilowatt_hours, rate.kilowatt_hours),
+        (HOURS, "accelerator_hours", budget.accelerator_hours),
+        (MONEY, "cost", budget.cost),
+        (ENERGY, "kilowatt_hours", budget.kilowatt_hours),
     )
-    return [_Line(unit, limit, used, more) for unit, limit, used, more in every if limit is not None]
+    return [
+        _Line(unit, limit, getattr(use, name), getattr(rate, name), getattr(paces, name))
+        for unit, name, limit in every
+        if limit is not None
+    ]
+
+
+def _paced(budget: Budget, old: BudgetUse | None, used: Amounts, hours: float) -> BudgetPace:
+    """The paces with this use; they go on over the ends of periods."""
+    before = (old.pace if old is not None else None) or BudgetPace()
+    return BudgetPace.model_validate(
+        {
+            name: noted(getattr(before, name), getattr(used, name) / hours if hours > 0 else 0.0, hours)
+            for name in LIMITED
+            if getattr(budget, name) is not None
+        }
+    )
 
 
 def _present(budget: Budget, use: BudgetUse | None, now: datetime) -> BudgetUse:
@@ -248,6 +292,16 @@ def _exhausted(lines: Iterable[_Line], end: datetime, now: datetime) -> datetime
     if any(line.percent >= FULL for line in lines):
         return None
     hours = min((line.left / line.per_hour for line in lines if line.per_hour > 0), default=float("inf"))
+    if hours >= (end - now) / timedelta(hours=1):
+        return None
+    return (now + timedelta(hours=hours)).replace(microsecond=0)
+
+
+def _spent_with(lines: Sequence[_Line], probability: float, end: datetime, now: datetime) -> datetime | None:
+    """When the first limit is reached with this probability; None as of `_exhausted`."""
+    if any(line.percent >= FULL for line in lines):
+        return None
+    hours = min((spent_after_h(line.pace, line.left, probability) for line in lines), default=float("inf"))
     if hours >= (end - now) / timedelta(hours=1):
         return None
     return (now + timedelta(hours=hours)).replace(microsecond=0)

@@ -652,8 +652,11 @@ BUDGETS = [
         "usedPercent": 96.4,
         "state": "Warning",
         "exhausted": "2026-11-27T14:30:00Z",
+        "exhaustedP50": "2026-11-27T16:00:00Z",
+        "exhaustedP90": "2026-11-28T08:15:00Z",
     }
 ]
+SPENT = ["2026-11-27", "14:30", "2026-11-27", "16:00", "2026-11-28", "08:15"]
 
 
 async def test_budgets_are_shown_by_limit_and_only_those_of_own_tenants(site: Site) -> None:
@@ -663,8 +666,8 @@ async def test_budgets_are_shown_by_limit_and_only_those_of_own_tenants(site: Si
     await site.world.settle()
     lines = [line.split() for line in (await site.busbar("budget")).lines]
     assert lines[1:] == [
-        ["ada", "month", "accelerator-hours", "75", "25", "75%", "Warning", "2026-11-27", "14:30", "2026-12-01", "00:00"],
-        ["ada", "month", "kWh", "48.2", "1.8", "96%", "Warning", "2026-11-27", "14:30", "2026-12-01", "00:00"],
+        ["ada", "month", "accelerator-hours", "75", "25", "75%", "Warning", *SPENT, "2026-12-01", "00:00"],
+        ["ada", "month", "kWh", "48.2", "1.8", "96%", "Warning", *SPENT, "2026-12-01", "00:00"],
     ]  # fmt: skip
     found = json.loads((await site.busbar("budget", "ada", "-o", "json")).out)
     assert [item["tenant"] for item in found["items"]] == ["ada"]

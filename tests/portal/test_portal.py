@@ -406,6 +406,8 @@ BUDGETS = [
         "kilowattHoursLeft": 0,
         "state": state,
         "exhausted": "2026-11-27T14:30:00Z",
+        "exhaustedP50": "2026-11-27T16:00:00Z",
+        "exhaustedP90": "2026-11-28T08:15:00Z",
     }
     for period, state in (("month", "Warning"), ("day", "Spent"))
 ]
@@ -427,6 +429,7 @@ def test_the_usage_page_shows_the_budgets_of_own_tenants(
         expect(lines).to_have_count(4)
         expect(lines.nth(0)).to_contain_text("876,543.25")
         expect(lines.nth(0)).to_contain_text("2026-11-27 14:30")
+        expect(lines.nth(0)).to_contain_text("2026-11-27 16:00; 90 %: 2026-11-28 08:15")
         expect(lines.nth(3)).to_contain_text("Spent")
         expect(page.get_by_role("link", name="Download as CSV")).to_be_visible()
         assert "bob" not in page.content()

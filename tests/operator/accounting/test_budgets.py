@@ -89,11 +89,28 @@ def test_what_is_left_and_when_it_will_be_gone() -> None:
     assert use.exhausted == NOW + 118 * HOUR
     assert use.ends == datetime(2026, 12, 1, tzinfo=UTC)
     budget = (made.spec.budgets or [])[0]
-    text = "38.2 of 50 kWh used this month; at the present rate it is spent on 2026-11-26 at 10:00 UTC."
-    assert sentence(budget, use) == text
+    assert sentence(budget, use) == (
+        "38.2 of 50 kWh used this month; at the present rate it is spent on 2026-11-26 at 10:00 UTC, at that of the last "
+        "day probably on 2026-11-23 at 23:00 UTC, and by 2026-11-23 at 23:00 UTC with 90 %."
+    )
+    new = use.model_copy(update={"exhausted_p50": None, "exhausted_p90": None})
+    assert sentence(budget, new).endswith("at the present rate it is spent on 2026-11-26 at 10:00 UTC.")
     slow = counted_of(made, per_hour=Amounts(kilowatt_hours=0.01))
     assert slow.exhausted is None
     assert sentence(budget, slow).endswith("it lasts until 2026-12-01 at 00:00 UTC.")
+
+
+def test_rates_of_late_go_on_over_the_ends_of_periods_and_nothing_is_forecast_from_minutes() -> None:
+    made = of({"period": "day", "kilowattHours": 50})
+    minutes = counted_of(made, Amounts(kilowatt_hours=9.0), since=NOW - HOUR / 4)
+    assert (minutes.exhausted_p50, minutes.exhausted_p90) == (None, None)
+    later = NOW + timedelta(days=1)
+    again = made.model_copy(update={"status": TenantStatus(budgets=[minutes])})
+    use = counted_of(again, Amounts(kilowatt_hours=36.0), since=later - HOUR, now=later)
+    assert use.pace is not None
+    assert use.pace.kilowatt_hours is not None
+    assert (use.pace.kilowatt_hours.hours, use.pace.kilowatt_hours.mean) == (1.25, 36.0)
+    assert use.exhausted_p50 == later + (50 - use.kilowatt_hours) / 36 * HOUR
 
 
 def test_a_warning_comes_at_the_percentage_and_the_limit_at_the_limit() -> None:
