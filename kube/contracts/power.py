@@ -103,6 +103,8 @@ class LimitsReport(WireModel):
     """From the arrival of the newest message to its limits being read back."""
     conflicts: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     """Boards with a limit that somebody else has written in the last minute."""
+    free: bool = False
+    """The boards are without limits, because the bucket of the lease in force is not empty."""
 
 
 class AgentReport(WireModel):
@@ -142,6 +144,9 @@ class LeaseMessage(WireModel):
     clock_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Of the report that it answers; the time to live counts from there."""
     ttl_s: Annotated[float, Field(gt=0, le=MOST_TTL_S, allow_inf_nan=False)] | None = None
+    burst_j: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Depth of the node's bucket in joules: the lease bounds the mean, and the boards are limited while the bucket is
+    empty. 0: the limits alone keep the lease."""
 
     @property
     def releases(self) -> bool:

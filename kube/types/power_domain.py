@@ -34,6 +34,8 @@ class Policy(StrEnum):
     """The nodes that hang on the domain itself have equal leases, whatever runs."""
     LEASE = "Lease"
     """Their leases go where they save the most work."""
+    LEASE_WITH_BURST = "LeaseWithBurst"
+    """As Lease, but a lease bounds the mean: short peaks pass above it."""
 
 
 class PowerEnforcement(StrEnum):
@@ -64,8 +66,9 @@ class PowerDomainSpec(SpecModel):
     policy: Policy = Field(
         default=Policy.OBSERVE,
         description="Of the nodes that hang on this domain itself. Observe: measure, and limit nothing. Static: limit "
-        "the boards by equal leases. Lease: by leases that go where they save the most work. The budget binds the "
-        "leases of all domains below, whatever the policy. With Static and Lease, jobs on this domain and on those below "
+        "the boards by equal leases. Lease: by leases that go where they save the most work. LeaseWithBurst: as Lease, but short peaks "
+        "of nodes that serve pass above their leases, as far as rideThroughSeconds allows. The budget binds the "
+        "leases of all domains below, whatever the policy. With all but Observe, jobs on this domain and on those below "
         "wait while it does not carry what they draw.",
     )
     enforcement: PowerEnforcement = Field(
@@ -78,7 +81,12 @@ class PowerDomainSpec(SpecModel):
     host_watts: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
         default=None,
         description="The most that one node of this domain draws beside its boards: processors, memory, fans and "
-        "supplies. Static and Lease need it: leases leave room for it.",
+        "supplies. All policies but Observe need it: leases leave room for it.",
+    )
+    ride_through_seconds: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        default=None,
+        description="With LeaseWithBurst: for how long at most the breaker bears what its nodes may draw together once more, "
+        "beside their leases; absent: 0.1. So much energy may pass above the leases at once, and what passes until limits act.",
     )
     unreported_node_watts: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
         default=None,
@@ -169,7 +177,7 @@ class PowerDomain(Resource):
         ),
         Rule(
             cel="self.spec.policy == 'Observe' || !has(self.spec.nodeSelector) || has(self.spec.hostWatts)",
-            message="Static and Lease need spec.hostWatts: the most that one node draws beside its boards",
+            message="policies that limit nodes need spec.hostWatts: the most that one node draws beside its boards",
             field_path=".spec.hostWatts",
             holds=lambda domain: (
                 domain.spec.policy is Policy.OBSERVE
@@ -179,11 +187,19 @@ class PowerDomain(Resource):
         ),
         Rule(
             cel="self.spec.enforcement != 'Preempt' || self.spec.policy != 'Observe'",
-            message="Preempt needs spec.policy Static or Lease: limits come first, and what was stopped must wait",
+            message="Preempt needs a spec.policy that limits nodes: limits come first, and what was stopped must wait",
             field_path=".spec.enforcement",
             holds=lambda domain: (
                 domain.spec.enforcement is not PowerEnforcement.PREEMPT
                 or domain.spec.policy is not Policy.OBSERVE
+            ),
+        ),
+        Rule(
+            cel="!has(self.spec.rideThroughSeconds) || self.spec.policy == 'LeaseWithBurst'",
+            message="only spec.policy LeaseWithBurst lets peaks pass above leases; remove spec.rideThroughSeconds",
+            field_path=".spec.rideThroughSeconds",
+            holds=lambda domain: (
+                domain.spec.ride_through_seconds is None or domain.spec.policy is Policy.LEASE_WITH_BURST
             ),
         ),
     )

@@ -24,6 +24,8 @@ class Held:
     watts: float = 0.0
     host_w: float = 0.0
     until_clock_s: float = 0.0
+    burst_j: float = 0.0
+    """Depth of the bucket; 0: none."""
 
     @property
     def boards_w(self) -> float:
@@ -52,7 +54,9 @@ def taken(held: Held, epoch: str, message: LeaseMessage, clock_s: float) -> Held
     until_s = message.clock_s + message.ttl_s - ENDS_EARLY_S
     if clock_s >= until_s:
         raise LeaseRefused(f"it has ended {clock_s - until_s:.1f} s before it arrived")
-    return Held(LeaseState.LEASED, message.sequence, message.watts, message.host_watts, until_s)
+    return Held(
+        LeaseState.LEASED, message.sequence, message.watts, message.host_watts, until_s, message.burst_j
+    )
 
 
 def at(held: Held, clock_s: float) -> Held:
@@ -64,4 +68,4 @@ def at(held: Held, clock_s: float) -> Held:
 
 def standing(held: Held) -> Held:
     """The standing cap; the sequence stays, so that no older message is taken."""
-    return replace(held, state=LeaseState.STANDING, watts=0.0, host_w=0.0, until_clock_s=0.0)
+    return replace(held, state=LeaseState.STANDING, watts=0.0, host_w=0.0, until_clock_s=0.0, burst_j=0.0)

@@ -4,6 +4,8 @@ Lower first: a board is raised only after the others were read back at or below 
 not the one written last is a conflict: somebody else writes limits, or the driver was loaded again. It is lowered where
 it is too high, and for a minute not raised. A board counts with its nameplate, and the others share what is left, while
 it takes no limit or draws clearly more than its limit.
+
+A lease with a bucket (`bucket.py`) bounds the mean: the boards have their default limits while the bucket is not empty.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Protocol
 
 from busbar.kube.contracts.power import LeaseMessage, LeaseState, LimitsReport
 
+from .bucket import Bucket
 from .leases import Held, LeaseRefused, at, standing, taken
 from .split import Board, BoardWant, split, wanted
 
@@ -72,6 +75,7 @@ class Limiter:
         self._over: dict[str, float] = {}  # since when a board draws more than its limit
         self._refusing: dict[str, float] = {}  # until when
         self._conflicts: dict[str, float] = {}  # until when
+        self._bucket = Bucket()
         self._split: tuple[object, Mapping[str, float]] | None = None  # of what, and the limits
         self._confirmed = 0
         self._arrived_s: float | None = None
@@ -83,6 +87,7 @@ class Limiter:
         now_s = self._clock()
         self._lapse(now_s)
         self.held = taken(at(self.held, now_s), self._epoch, message, now_s)
+        self._bucket = self._bucket.within(self.held)
         self._arrived_s = now_s
         self.enforce()
 
@@ -90,7 +95,9 @@ class Limiter:
         """To be called some times a second with what each board draws."""
         now_s = self._clock()
         self._lapse(now_s)
+        passed_s = now_s - self._looked_s
         self._looked_s = now_s
+        self._bucket = self._bucket.after(self.held, sum(drawn_w.values()), passed_s)
         for uuid, watts in drawn_w.items():
             board = self._found.get(uuid)
             if board is None:
@@ -134,8 +141,18 @@ class Limiter:
             lease_watts=held.watts if leased else None,
             remaining_s=round(held.until_clock_s - now_s, 3) if leased else None,
             actuation_s=self._actuation_s,
+            free=leased and self._is_free,
             conflicts=tuple(sorted(uuid for uuid, until_s in self._conflicts.items() if until_s > now_s)),
         )
+
+    @property
+    def bursts(self) -> bool:
+        """Whether the boards are to be looked at often, because a bucket can be empty soon."""
+        return self.held.state is LeaseState.LEASED and self.held.burst_j > 0
+
+    @property
+    def _is_free(self) -> bool:
+        return self.bursts and not self._bucket.limits
 
     def limit_w(self, uuid: str) -> float | None:
         """In force on the board, as last read back."""
@@ -167,6 +184,9 @@ class Limiter:
             refusing = {u for u, until_s in self._refusing.items() if until_s > now_s and u in targets}
             left_w = self.held.boards_w - sum(self._found[uuid].nameplate_w for uuid in refusing)
             sharing = [self._board(board) for board in self._found.values() if board.uuid not in refusing]
+            if self._is_free:
+                free = {board.uuid: max(board.floor_w, board.default_w) for board in self._found.values()}
+                return {u: w for u, w in free.items() if not self._waits(u, now_s)}
             if self._split is None or self._split[0] != (left_w, sharing):
                 self._split = (left_w, sharing), split(left_w, sharing)
             shares = self._split[1]

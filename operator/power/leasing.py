@@ -13,13 +13,14 @@ The controller (`busbar.scheduler.power`) decides. Here its input is made, and w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from busbar.kube.contracts.power import LeaseMessage, LeaseState
 from busbar.operator.agent.split import BoardWant, wanted
 from busbar.operator.power.lines import Line, opened
 from busbar.operator.power.membership import Membership
+from busbar.operator.power.phases import PEAKS_S, fitted
 from busbar.operator.power.readings import HOST, Reading
 from busbar.scheduler.power import (
     ControlSettings,
@@ -29,7 +30,6 @@ from busbar.scheduler.power import (
     Memory,
     NodePower,
     NodeTelemetry,
-    Phase,
     PhaseLoad,
     begin,
     control,
@@ -60,6 +60,8 @@ class State:
     lines: Mapping[str, Line] = field(default_factory=dict)
     wants: Mapping[str, Mapping[str, BoardWant]] = field(default_factory=dict)
     """By node and board."""
+    draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By node whose domain lets bursts pass: means of a board since the report before, of the last minute."""
     counted: Mapping[str, tuple[tuple[str, ...], float]] = field(default_factory=dict)
     """Node to its feeds and what it counted with in the last round."""
     gone: Mapping[str, Gone] = field(default_factory=dict)
@@ -119,7 +121,9 @@ def take_round(
         for name, leaf in placed.leaf.items()
     }
     telemetry = {
-        name: _telemetry(readings[name], nodes[name], state.lines[name], state.wants[name])
+        name: _telemetry(
+            readings[name], nodes[name], state.lines[name], state.wants[name], state.draws.get(name, ())
+        )
         for name in placed.leaf
     }
     decision = control(tree, nodes, telemetry, {}, now_s, state.memory, settings)
@@ -137,6 +141,7 @@ def take_round(
                 host_watts=nodes[lease.node].host_w - _refused_w(reading),
                 clock_s=reading.clock_s,
                 ttl_s=settings.ttl_s,
+                burst_j=lease.burst_s * lease.watts,
             )
         )
     counted = {
@@ -259,7 +264,26 @@ def _heard(
         if name not in found.feeds:
             gone[name] = Gone(feeds, watts, ends_s)
     memory = _without(state.memory, uncertain)
-    return replace(state, memory=memory, lines=lines, wants=wants, gone=gone)
+    return replace(
+        state, memory=memory, lines=lines, wants=wants, draws=_draws(state, found, readings), gone=gone
+    )
+
+
+def _draws(state: State, found: Membership, readings: Mapping[str, Reading]) -> dict[str, tuple[float, ...]]:
+    """What is needed to see peaks, with what has been heard since the last round."""
+    draws = {}
+    for name, reading in readings.items():
+        obeying = [board for board in reading.boards.values() if not board.refuses]
+        if not obeying or not found.lets_bursts_pass(name):
+            continue
+        before = state.draws.get(name, ())
+        known = state.memory.nodes.get(name)
+        if known is not None and before and reading.clock_s <= known.clock_s:
+            draws[name] = before  # the same report again
+            continue
+        mean_w = math.fsum(board.watts for board in obeying) / len(obeying)
+        draws[name] = (*before[1 - PEAKS_S :], mean_w)
+    return draws
 
 
 def _without(memory: Memory, nodes: set[str]) -> Memory:
@@ -291,24 +315,31 @@ def _wants(last: Mapping[str, BoardWant], reading: Reading, now_s: float) -> dic
 
 
 def _telemetry(
-    reading: Reading, node: NodePower, line: Line, wants: Mapping[str, BoardWant]
+    reading: Reading, node: NodePower, line: Line, wants: Mapping[str, BoardWant], draws: Sequence[float]
 ) -> NodeTelemetry:
     """The reading in the controller's words."""
     obeying = {uuid: board for uuid, board in reading.boards.items() if not board.refuses}
     limits_w = [board.nameplate_w if board.limit_w is None else board.limit_w for board in obeying.values()]
-    conflict = reading.limits is not None and reading.limits.conflicts
+    limits = reading.limits
+    limit_w = node.host_w + math.fsum(limits_w)
+    if limits is not None and limits.conflicts:
+        limit_w = node.nameplate_w
+    elif limits is not None and limits.free and limits.lease_watts is not None:
+        limit_w = min(limit_w, limits.lease_watts)  # the bucket bounds the mean
     phases: tuple[PhaseLoad, ...] = ()
+    spread_w = 0.0
     if obeying:
         want_w = sum(max(wants[uuid].watts, board.floor_w) for uuid, board in obeying.items()) / len(obeying)
-        phases = (PhaseLoad(Phase.TRAINING, 1.0, want_w),)
+        phases, spread_w = fitted(draws, want_w, node)
     return NodeTelemetry(
         node=reading.node,
         at_s=reading.at_s,
         epoch=line.number_of(reading.epoch),
         clock_s=reading.clock_s,
         sequence=line.told(reading),
-        limit_w=node.nameplate_w if conflict else node.host_w + math.fsum(limits_w),
+        limit_w=limit_w,
         drawn_w=reading.watts,
+        spread_w=spread_w,
         phases=phases,
     )
 

@@ -16,6 +16,8 @@ from busbar.operator.watch.projections import Node
 from busbar.scheduler.errors import DomainError
 from busbar.scheduler.power import Domain, DomainFault, PowerPolicy, domain_tree
 
+DEFAULT_RIDE_THROUGH_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -62,6 +64,12 @@ class Membership:
     def is_limited(self, node: str) -> bool:
         """Whether a policy limits the node."""
         return any(self.domains[feed].policy is not PowerPolicy.OBSERVE for feed in self.feeds.get(node, ()))
+
+    def lets_bursts_pass(self, node: str) -> bool:
+        """Whether the node's lease bounds its mean draw only."""
+        return any(
+            self.domains[feed].policy is PowerPolicy.LEASE_WITH_BURST for feed in self.feeds.get(node, ())
+        )
 
 
 def membership(domains: Iterable[PowerDomain], nodes: Iterable[Node]) -> Membership:
@@ -116,6 +124,9 @@ def _scheduler_domain(domain: PowerDomain) -> Domain:
         spec.parent,
         PowerPolicy(spec.policy.value),
         margin_percent=spec.margin_percent,
+        ride_through_s=DEFAULT_RIDE_THROUGH_S
+        if spec.ride_through_seconds is None
+        else spec.ride_through_seconds,
     )
 
 

@@ -116,9 +116,12 @@ def _view(
     fresh = told is not None and now - min(told.at_s, known.advanced_s) <= settings.stale_s
     seen_s = known.heard_s if settings.limits_stay else now
     counted_w = known.counted_w(node.floor_w, node.nameplate_w, seen_s)
+    free = settings.limits_stay and known.may_run_free
     silent_w = counted_w if settings.ttl_s is None or settings.limits_stay else node.floor_w
+    if free:  # if all processes of the node are dead, nothing limits its boards
+        silent_w = node.nameplate_w
     fixed_w, reason = _fixed(node, domain, known, None if fresh else silent_w, seen_s)
-    if reason in NO_LIMIT:
+    if reason in NO_LIMIT or (reason is LeaseReason.STALE and free):
         counted_w = node.nameplate_w
     return _View(node, domain, known, told if fresh else None, counted_w, seen_s, fixed_w, reason)
 
@@ -375,7 +378,9 @@ def _lease(
         board_limit_w=view.node.board_limit_w(watts),
         burst_s=burst_s,
     )
-    return lease, granted(view.memory, Grant(sequence, watts, now, settings.ends_s(now)), view.seen_s)
+    return lease, granted(
+        view.memory, Grant(sequence, watts, now, settings.ends_s(now), burst_s > 0), view.seen_s
+    )
 
 
 def _domain_reports(

@@ -110,6 +110,8 @@ class Grant:
     sent_s: float
     ends_s: float
     """On the controller's clock; infinite without a time to live."""
+    burst: bool = False
+    """The boards may be without limits while the node's bucket is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,11 @@ class NodeMemory:
         return max((floor_w, *recent))
 
     @property
+    def may_run_free(self) -> bool:
+        """Whether the boards can be without limits now: then nothing but a process on the node keeps the lease."""
+        return any(grant.burst for grant in self.grants)
+
+    @property
     def newest(self) -> Grant | None:
         return self.grants[-1] if self.grants else None
 
@@ -191,7 +198,8 @@ def granted(memory: NodeMemory, grant: Grant, now: float) -> NodeMemory:
     kept = tuple(
         old
         for old in memory.grants
-        if old.ends_s > now and (old.watts > grant.watts or old.ends_s > grant.ends_s)
+        if old.ends_s > now
+        and (old.watts > grant.watts or old.ends_s > grant.ends_s or old.burst > grant.burst)
     )
     return NodeMemory(
         memory.epoch,

@@ -21,21 +21,26 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
         (
             policy,
             {"spec/policy": policy},
-            {"spec/policy": good, "spec/enforcement": ...},
+            {"spec/policy": good, "spec/enforcement": ..., "spec/rideThroughSeconds": ...},
             "spec.policy",
             "Unsupported value",
         )
-        for policy, good in (("LeaseWithBurst", "Lease"), ("static", "Static"), ("observe", "Observe"))
+        for policy, good in (
+            ("leasewithburst", "LeaseWithBurst"),
+            ("lease", "Lease"),
+            ("static", "Static"),
+            ("observe", "Observe"),
+        )
     ),
     *(
         (
             f"{policy} without a host",
-            {"spec/policy": policy, "spec/hostWatts": ...},
-            {"spec/policy": policy},
+            {"spec/policy": policy, "spec/rideThroughSeconds": ..., "spec/hostWatts": ...},
+            {"spec/policy": policy, "spec/rideThroughSeconds": ...},
             "spec.hostWatts",
-            "Static and Lease need spec.hostWatts",
+            "policies that limit nodes need spec.hostWatts",
         )
-        for policy in ("Static", "Lease")
+        for policy in ("Static", "Lease", "LeaseWithBurst")
     ),
     (
         "no such enforcement",
@@ -46,10 +51,24 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
     ),
     (
         "stopping work where nothing is limited",
-        {"spec/policy": "Observe"},
-        {"spec/policy": "Observe", "spec/enforcement": ...},
+        {"spec/policy": "Observe", "spec/rideThroughSeconds": ...},
+        {"spec/policy": "Observe", "spec/rideThroughSeconds": ..., "spec/enforcement": ...},
         "spec.enforcement",
-        "Preempt needs spec.policy Static or Lease",
+        "Preempt needs a spec.policy that limits nodes",
+    ),
+    (
+        "peaks above leases without a policy that lets them pass",
+        {"spec/policy": "Lease", "spec/rideThroughSeconds": 0.1},
+        {"spec/policy": "LeaseWithBurst", "spec/rideThroughSeconds": 0.1},
+        "spec.rideThroughSeconds",
+        "only spec.policy LeaseWithBurst",
+    ),
+    (
+        "a breaker that bears nothing",
+        {"spec/policy": "LeaseWithBurst", "spec/rideThroughSeconds": 0},
+        {"spec/policy": "LeaseWithBurst", "spec/rideThroughSeconds": 0.02},
+        "spec.rideThroughSeconds",
+        "greater than 0",
     ),
     (
         "a negative host",
@@ -61,14 +80,14 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
     (
         "all nodes",
         {"spec/nodeSelector": {}},
-        {"spec/nodeSelector": ..., "spec/hostWatts": ...},
+        {"spec/nodeSelector": ..., "spec/hostWatts": ..., "spec/rideThroughSeconds": ...},
         "spec.nodeSelector",
         "at least 1",
     ),
     ("itself", {"spec/parent": "sample"}, {"spec/parent": ...}, "spec.parent", "its own parent"),
     ("no name", {"spec/parent": "Row 1"}, {"spec/parent": "row-1"}, "spec.parent", "should match"),
 )
-NOT_BUILT = ("meter", "quantile", "rideThroughSeconds")
+NOT_BUILT = ("meter", "quantile")
 
 
 @pytest.mark.parametrize(("bad", "good", "field", "says"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS])

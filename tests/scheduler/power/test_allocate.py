@@ -51,7 +51,9 @@ def test_a_target_for_first_tokens_wants_watts_for_queues_that_outlast_the_bucke
     assert _saved_above(3800, target=1.0, stretch_s=0.5, burst_s=0.1) > 1e-5
     assert _saved_above(3800, target=1.0, stretch_s=0.5, burst_s=2.0) < 1e-9
     assert _saved_above(3800, target=1.0, stretch_s=0.02, burst_s=0.1) < 1e-9
-    assert _saved_above(3800, target=1.0, stretch_s=0.0, burst_s=2.0) > 1e-5  # nobody knows how long they last
+    assert (
+        _saved_above(3800, target=1.0, stretch_s=0.0, burst_s=2.0) > 1e-5
+    )  # nobody knows how long they last
 
 
 def test_the_longer_a_server_reads_the_more_its_first_tokens_lose() -> None:

@@ -147,6 +147,25 @@ def test_buckets_go_by_weight_to_nodes_that_serve_and_none_to_nodes_that_train()
     assert sum(depths_j) == pytest.approx(0.1 * sum(lease.watts for lease in leases if lease), rel=0.02)
 
 
+def test_a_silent_node_whose_boards_may_run_free_counts_whole_where_limits_stay() -> None:
+    domains = (Domain("row", 9000.0, policy=PowerPolicy.LEASE_WITH_BURST, nodes=tuple("ab")),)
+    row = Row(domains, (node("a"), node("b")))
+    row.phases = {"a": (PhaseLoad(Phase.PREFILL, 0.3, 400.0), PhaseLoad(Phase.DECODE, 0.7, 220.0))}
+    stays = replace(QUICK, limits_stay=True)
+    for _ in range(15):
+        row.round(stays)
+    for name, whole in (("b", False), ("a", True)):
+        row.silent = {name}
+        for _ in range(6):
+            decision = row.round(stays)
+        counted = {report.node: report.counted_w for report in decision.nodes}
+        assert (counted[name] == 5000.0) == whole
+        assert sum(counted.values()) <= 0.99 * 9000.0 + 1e-6
+        row.silent = set()
+        for _ in range(15):
+            row.round(stays)
+
+
 def test_a_bucket_is_no_deeper_than_a_long_queue_needs() -> None:
     row = Row(
         (Domain("row", 9000.0, policy=PowerPolicy.LEASE_WITH_BURST, nodes=tuple("ab")),),
