@@ -361,7 +361,8 @@ class Monitoring(Section):
         default_factory=Monitors, description="Reading the metrics of operator, API and gateway."
     )
     dashboards: Dashboards = Field(
-        default_factory=Dashboards, description="Grafana dashboards: model services."
+        default_factory=Dashboards,
+        description="Grafana dashboards: model services, power, energy and budgets.",
     )
 
 

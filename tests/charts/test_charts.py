@@ -525,8 +525,10 @@ def test_dashboards_are_made_where_they_are_wanted_with_the_label_that_grafana_l
     assert "busbar-dashboards" not in plain
     made = find(documents(render("busbar", *MONITORED)), "ConfigMap", "busbar-dashboards")
     assert {"grafana_dashboard": "1", "folder": "gpus"}.items() <= made["metadata"]["labels"].items()
-    written = (CHARTS / "busbar" / "dashboards" / "services.json").read_text()
-    assert json.loads(made["data"]["busbar-services.json"]) == json.loads(written)
+    written = {f"busbar-{file.name}": file for file in (CHARTS / "busbar" / "dashboards").glob("*.json")}
+    assert made["data"].keys() == written.keys()
+    for name, file in written.items():
+        assert json.loads(made["data"][name]) == json.loads(file.read_text())
 
 
 def test_monitors_read_ports_that_the_pods_have_and_network_policies_let_them() -> None:

@@ -1,4 +1,4 @@
-"""The dashboard of the chart: its expressions read only series that our processes export, with labels that they have."""
+"""The dashboards of the chart: their expressions read only series that our processes export, with labels that they have."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from tests.charts.rendering import CHARTS
 
 from busbar.gateway.metrics import Metrics as GatewayMetrics
 
-DASHBOARD: dict[str, Any] = json.loads((CHARTS / "busbar" / "dashboards" / "services.json").read_text())
-PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+DASHBOARDS: dict[str, dict[str, Any]] = {
+    file.stem: json.loads(file.read_text())
+    for file in sorted((CHARTS / "busbar" / "dashboards").glob("*.json"))
+}
+PANELS = [(name, panel) for name, found in DASHBOARDS.items() for panel in found["panels"]]
 WIDTH = 24
-SERVICE = {"$namespace": "namespace", "$service": "service"}
+VARIABLES = {"services": ["namespace", "service"], "power": ["domain"], "energy": ["tenant"]}
 
 
-@pytest.fixture(params=PANELS, ids=[panel["title"] for panel in PANELS])
+@pytest.fixture(params=PANELS, ids=[f"{name}: {panel['title']}" for name, panel in PANELS])
 def panel(request: pytest.FixtureRequest) -> dict[str, Any]:
-    found: dict[str, Any] = request.param
+    found: dict[str, Any] = request.param[1]
     return found
 
 
@@ -48,22 +51,26 @@ def test_no_panel_reads_what_the_gateway_shows_to_named_callers_alone(panel: dic
         assert read & named == set()
 
 
-def test_the_variables_are_labels_of_what_they_are_read_from_and_are_all_used() -> None:
-    said = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    assert list(said) == ["datasource", "namespace", "service"]
-    for name in ("namespace", "service"):
+@pytest.mark.parametrize("name_of_dashboard", DASHBOARDS)
+def test_the_variables_are_labels_of_what_they_are_read_from_and_are_all_used(name_of_dashboard: str) -> None:
+    dashboard = DASHBOARDS[name_of_dashboard]
+    said = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+    assert list(said) == ["datasource", *VARIABLES[name_of_dashboard]]
+    for name in VARIABLES[name_of_dashboard]:
         query = re.fullmatch(r"label_values\((\w+)(\{.*\})?, (\w+)\)", said[name]["query"]["query"])
         assert query is not None
         assert query[3] == name
         assert name in exported()[query[1]]
-    text = json.dumps(PANELS)
+    text = json.dumps(dashboard["panels"])
     used = set(re.findall(r"\$\{?(\w+)", text))
     assert used == set(said), "Grafana leaves a variable that it does not know as it is"
 
 
-def test_panels_say_what_they_show_and_do_not_overlap() -> None:
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_panels_say_what_they_show_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
+    panels = dashboard["panels"]
     taken: set[tuple[int, int]] = set()
-    for one in PANELS:
+    for one in panels:
         assert one["description"].endswith(".")
         assert one["fieldConfig"]["defaults"]["unit"]
         at = one["gridPos"]
@@ -71,4 +78,8 @@ def test_panels_say_what_they_show_and_do_not_overlap() -> None:
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
         assert not taken & cells, one["title"]
         taken |= cells
-    assert len({one["id"] for one in PANELS}) == len(PANELS)
+    assert len({one["id"] for one in panels}) == len(panels)
+
+
+def test_each_dashboard_has_a_name_of_its_own() -> None:
+    assert len({found["uid"] for found in DASHBOARDS.values()}) == len(DASHBOARDS) == len(VARIABLES)
