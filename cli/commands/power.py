@@ -1,7 +1,8 @@
-"""`busbar power`, `busbar power nodes` and `busbar power explain`."""
+"""`busbar power`, `busbar power nodes`, `busbar power watch` and `busbar power explain`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 BAR = 20
 """Characters of a bar: the whole budget."""
+MOVED = 0.02
+"""Of the lease before: leases that change by less are not told."""
 
 
 @click.group(
@@ -25,6 +28,7 @@ Examples:
   busbar power                the tree of feeds: draw against budget
   busbar power -o json
   busbar power nodes
+  busbar power watch
   busbar power explain NODE
 """,
 )
@@ -49,6 +53,50 @@ def nodes(session: Session, output: str) -> None:
     """Show what nodes draw, and where the numbers come from; simulated ones are invented."""
     found = session.client.power_nodes()
     emit(output, {"items": wire(found)}, lambda: _nodes(found), [node.name for node in found])
+
+
+@power.command(epilog="\b\nExamples:\n  busbar power watch\n  busbar power watch --every 10 --times 6")
+@click.option(
+    "--every",
+    type=click.FloatRange(1, 3600),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--times", type=click.IntRange(1), help="Stop after so many looks. Default: never.")
+@connected
+def watch(session: Session, every: float, times: int | None) -> None:
+    """Show the tree of feeds again and again, and whose leases and limits have changed in between."""
+    before: Mapping[str, NodePower] | None = None
+    looks = 0
+    while True:
+        feeds = session.client.power_domains()
+        found = {node.name: node for node in session.client.power_nodes()}
+        click.clear()  # does nothing where there is no terminal
+        click.echo(_tree(feeds))
+        for line in () if before is None else moves(before, found):
+            click.echo(line)
+        before, looks = found, looks + 1
+        if looks == times:
+            return
+        time.sleep(every)
+
+
+def moves(before: Mapping[str, NodePower], now: Mapping[str, NodePower]) -> Iterator[str]:
+    """A line for each node whose lease, limits or reports have changed."""
+    for name, node in now.items():
+        old = before.get(name)
+        if old is None:
+            yield f"{name}: new"
+            continue
+        if old.silent != node.silent:
+            yield f"{name}: {'silent' if node.silent else 'reports again'}"
+        if limits(old) != limits(node):
+            yield f"{name}: {limits(old)} -> {limits(node)}"
+        had, has = old.lease_watts, node.lease_watts
+        if had is not None and has is not None and abs(has - had) > MOVED * had:
+            yield f"{name}: lease {watts(had)} -> {watts(has)}"
+    yield from (f"{name}: gone" for name in before if name not in now)
 
 
 @power.command(

@@ -15,7 +15,7 @@ from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
 from busbar.cli.commands.describe import _trained
-from busbar.cli.commands.power import _ordered, bar, explained
+from busbar.cli.commands.power import _ordered, bar, explained, moves
 from busbar.kube.contracts.power import LeaseState
 from busbar.kube.contracts.power_view import FeedPower, NodePower
 from busbar.kube.contracts.service_plan import PlannedPool, ServicePlanAnswer
@@ -147,6 +147,33 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
     assert nodes.lines[2].endswith("0s silent")
     assert len(json.loads((await site.busbar("power", "nodes", "-o", "json")).out)["items"]) == 4
     assert (await site.busbar("power", "-o", "name")).lines == ["row", "rack-cpu", "rack-h100"]
+
+
+async def test_power_watch_looks_again_and_says_what_has_changed(site: Site) -> None:
+    site.monkeypatch.setattr("busbar.cli.commands.power.time.sleep", lambda seconds: None)
+    done = await site.busbar("power", "watch", "--times", "2")
+    assert done.code == 0
+    assert done.out == 2 * (await site.busbar("power")).out
+    assert (await site.busbar("power", "watch", "--every", "0")).code == 2
+
+
+def test_leases_limits_and_silence_that_have_changed_are_told() -> None:
+    def node(name: str, lease: float | None = None, **more: Any) -> NodePower:
+        state = LeaseState.STANDING if lease is None else LeaseState.LEASED
+        return NodePower(name=name, lease_watts=lease, limits=state, silent=more.get("silent", False))
+
+    before = {n.name: n for n in (node("a", 4000.0), node("b", 4000.0), node("c"), node("d"), node("e"))}
+    now = {
+        n.name: n
+        for n in (node("a", 4050.0), node("b", 3000.0), node("c", 900.0), node("d", silent=True), node("f"))
+    }
+    assert list(moves(before, now)) == [
+        "b: lease 4.0 kW -> 3.0 kW",
+        "c: standing -> leased",
+        "d: silent",
+        "f: new",
+        "e: gone",
+    ]
 
 
 async def test_power_explain_says_what_limits_a_node_or_the_nodes_of_a_job(site: Site) -> None:
