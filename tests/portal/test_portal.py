@@ -391,6 +391,10 @@ def test_the_power_page_shows_the_feeds_that_a_member_may_see(
             "aria-label", "h100-node-1: 800 W of 1 kW, capped, simulated, silent for 0 s"
         )
         expect(page.get_by_role("region", name="row", exact=True)).to_contain_text("not measured")
+        curve = card.get_by_role("img", name="Draw of rack-h100, the last 15m")
+        expect(curve).to_have_attribute("aria-label", re.compile("800 W to 800 W, of a budget of 2 kW"))
+        page.get_by_role("link", name="24h").click()
+        expect(card.get_by_role("img", name="Draw of rack-h100, the last 24h")).to_be_visible()
         assert "bob" not in page.content()
         assert page.evaluate(OUT_OF_THEIR_CARD) == []
 
