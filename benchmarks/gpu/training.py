@@ -384,11 +384,11 @@ def checkpoint(way: Engine, tokens: torch.Tensor, folder: Path, device: torch.de
     _wait(device)
     started = time.perf_counter()
     saver.save(1, {})
-    blocked = time.perf_counter() - started
     way.step(tokens)
     _wait(device)
     saver.drain()
     durable = time.perf_counter() - started
+    blocked = saver.stalled_seconds  # in `save`, and in the step's update
     state = {f"state-{index}": chunk.state for index, chunk in enumerate(way.optimizer.chunks)}
     state |= {str(index): flat.weights for index, flat in enumerate(way.groups)}
     started = time.perf_counter()

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import queue
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training.plain_loop import rounded
 from tests.training.small import VOCABULARY, engine
-from tests.training.states import write_state
+from tests.training.states import GivenBlocks, write_state
 from tests.training.test_bit_equality import CPU, packed, plan_for
 
 from busbar.workloads.training import checkpoint as module
 from busbar.workloads.training.async_checkpoint import Saver
+from busbar.workloads.training.capture import Capture, Source
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.job import parse_engine
@@ -29,7 +32,8 @@ from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.model import open_model
 from busbar.workloads.training.optimizer import join
 from busbar.workloads.training.paths import Claimed, claim_checkpoints, own_checkpoints, own_folder
-from busbar.workloads.training.snapshot import Block, Snapshot
+from busbar.workloads.training.snapshot import Snapshot
+from busbar.workloads.training.state_file import Blocks
 from busbar.workloads.training.step_log import Journal
 from busbar.workloads.training.streams import CallerStream
 from busbar.workloads.training.trainer import Trainer
@@ -88,7 +92,7 @@ def test_blocks_that_are_not_the_whole_state_are_not_committed(change: int, tmp_
     layout = Layout.of([("weights/a", torch.float32, 100)])
     with pytest.raises(CheckpointError, match=f"{400 + 4 * change} of 400 bytes came"):
         CheckpointFolder(tmp_path, 1).write(
-            1, layout, [torch.zeros(400 + 4 * change, dtype=torch.uint8)], FACTS
+            1, layout, GivenBlocks([torch.zeros(400 + 4 * change, dtype=torch.uint8)]), FACTS
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -191,7 +195,7 @@ def test_a_full_disk_costs_the_oldest_checkpoints_if_that_makes_room_and_never_t
     needed = Layout.of([(name, tensor.dtype, tensor.numel()) for name, tensor in tensors(40).items()]).size
     free = int(needed + module.MANIFEST_BYTES - missing * size)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    monkeypatch.setattr(module, "_write_files", refuse_to_write)
+    monkeypatch.setattr(module, "write_state", refuse_to_write)
     said: list[str] = []
     folder = CheckpointFolder(tmp_path, 4, said.append)
     with pytest.raises(CheckpointError, match="No space left"):
@@ -233,12 +237,12 @@ def test_a_damaged_newer_checkpoint_never_pushes_out_good_ones(tmp_path: Path) -
 def test_a_disk_that_fills_while_tensors_are_written_leaves_nothing_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(file: Any, data: memoryview) -> None:
-        file.write(data[: len(data) // 2])
+    def full(descriptor: int, data: memoryview, offset: int) -> int:
+        write(descriptor, data[: len(data) // 2], offset)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    folder = folder_with(tmp_path, [10])
-    monkeypatch.setattr(module, "_write_all", full)
+    folder, write = folder_with(tmp_path, [10]), os.pwrite
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(CheckpointError, match=r"step 20 could not be written.*No space left.*free space"):
         write_state(folder, 20, tensors(20), FACTS)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000010"]
@@ -251,29 +255,35 @@ class FailingOnce:
         self.written: list[int] = []
         self.failed = False
 
-    def write(self, step: int, layout: Layout, blocks: Iterator[torch.Tensor], facts: object) -> int:
-        next(blocks)
+    def write(self, step: int, layout: Layout, blocks: Blocks, facts: object) -> int:
+        block = blocks.take()
+        assert block is not None
+        blocks.give_back(block)
         if not self.failed:
             self.failed = True
             raise CheckpointError(f"step {step}: the disk is full")
+        while (block := blocks.take()) is not None:
+            blocks.give_back(block)
         self.written.append(step)
         return 1
 
 
 class OneBuffer:
-    """A snapshot of five blocks through one buffer: `take` ends only if the buffer is always returned."""
+    """A snapshot of five blocks through one buffer: the copy ends only if the buffer is always returned."""
 
     layout = Layout(())
 
     def __init__(self) -> None:
-        self.free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        self.free: queue.LifoQueue[torch.Tensor] = queue.LifoQueue()
         self.free.put(torch.zeros(8, dtype=torch.uint8))
 
-    def take(self, ready: queue.SimpleQueue[Block | None]) -> None:
-        for _ in range(5):
-            buffer = self.free.get(timeout=60)
-            ready.put(Block(buffer, CallerStream().record(), buffer))
-        ready.put(None)
+    def begin(self) -> Capture:
+        def fill(index: int, buffer: torch.Tensor) -> tuple[int, torch.Tensor]:
+            return 8 * index, buffer
+
+        capture = Capture(Source(fill, 5, {}, CallerStream(), self.free))
+        capture.start()
+        return capture
 
 
 def test_a_failed_write_is_reported_and_does_not_cost_the_next_one() -> None:
@@ -382,6 +392,48 @@ def test_a_run_whose_checkpoints_were_moved_aside_gets_them_back(tmp_path: Path)
 
 def steps_by_folder(place: Path) -> dict[str, list[int]]:
     return {folder.name: CheckpointFolder(folder, 2).steps() for folder in place.iterdir()}
+
+
+@pytest.mark.parametrize("placement", ["resident", "optimizer-offload"])
+def test_an_update_waits_until_what_it_changes_is_copied(
+    placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy stands still until an update has reached it: without the wait it would hold the next step's state."""
+    spec = parse_engine(engine(steps=3))
+    recipe = open_model(spec, None, VOCABULARY, 0)
+    plan = replace(plan_for(spec, recipe, placement), snapshot_blocks=3, snapshot_block_bytes=64 * 1024)
+    trainer, fill = Trainer(spec, recipe, plan, CPU), Snapshot._fill
+
+    def fill_once_an_update_waits(
+        snapshot: Snapshot, index: int, buffer: torch.Tensor
+    ) -> tuple[int, torch.Tensor]:
+        deadline = time.monotonic() + 20
+        while (
+            index == 0
+            and snapshot.capture is not None
+            and snapshot.capture._wanted is None
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.001)
+        return fill(snapshot, index, buffer)
+
+    monkeypatch.setattr(Snapshot, "_fill", fill_once_an_update_waits)
+    trainer.step(packed())
+    folder = CheckpointFolder(tmp_path, 1)
+    saver = Saver(folder, trainer.snapshot, FACTS, lambda: None, lambda *_: None)
+    saver.save(1, trainer.counters())
+    expected = {name: p.detach().clone().view(-1) for name, p in trainer.model.named_parameters()}
+    moments = [(name, part.clone(), extent.start) for name, part, extent in trainer.optimizer.atoms()]
+    trainer.step(packed())
+    saver.drain()
+    assert saver.stalled_seconds > 0
+    loaded = folder.newest().checkpoint
+    assert loaded is not None
+    for name, weight in expected.items():
+        assert torch.equal(loaded.tensor(f"weights/{name}"), weight), name
+    for name, part, start in moments:
+        assert torch.equal(loaded.tensor(name)[start : start + part.numel()], part), name
+    trainer.close()
 
 
 @pytest.mark.parametrize("buffers", [2, 3, 1000])

@@ -21,6 +21,7 @@ from busbar.workloads.training import checkpoint as checkpoint_module
 from busbar.workloads.training.async_checkpoint import Saver, time_for_another
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.control import Control
+from busbar.workloads.training.direct_file import DirectFile
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
@@ -32,9 +33,10 @@ from busbar.workloads.training.trainer import Trainer
 POINTS: dict[str, tuple[Point, int | None]] = {
     "in a forward pass": (Point("trainer:Trainer", "_micro_batch", 13), None),
     "half way through an update": (Point("optimizer:OffloadedAdamW", "_adamw", 40), None),
-    "while the second snapshot is copied": (Point("snapshot:Snapshot", "take", 2), 4),
+    "when the second snapshot begins": (Point("snapshot:Snapshot", "begin", 2), 4),
     "half way through the second snapshot": (Point("snapshot:Snapshot", "_fill", 8), 4),
-    "while the second checkpoint's files are written": (Point("checkpoint", "_write_files", 2), 4),
+    "before a block of the second checkpoint is written": (Point("direct_file:DirectFile", "write", 9), 4),
+    "before the manifest of the second checkpoint": (Point("checkpoint", "write_document", 2), 4),
     "between its files and its commit": (Point("checkpoint", "_replace", 2), 4),
     "just after its commit": (Point("checkpoint:CheckpointFolder", "_remove_old", 2), 8),
     "before the first checkpoint": (Point("trainer:Trainer", "step", 4), 0),
@@ -94,7 +96,7 @@ def assert_same_result(claims: Path, whole: Path) -> None:
 
 def test_a_run_may_resume_with_its_state_elsewhere(uninterrupted: Path, tmp_path: Path) -> None:
     claims = prepare(tmp_path)
-    point = Point("snapshot:Snapshot", "take", 2)
+    point = Point("snapshot:Snapshot", "begin", 2)
     assert train_in_a_process(manifest(mode="resident"), claims, point) == -signal.SIGKILL
     assert train_in_a_process(manifest(mode="optimizer-offload"), claims) == 0
     assert_same_result(claims, uninterrupted)
@@ -159,20 +161,20 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
 ) -> None:
     """The running write is cancelled in favour of the newest state: nothing is lost, and one checkpoint is on disk."""
     claims, control = prepare(tmp_path), Control()
-    committed, save_last, write_all = list[Path](), Saver.save_last, checkpoint_module._write_all
+    committed, save_last, write = list[Path](), Saver.save_last, DirectFile.write
     stopped = threading.Event()
 
-    def stop_in_the_first_write(file: Any, data: memoryview) -> None:
+    def stop_in_the_first_write(file: DirectFile, data: torch.Tensor, offset: int) -> None:
         if not control.stopping:
             deadline = time.monotonic() + 60
             while status.step <= 4 and time.monotonic() < deadline:
                 time.sleep(0.01)  # training continues while the writer runs
             control.stop()
             assert stopped.wait(60)
-        write_all(file, data)
+        write(file, data, offset)
 
     def tell(saver: Saver, *arguments: Any) -> None:
-        assert saver._blocks is not None
+        assert saver._capture is not None
         threading.Timer(0.1, stopped.set).start()
         save_last(saver, *arguments)
 
@@ -181,7 +183,7 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
         commit(temporary, target)
 
     commit = checkpoint_module._replace
-    monkeypatch.setattr(checkpoint_module, "_write_all", stop_in_the_first_write)
+    monkeypatch.setattr(DirectFile, "write", stop_in_the_first_write)
     monkeypatch.setattr(checkpoint_module, "_replace", count)
     monkeypatch.setattr(Saver, "save_last", tell)
     status = Status()
@@ -217,18 +219,18 @@ def test_too_little_time_for_the_newest_state_finishes_the_write_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims, control = prepare(tmp_path), Control()
-    write_all = checkpoint_module._write_all
+    write = DirectFile.write
     blocks = 0
 
-    def stop_in_the_middle(file: Any, data: memoryview) -> None:
+    def stop_in_the_middle(file: DirectFile, data: torch.Tensor, offset: int) -> None:
         nonlocal blocks
         blocks += 1
         if blocks == 3 and not control.stopping:
             control.stop()
             time.sleep(0.3)
-        write_all(file, data)
+        write(file, data, offset)
 
-    monkeypatch.setattr(checkpoint_module, "_write_all", stop_in_the_middle)
+    monkeypatch.setattr(DirectFile, "write", stop_in_the_middle)
     status = Status()
     described = replace(run_from_manifest(manifest(), claims, None, {}), grace_s=0.01)
     assert run(described, status, control, Lines("stopped", io.StringIO())) == 143

@@ -16,7 +16,7 @@ from tests.training.small import SEQUENCES, VOCABULARY, engine, manifest
 from tests.training.states import write_state
 from tests.training.test_bit_equality import CPU, packed, plan_for
 
-from busbar.workloads.training.checkpoint import CheckpointFolder, is_finite
+from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.errors import CheckpointError
@@ -24,6 +24,7 @@ from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import open_model
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
+from busbar.workloads.training.state_file import is_finite
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.trainer import MicroBatch, Trainer
 

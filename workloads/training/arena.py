@@ -19,6 +19,8 @@ import torch
 from busbar.workloads.training.errors import OutOfArena
 from busbar.workloads.training.plan import aligned
 
+PAGE = 4096
+
 
 class Arena:
     """`grants` are bytes per owner; `reserved` names those owners whose bytes are accounted but not carved."""
@@ -49,7 +51,7 @@ class Arena:
         start = self.used[owner]
         self._charge(owner, size)
         if owner not in self.regions:
-            self.regions[owner] = torch.empty(self.grants[owner], dtype=torch.uint8, device=self.device)
+            self.regions[owner] = _allocate(self.grants[owner], self.device)
             if self._pin:
                 self._register(self.regions[owner])
         return self.regions[owner][start : start + elements * dtype.itemsize].view(dtype).zero_()
@@ -95,3 +97,11 @@ class Arena:
             for region in self.regions.values():
                 torch.cuda.cudart().cudaHostUnregister(region.data_ptr())  # type: ignore[no-untyped-call]
         self._pin = False
+
+
+def _allocate(size: int, device: torch.device) -> torch.Tensor:
+    """`size` bytes; on the host from the start of a page on, as direct writes to a disk need it."""
+    if device.type != "cpu":
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    room = torch.empty(size + PAGE, dtype=torch.uint8)
+    return room[-room.data_ptr() % PAGE :][:size]

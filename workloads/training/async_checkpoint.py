@@ -1,29 +1,23 @@
-"""Asynchronous checkpoints: copy at a step's end, write while training continues.
+"""Asynchronous checkpoints: the state of a step's end is copied and written while training continues.
 
-The training loop is blocked while the snapshot is taken (see `snapshot`), plus for the rest of the previous
-write if that is still going on. All bytes go through the snapshot's buffers. A stop during a write costs one more
-write: of the newest state if the time allows it, else the rest of the running write.
+The training loop waits where an update reaches what is not copied yet (see `capture`), and for the rest of the
+previous write if that is still going on. All bytes go through the snapshot's buffers. A stop during a write costs one
+more write: of the newest state if the time allows it, else the rest of the running write.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
+from busbar.workloads.training.capture import Abandoned, Capture
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.errors import CheckpointError
-from busbar.workloads.training.snapshot import Block, Snapshot
+from busbar.workloads.training.snapshot import Snapshot
 
 ESTIMATE_MARGIN = 1.5  # a write may take this much longer than the running one predicts
-
-
-class _Abandoned(Exception):
-    """The running write was cancelled in favour of a newer state."""
 
 
 def time_for_another(left_s: float | None, elapsed_s: float, written: int, size: int) -> bool:
@@ -51,15 +45,20 @@ class Saver:
         self._before, self._on_durable = before, on_durable
         self._writer: threading.Thread | None = None
         self._failure: CheckpointError | None = None
-        self._blocks: _Blocks | None = None
+        self._capture: Capture | None = None
         self._writing_step = 0
         self._started = 0.0
         self.durable_step: int | None = None
-        self.stalled_seconds = 0.0  # time the training loop lost to checkpoints
-        self.durable_seconds: float | None = None  # that the last whole save took, the snapshot included
+        self._stalled = 0.0
+        self.durable_seconds: float | None = None  # from the call of `save` on, of the last whole one
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Time that the training loop lost to checkpoints: in `save`, and in updates that waited for copies."""
+        return self._stalled + (0.0 if self._capture is None else self._capture.waited_s)
 
     def save(self, step: int, counters: Mapping[str, int]) -> None:
-        """Snapshot the state after `step` steps and start writing it; `counters` go into its manifest.
+        """Start to copy and write the state after `step` steps; `counters` go into its manifest.
 
         Raises what the previous write raised; this one has been started all the same.
         """
@@ -67,22 +66,17 @@ class Saver:
             return
         started = time.monotonic()
         failure = self._join()
-        ready: queue.SimpleQueue[Block | None] = queue.SimpleQueue()
-        self._blocks = _Blocks(ready, self._snapshot.free)
+        self._stalled = self.stalled_seconds
+        self._capture = self._snapshot.begin()
         self._writing_step, self._started = step, started
         self._writer = threading.Thread(
             target=self._write,
-            args=(step, self._blocks, {**self._facts, **counters}),
+            args=(step, self._capture, {**self._facts, **counters}),
             name="checkpoint-writer",
             daemon=True,
         )
         self._writer.start()
-        try:
-            self._snapshot.take(ready)
-        except BaseException:
-            ready.put(None)  # the writer ends with an incomplete file, which is not committed
-            raise
-        self.stalled_seconds += time.monotonic() - started
+        self._stalled += time.monotonic() - started
         if failure is not None:
             raise failure
 
@@ -93,8 +87,8 @@ class Saver:
         """
         older, fits = zip(*self._vote(self._of_the_running_write(step, left_s)), strict=True)
         if any(older) and all(fits):
-            if self._blocks is not None:
-                self._blocks.abandoned.set()
+            if self._capture is not None:
+                self._capture.abandon()
         elif any(older) and self._join() is None:
             return
         self._join()  # a failure of an earlier write is ignored if this one succeeds
@@ -104,10 +98,10 @@ class Saver:
     def _of_the_running_write(self, step: int, left_s: float | None) -> tuple[bool, bool]:
         """Whether an older state is being written, and whether there is time to write the newest one instead."""
         older = self._writer is not None and self._writer.is_alive() and self._writing_step != step
-        if not older or self._blocks is None:
+        if not older or self._capture is None:
             return False, True
         elapsed = time.monotonic() - self._started
-        return True, time_for_another(left_s, elapsed, self._blocks.taken, self._snapshot.layout.size)
+        return True, time_for_another(left_s, elapsed, self._capture.taken, self._snapshot.layout.size)
 
     def drain(self) -> None:
         """Wait until the last save is durable. Raises CheckpointError if it failed."""
@@ -126,11 +120,11 @@ class Saver:
         failure, self._failure = self._failure, None
         return failure
 
-    def _write(self, step: int, blocks: _Blocks, facts: Mapping[str, Any]) -> None:
+    def _write(self, step: int, capture: Capture, facts: Mapping[str, Any]) -> None:
         try:
             self._before()
-            size = self._folder.write(step, self._snapshot.layout, blocks, facts)
-        except _Abandoned:
+            size = self._folder.write(step, self._snapshot.layout, capture, facts)
+        except Abandoned:
             return
         except CheckpointError as problem:
             self._failure = problem
@@ -141,37 +135,4 @@ class Saver:
             self.durable_seconds = time.monotonic() - self._started
             self._on_durable(step, time.time(), size)
         finally:
-            for _ in blocks:  # after a failure: give back the buffers, so that `take` ends
-                pass
-
-
-class _Blocks(Iterator[torch.Tensor]):
-    """The snapshot's blocks; each buffer is returned when the next block is requested."""
-
-    def __init__(self, ready: queue.SimpleQueue[Block | None], free: queue.SimpleQueue[torch.Tensor]) -> None:
-        self._ready, self._free = ready, free
-        self.abandoned = threading.Event()
-        self.taken = 0  # bytes that the writer is done with
-        self._block: Block | None = None
-        self._ended = False
-
-    def __next__(self) -> torch.Tensor:
-        if self._block is not None:
-            self.taken += self._block.data.numel()
-            self._free.put(self._block.buffer)
-            self._block = None
-        if self.abandoned.is_set() and not self._ended:
-            self._drop_rest()
-            raise _Abandoned
-        if not self._ended:
-            self._block = self._ready.get()
-            self._ended = self._block is None
-        if self._block is None:
-            raise StopIteration
-        self._block.copied.wait()
-        return self._block.data
-
-    def _drop_rest(self) -> None:
-        while (block := self._ready.get()) is not None:
-            self._free.put(block.buffer)
-        self._ended = True
+            capture.finish()

@@ -17,22 +17,21 @@ makes a copy of the state: blocks are written from the snapshot's buffers, and r
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from busbar.workloads.training.direct_file import NoRoom
 from busbar.workloads.training.durable import fsync
-from busbar.workloads.training.errors import CheckpointError, NotFinite
-from busbar.workloads.training.layout import Entry, Layout
+from busbar.workloads.training.errors import CheckpointError
+from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.loaded import MANIFEST, STATE, Loaded, canonical, read
+from busbar.workloads.training.state_file import Blocks, write_state
 
 PREFIX = "step-"
 MANIFEST_BYTES = 2**20  # about 80 a tensor; and the header of the state file
@@ -55,13 +54,13 @@ class CheckpointFolder:
     def __init__(self, path: Path, keep: int, note: Callable[[str], object] = lambda text: None) -> None:
         self.path, self.keep, self._note = path, keep, note
         self._damaged: set[int] = set()  # passed over; they never count among the `keep`
+        self._may_remove = False  # good checkpoints, if the next one cannot be written otherwise
+        self._said: set[str] = set()
 
-    def write(
-        self, step: int, layout: Layout, blocks: Iterable[torch.Tensor], facts: Mapping[str, Any]
-    ) -> int:
+    def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
         """Make the checkpoint of `step` durable; returns its bytes. Raises CheckpointError.
 
-        `blocks` are the bytes of the data section in order, as uint8 tensors.
+        `blocks` are the bytes of the data section.
         """
         target = self._folder(step)
         temporary = self.path / f".tmp-{target.name}-{os.getpid()}"
@@ -69,7 +68,7 @@ class CheckpointFolder:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             self._make_room(layout.size)
-            size = _write_files(temporary, step, layout, blocks, facts)
+            size = self._write_files(temporary, step, layout, blocks, facts)
             _replace(temporary, target)
         except OSError as problem:
             raise self._failed(step, problem) from problem
@@ -77,6 +76,27 @@ class CheckpointFolder:
             shutil.rmtree(temporary, ignore_errors=True)
         self._remove_old(step)
         return size
+
+    def _write_files(
+        self, folder: Path, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]
+    ) -> int:
+        while True:
+            try:
+                checksums = write_state(folder / STATE, step, layout, blocks, self._note_once)
+                break
+            except NoRoom:  # a quota, say: the file system had said that there was room
+                if not self._remove_oldest():
+                    raise
+        write_document(
+            folder / MANIFEST, {**facts, "step": step, "savedAt": time.time(), "tensors": checksums}
+        )
+        fsync(folder)
+        return sum((folder / name).stat().st_size for name in (STATE, MANIFEST))
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._note(text)
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, newest first, unverified."""
@@ -105,22 +125,47 @@ class CheckpointFolder:
 
     def _make_room(self, size: int) -> None:
         """Remove damaged and then the oldest good checkpoints, if that makes room for `size` bytes."""
-        good = [step for step in self.steps() if step not in self._damaged]
         missing = size + MANIFEST_BYTES - shutil.disk_usage(self.path).free
         gone: list[int] = []
-        for step in [*sorted(self._damaged), *reversed(good[1:])]:
+        for step in self._removable():
             if missing <= 0:
                 break
             gone.append(step)
             missing -= sum(file.stat().st_size for file in self._folder(step).glob("*"))
+        self._may_remove = missing <= 0
         if missing > 0:  # none of them would help
             return
         for step in gone:
-            shutil.rmtree(self._folder(step), ignore_errors=True)
-            self._damaged.discard(step)
-            self._note(
-                f"warning: the disk is full: removed the checkpoint of step {step} to make room for the next"
-            )
+            self._remove_for_room(step)
+
+    def _remove_oldest(self) -> bool:
+        """Remove the checkpoint that is needed least, if the file system says that there is room, and one may go."""
+        removable = self._removable() if self._may_remove else []
+        if removable:
+            self._remove_for_room(removable[0])
+        return bool(removable)
+
+    def _removable(self) -> list[int]:
+        """Damaged ones, then the good ones from the oldest on; never the newest good one."""
+        good = [step for step in self.steps() if step not in self._damaged]
+        return [*sorted(self._damaged), *reversed(good[1:])]
+
+    def _remove_for_room(self, step: int) -> None:
+        self._remove(step)
+        self._damaged.discard(step)
+        self._note(
+            f"warning: the disk is full: removed the checkpoint of step {step} to make room for the next"
+        )
+
+    def _remove(self, step: int) -> None:
+        """Rename first: a crash in between must not leave a checkpoint of which files are missing."""
+        gone = self.path / f".tmp-removed-{self._folder(step).name}"
+        shutil.rmtree(gone, ignore_errors=True)
+        try:
+            self._folder(step).rename(gone)
+        except OSError:
+            return  # it is gone already, or stays
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _failed(self, step: int, problem: object) -> CheckpointError:
         return CheckpointError(
@@ -136,7 +181,7 @@ class CheckpointFolder:
         self._damaged.discard(written)
         good = [step for step in self.steps() if step not in self._damaged]
         for step in [*good[self.keep :], *self._damaged]:
-            shutil.rmtree(self._folder(step), ignore_errors=True)
+            self._remove(step)
         self._damaged.clear()
 
 
@@ -151,61 +196,9 @@ def _replace(temporary: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_files(
-    folder: Path, step: int, layout: Layout, blocks: Iterable[torch.Tensor], facts: Mapping[str, Any]
-) -> int:
-    checksums = write_state(folder / STATE, step, layout, blocks)
-    write_document(folder / MANIFEST, {**facts, "step": step, "savedAt": time.time(), "tensors": checksums})
-    fsync(folder)
-    return sum((folder / name).stat().st_size for name in (STATE, MANIFEST))
-
-
-def write_state(path: Path, step: int, layout: Layout, blocks: Iterable[torch.Tensor]) -> dict[str, int]:
-    """Write one file of state, durably; returns the checksum of each tensor. Raises CheckpointError or OSError."""
-    checksums = dict.fromkeys((entry.name for entry in layout.entries), 0)
-    with path.open("wb", buffering=0) as file:
-        _write_all(file, memoryview(layout.header()))
-        position = 0
-        for block in blocks:
-            for entry, part in _parts(layout, position, block):
-                if not is_finite(part.view(entry.dtype)):
-                    raise NotFinite(
-                        f"checkpoint of step {step} is not written: {entry.name} holds numbers that are not "
-                        "finite; the checkpoints before it stay"
-                    )
-                checksums[entry.name] = zlib.crc32(part.numpy().data, checksums[entry.name])
-            _write_all(file, block.numpy().data)
-            position += block.numel()
-    if position != layout.size:
-        raise CheckpointError(f"checkpoint of step {step}: {position} of {layout.size} bytes came")
-    fsync(path)
-    return checksums
-
-
 def write_document(path: Path, body: Mapping[str, Any]) -> int:
     """Write a manifest with its checksum, durably; returns that."""
     crc32 = zlib.crc32(canonical(body))
     path.write_text(json.dumps({"crc32": crc32, "body": body}))
     fsync(path)
     return crc32
-
-
-def _parts(layout: Layout, position: int, block: torch.Tensor) -> Iterable[tuple[Entry, torch.Tensor]]:
-    """The runs of tensors that lie in `block`, which starts at byte `position` of the data section."""
-    for entry in layout.entries:
-        first, last = max(entry.begin, position), min(entry.end, position + block.numel())
-        if first < last:
-            yield entry, block[first - position : last - position]
-
-
-def _write_all(file: Any, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether every element is a finite number; needs no memory beside the tensor."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    low, high = torch.aminmax(tensor)
-    return math.isfinite(float(low)) and math.isfinite(float(high))

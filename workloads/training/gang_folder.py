@@ -18,25 +18,18 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from busbar.workloads.training.checkpoint import (
-    CheckpointFolder,
-    Found,
-    _replace,
-    write_document,
-    write_state,
-)
+from busbar.workloads.training.checkpoint import CheckpointFolder, Found, _replace, write_document
 from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.errors import CheckpointError, NotFinite
 from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.loaded import MANIFEST, Loaded, read, shard_name
 from busbar.workloads.training.meeting import Meeting
 from busbar.workloads.training.ranks import Ranks
+from busbar.workloads.training.state_file import Blocks, write_state
 
 
 class GangFolder(CheckpointFolder):
@@ -56,9 +49,7 @@ class GangFolder(CheckpointFolder):
         self._ranks, self._meeting, self._session = ranks, meeting, session
         self._writes = 0
 
-    def write(
-        self, step: int, layout: Layout, blocks: Iterable[torch.Tensor], facts: Mapping[str, Any]
-    ) -> int:
+    def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
         """Make the checkpoint of `step` durable on all ranks; returns its bytes. Raises CheckpointError."""
         self._writes += 1
         key = f"{self._session}/write-{self._writes}"
@@ -101,11 +92,9 @@ class GangFolder(CheckpointFolder):
         finally:
             self._meeting.tell(f"{key}/room", "made")
 
-    def _write_own(
-        self, temporary: Path, step: int, layout: Layout, blocks: Iterable[torch.Tensor]
-    ) -> dict[str, Any]:
+    def _write_own(self, temporary: Path, step: int, layout: Layout, blocks: Blocks) -> dict[str, Any]:
         path = temporary / shard_name(self._ranks.rank, self._ranks.size)
-        checksums = write_state(path, step, layout, blocks)
+        checksums = write_state(path, step, layout, blocks, self._note_once)
         extents = {name: (extent.start, extent.whole) for name, extent in layout.extents.items()}
         document = path.with_suffix(".json")
         crc32 = write_document(document, {"tensors": checksums, "extents": extents})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,7 +47,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Layout:
-    """The offset of every tensor in its file: wide types first, so that none is misaligned."""
+    """The offset of every tensor in its file, in the order given; no gap is between them."""
 
     entries: tuple[Entry, ...]
     extents: Mapping[str, Extent] = field(default_factory=dict)  # of tensors of which the file has a part
@@ -59,9 +60,13 @@ class Layout:
         extents: Mapping[str, Extent] | None = None,
         elements: Mapping[str, int] | None = None,
     ) -> Layout:
-        """The layout of (name, dtype, elements)."""
+        """The layout of (name, dtype, elements). Raises ValueError if an element would be misaligned."""
         entries, begin = [], 0
-        for name, dtype, count in sorted(tensors, key=lambda item: -item[1].itemsize):
+        for name, dtype, count in tensors:
+            if begin % dtype.itemsize:
+                raise ValueError(
+                    f"{name} would begin at byte {begin}, which is no multiple of {dtype.itemsize}"
+                )
             entries.append(Entry(name, dtype, count, begin))
             begin = entries[-1].end
         return cls(tuple(entries), extents or {}, elements or {})
@@ -69,6 +74,17 @@ class Layout:
     @property
     def size(self) -> int:
         return self.entries[-1].end if self.entries else 0
+
+    def parts(self, start: int, data: torch.Tensor) -> Iterator[tuple[Entry, int, torch.Tensor]]:
+        """(tensor, byte of it, bytes from there on) of all tensors in `data`, which stands at byte `start`."""
+        end = start + data.numel()
+        first = bisect.bisect_right(self.entries, start, key=lambda entry: entry.begin) - 1
+        for entry in self.entries[max(0, first) :]:
+            low, high = max(entry.begin, start), min(entry.end, end)
+            if entry.begin >= end:
+                return
+            if low < high:
+                yield entry, low - entry.begin, data[low - start : high - start]
 
     def header(self) -> bytes:
         """The safetensors header, padded so that the data section starts at a multiple of 4096 bytes."""

@@ -13,7 +13,6 @@ import torch
 
 from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import peak_activation_bytes
-from busbar.workloads.training.checkpoint import is_finite
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
@@ -22,6 +21,7 @@ from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import RECOMPUTE, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
 from busbar.workloads.training.settings import Adapter, EngineSpec
+from busbar.workloads.training.state_file import is_finite
 
 _PROBE_TOKENS = 8
 _BRIEF = 300  # characters

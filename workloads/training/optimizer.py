@@ -24,7 +24,7 @@ gradient norm is not finite changes nothing: no weight, no moment, no step count
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +104,8 @@ class OffloadedAdamW:
         self.updates = 0  # AdamW's step count: skipped steps are not in it
         self.skipped = 0  # steps whose gradient norm was not finite
         self.loaded_bytes = self.stored_bytes = 0
+        # called before weights or state of a group change: a checkpoint may have to copy them first
+        self.before_update: Callable[[FlatGroup], object] = lambda flat: None
 
     def step(self, learning_rate: float) -> float:
         """Clip, then update every parameter (of this rank's slices), unless the gradient norm is not finite.
@@ -141,11 +143,13 @@ class OffloadedAdamW:
         for index in range(min(len(self._slots), len(chunks))):
             start_load(index)
         for chunk in resident:
+            self.before_update(chunk.flat)
             compute.submit(lambda chunk=chunk: self._update(chunk, chunk.state, learning_rate))  # type: ignore[misc]
         for index, chunk in enumerate(chunks):
             slot = index % len(self._slots)
             staging = self._staging(slot, chunk)
             compute.wait(loaded[index])
+            self.before_update(chunk.flat)
             compute.submit(lambda c=chunk, s=staging: self._update(c, s, learning_rate))  # type: ignore[misc]
             store.wait(compute.record())
             store.submit(lambda c=chunk, s=staging: c.state.copy_(s, non_blocking=True))  # type: ignore[misc]

@@ -17,7 +17,7 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
 
 Host bytes: the state that is not resident, buffers for the checkpoint that is being written, and, where the
 device is the host's memory (a CPU), the device bytes again. The buffers take what the host has left, up to a
-copy of everything; two blocks are enough (see `snapshot`).
+copy of everything; two blocks are enough (see `capture`).
 
 The host needs the most of what the phases of a run need (`MemoryPlan.phases`), D and H being the bytes above:
 
@@ -137,7 +137,9 @@ class MemoryPlan:
     limits: MemoryLimits
     offloaded_fraction: float  # of the parameters
     snapshot_block_bytes: int
-    snapshot_blocks: int  # how many buffers; fewer than the whole state needs make checkpoints block longer
+    snapshot_blocks: (
+        int  # how many buffers; with fewer than the state has blocks, updates may wait for the disk
+    )
     checkpoint_bytes: int  # of all ranks
     phases: Mapping[str, int]  # host bytes of each phase
     activations: str  # keep | recompute

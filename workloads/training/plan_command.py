@@ -317,7 +317,9 @@ def as_text(answer: Mapping[str, Any]) -> str:
     if chosen["fits"]:
         rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}.")
         if chosen["checkpointBlocks"]:
-            rows.append("The host has no room for a copy of it: training waits while most of it is written.")
+            rows.append(
+                "The host has no room for a copy of it: an update waits where the disk has not kept up with it."
+            )
     if "longest" in answer:
         rows += longest.as_text(answer)
     return "\n".join(rows)

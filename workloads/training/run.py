@@ -444,8 +444,8 @@ class Session:
         return document
 
     def _export(self, trainer: Trainer, prepared: Prepared, evaluation: dict[str, Any] | None) -> None:
-        from busbar.workloads.training.checkpoint import is_finite
         from busbar.workloads.training.export import export
+        from busbar.workloads.training.state_file import is_finite
 
         for name, parameter in trainer.model.named_parameters():
             if not is_finite(parameter.detach()):

@@ -1,13 +1,14 @@
-"""A consistent copy of weights and optimizer state, taken through the host buffers that the plan granted.
+"""The bytes of a checkpoint: where they lie in memory, and the host buffers through which they go to disk.
 
-The bytes of a checkpoint's data section are cut into blocks of one size. `take` fills one buffer after another
-and passes each to the writer, which returns it when its content is on disk. With as many buffers as blocks, training
-waits for the copy only. With fewer it also waits until all but the last few blocks are written; two are enough.
-Nothing may update weights or state while `take` runs, so what is written is the state of one step.
+Tensors stand in the file group by group in forward order, so that what the next update changes first is also copied
+first. The bytes are cut into blocks of one size, and a group's range of blocks is what an update of it waits for
+(see `capture`). Within a group wide types come first; what a weight has in narrow types (under bfloat16 its two
+halves) adds up to four bytes, so no tensor is misaligned.
 """
 
 from __future__ import annotations
 
+import bisect
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,21 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.capture import Capture, Source
 from busbar.workloads.training.groups import FlatGroup
 from busbar.workloads.training.layout import Entry, Extent, Layout
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import MemoryPlan
-from busbar.workloads.training.streams import Event
-
-
-@dataclass(frozen=True)
-class Block:
-    """Bytes of the data section in a buffer; `copied` happens when they are there."""
-
-    data: torch.Tensor  # uint8
-    copied: Event
-    buffer: torch.Tensor  # to give back
+from busbar.workloads.training.streams import CallerStream, CudaStream, Stream
 
 
 @dataclass(frozen=True)
@@ -55,12 +48,12 @@ class Snapshot:
         random = random_states() if groups[0].rank == 0 else {}
         self._random = {name: torch.empty_like(state) for name, state in random.items()}
         own = _own_parts([*self._weights(), *optimizer.atoms()])
+        order = {member.name: n for n, flat in enumerate(groups) for member in flat.group.members}
         tensors = [(name, dtype, extent.stop - extent.start) for name, (dtype, extent) in own.items()]
+        tensors.sort(key=lambda item: (order[_parameter(item[0])], -item[1].itemsize))
         tensors += [(name, state.dtype, state.numel()) for name, state in random.items()]
         wholes = {member.name: member.parameter.numel() for flat in groups for member in flat.group.members}
-        extents = {
-            name: Extent(part.start, wholes[name.partition("/")[2]]) for name, (_, part) in own.items()
-        }
+        extents = {name: Extent(part.start, wholes[_parameter(name)]) for name, (_, part) in own.items()}
         elements = {
             **{f"{kind}/{name}": size for kind in _kinds(own) for name, size in wholes.items()},
             **{name: state.numel() for name, state in random.items()},
@@ -69,9 +62,13 @@ class Snapshot:
         self._runs = sorted(self._find_runs(), key=lambda run: run.begin)
         self.block_bytes = plan.snapshot_block_bytes
         self.blocks = -(-self.layout.size // self.block_bytes)
-        self.free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        self.group_blocks = _group_blocks(groups, self.layout, self.block_bytes)
+        self.capture: Capture | None = None  # the last one that was begun
+        self.copies = _copies(groups[0].weights.device)
+        self.free: queue.LifoQueue[torch.Tensor] = queue.LifoQueue()
         for _ in range(min(plan.snapshot_blocks, self.blocks)):
             self.free.put(host.carve("checkpoint", self.block_bytes, torch.uint8))
+        optimizer.before_update = self.before_update
 
     def _find_runs(self) -> list[_Run]:
         entries = {entry.name: entry for entry in self.layout.entries}
@@ -90,30 +87,37 @@ class Snapshot:
                 weights = piece.member.parameter.detach().view(-1)[extent]
                 yield f"weights/{piece.member.name}", weights, extent
 
-    def take(self, ready: queue.SimpleQueue[Block | None]) -> None:
-        """Copy the current state, block by block, into `ready`, and end it with None."""
+    def begin(self) -> Capture:
+        """Start to copy the state as it is now. Until that is done, updates wait for what they would change."""
         for name, state in random_states().items() if self._random else ():
             self._random[name].copy_(state)
-        first = 0
-        for start in range(0, self.layout.size, self.block_bytes):
-            buffer = self.free.get()
-            data = buffer[: min(self.block_bytes, self.layout.size - start)]
-            first = self._fill(data, start, first)
-            ready.put(Block(data, self._optimizer.streams.compute.record(), buffer))
-        ready.put(None)
+        self.copies.wait(self._optimizer.streams.compute.record())
+        source = Source(self._fill, self.blocks, self.group_blocks, self.copies, self.free)
+        self.capture = Capture(source)
+        self.capture.start()
+        return self.capture
 
-    def _fill(self, data: torch.Tensor, start: int, first: int) -> int:
-        """Copy bytes [start, start + len(data)); returns the first run that reaches beyond them."""
+    def before_update(self, flat: FlatGroup) -> None:
+        """Called before weights or state of a group change: its copy comes first."""
+        if self.capture is not None:
+            copied = self.capture.wait_for(flat.group.name)
+            if copied is not None:
+                self._optimizer.streams.compute.wait(copied)
+
+    def _fill(self, index: int, buffer: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Copy block `index` into `buffer`; returns its first byte in the data section, and the bytes."""
+        start = index * self.block_bytes
+        data = buffer[: min(self.block_bytes, self.layout.size - start)]
         end = start + data.numel()
-        for index in range(first, len(self._runs)):
-            run = self._runs[index]
+        first = bisect.bisect_right(self._runs, start, key=lambda run: run.end)
+        for run in self._runs[first:]:
+            if run.begin >= end:
+                break
             low, high = max(run.begin, start), min(run.end, end)
             data[low - start : high - start].copy_(
                 run.source[low - run.begin : high - run.begin], non_blocking=True
             )
-            if run.end > end:
-                return index
-        return len(self._runs)
+        return start, data
 
     def restore(self, loaded: Loaded) -> None:
         """Load a checkpoint's tensors into the places of this run's plan, and of this rank's slices."""
@@ -131,6 +135,30 @@ def _own_parts(
         _, known = found.get(name, (part.dtype, extent))
         found[name] = part.dtype, slice(min(known.start, extent.start), max(known.stop, extent.stop))
     return found
+
+
+def _parameter(name: str) -> str:
+    """Of a tensor such as `m/model.norm.weight`."""
+    return name.partition("/")[2]
+
+
+def _group_blocks(groups: Sequence[FlatGroup], layout: Layout, size: int) -> dict[str, range]:
+    """The blocks that hold bytes of each group."""
+    names = {member.name: flat.group.name for flat in groups for member in flat.group.members}
+    found: dict[str, range] = {flat.group.name: range(0) for flat in groups}
+    for entry in layout.entries:
+        group = names.get(_parameter(entry.name))
+        if group is not None and entry.size:
+            first, after = entry.begin // size, -(-entry.end // size)
+            found[group] = range(found[group].start if found[group] else first, after)
+    return found
+
+
+def _copies(device: torch.device) -> Stream:
+    """Where the copies run: beside the updates, but in the thread that asks for them where there is no device."""
+    if device.type == "cuda":
+        return CudaStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return CallerStream()
 
 
 def _kinds(names: Iterable[str]) -> list[str]:

@@ -1,0 +1,121 @@
+"""One large file of known size, written past the page cache by several threads.
+
+O_DIRECT moves whole pages between page-aligned memory and the disk without a copy. What is not aligned (the end of the
+file, or memory that was not carved from an arena) goes through the page cache, as everything does on a file system
+that does not support O_DIRECT.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+PAGE = 4096
+_NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class NoRoom(OSError):
+    """The file system did not reserve the space of the file. Nothing has been written."""
+
+
+class DirectFile:
+    """A new file of `size` bytes, whose space is reserved. Raises OSError, NoRoom if there is no space.
+
+    Args:
+        note: told once if the file system does not support O_DIRECT.
+    """
+
+    def __init__(self, path: Path, size: int, note: Callable[[str], object] = lambda text: None) -> None:
+        self._path, self._note = path, note
+        self._buffered = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._opened = [self._buffered]
+        self._direct: int | None = None  # None: not supported
+        try:
+            _reserve(self._buffered, size)
+            self._open_directly()
+        except OSError:
+            self._close()
+            raise
+
+    def _open_directly(self) -> None:
+        try:
+            self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT)
+            self._opened.append(self._direct)
+        except OSError as problem:
+            if problem.errno not in _NOT_SUPPORTED:
+                raise
+            self._say_unsupported()
+
+    def write(self, data: torch.Tensor, offset: int) -> None:
+        """Write `data`, uint8 on the host, at `offset`. Several threads may."""
+        room = data.numpy().data
+        done = 0
+        while done < len(room):
+            pages = (len(room) - done) // PAGE * PAGE
+            if self._direct is not None and pages and _aligned(data.data_ptr() + done, offset + done):
+                done += self._write_direct(self._direct, room[done : done + pages], offset + done)
+            else:
+                done += os.pwrite(self._buffered, room[done:], offset + done)
+
+    def _write_direct(self, descriptor: int, data: memoryview, offset: int) -> int:
+        try:
+            return os.pwrite(descriptor, data, offset)
+        except OSError as problem:
+            if problem.errno != errno.EINVAL:
+                raise
+        self._direct = None  # closed at the end: another thread may be using it
+        self._say_unsupported()
+        return 0
+
+    def _say_unsupported(self) -> None:
+        self._note(
+            f"the file system of {self._path.parent.parent} does not support O_DIRECT: checkpoints go through the page "
+            "cache, which takes memory and is slower"
+        )
+
+    def __enter__(self) -> DirectFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Make the file durable, unless its writing failed."""
+        try:
+            if problem is None:
+                os.fsync(self._buffered)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for descriptor in self._opened:
+            os.close(descriptor)
+
+
+def _aligned(address: int, offset: int) -> bool:
+    return address % PAGE == 0 and offset % PAGE == 0
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Have the file system set the space aside: a full disk is found before anything is copied, and files grow in one piece.
+
+    The system call itself: C libraries write to every page where the file system cannot reserve.
+    """
+    if size == 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    while libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        code = ctypes.get_errno()
+        if code in (errno.ENOSPC, errno.EDQUOT):
+            raise NoRoom(code, os.strerror(code))
+        if code == errno.EINTR:
+            continue
+        if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(code, os.strerror(code))
+        os.ftruncate(descriptor, size)
+        return
