@@ -137,9 +137,7 @@ class MemoryPlan:
     limits: MemoryLimits
     offloaded_fraction: float  # of the parameters
     snapshot_block_bytes: int
-    snapshot_blocks: (
-        int  # how many buffers; with fewer than the state has blocks, updates may wait for the disk
-    )
+    snapshot_blocks: int  # how many buffers; with fewer than all, updates may wait for the disk
     checkpoint_bytes: int  # of all ranks
     phases: Mapping[str, int]  # host bytes of each phase
     activations: str  # keep | recompute
