@@ -30,6 +30,7 @@ PARTS = {
 NOT_IMPORTED = {
     "aiosqlite": "SQLAlchemy loads it for sqlite+aiosqlite URLs",
     "asyncpg": "SQLAlchemy loads it for postgresql+asyncpg URLs",
+    "isal": "checkpoints load it by name, and take zlib where it is missing",
     "itsdangerous": "Starlette signs session cookies with it",
     "nvidia-ml-py": "the node agent loads it by name, and does without",
     "python-multipart": "FastAPI reads forms with it",
