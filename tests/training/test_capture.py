@@ -32,15 +32,15 @@ class Memory:
         for _ in range(self.buffers):
             self.free.put(torch.zeros(1, dtype=torch.uint8))
 
-    def fill(self, index: int, buffer: torch.Tensor) -> tuple[int, torch.Tensor]:
+    def fill(self, index: int, data: torch.Tensor) -> None:
         self.gate(index)
         if self.failure is not None:
             raise self.failure
         self.order.append(index)
-        return index, buffer.copy_(self.state[index : index + 1])
+        data.copy_(self.state[index : index + 1])
 
     def capture(self) -> Capture:
-        begun = Capture(Source(self.fill, BLOCKS, GROUPS, CallerStream(), self.free))
+        begun = Capture(Source(self.fill, BLOCKS, 1, GROUPS, CallerStream(), self.free))
         begun.start()
         return begun
 

@@ -278,10 +278,8 @@ class OneBuffer:
         self.free.put(torch.zeros(8, dtype=torch.uint8))
 
     def begin(self) -> Capture:
-        def fill(index: int, buffer: torch.Tensor) -> tuple[int, torch.Tensor]:
-            return 8 * index, buffer
-
-        capture = Capture(Source(fill, 5, {}, CallerStream(), self.free))
+        source = Source(lambda start, data: None, 5 * 8, 8, {}, CallerStream(), self.free)
+        capture = Capture(source)
         capture.start()
         return capture
 
@@ -404,18 +402,16 @@ def test_an_update_waits_until_what_it_changes_is_copied(
     plan = replace(plan_for(spec, recipe, placement), snapshot_blocks=3, snapshot_block_bytes=64 * 1024)
     trainer, fill = Trainer(spec, recipe, plan, CPU), Snapshot._fill
 
-    def fill_once_an_update_waits(
-        snapshot: Snapshot, index: int, buffer: torch.Tensor
-    ) -> tuple[int, torch.Tensor]:
+    def fill_once_an_update_waits(snapshot: Snapshot, start: int, data: torch.Tensor) -> None:
         deadline = time.monotonic() + 20
         while (
-            index == 0
+            start == 0
             and snapshot.capture is not None
             and snapshot.capture._wanted is None
             and time.monotonic() < deadline
         ):
             time.sleep(0.001)
-        return fill(snapshot, index, buffer)
+        fill(snapshot, start, data)
 
     monkeypatch.setattr(Snapshot, "_fill", fill_once_an_update_waits)
     trainer.step(packed())

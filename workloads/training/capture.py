@@ -29,13 +29,16 @@ class Abandoned(Exception):
 class Source:
     """What is copied, and through which buffers."""
 
-    fill: Callable[
-        [int, torch.Tensor], tuple[int, torch.Tensor]
-    ]  # block, buffer -> its first byte, its bytes
-    blocks: int
+    fill: Callable[[int, torch.Tensor], object]  # copies what stands at that byte of the data section
+    size: int  # of the data section
+    block_bytes: int
     groups: Mapping[str, range]  # the blocks of each group
     copies: Stream
-    free: queue.LifoQueue[torch.Tensor]
+    free: queue.LifoQueue[torch.Tensor]  # the last one returned first: its bytes are in the CPU's caches
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.size // self.block_bytes)
 
 
 class Capture:
@@ -134,8 +137,10 @@ class Capture:
         if index is None:
             self._source.free.put(buffer)
             return
+        start = index * self._source.block_bytes
+        data = buffer[: min(self._source.block_bytes, self._source.size - start)]
         try:
-            start, data = self._source.fill(index, buffer)
+            self._source.copies.submit(lambda: self._source.fill(start, data))
             copied = self._source.copies.record()
         except BaseException:
             self._source.free.put(buffer)

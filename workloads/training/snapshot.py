@@ -92,7 +92,9 @@ class Snapshot:
         for name, state in random_states().items() if self._random else ():
             self._random[name].copy_(state)
         self.copies.wait(self._optimizer.streams.compute.record())
-        source = Source(self._fill, self.blocks, self.group_blocks, self.copies, self.free)
+        source = Source(
+            self._fill, self.layout.size, self.block_bytes, self.group_blocks, self.copies, self.free
+        )
         self.capture = Capture(source)
         self.capture.start()
         return self.capture
@@ -104,10 +106,8 @@ class Snapshot:
             if copied is not None:
                 self._optimizer.streams.compute.wait(copied)
 
-    def _fill(self, index: int, buffer: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Copy block `index` into `buffer`; returns its first byte in the data section, and the bytes."""
-        start = index * self.block_bytes
-        data = buffer[: min(self.block_bytes, self.layout.size - start)]
+    def _fill(self, start: int, data: torch.Tensor) -> None:
+        """Copy what stands at byte `start` of the data section, and after it, into `data`."""
         end = start + data.numel()
         first = bisect.bisect_right(self._runs, start, key=lambda run: run.end)
         for run in self._runs[first:]:
@@ -117,7 +117,6 @@ class Snapshot:
             data[low - start : high - start].copy_(
                 run.source[low - run.begin : high - run.begin], non_blocking=True
             )
-        return start, data
 
     def restore(self, loaded: Loaded) -> None:
         """Load a checkpoint's tensors into the places of this run's plan, and of this rank's slices."""
