@@ -1,10 +1,12 @@
 """kill -9 of one rank at random moments, resume, and compare every loss and weight with a run that was never killed.
 
     PYTHONPATH=. python benchmarks/training_kills.py --kills 30 --output benchmarks/results/training_kills.json
+    PYTHONPATH=. python benchmarks/training_kills.py --kills 70 --alone --output benchmarks/results/training_kills_alone.json
 
 Each round starts a gang of two or four ranks (order fixed) on a fresh folder, kills one rank at a random call of a random
 function of the engine, checks that the others end by themselves with exit code 1, and resumes with one, two or four.
-Points are drawn from the seed. A point that the run never reaches counts as no kill, and another one is drawn.
+With --alone it is a single process with a checkpoint every two steps, killed mostly while one is copied, written,
+committed or removed. Points are drawn from the seed. A point that the run never reaches counts as no kill, and another one is drawn.
 """
 
 from __future__ import annotations
@@ -42,6 +44,22 @@ PLACES = (  # calls of each in a whole run, roughly
     ("meeting:StoreMeeting", "tell", 8),
     ("ranks:Gang", "most", 24),
 )
+ALONE = (
+    ("trainer:Trainer", "_micro_batch", 24),
+    ("optimizer:OffloadedAdamW", "_adamw", 60),
+    ("capture:Capture", "wait_for", 60),
+    ("capture:Capture", "_copy_one", 30),
+    ("capture:Capture", "take", 30),
+    ("capture:Capture", "finish", 6),
+    ("direct_file", "_reserve", 6),
+    ("direct_file:DirectFile", "write", 36),
+    ("state_file", "crc32", 60),
+    ("checkpoint", "write_document", 6),
+    ("checkpoint", "_replace", 6),
+    ("checkpoint", "fsync", 18),
+    ("checkpoint:CheckpointFolder", "_remove", 4),
+    ("checkpoint:CheckpointFolder", "_make_room", 6),
+)
 JOB: dict[str, Any] = {"batch": {"sequences": 4, "microBatch": 1}, "parallelism": {"order": "fixed"}}
 
 
@@ -77,10 +95,33 @@ def kill_once(source: random.Random, whole: Path, folder: Path) -> dict[str, Any
     }
 
 
+def kill_alone(source: random.Random, whole: Path, folder: Path) -> dict[str, Any] | None:
+    """The same for a single process."""
+    owner, name, calls = source.choice(ALONE)
+    point = Point(owner, name, source.randint(1, calls))
+    claims = prepare(folder / "claims")
+    if train_in_a_process(often(), claims, point) != -signal.SIGKILL:
+        return None
+    durable = max(CheckpointFolder(claims / "out/model/checkpoints", 2).steps(), default=0)
+    assert train_in_a_process(often(), claims) == 0
+    status = json.loads((claims / "status.json").read_text())
+    assert status["resumedFromStep"] in (durable, None if durable == 0 else durable), status
+    assert "passed over" not in (claims / "log.txt").read_text()
+    assert_same_result(claims, whole)
+    return {"at": f"{owner}.{name}, call {point.count}", "checkpoint": durable}
+
+
+def often() -> dict[str, Any]:
+    document = manifest(**JOB)
+    document["spec"]["checkpoint"] = {"everySteps": 2, "keep": 1}
+    return document
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--alone", action="store_true", help="a single process")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     source, kills = random.Random(given.seed), list[dict[str, Any]]()
@@ -90,11 +131,11 @@ def main() -> None:
     attempts, text = 0, ""
     while len(kills) < given.kills:
         attempts += 1
-        found = kill_once(source, whole, place / str(attempts))
+        found = (kill_alone if given.alone else kill_once)(source, whole, place / str(attempts))
         shutil.rmtree(place / str(attempts))
         if found is not None:
             kills.append(found)
-        text = report(kills, attempts, given.seed)
+        text = report(kills, attempts, given)
         if given.output is not None:  # after every kill, so that nothing is lost when this is interrupted
             given.output.write_text(text)
         done = len(kills) * 40 // given.kills
@@ -104,14 +145,15 @@ def main() -> None:
     sys.stdout.write(text)
 
 
-def report(kills: list[dict[str, Any]], attempts: int, seed: int) -> str:
+def report(kills: list[dict[str, Any]], attempts: int, given: argparse.Namespace) -> str:
     document = {
-        "command": f"PYTHONPATH=. python benchmarks/training_kills.py --kills {len(kills)} --seed {seed}",
+        "command": f"PYTHONPATH=. python benchmarks/training_kills.py --kills {len(kills)} --seed {given.seed}"
+        f"{' --alone' if given.alone else ''}",
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "kills": len(kills),
         "resumedToTheSameBits": len(kills),  # a bit that differs ends this script
-        "killedRankNamedByAllOthers": sum(each["namedByAll"] for each in kills),
+        "killedRankNamedByAllOthers": sum(each.get("namedByAll", False) for each in kills),
         "pointsNotReached": attempts - len(kills),
         "each": kills,
     }
