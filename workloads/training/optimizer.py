@@ -35,7 +35,7 @@ from busbar.workloads.training.groups import FlatGroup, Piece
 from busbar.workloads.training.norm import Norm, ParameterNorm, gradient
 from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
 from busbar.workloads.training.settings import AdamW
-from busbar.workloads.training.streams import Event, Streams
+from busbar.workloads.training.streams import Event, Stream, Streams
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class OffloadedAdamW:
         self.updates = 0  # AdamW's step count: skipped steps are not in it
         self.skipped = 0  # steps whose gradient norm was not finite
         self.loaded_bytes = self.stored_bytes = 0
-        # called before weights or state of a group change: a checkpoint may have to copy them first
-        self.before_update: Callable[[FlatGroup], object] = lambda flat: None
+        # called before a stream changes weights or state of a group: a checkpoint may have to copy them first
+        self.before_update: Callable[[FlatGroup, Stream], object] = lambda flat, stream: None
 
     def step(self, learning_rate: float) -> float:
         """Clip, then update every parameter (of this rank's slices), unless the gradient norm is not finite.
@@ -143,13 +143,13 @@ class OffloadedAdamW:
         for index in range(min(len(self._slots), len(chunks))):
             start_load(index)
         for chunk in resident:
-            self.before_update(chunk.flat)
+            self.before_update(chunk.flat, compute)
             compute.submit(lambda chunk=chunk: self._update(chunk, chunk.state, learning_rate))  # type: ignore[misc]
         for index, chunk in enumerate(chunks):
             slot = index % len(self._slots)
             staging = self._staging(slot, chunk)
             compute.wait(loaded[index])
-            self.before_update(chunk.flat)
+            self.before_update(chunk.flat, compute)
             compute.submit(lambda c=chunk, s=staging: self._update(c, s, learning_rate))  # type: ignore[misc]
             store.wait(compute.record())
             store.submit(lambda c=chunk, s=staging: c.state.copy_(s, non_blocking=True))  # type: ignore[misc]

@@ -99,12 +99,12 @@ class Snapshot:
         self.capture.start()
         return self.capture
 
-    def before_update(self, flat: FlatGroup) -> None:
-        """Called before weights or state of a group change: its copy comes first."""
+    def before_update(self, flat: FlatGroup, stream: Stream) -> None:
+        """Called before `stream` changes weights or state of a group: its copy comes first."""
         if self.capture is not None:
             copied = self.capture.wait_for(flat.group.name)
             if copied is not None:
-                self._optimizer.streams.compute.wait(copied)
+                stream.wait(copied)
 
     def _fill(self, start: int, data: torch.Tensor) -> None:
         """Copy what stands at byte `start` of the data section, and after it, into `data`."""
