@@ -153,7 +153,7 @@ def report(kills: list[dict[str, Any]], attempts: int, given: argparse.Namespace
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "kills": len(kills),
         "resumedToTheSameBits": len(kills),  # a bit that differs ends this script
-        "killedRankNamedByAllOthers": sum(each.get("namedByAll", False) for each in kills),
+        **({} if given.alone else {"killedRankNamedByAllOthers": sum(each["namedByAll"] for each in kills)}),
         "pointsNotReached": attempts - len(kills),
         "each": kills,
     }
