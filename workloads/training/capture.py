@@ -63,7 +63,7 @@ class Capture:
         self._thread.start()
 
     def wait_for(self, group: str) -> Event | None:
-        """Wait until the copies of a group's blocks are begun; returns the event of their end, None if there are none."""
+        """Wait until the copies of a group's blocks are begun; returns the event of their end, if there is one."""
         blocks = self._source.groups[group]
         with self._changed:
             if self._is_copied(blocks):

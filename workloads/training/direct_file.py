@@ -102,9 +102,9 @@ def _aligned(address: int, offset: int) -> bool:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Have the file system set the space aside: a full disk is found before anything is copied, and files grow in one piece.
+    """Have the file system set the space aside: a full disk is found before anything is written.
 
-    The system call itself: C libraries write to every page where the file system cannot reserve.
+    The system call itself, because C libraries write to every page where the file system cannot reserve.
     """
     if size == 0:
         return
