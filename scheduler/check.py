@@ -369,7 +369,8 @@ class _Watts:
         if placement is None:
             return 0
         pods = sum(name in self.inside[domain] for name in placement.nodes)
-        pool, kind = self.pools.get(placement.pool), placement.accelerator
+        pool = self.pools.get(placement.pool)
+        kind = placement.key if pool is None else pool.key
         if not pods or (pool is not None and pool.resource_name == "cpu"):
             return 0
         size_m = placement.per_pod.accelerators_m * len(placement.nodes)

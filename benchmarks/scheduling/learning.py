@@ -97,7 +97,7 @@ class Watched(TableLearner):
             for job in trace.jobs
             for kind, speed in job.speeds.items()
         }
-        self.rows = {(name, size, "resident", 1.0) for name, _, size in self.truth}
+        self.rows = {(name, size, "resident", 1.0, 0) for name, _, size in self.truth}
         self.counts: list[dict[str, tuple[int, int]]] = []
 
     def current(self, jobs: Iterable[TraceJob]) -> PerformanceTable:

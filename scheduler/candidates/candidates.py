@@ -1,7 +1,9 @@
 """Candidates: every way a job could run, as (value, resource vector, watts).
 
 One candidate per pool, engine mode and number of pods. Elastic goodput, serving replicas, power caps and
-deadlines only add candidates or change a value; nothing else in the planner needs to know.
+deadlines only add candidates or change a value; nothing else in the planner needs to know. Where the table knows that a
+gang is faster on fewer nodes, there is one candidate per number of nodes that makes a difference (`Candidate.nodes`):
+each is worth the speed of the cell that it names, and is placed on no more nodes.
 
 Jobs with the same request share what does not depend on their age: where they may run and how fast
 (`SharedCandidates`). What remains per job is one factor, its weight.
@@ -9,6 +11,7 @@ Jobs with the same request share what does not depend on their age: where they m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,11 +19,13 @@ from functools import lru_cache
 from ..errors import SolverError
 from ..model.plans import DeadlineShare, Objective, Policy
 from ..model.snapshot import Job, JobId, JobKind, Placement, Pool, Resources, Snapshot
-from ..model.table import Estimate, TableView
+from ..model.table import Estimate, TableView, named_nodes
 from . import makespan
 from .draw import Draws
 from .value import makespan_value, urgent_value, weight
 
+FEWER_NODES_GAIN = 0.02
+"""Fewer nodes are a candidate of their own if they are faster by this part: less is noise (`learning.STEADY`)."""
 NEARLY_FREE = 0.01
 """Objective cost: a pool without a price counts as this part of the dearest, so that free pools still differ
 by speed."""
@@ -41,6 +46,10 @@ class Candidate:
     watts: float
     draw_w: int = 0
     """What each pod adds to its power domains; 0 where none limits."""
+    nodes: int = 0
+    """Different nodes that it may stand on at most; 0: any number, at the speed of the most that are known."""
+    link: str = ""
+    """Link class of the pool."""
 
     @property
     def accelerators_m(self) -> int:
@@ -48,7 +57,9 @@ class Candidate:
 
     def placed(self, nodes: tuple[str, ...], devices: tuple[int, ...] = ()) -> Placement:
         """This candidate on these nodes, shares on these devices of them (one per rank)."""
-        return Placement(self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices, self.draw_w)
+        return Placement(
+            self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices, self.draw_w, self.link
+        )
 
 
 Sizes = tuple[tuple[str, int], ...]
@@ -88,6 +99,7 @@ class Options:
     def listed(self, placement: Placement) -> Candidate | None:
         """The candidate that a placement is an instance of; None: it is of another size, or the job could not be
         started like this today."""
+        found: list[Candidate] = []
         for candidate in self.candidates:
             if (
                 candidate.pool == placement.pool
@@ -95,8 +107,16 @@ class Options:
                 and candidate.pods == placement.pods
                 and candidate.per_pod == placement.per_pod
             ):
-                return candidate
-        return None
+                if not candidate.nodes and not found:
+                    return candidate  # most jobs: no speed is known by nodes
+                found.append(candidate)
+        return on_nodes(found, len(set(placement.nodes)))
+
+
+def on_nodes(candidates: Iterable[Candidate], nodes: int = 0) -> Candidate | None:
+    """Of candidates that differ in nodes, the one for fewest that may stand on so many (0: for fewest of all)."""
+    able = [one for one in candidates if not (nodes and one.nodes) or one.nodes >= nodes]
+    return min(able, key=lambda one: one.nodes or sys.maxsize, default=None)
 
 
 def per_pod_on(job: Job, pool: Pool, estimate: Estimate | None) -> Resources:
@@ -141,8 +161,11 @@ class CandidateBuilder:
         self.draws = Draws(snapshot, table)
         self._shared: dict[tuple[object, ...], SharedCandidates] = {}
         """By request; the workload class comes first in the key."""
-        self._sized: dict[tuple[object, ...], Candidate | None] = {}
+        self._sized: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
         """Sizes that are no candidates, per unit of weight: by request, pool, mode and pods."""
+        self._by_nodes = False
+        """Whether some candidates differ in nodes only."""
+        self._largest_m = _largest_m(snapshot)
         self._by_tenant = self._differs_by_tenant()
         self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
         self._makespan = makespan.Solution({}, 0.0)
@@ -169,7 +192,9 @@ class CandidateBuilder:
         present = [
             i
             for i, c in enumerate(found)
-            if place is not None and (c.pool, c.mode, c.pods) == (place.pool, place.mode, place.pods)
+            if place is not None
+            and (c.pool, c.mode, c.pods) == (place.pool, place.mode, place.pods)
+            and (not c.nodes or c.nodes >= len(set(place.nodes)))
         ]
         return makespan.Asked(
             job.id,
@@ -177,7 +202,7 @@ class CandidateBuilder:
             [c.accelerator for c in found],
             [c.accelerators_m / 1000 for c in found],
             [c.speed for c in found],
-            present[0] if present else None,
+            min(present, key=lambda i: found[i].nodes or sys.maxsize) if present else None,
         )
 
     def _differs_by_tenant(self) -> bool:
@@ -190,6 +215,10 @@ class CandidateBuilder:
         if table.changed:
             self._shared = {key: known for key, known in self._shared.items() if key[0] not in table.changed}
             self._sized = {key: known for key, known in self._sized.items() if key[0] not in table.changed}
+
+    def packs_otherwise(self, snapshot: Snapshot) -> bool:
+        """Whether gangs have other candidates on the nodes of this snapshot: the largest of a pool has another size."""
+        return self._by_nodes and _largest_m(snapshot) != self._largest_m
 
     def of(self, job: Job) -> Options:
         """All candidates of the job."""
@@ -219,21 +248,33 @@ class CandidateBuilder:
         like this today."""
         found = option.listed(placement)
         if found is None and option.job.min_pods < placement.pods < option.job.max_pods:
-            found = self.sized(option, placement.pool, placement.mode, placement.pods)
+            nodes = len(set(placement.nodes))
+            found = self.sized(option, placement.pool, placement.mode, placement.pods, nodes)
             if found is not None and found.per_pod != placement.per_pod:
                 return None
         return found
 
-    def sized(self, option: Options, pool: str, mode: str, pods: int) -> Candidate | None:
-        """The job with this many pods, be they a candidate or not; None: it could not run so."""
-        for candidate in option.candidates:
-            if (candidate.pool, candidate.mode, candidate.pods) == (pool, mode, pods):
-                return candidate
+    def placed(self, option: Options, candidate: Candidate, nodes: tuple[str, ...]) -> Candidate:
+        """A candidate on these nodes: worth what the job is worth on so many."""
+        if not self._by_nodes or candidate.pods == 1:
+            return candidate
+        found = self.sized(option, candidate.pool, candidate.mode, candidate.pods, len(set(nodes)))
+        return candidate if found is None or found.per_pod != candidate.per_pod else found
+
+    def sized(self, option: Options, pool: str, mode: str, pods: int, nodes: int = 0) -> Candidate | None:
+        """The job with this many pods, be they a candidate or not; None: it could not run so.
+
+        Args:
+            nodes: different nodes that the pods stand on; 0: as few as make a difference.
+        """
+        listed = [c for c in option.candidates if (c.pool, c.mode, c.pods) == (pool, mode, pods)]
+        if listed:
+            return on_nodes(listed, nodes)
         job = option.job
         key = (*self._key(job), pool, mode, pods)
         if key not in self._sized:
             self._sized[key] = self._size(job, option, pool, mode, pods)
-        found = self._sized[key]
+        found = on_nodes(self._sized[key], nodes)
         if found is None:
             return None
         part = self._makespan.parts.get(job.id)
@@ -243,28 +284,30 @@ class CandidateBuilder:
             scaled = _scaled(found, option.weight)
         return self._by_deadline(scaled, job) if job.id in self.urgent else scaled
 
-    def _size(self, job: Job, option: Options, pool: str, mode: str, pods: int) -> Candidate | None:
+    def _size(self, job: Job, option: Options, pool: str, mode: str, pods: int) -> tuple[Candidate, ...]:
         if mode not in job.modes:
-            return None
+            return ()
         own = [one for one in self._pools if one.name == pool]
         sized = replace(job, min_pods=pods, max_pods=pods, modes=(mode,))
-        for found in _speeds(sized, own, self._table)[0]:
-            return self._candidate(found, option.best_speed)
-        return None
+        found, _ = _speeds(sized, own, self._table, self._largest_m)
+        return tuple(self._candidate(one, option.best_speed) for one in found)
 
     def _candidate(self, found: _Found, best: float) -> Candidate:
-        pool, mode, pods, per_pod, speed, estimate = found
+        pool, mode, pods, per_pod, nodes, estimate = found
+        speed, watts = estimate.speed, estimate.watts
         value = self._value(pool, pods * per_pod.accelerators_m, speed / best)
-        draw_w = self.draws.per_pod(pool.name, pool.accelerator, per_pod.accelerators_m, estimate.watts)
+        draw_w = self.draws.per_pod(pool.name, pool.key, per_pod.accelerators_m, watts)
         return Candidate(
-            pool.name, pool.accelerator, mode, pods, per_pod, speed, value, estimate.watts, draw_w
+            pool.name, pool.accelerator, mode, pods, per_pod, speed, value, watts, draw_w, nodes, pool.link
         )
 
     def least_speed(self, job: Job, candidate: Candidate) -> float:
         """The lower bound of the candidate's speed: what may be promised."""
-        size = candidate.pods * per_pod_on(job, self._by_name[candidate.pool], None).accelerators_m
+        pool = self._by_name[candidate.pool]
+        size = candidate.pods * per_pod_on(job, pool, None).accelerators_m
+        nodes = named_nodes(size, candidate.nodes or candidate.pods)
         found = self._table.estimate(
-            job.workload_class, candidate.accelerator, candidate.mode, size, job.tenant
+            job.workload_class, pool.key, candidate.mode, size, job.tenant, nodes=nodes
         )
         return candidate.speed if found is None else found.low
 
@@ -290,10 +333,11 @@ class CandidateBuilder:
         )
 
     def _build(self, job: Job) -> SharedCandidates:
-        found, excluded = _speeds(job, self._pools, self._table)
-        best = max((speed for *_, speed, _ in found), default=0.0)
+        found, excluded = _speeds(job, self._pools, self._table, self._largest_m)
+        best = max((estimate.speed for *_, estimate in found), default=0.0)
         candidates = [self._candidate(one, best) for one in found]
-        candidates.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode)))
+        self._by_nodes = self._by_nodes or any(c.nodes for c in candidates)
+        candidates.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode), c.nodes))
         sizes = tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in candidates))
         return SharedCandidates(tuple(candidates), best, excluded, sizes)
 
@@ -307,27 +351,65 @@ class CandidateBuilder:
 
 def _scaled(c: Candidate, weight: float) -> Candidate:
     value = weight * c.value
-    return Candidate(c.pool, c.accelerator, c.mode, c.pods, c.per_pod, c.speed, value, c.watts, c.draw_w)
+    return Candidate(
+        c.pool, c.accelerator, c.mode, c.pods, c.per_pod, c.speed, value, c.watts, c.draw_w, c.nodes, c.link
+    )
 
 
-_Found = tuple[Pool, str, int, Resources, float, Estimate]
+_Found = tuple[Pool, str, int, Resources, int, Estimate]
+"""Pool, mode, pods, what each requests, nodes (`Candidate.nodes`), and speed."""
 
 
-def _speeds(job: Job, pools: list[Pool], table: TableView) -> tuple[list[_Found], tuple[str, ...]]:
+def _largest_m(snapshot: Snapshot) -> dict[str, int]:
+    """Accelerators of each pool's largest node."""
+    cpu = {pool.name: pool for pool in snapshot.pools if pool.is_cpu}
+    found: dict[str, int] = {}
+    for node in snapshot.nodes:
+        own = node.capacity
+        size_m = cpu[node.pool].cpu_accelerators_m(own.cpu_m) if node.pool in cpu else own.accelerators_m
+        found[node.pool] = max(found.get(node.pool, 0), size_m)
+    return found
+
+
+def _by_nodes(
+    job: Job, pool: Pool, mode: str, pods: int, table: TableView, largest_m: int
+) -> list[tuple[int, Estimate]]:
+    """How fast a number of pods is by nodes (0: any number), as far as fewer are faster by `FEWER_NODES_GAIN`."""
+    size = pods * per_pod_on(job, pool, None).accelerators_m
+    bounds = [0]
+    if pods > 1 and size > 1000:
+        fewest = -(-pods // max(1, largest_m * pods // size))
+        counts = table.node_counts(job.workload_class, mode, job.tenant)
+        bounds += [count for count in reversed(counts) if fewest <= count < pods]
+    found: list[tuple[int, Estimate]] = []
+    for bound in bounds:
+        nodes = named_nodes(size, bound or pods)
+        estimate = table.estimate(job.workload_class, pool.key, mode, size, job.tenant, nodes=nodes)
+        if estimate is None or estimate.speed <= 0:
+            continue
+        if pool.memory_mib and not pool.is_cpu and estimate.memory_mib > pool.memory_mib:
+            continue
+        if not found or estimate.speed > found[-1][1].speed * (1 + FEWER_NODES_GAIN):
+            found.append((bound, estimate))
+    if len(bounds) == 1:
+        return found
+    # Power domains count the same watts wherever the pods stand (`draw.py`).
+    general = table.estimate(job.workload_class, pool.key, mode, size, job.tenant)
+    watts = {} if general is None else {"watts": general.watts}
+    return [(bound, replace(estimate, **watts)) for bound, estimate in found]
+
+
+def _speeds(
+    job: Job, pools: list[Pool], table: TableView, largest_m: Mapping[str, int]
+) -> tuple[list[_Found], tuple[str, ...]]:
     found: list[_Found] = []
     typed = [p for p in pools if _type_allowed(job, p)]
     allowed = [p for p in typed if p.tenants is None or job.tenant in p.tenants]
     for pool in allowed:
         for mode in job.modes:
             for pods in pod_counts(job):
-                size = pods * per_pod_on(job, pool, None).accelerators_m
-                estimate = table.estimate(job.workload_class, pool.accelerator, mode, size, job.tenant)
-                if estimate is None or estimate.speed <= 0:
-                    continue
-                if pool.memory_mib and not pool.is_cpu and estimate.memory_mib > pool.memory_mib:
-                    continue
-                per_pod = per_pod_on(job, pool, estimate)
-                found.append((pool, mode, pods, per_pod, estimate.speed, estimate))
+                for nodes, estimate in _by_nodes(job, pool, mode, pods, table, largest_m.get(pool.name, 0)):
+                    found.append((pool, mode, pods, per_pod_on(job, pool, estimate), nodes, estimate))
     if found:
         return found, ()
     if not typed:
@@ -356,7 +438,7 @@ def nearest_memory(job: Job, pools: Iterable[Pool], table: TableView) -> MemoryN
         for mode in job.modes:
             for pods in pod_counts(job):
                 size = pods * per_pod_on(job, pool, None).accelerators_m
-                need = table.memory_mib(job.workload_class, pool.accelerator, mode, size, job.tenant)
+                need = table.memory_mib(job.workload_class, pool.key, mode, size, job.tenant)
                 found = MemoryNeed(pool.accelerator, mode, need, pool.memory_mib)
                 if need > pool.memory_mib and (best is None or _nearer(found, best)):
                     best = found

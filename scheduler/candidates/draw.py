@@ -16,6 +16,7 @@ class Draws:
         self.counts = any(domain.limits for domain in snapshot.domains)
         self._table = table
         self._hosts = {pool.name for pool in snapshot.pools if pool.is_cpu}
+        self._keys = {pool.name: pool.key for pool in snapshot.pools}
 
     def per_pod(self, pool: str, accelerator: str, accelerators_m: int, watts: float) -> int:
         """What one pod adds, whose accelerators draw so much each: more than they draw while idle."""
@@ -28,9 +29,8 @@ class Draws:
         """The placement of a running job with its watts: as the table has them now, or else the nameplate."""
         if not self.counts:
             return placement
-        found = self._table.estimate(
-            job.workload_class, placement.accelerator, placement.mode, placement.accelerators_m, job.tenant
-        )
-        watts = self._table.nameplate_watts(placement.accelerator) if found is None else found.watts
+        key, size_m = self._keys.get(placement.pool, placement.key), placement.accelerators_m
+        found = self._table.estimate(job.workload_class, key, placement.mode, size_m, job.tenant)
+        watts = self._table.nameplate_watts(key) if found is None else found.watts
         amount_m = placement.per_pod.accelerators_m
-        return replace(placement, watts=self.per_pod(placement.pool, placement.accelerator, amount_m, watts))
+        return replace(placement, watts=self.per_pod(placement.pool, key, amount_m, watts))

@@ -158,7 +158,7 @@ class Queue:
             size_m = job.min_pods * per_pod_m
             units_m = pool.cpu_accelerators_m(size_m) if pool.is_cpu else size_m
             estimates = [
-                self._table.estimate(job.workload_class, pool.accelerator, mode, units_m, job.tenant)
+                self._table.estimate(job.workload_class, pool.key, mode, units_m, job.tenant)
                 for mode in job.modes
             ]
             speed = max((e.speed for e in estimates if e is not None), default=0.0)

@@ -32,7 +32,7 @@ from enum import StrEnum
 from typing import NewType
 
 from .codec import Json, decode, encode
-from .table import PerformanceTable
+from .table import PerformanceTable, accelerator_key, named_nodes
 
 JobId = NewType("JobId", str)
 """Unique and stable for the life of an object: its uid (of a replica: `<service uid>/<index>`)."""
@@ -156,7 +156,7 @@ class Pool:
 
     name: str
     accelerator: str
-    """The accelerator key: type plus link class, for example "H100" or "cpu"."""
+    """The accelerator type, for example "H100" or "cpu": what jobs, quotas and prices name."""
     resource_name: str = "nvidia.com/gpu"
     tenants: tuple[str, ...] | None = None
     """Tenants that may use it; None: all. An empty tuple: nobody."""
@@ -173,6 +173,13 @@ class Pool:
 
     unit_m: int = 1000
     """CPU pools: the millicores that count as one accelerator."""
+    link: str = ""
+    """Link class of the accelerators: with the type, the key of their cells in the performance table."""
+
+    @property
+    def key(self) -> str:
+        """The accelerator key of the performance table."""
+        return accelerator_key(self.accelerator, self.link)
 
     @property
     def is_cpu(self) -> bool:
@@ -265,6 +272,18 @@ class Placement:
     is taken from, counted from 0. A share without a device counts as a whole accelerator."""
     watts: int = field(default=0, compare=False)
     """What each pod adds to its power domains, as the planner counts it where one limits; no part of the place."""
+    link: str = field(default="", compare=False)
+    """Link class of the pool when the job was placed; no part of the place."""
+
+    @property
+    def key(self) -> str:
+        """The accelerator key of the performance table."""
+        return accelerator_key(self.accelerator, self.link)
+
+    @property
+    def spread(self) -> int:
+        """Different nodes that the pods stand on, as cells of the performance table name them."""
+        return named_nodes(self.accelerators_m, len(set(self.nodes)))
 
     @property
     def pods(self) -> int:

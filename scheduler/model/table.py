@@ -1,4 +1,9 @@
-"""The performance table: (class, accelerator, shape, engine mode, power cap) -> speed, memory, watts.
+"""The performance table: (class, accelerator key, shape, engine mode, power cap) -> speed, memory, watts.
+
+A shape is a number of accelerators and of nodes. A cell may leave out the nodes (0): it stands for every number for
+which nothing better is known. Of cells with nodes the one that has as many as the gang, or next more, answers: eight
+accelerators on one node and on two are two cells, and three nodes are as slow as four. An accelerator key is a type, or
+a type and the link class of its pool (`accelerator_key`); cells of the type answer for link classes without cells.
 
 A cell says where it comes from and how wrong it may be. `TableView` answers questions for which there is no
 cell, in this order, and says which step answered:
@@ -31,6 +36,30 @@ UNKNOWN_SPREAD = 0.5
 """Relative half-width of the interval of an answer that no cell supports."""
 
 
+LINK = "/"
+"""Between type and link class in an accelerator key."""
+
+
+def accelerator_key(accelerator: str, link: str = "") -> str:
+    """The table's key of an accelerator type in a pool with this link class ("": none is known)."""
+    return f"{accelerator}{LINK}{link}" if link else accelerator
+
+
+def type_of(key: str) -> str:
+    """The accelerator type of a key."""
+    return key.partition(LINK)[0]
+
+
+def link_of(key: str) -> str:
+    """The link class of a key; "": none."""
+    return key.partition(LINK)[2]
+
+
+def named_nodes(accelerators_m: int, nodes: int) -> int:
+    """The nodes in the key of a cell: one accelerator stands on one node anyway, and its cells do not name it."""
+    return nodes if accelerators_m > 1000 else 0
+
+
 class Source(StrEnum):
     """Where a number comes from, best last."""
 
@@ -43,6 +72,18 @@ class Source(StrEnum):
 
 
 _TRUST = {source: rank for rank, source in enumerate(Source)}
+
+Place = tuple[str, str, int, str, float, int]
+"""Class, accelerator key, thousandths of an accelerator, mode, power cap, nodes."""
+
+
+def on_any_nodes(place: Place) -> Place:
+    """The place of the cell that stands for every number of nodes."""
+    return (*place[:5], 0)
+
+
+_BySize = dict[int, dict[int, "Cell"]]
+"""Cells by size, then by nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +104,7 @@ class Cell:
 
     workload_class: str
     accelerator: str
+    """Accelerator key."""
     accelerators_m: int
     """Thousandths of an accelerator, all pods together."""
     mode: str = "resident"
@@ -88,6 +130,15 @@ class Cell:
     """No speed above this is possible on this hardware; 0: not known."""
     trial: bool = False
     """`speed` is optimistic, so that somebody tries the cell; `low` and `high` are as always."""
+    nodes: int = 0
+    """Different nodes that the job's pods stand on; 0: any number."""
+
+    @property
+    def place(self) -> Place:
+        """What tells it from the class's other cells, and the class."""
+        return (
+            self.workload_class, self.accelerator, self.accelerators_m, self.mode, self.power_cap, self.nodes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +195,15 @@ class Record:
     """Why the record is not used (`Fault`); empty: it is."""
     memory_mib: int = 0
     watts: float = 0.0
+    nodes: int = 0
+    """As in the cell; 0: not known."""
 
     @property
-    def place(self) -> tuple[str, str, int, str, float]:
+    def place(self) -> Place:
         """The cell."""
-        return (self.workload_class, self.accelerator, self.accelerators_m, self.mode, self.power_cap)
+        return (
+            self.workload_class, self.accelerator, self.accelerators_m, self.mode, self.power_cap, self.nodes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +245,19 @@ class PerformanceTable:
 class _Class:
     """The cells of one class."""
 
-    cells: dict[tuple[str, str, str, float], dict[int, Cell]] = field(default_factory=dict)
-    """By tenant ("": shared), accelerator, mode and power cap; then by size."""
+    cells: dict[tuple[str, str, str, float], _BySize] = field(default_factory=dict)
+    """By tenant ("": shared), accelerator key, mode and power cap."""
     accelerators: dict[str, set[str]] = field(default_factory=dict)
     """Those that have a cell, by tenant."""
 
     def facts(self) -> object:
         """What plans depend on; intervals do not count, as plans use the mean."""
         return {
-            key: {size: (c.speed, c.memory_mib, c.host_memory_mib, c.watts) for size, c in sizes.items()}
+            key: {
+                (size, nodes): (c.speed, c.memory_mib, c.host_memory_mib, c.watts)
+                for size, by_nodes in sizes.items()
+                for nodes, c in by_nodes.items()
+            }
             for key, sizes in self.cells.items()
         }
 
@@ -214,7 +273,7 @@ class TableView:
         self.table = table
         self._rates = {rate.accelerator: rate for rate in table.rates}
         self._classes: dict[str, _Class] = {}
-        self._cache: dict[tuple[str, str, str, int, str, float], Estimate | None] = {}
+        self._cache: dict[tuple[str, str, str, int, str, float, int], Estimate | None] = {}
         self._ratios: dict[tuple[str, str], float] | None = None
         self._by_ratio: set[str] = set()
         """Classes for which an answer used the ratios."""
@@ -239,13 +298,22 @@ class TableView:
             known = self._classes.setdefault(cell.workload_class, _Class())
             known.accelerators.setdefault(cell.tenant, set()).add(cell.accelerator)
             key = (cell.tenant, cell.accelerator, cell.mode, cell.power_cap)
-            known.cells.setdefault(key, {})[cell.accelerators_m] = cell
+            known.cells.setdefault(key, {}).setdefault(cell.accelerators_m, {})[cell.nodes] = cell
 
     def modes(self, workload_class: str, tenant: str = "") -> tuple[str, ...]:
         """Engine modes for which the class has a cell, by name."""
         known = self._classes.get(workload_class)
         cells = () if known is None else known.cells
         return tuple(sorted({mode for owner, _, mode, _ in cells if owner in ("", tenant)}))
+
+    def node_counts(self, workload_class: str, mode: str, tenant: str = "") -> tuple[int, ...]:
+        """The numbers of nodes for which the class has cells in this mode, ascending."""
+        known = self._classes.get(workload_class)
+        found: set[int] = set()
+        for (owner, _, own, _), sizes in () if known is None else known.cells.items():
+            if owner in ("", tenant) and own == mode:
+                found.update(*sizes.values())
+        return tuple(sorted(found - {0}))
 
     def _facts(self, workload_class: str) -> object:
         known = self._classes.get(workload_class)
@@ -258,17 +326,17 @@ class TableView:
 
     def rate(self, accelerator: str) -> float:
         """Exchange rate; 1 for an unknown type."""
-        known = self._rates.get(accelerator)
+        known = self._rates.get(accelerator) or self._rates.get(type_of(accelerator))
         return 1.0 if known is None else known.rate
 
     def nameplate_watts(self, accelerator: str) -> float:
         """The most that one accelerator of this type draws; 0: not known."""
-        known = self._rates.get(accelerator)
+        known = self._rates.get(accelerator) or self._rates.get(type_of(accelerator))
         return 0.0 if known is None else known.watts
 
     def idle_watts(self, accelerator: str) -> float:
         """What one accelerator of this type draws while nobody uses it; 0: not known."""
-        known = self._rates.get(accelerator)
+        known = self._rates.get(accelerator) or self._rates.get(type_of(accelerator))
         return 0.0 if known is None else known.idle_watts
 
     def knows(self, workload_class: str, tenant: str = "") -> bool:
@@ -284,10 +352,16 @@ class TableView:
         accelerators_m: int,
         tenant: str = "",
         power_cap: float = 1.0,
+        nodes: int = 0,
     ) -> Estimate | None:
         """Speed, memory and watts of a class on this many accelerators; None if a cell says impossible, or if
-        the class is known but has no cell for this mode."""
-        key = (workload_class, accelerator, mode, accelerators_m, tenant, power_cap)
+        the class is known but has no cell for this mode.
+
+        Args:
+            accelerator: accelerator key.
+            nodes: different nodes that the pods stand on; 0: as few as there is a cell for.
+        """
+        key = (workload_class, accelerator, mode, accelerators_m, tenant, power_cap, nodes)
         if key not in self._cache:
             self._cache[key] = self._answer(*key)
         return self._cache[key]
@@ -297,7 +371,7 @@ class TableView:
     ) -> int:
         """Device memory per accelerator by the nearest cell, also where that says impossible, or else as on other
         accelerators; 0: not known."""
-        own = self._shapes(workload_class, accelerator, mode, tenant, 1.0)
+        own = self._shapes(workload_class, accelerator, mode, tenant, 1.0, 0)
         if own:
             return _nearest(own, accelerators_m).memory_mib
         elsewhere = self.estimate(workload_class, accelerator, mode, accelerators_m, tenant)
@@ -311,8 +385,9 @@ class TableView:
         accelerators_m: int,
         tenant: str,
         power_cap: float,
+        nodes: int,
     ) -> Estimate | None:
-        own = self._shapes(workload_class, accelerator, mode, tenant, power_cap)
+        own = self._shapes(workload_class, accelerator, mode, tenant, power_cap, nodes)
         if own:
             near = _nearest(own, accelerators_m)
             if near.speed <= 0:
@@ -327,9 +402,9 @@ class TableView:
             speed = self.rate(accelerator) * (accelerators_m / 1000) ** SCALING_EXPONENT
             return self._unsupported(speed, accelerator, Source.RATE)
         for other in sorted(self._accelerators(workload_class, tenant)):
-            if not self._shapes(workload_class, other, mode, tenant, power_cap):
+            if not self._shapes(workload_class, other, mode, tenant, power_cap, nodes):
                 continue  # no cell for this mode there either
-            base = self.estimate(workload_class, other, mode, accelerators_m, tenant, power_cap)
+            base = self.estimate(workload_class, other, mode, accelerators_m, tenant, power_cap, nodes)
             if base is not None:
                 self._by_ratio.add(workload_class)
                 speed = base.speed * self._ratio(other, accelerator)
@@ -341,15 +416,19 @@ class TableView:
         return known.get("", set()) | known.get(tenant, set())
 
     def _shapes(
-        self, workload_class: str, accelerator: str, mode: str, tenant: str, power_cap: float
+        self, workload_class: str, accelerator: str, mode: str, tenant: str, power_cap: float, nodes: int
     ) -> dict[int, Cell]:
+        """By size, the cells that answer for this number of nodes."""
         known = self._classes.get(workload_class)
         if known is None:
             return {}
-        shared = known.cells.get(("", accelerator, mode, power_cap), {})
-        if not tenant:
-            return shared
-        return shared | known.cells.get((tenant, accelerator, mode, power_cap), {})
+        for key in dict.fromkeys((accelerator, type_of(accelerator))):
+            shared = known.cells.get(("", key, mode, power_cap), {})
+            own = known.cells.get((tenant, key, mode, power_cap), {}) if tenant else {}
+            if shared or own:
+                sizes = {size: shared.get(size, {}) | own.get(size, {}) for size in shared | own}
+                return {size: _on_nodes(cells, nodes) for size, cells in sizes.items()}
+        return {}
 
     def _of_cell(
         self, cell: Cell, accelerators_m: int, source: Source, exponent: float = SCALING_EXPONENT
@@ -387,6 +466,20 @@ class TableView:
         return self.rate(target) / max(self.rate(source), 1e-12) if learned is None else learned
 
 
+def _on_nodes(cells: dict[int, Cell], nodes: int) -> Cell:
+    """Of the cells of one size, by nodes, the one that answers for so many (0: as few as possible)."""
+    exact, general = cells.get(nodes), cells.get(0)
+    if general is not None and general.source is Source.OVERRIDE:
+        return exact if exact is not None and exact.source is Source.OVERRIDE else general
+    if exact is not None and nodes:
+        return exact
+    named = [count for count in cells if count]
+    if general is not None and (not named or general.source is Source.MEASURED):
+        return general
+    enough = [count for count in named if count >= nodes]
+    return cells[min(enough) if enough else max(named)]
+
+
 def _nearest(cells: dict[int, Cell], accelerators_m: int) -> Cell:
     """The cell of this size, or else of the size nearest to it."""
     exact = cells.get(accelerators_m)
@@ -414,7 +507,7 @@ def differing_classes(before: PerformanceTable, after: PerformanceTable) -> set[
     return fresh
 
 
-def _order(cell: Cell) -> tuple[int, int, str, str, int, str, float]:
+def _order(cell: Cell) -> tuple[int, int, str, str, int, str, float, int]:
     """Ascending trust, so that a better cell replaces a worse one; the rest makes the order deterministic."""
     return (
         _TRUST[cell.source],
@@ -424,15 +517,16 @@ def _order(cell: Cell) -> tuple[int, int, str, str, int, str, float]:
         cell.accelerators_m,
         cell.tenant,
         cell.speed,
+        cell.nodes,
     )
 
 
 def _ratios(cells: Iterable[Cell]) -> dict[tuple[str, str], float]:
     """Median over (class, shape, mode) of the speed on one accelerator over another; shared cells only."""
-    rows: dict[tuple[str, int, str], dict[str, float]] = {}
+    rows: dict[tuple[str, int, str, int], dict[str, float]] = {}
     for cell in sorted(cells, key=_order):
         if cell.speed > 0 and not cell.tenant:
-            key = (cell.workload_class, cell.accelerators_m, cell.mode)
+            key = (cell.workload_class, cell.accelerators_m, cell.mode, cell.nodes)
             rows.setdefault(key, {})[cell.accelerator] = cell.speed
     seen: dict[tuple[str, str], list[float]] = {}
     for row in rows.values():

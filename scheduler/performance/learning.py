@@ -6,6 +6,10 @@
        cannot move its exchange rates further than verified evidence leaves open.
     4. Both together go through the tree once more and become `PerformanceTable.learned`.
 
+Rows with nodes come from reports that say them. They start where the row of the same size without nodes does, and take
+its place: once a size was measured on some number of nodes, the formula's row for any number says nothing more. In the
+tree a class on several nodes is a class of its own beside that on one: a slow network says little about one node.
+
 Exploration: where nothing was measured, tenants without a guarantee (`explorers`) see an optimistic speed,
 half a standard deviation up, so that a type is tried even if its data sheet is too modest. This stops when
 `EXPLORED` of all accelerator-seconds went to cells without a measurement (`PerformanceTable.explored`).
@@ -23,7 +27,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..fit.accelerators import accelerator as data_sheet
-from ..model.table import SCALING_EXPONENT, Cell, Fault, PerformanceTable, Record, Source
+from ..model.table import (
+    SCALING_EXPONENT,
+    Cell,
+    Fault,
+    PerformanceTable,
+    Place,
+    Record,
+    Source,
+    on_any_nodes,
+    type_of,
+)
 from .reports import Noise, distrusted, noise
 from .speed_model import (
     DATA_SHEET_PRIOR,
@@ -50,8 +64,8 @@ EXPLORED = 0.03
 MOST_DOUBT = 1.0
 """Standard deviation of the logarithm above which the mean is not raised any further."""
 
-Row = tuple[str, int, str, float]
-"""Class, thousandths of an accelerator, mode, power cap."""
+Row = tuple[str, int, str, float, int]
+"""Class, thousandths of an accelerator, mode, power cap, nodes (0: any number)."""
 
 
 def family(workload_class: str) -> str:
@@ -90,7 +104,7 @@ def learn(
         open_to = [cell for cell in learned if tried is None or cell.workload_class in tried]
         learned += [trial for tenant in sorted(set(explorers)) for trial in _hopeful_cells(open_to, tenant)]
     records = tuple(_marked(record, faults) for record in table.records)
-    learned.sort(key=lambda cell: (*_order(cell), cell.tenant))
+    learned.sort(key=lambda cell: (*cell.place, cell.tenant))
     return replace(table, learned=tuple(learned), records=records)
 
 
@@ -132,29 +146,32 @@ def _marked(record: Record, faults: dict[tuple[str, ...], str]) -> Record:
     return record if fault == record.fault else replace(record, fault=fault)
 
 
-def _order(cell: Cell) -> tuple[str, str, int, str, float]:
-    return (cell.workload_class, cell.accelerator, cell.accelerators_m, cell.mode, cell.power_cap)
-
-
 class _Evidence:
     """Cells and records by place, and where every row starts."""
 
     def __init__(self, table: PerformanceTable, wanted: Iterable[Row], accelerators: Iterable[str]) -> None:
         self.table = table
         self.noise: Noise = noise(table.records)
-        self.given = {_order(cell): cell for cell in sorted(table.cells, key=_trust) if not cell.tenant}
+        self.given = {cell.place: cell for cell in sorted(table.cells, key=_trust) if not cell.tenant}
         self.formula = {
-            _order(cell): cell for cell in table.cells if not cell.tenant and cell.source is Source.FORMULA
+            cell.place: cell for cell in table.cells if not cell.tenant and cell.source is Source.FORMULA
         }
-        self.before = {_order(cell): cell for cell in table.learned if not cell.tenant}
+        self.before = {cell.place: cell for cell in table.learned if not cell.tenant}
         kinds = {rate.accelerator for rate in table.rates} | {cell.accelerator for cell in table.cells}
         self.kinds = sorted(kinds | {r.accelerator for r in table.records} | set(accelerators))
         self.rates = {rate.accelerator: rate.rate for rate in table.rates}
-        rows = {_row(place) for place in self.given} | {_row(record.place) for record in table.records}
-        rows |= set(wanted)
+        seen = {_row(record.place) for record in table.records}
+        seen |= {_row(place) for place, cell in self.given.items() if cell.source is not Source.FORMULA}
+        rows = seen | {_row(place) for place in self.given} | set(wanted)
+        named = {_general(row) for row in seen if row[4]}
+        rows -= {row for row in named if row not in seen}
         formulas = {_row(place) for place in self.formula}
-        self.with_formula = sorted(rows & formulas)
-        self.without = sorted(rows - formulas)
+        self.with_formula = sorted(row for row in rows if row in formulas or _general(row) in formulas)
+        self.without = sorted(rows - set(self.with_formula))
+
+    def stated(self, place: Place) -> Cell | None:
+        """The given cell of a place, or the one for any number of nodes."""
+        return self.given.get(place) or self.given.get(on_any_nodes(place))
 
     def start(self, row: Row) -> list[float]:
         """Log speed of the row on every type before any measurement."""
@@ -162,7 +179,7 @@ class _Evidence:
         known = {
             i: math.log(cell.speed)
             for i, kind in enumerate(self.kinds)
-            if (cell := self.formula.get(_place(row, kind))) is not None and cell.speed > 0
+            if (cell := self._formula(_place(row, kind))) is not None and cell.speed > 0
         }
         if known:
             shift = sum(value - sheet[i] for i, value in known.items()) / len(known)
@@ -170,9 +187,13 @@ class _Evidence:
             shift = SCALING_EXPONENT * math.log(max(row[1], 1) / 1000)
         return [known.get(i, sheet[i] + shift) for i in range(len(self.kinds))]
 
+    def _formula(self, place: Place) -> Cell | None:
+        return self.formula.get(place) or self.formula.get(on_any_nodes(place))
+
     def _rate(self, kind: str) -> float:
-        sheet = data_sheet(kind)
-        return max(self.rates.get(kind, 1.0) if sheet is None else sheet.rate, 1e-9)
+        sheet = data_sheet(type_of(kind))
+        rate = self.rates.get(kind, self.rates.get(type_of(kind), 1.0))
+        return max(rate if sheet is None else sheet.rate, 1e-9)
 
 
 def _trust(cell: Cell) -> tuple[bool, bool, int, float]:
@@ -180,12 +201,16 @@ def _trust(cell: Cell) -> tuple[bool, bool, int, float]:
     return (cell.source is Source.OVERRIDE, cell.source is Source.MEASURED, cell.samples, cell.speed)
 
 
-def _row(place: tuple[str, str, int, str, float]) -> Row:
-    return (place[0], place[2], place[3], place[4])
+def _row(place: Place) -> Row:
+    return (place[0], *place[2:])
 
 
-def _place(row: Row, kind: str) -> tuple[str, str, int, str, float]:
-    return (row[0], kind, row[1], row[2], row[3])
+def _general(row: Row) -> Row:
+    return (*row[:4], 0)
+
+
+def _place(row: Row, kind: str) -> Place:
+    return (row[0], kind, *row[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +233,9 @@ class _Group:
         self.index = {row: i for i, row in enumerate(rows)}
         self.types = {kind: i for i, kind in enumerate(evidence.kinds)}
         self.starts = np.array([evidence.start(row) for row in rows])
-        classes = sorted({row[0] for row in rows})
-        self.class_of = number([row[0] for row in rows])
-        self.family_of = number([family(name) for name in classes])
+        groups = [(row[0], row[4] > 1) for row in rows]
+        self.class_of = number(groups)
+        self.family_of = number([family(name) for name, _ in sorted(set(groups))])
         self.outside: dict[tuple[str, ...], str] = {}
         sure, unsure = self._observations()
         first = self._observed(sure)
@@ -236,7 +261,7 @@ class _Group:
             if row is None or not record.reports or record.fault not in ("", Fault.OUTSIDE):
                 continue
             kind = self.types[record.accelerator]
-            given = self.evidence.given.get(record.place)
+            given = self.evidence.stated(record.place)
             if given is not None and 0 < given.limit < math.exp(record.log_mean):
                 self.outside[_identity(record)] = Fault.IMPOSSIBLE.value
                 continue
@@ -290,7 +315,7 @@ class _Group:
         found: list[Cell] = []
         for i, row in enumerate(self.rows):
             for kind, k in self.types.items():
-                given = self.evidence.given.get(_place(row, kind))
+                given = self.evidence.stated(_place(row, kind))
                 if given is not None and (given.speed <= 0 or given.source is Source.OVERRIDE):
                     continue
                 estimate = _SpeedEstimate(
@@ -324,7 +349,7 @@ def _cell(
     before: Cell | None,
 ) -> Cell:
     """The learned cell; memory is the report's, else the given cell's."""
-    name, size, mode, cap = row
+    name, size, mode, cap, nodes = row
     memory_mib = 0 if given is None else given.memory_mib
     if record is not None:
         memory_mib = record.memory_mib or memory_mib
@@ -343,6 +368,7 @@ def _cell(
         source=Source.MEASURED if estimate.samples else Source.RATIO,
         samples=estimate.samples,
         limit=0.0 if given is None else given.limit,
+        nodes=nodes,
     )
 
 

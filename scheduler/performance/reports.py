@@ -20,7 +20,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..model.table import Cell, Conduct, Exploration, Fault, PerformanceTable, Record
+from ..model.table import (
+    Cell,
+    Conduct,
+    Exploration,
+    Fault,
+    PerformanceTable,
+    Place,
+    Record,
+    named_nodes,
+    on_any_nodes,
+)
 
 NOISE = 0.1
 """Prior standard deviation of the logarithm of one report."""
@@ -51,6 +61,7 @@ class Report:
     tenant: str
     workload_class: str
     accelerator: str
+    """Accelerator key."""
     accelerators_m: int
     speed: float
     """Work per second."""
@@ -65,6 +76,8 @@ class Report:
     memory_mib: int = 0
     watts: float = 0.0
     """From the node agent; never from the job."""
+    nodes: int = 0
+    """Different nodes that its pods stood on; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +216,7 @@ def contradicted(table: PerformanceTable, job: str) -> bool:
 
 def overstated(table: PerformanceTable, job: str) -> float:
     """Work that a running job claims beyond the high quantiles of its cells: it counts as not done."""
-    highs = {
-        (c.workload_class, c.accelerator, c.accelerators_m, c.mode, c.power_cap): c.high
-        for c in table.learned
-    }
+    highs = {c.place: c.high for c in table.learned}
     excess = 0.0
     for record in table.records:
         if record.job == job:
@@ -215,7 +225,7 @@ def overstated(table: PerformanceTable, job: str) -> float:
     return excess
 
 
-_Key = tuple[str, str, int, str, float, str, str, bool, str]
+_Key = tuple[str, str, int, str, float, int, str, str, bool, str]
 
 
 def _record_key(record: Record) -> _Key:
@@ -226,18 +236,14 @@ def _record_key(record: Record) -> _Key:
 
 def _sort_key(report: Report) -> tuple[str, ...]:
     cell = (report.workload_class, report.accelerator, str(report.accelerators_m), report.mode)
-    return (*cell, repr(report.power_cap), report.tenant, report.job)
+    return (*cell, repr(report.power_cap), str(report.nodes), report.tenant, report.job)
 
 
-def _limits(cells: Iterable[Cell]) -> dict[tuple[str, str, int, str, float], float]:
-    return {
-        (c.workload_class, c.accelerator, c.accelerators_m, c.mode, c.power_cap): c.limit
-        for c in cells
-        if c.limit > 0
-    }
+def _limits(cells: Iterable[Cell]) -> dict[Place, float]:
+    return {c.place: c.limit for c in cells if c.limit > 0}
 
 
-def _summary(reports: list[Report], limits: dict[tuple[str, str, int, str, float], float]) -> Record:
+def _summary(reports: list[Report], limits: dict[Place, float]) -> Record:
     """One record of a round's reports of one job in one cell. One impossible report marks all of it."""
     first = reports[0]
     empty = Record(
@@ -251,8 +257,9 @@ def _summary(reports: list[Report], limits: dict[tuple[str, str, int, str, float
         verified=all(report.trusted for report in reports),
         memory_mib=max(report.memory_mib for report in reports),
         watts=max(report.watts for report in reports),
+        nodes=named_nodes(first.accelerators_m, first.nodes),
     )
-    limit = limits.get(empty.place, math.inf)
+    limit = limits.get(empty.place) or limits.get(on_any_nodes(empty.place), math.inf)
     if any(not math.isfinite(r.speed) or not 0 < r.speed <= limit for r in reports):
         return replace(empty, fault=Fault.IMPOSSIBLE.value)
     logs = sorted(math.log(report.speed) for report in reports)

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+Name = TypeVar("Name", str, tuple[str, bool])
 
 ITERATIONS = 5
 """Rounds of expectation-maximisation; most of the change happens in the first few."""
@@ -101,7 +104,7 @@ def posterior(observed: Observed, covariances: Covariances) -> Posterior:
     return _infer(observed, covariances)[0]
 
 
-def number(names: Sequence[str]) -> Ints:
+def number(names: Sequence[Name]) -> Ints:
     """Each name's number in sorted order."""
     known = {name: i for i, name in enumerate(sorted(set(names)))}
     return np.array([known[name] for name in names], np.int64)

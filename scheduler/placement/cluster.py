@@ -109,7 +109,8 @@ class Cluster:
         if candidate.pods == 1:
             best = nodes.best(per_pod, later, allowed, watts)
             return None if best is None else (nodes.nodes[best[0]].name,)
-        return nodes.gang(candidate.pods, per_pod, later, allowed, job.required_domain, watts)
+        depth, most = job.required_domain, candidate.nodes
+        return nodes.gang(candidate.pods, per_pod, later, allowed, depth, watts, most)
 
     def nearest(self, job: Job, candidate: Candidate, later: bool = False) -> Placement | None:
         """Where a candidate has room and lacks the least watts (for a gang: one such place); None: it has no room."""
@@ -135,7 +136,9 @@ class Cluster:
         """Whether a candidate of the job would have room if no other job ran."""
         nodes = self.pools[candidate.pool]
         ask = request(candidate.per_pod, nodes.pool.is_cpu)
-        places = nodes.places_if_empty(ask, job.node_selector, job.required_domain, watts=candidate.draw_w)
+        places = nodes.places_if_empty(
+            ask, job.node_selector, job.required_domain, watts=candidate.draw_w, most=candidate.nodes
+        )
         return places >= candidate.pods
 
     def loss(self, job: Job, candidate: Candidate, later: bool) -> float:

@@ -19,7 +19,7 @@ from .demand_mix import request_of
 from .feeds import EMPTY, LATER, NOW, Chain, Feeds
 from .node_index import NodeIndex
 from .packing import Loss, NodeState, PodRequest, Scorer
-from .topology import Rooms, domains_of, place_gang
+from .topology import Rooms, domains_of, held_by, place_gang
 
 _Selector = tuple[tuple[str, str], ...]
 _Free = list[int]
@@ -94,7 +94,7 @@ class PoolNodes:
         self.at_round_start: dict[int, tuple[_Free, _Free]] = {}
         """Free resources (now, later) when the round began, of nodes that changed since."""
         self._selected: dict[_Selector, frozenset[int]] = {}
-        self._empty: dict[tuple[tuple[int, int, int, int], _Selector, int | None, bool, int], int] = {}
+        self._empty: dict[tuple[tuple[int, int, int, int], _Selector, int | None, bool, int, int], int] = {}
         self._model = model
         self._scorer = scorer
         self.feeds: Feeds | None = None
@@ -431,10 +431,11 @@ class PoolNodes:
         depth: int | None = None,
         closed: bool = False,
         watts: int = 0,
+        most: int = 0,
     ) -> int:
         """How many such pods would fit in the pool if none of our jobs ran (`depth`: in one domain of this
-        level; `closed`: if closed nodes were open, too; `watts`: that each draws)."""
-        key = (ask, selector, depth, closed, watts)
+        level; `closed`: if closed nodes were open, too; `watts`: that each draws; `most`: on so many nodes)."""
+        key = (ask, selector, depth, closed, watts, most)
         if key not in self._empty:
             allowed = self._with(selector)
             some = range(len(self.nodes)) if allowed is None else allowed
@@ -442,7 +443,7 @@ class PoolNodes:
             groups: list[Rooms] = [rooms]
             if depth is not None:
                 groups = [*domains_of(self.nodes, rooms, depth).values(), *([one] for one in rooms)]
-            sizes = [sum(room for _, room in self.powered(own, watts, EMPTY)) for own in groups]
+            sizes = [held_by(self.powered(own, watts, EMPTY), most) for own in groups]
             self._empty[key] = max(sizes, default=0)
         return self._empty[key]
 
@@ -463,15 +464,18 @@ class PoolNodes:
         allowed: frozenset[int] | None,
         depth: int | None,
         watts: int = 0,
+        most: int = 0,
     ) -> tuple[str, ...] | None:
-        """Nodes for all pods, or None (`depth`: all inside one domain of this level)."""
+        """Nodes for all pods, or None (`depth`: all inside one domain of this level; `most`: different nodes that they
+        may use, 0: any number)."""
         rooms: Rooms = self.rooms(request(per_pod, self.pool.is_cpu), later, allowed)
         if self.feeds is None or not watts:
-            chosen = place_gang(self.nodes, rooms, pods, depth)
+            chosen = place_gang(self.nodes, rooms, pods, depth, most=most)
         else:
             when = LATER if later else NOW
             alone = self.feeds.alone(rooms, self._chains, watts, when)
-            chosen = place_gang(self.nodes, alone, pods, depth, partial(self.powered, watts=watts, when=when))
+            together = partial(self.powered, watts=watts, when=when)
+            chosen = place_gang(self.nodes, alone, pods, depth, together, most)
         return None if chosen is None else tuple(self.nodes[i].name for i in chosen)
 
     def selected_nodes(self, job: Job) -> frozenset[int] | None:

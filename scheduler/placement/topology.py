@@ -4,7 +4,8 @@ Nodes stand in a tree of domains (`Node.topology`, outermost first); a node is t
 goes to the deepest domain that holds it: one node, else one NVLink domain, one rack, and so on as the
 snapshot says, up to the whole pool. That is a preference; `Job.required_domain` is the level outside which it
 waits instead. Of equal domains the one with the least room is taken, so that larger gangs find the others
-whole.
+whole. `most` bounds the number of nodes: speeds are known by it (`model/table.py`), and a gang that is worth its place on
+two nodes only does not go to three.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ def place_gang(
     pods: int,
     required: int | None,
     together: Callable[[Rooms], Rooms] = _all,
+    most: int = 0,
 ) -> list[int] | None:
     """Nodes for all pods of a gang (one index per pod) in the deepest domain that holds them, or None.
 
     Args:
         together: of rooms, how many pods the nodes may have together; each alone may have all of its own.
+        most: different nodes that it may use; 0: any number.
     """
     if sum(room for _, room in rooms) < pods:
         return None
@@ -53,11 +56,19 @@ def place_gang(
     deepest = max((len(nodes[i].topology) for i, _ in rooms), default=0)
     for level in range(deepest, (required or 0) - 1, -1):
         domains = {domain: together(own) for domain, own in domains_of(nodes, rooms, level).items()}
-        sizes = [(sum(room for _, room in own), domain) for domain, own in domains.items()]
-        fitting = [size for size in sizes if size[0] >= pods]
+        sizes = [(held_by(own, most), domain) for domain, own in domains.items()]
+        fitting = [
+            (sum(room for _, room in domains[domain]), domain) for size, domain in sizes if size >= pods
+        ]
         if fitting:
             return _pack(domains[min(fitting)[1]], pods)
     return None
+
+
+def held_by(rooms: Rooms, most: int) -> int:
+    """How many pods these nodes hold, or the `most` roomiest of them (0: all)."""
+    sizes = [room for _, room in rooms]
+    return sum(sorted(sizes, reverse=True)[:most] if most else sizes)
 
 
 def _pack(rooms: Rooms, pods: int) -> list[int]:

@@ -208,6 +208,7 @@ class PlanningState:
                 job.node_selector,
                 job.required_domain,
                 candidate.draw_w,
+                candidate.nodes,
             )
             profit = (
                 candidate.value - prices.get(candidate.accelerator, 0.0) * candidate.accelerators_m / 1000
@@ -339,6 +340,8 @@ class PlanningState:
         if snapshot is old:
             return self.consistent
         if not self.consistent or self.policy.objective is Objective.MAKESPAN or _differ(old, snapshot):
+            return False
+        if snapshot.nodes is not old.nodes and self.candidates.packs_otherwise(snapshot):
             return False
         if self.candidates.draws.counts and snapshot.table is not old.table and snapshot.table != old.table:
             return False  # jobs that run may draw something else now

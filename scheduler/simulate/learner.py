@@ -38,6 +38,11 @@ def honest(job: TraceJob, accelerator: str) -> float:
     return 1.0
 
 
+def _nodes(job: TraceJob, place: Placement) -> int:
+    """The nodes that a report says: only jobs whose true speed was measured by nodes depend on them."""
+    return place.spread if job.measured else 0
+
+
 class TableLearner(Learner):
     """Starts from the cells it is given, and learns from what jobs report."""
 
@@ -48,7 +53,7 @@ class TableLearner(Learner):
         self.noise, self.seed, self.lie, self.lasting = noise, seed, lie, lasting
         self.kinds = tuple(sorted({rate.accelerator for rate in table.rates}))
         self.measured = {
-            (cell.workload_class, cell.accelerator, cell.accelerators_m)
+            (cell.workload_class, cell.accelerator, cell.accelerators_m, cell.nodes)
             for cell in table.cells
             if cell.source in (Source.MEASURED, Source.OVERRIDE)
         }
@@ -62,7 +67,7 @@ class TableLearner(Learner):
     def observe(
         self, job: TraceJob, place: Placement, held_s: float, progress_s: float, speed: float
     ) -> None:
-        cell = (job.workload_class, place.accelerator, place.accelerators_m)
+        cell = (job.workload_class, place.key, place.accelerators_m, _nodes(job, place))
         amount = held_s * place.accelerators_m / 1000
         self.table = add_exploration(self.table, 0.0 if cell in self.measured else amount, amount)
         pending = self._pending.get(job.id)
@@ -85,18 +90,19 @@ class TableLearner(Learner):
         error = Random(f"{self.seed}/{name}/{which}").gauss(0.0, self.noise)
         speed = work / seconds * math.exp(error) * self.lie(job, place.accelerator)
         self._claimed[name] = self._claimed.get(name, 0.0) + speed * seconds
-        self.measured.add((job.workload_class, place.accelerator, place.accelerators_m))
+        self.measured.add((job.workload_class, place.key, place.accelerators_m, _nodes(job, place)))
         self._reports.append(
             Report(
                 name,
                 job.tenant,
                 job.workload_class,
-                place.accelerator,
+                place.key,
                 place.accelerators_m,
                 speed,
                 seconds,
                 place.mode,
                 total_work=self._total(job),
+                nodes=_nodes(job, place),
             )
         )
 
@@ -129,6 +135,6 @@ class TableLearner(Learner):
     def current(self, jobs: Iterable[TraceJob]) -> PerformanceTable:
         self._absorb()
         here = tuple(jobs)
-        rows = {(job.workload_class, job.pods * job.per_pod_m, "resident", 1.0) for job in here}
+        rows = {(job.workload_class, job.pods * job.per_pod_m, "resident", 1.0, 0) for job in here}
         self.table = learn(self.table, rows, self.kinds, {job.tenant for job in here})
         return self.table

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..model.snapshot import Placement
-from ..model.table import Cell, PerformanceTable, Rate, Source
+from ..model.table import Cell, PerformanceTable, Place, Rate, Source, named_nodes
 from .trace import Trace, TraceCluster, TraceJob
 
 
@@ -39,17 +39,32 @@ class Learner:
 
 
 def true_table(trace: Trace, cluster: TraceCluster) -> PerformanceTable:
-    """Every class on every type, exactly; classes with measured sizes at all that their jobs may have. A cell does
-    not know of nodes: its speed is that on the fewest nodes that hold the size."""
-    cells: dict[tuple[str, str, int], Cell] = {}
+    """Every class on every type, exactly; classes with measured sizes at all that their jobs may have, on all numbers of
+    nodes that were measured."""
+    cells: dict[Place, Cell] = {}
+    asked: dict[tuple[str, int, int, int], TraceJob] = {}
     for job in trace.jobs:
+        most = (job.max_pods or job.pods) if job.measured else job.pods
+        asked[job.workload_class, job.pods, most, job.per_pod_m] = job
+    for (_, least, most, _), job in asked.items():
         for kind in cluster.nodes:
-            most = (job.max_pods or job.pods) if job.measured else job.pods
-            for pods in range(job.pods, most + 1):
-                size = pods * job.per_pod_m
-                speed = job.speed(kind, size, -(-size // (1000 * cluster.per_node(kind))))
-                cells[job.workload_class, kind, size] = Cell(
-                    job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE
-                )
+            for pods in range(least, most + 1):
+                for cell in _cells(job, kind, pods, cluster):
+                    cells[cell.place] = cell
     rates = tuple(Rate(kind, cluster.rates.get(kind, 1.0)) for kind in sorted(cluster.nodes))
     return PerformanceTable(tuple(cells[key] for key in sorted(cells)), rates)
+
+
+def _cells(job: TraceJob, kind: str, pods: int, cluster: TraceCluster) -> Iterator[Cell]:
+    """A job at one size: on the fewest nodes that hold it, and on as many more as were measured."""
+    size, per_node = pods * job.per_pod_m, 1000 * cluster.per_node(kind)
+    fewest = -(-pods // max(1, per_node // job.per_pod_m))
+    counts = {fewest}
+    if job.measured.get(kind):
+        counts |= {nodes for _, nodes in job.measured[kind] if fewest <= nodes <= pods}
+    for nodes in sorted(counts):
+        speed = job.speed(kind, size, nodes)
+        yield Cell(
+            job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE,
+            nodes=named_nodes(size, nodes) if job.measured else 0,
+        )  # fmt: skip

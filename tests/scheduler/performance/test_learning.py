@@ -107,7 +107,7 @@ def test_the_intervals_cover_what_they_say() -> None:
                 for key, speed in sorted(truth.items())
                 if random.random() < 0.4 and key[1] != unseen
             )
-            table = learn(PerformanceTable(cells), [(n, s, "resident", 1.0) for n, _, s in truth], rates)
+            table = learn(PerformanceTable(cells), [(n, s, "resident", 1.0, 0) for n, _, s in truth], rates)
             for found in table.learned:
                 key = (found.workload_class, found.accelerator, found.accelerators_m)
                 if key in truth:
@@ -194,7 +194,7 @@ def test_a_learned_speed_changes_when_it_is_wrong_by_more() -> None:
 
 
 def test_a_row_without_measurements_starts_from_data_sheets() -> None:
-    row = ("x", 2000, "resident", 1.0)
+    row = ("x", 2000, "resident", 1.0, 0)
     assert learn(PerformanceTable(), [row]) == PerformanceTable()
     table = learn(PerformanceTable(rates=RATES), [row])
     assert [c.accelerator for c in table.learned] == list(KINDS)
