@@ -108,11 +108,17 @@ def _gib(amount: float | None) -> str:
     return "" if amount is None else f"{number(amount, 1)} GiB"
 
 
+def _place(cell: ProfileCell) -> str:
+    link = f" ({cell.link_class})" if cell.link_class else ""
+    nodes = f" on {cell.nodes} {'node' if cell.nodes == 1 else 'nodes'}" if cell.nodes else ""
+    return f"{cell.accelerators} × {cell.accelerator}{link}{nodes}"
+
+
 def _speed(cell: ProfileCell) -> dict[str, str]:
     source = SOURCES[cell.source]
     known = cell.low is not None and cell.high is not None
     return {
-        "place": f"{cell.accelerators} × {cell.accelerator}",
+        "place": _place(cell),
         "mode": cell.mode,
         "speed": number(cell.tokens_per_second, 0),
         "predicted": number(cell.predicted, 0) if cell.predicted is not None else "",

@@ -116,7 +116,8 @@ def _profiles(profiles: list[dict[str, Any]]) -> str:
         for cell in (profile.get("status") or {}).get("cells") or []:
             ends = [cell.get("low"), cell.get("high")]
             interval = f"{ends[0]:.0f}-{ends[1]:.0f}" if None not in ends else None
-            place = [cell.get(name) for name in ("accelerator", "accelerators", "mode")]
+            kind = "/".join(filter(None, (cell.get("accelerator"), cell.get("linkClass"))))
+            place = [kind, cell.get("accelerators"), cell.get("nodes") or None, cell.get("mode")]
             speed = f"{cell.get('tokensPerSecond') or 0:.0f}"
             predicted = f"{cell['predicted']:.0f}" if cell.get("predicted") is not None else None
             memory = [
@@ -126,7 +127,7 @@ def _profiles(profiles: list[dict[str, Any]]) -> str:
             head = profile["spec"].get("workloadClass")
             counts = [cell.get("source"), cell.get("reports")]
             rows.append([head, *place, speed, interval, predicted, *memory, *counts, cell.get("note")])
-    heads = ["class", "accelerator", "count", "mode", "tokens/s", "90 % interval", "by formula"]
+    heads = ["class", "accelerator", "count", "nodes", "mode", "tokens/s", "90 % interval", "by formula"]
     heads += ["GiB planned", "GiB measured", "source", "reports", "note"]
     return columns(heads, rows)
 

@@ -13,6 +13,7 @@ from busbar.kube.types.meta import (
     DnsLabel,
     KindInfo,
     LabelValue,
+    LinkClass,
     PrinterColumn,
     QualifiedKey,
     Quantity,
@@ -69,16 +70,27 @@ class PoolToleration(SpecModel):
 class Interconnect(SpecModel):
     """The links of the accelerators to the host and to each other."""
 
-    link_class: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)] | None = (
-        Field(
-            default=None, description="Link to the host, e.g. pcie5, nvlink-c2c: offload speed depends on it."
-        )
+    link_class: LinkClass | None = Field(
+        default=None,
+        description="Link to the host, e.g. pcie5, nvlink-c2c: offload speed depends on it, and the performance table "
+        "keeps the speeds of pools with different link classes apart.",
     )
     nvlink_island: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="Accelerators joined by NVLink on one node."
+        default=None,
+        description="Accelerators joined by NVLink on one node. Refused: nothing depends on it yet.",
+        json_schema_extra=not_built(
+            "NVLink islands are not built yet: no decision would depend on this one; remove "
+            "spec.interconnect.nvlinkIsland"
+        ),
     )
-    nic_class: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)] | None = (
-        Field(default=None, description="Network between nodes, e.g. ib-400, ethernet.")
+    nic_class: LinkClass | None = Field(
+        default=None,
+        description="Network between nodes, e.g. ib-400, ethernet. Refused: nothing depends on it yet; speeds are "
+        "measured by the number of nodes.",
+        json_schema_extra=not_built(
+            "classes of networks are not built yet: no decision would depend on this one; remove "
+            "spec.interconnect.nicClass"
+        ),
     )
 
 
@@ -119,11 +131,7 @@ class AcceleratorPoolSpec(SpecModel):
         default=None, description="Memory of one accelerator in GiB; for cpu, host memory per core."
     )
     interconnect: Interconnect | None = Field(
-        default=None,
-        description="Links to the host and between accelerators. Refused: nothing depends on them yet.",
-        json_schema_extra=not_built(
-            "interconnects are not built yet: no decision would depend on this one; remove spec.interconnect"
-        ),
+        default=None, description="Links to the host and between accelerators."
     )
     sharing: Sharing = Field(default=Sharing.NONE, description="How one accelerator is divided.")
     reserved: Annotated[dict[QualifiedKey, Quantity], Field(max_length=16)] | None = Field(

@@ -108,6 +108,7 @@ ClaimUri = Annotated[str, Field(pattern=CLAIM_PATH_PATTERN, max_length=512)]
 """`pvc://claim/path` in the object's own namespace; no segment may begin with a dot."""
 AcceleratorName = Annotated[str, Field(pattern=ACCELERATOR_PATTERN, min_length=1, max_length=63)]
 """An accelerator type as pools name it: `H100`, `L4`, `cpu`."""
+LinkClass = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=63)]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)]
 QualifiedKey = Annotated[
     str,

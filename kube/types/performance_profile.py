@@ -42,8 +42,12 @@ Accelerators = Annotated[int, Field(ge=1, le=1_000_000)]
 Percent = Annotated[int, Field(ge=1, le=100)]
 Gibibytes = Annotated[float, Field(ge=0, le=1_000_000)]
 Watts = Annotated[float, Field(ge=0, le=100_000)]
-PLACE = ["accelerator", "accelerators", "mode", "powerCapPercent"]
-"""The key of a cell within its class."""
+Nodes = Annotated[int, Field(ge=0, le=1_000_000)]
+PLACE = ["accelerator", "linkClass", "accelerators", "nodes", "mode", "powerCapPercent"]
+"""The key of a cell within its class. Link class and nodes came later: in older objects they have their defaults, which
+stand for every link class, and every number of nodes, that has no cell of its own."""
+_NODES = "Different nodes that its pods stand on; 0: any number of which nothing better is known."
+_LINK_CLASS = "Link class of the pool; empty: any of which nothing better is known."
 
 
 class StatedCell(SpecModel):
@@ -65,7 +69,11 @@ class StatedCell(SpecModel):
     )
 
     accelerator: AcceleratorName = Field(description="Accelerator type, as pools name it.")
+    link_class: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$", max_length=63)] = Field(
+        default="", description=_LINK_CLASS
+    )
     accelerators: Accelerators = Field(description="Accelerators of the whole job.")
+    nodes: Nodes = Field(default=0, description=_NODES)
     mode: DnsLabel = Field(default="resident", description="Engine mode.")
     power_cap_percent: Percent = Field(default=100, description="Power cap, per cent of the board's limit.")
     tokens_per_second: Speed = Field(description="Speed of the whole job; 0 means that it cannot run there.")
@@ -128,7 +136,9 @@ class ProfileCell(StatusModel):
     """The table's estimate for one cell."""
 
     accelerator: ShortText = Field(description="Accelerator type.")
+    link_class: ShortText = Field(default="", description=_LINK_CLASS)
     accelerators: Count = Field(description="Accelerators of the whole job.")
+    nodes: Count = Field(default=0, description=_NODES)
     mode: ShortText = Field(default="resident", description="Engine mode.")
     power_cap_percent: Count = Field(default=100, description="Power cap, per cent of the board's limit.")
     tokens_per_second: Amount = Field(description="Mean speed of the whole job; plans use it.")
@@ -168,7 +178,11 @@ class Evidence(StatusModel):
 
     tenant: ShortText = Field(description="Digest of the tenant whose jobs they were.")
     accelerator: ShortText = Field(description="Accelerator type.")
+    link_class: ShortText = Field(default="", description="Link class of their pool; empty: it had none.")
     accelerators: Count = Field(description="Accelerators of the whole job.")
+    nodes: Count = Field(
+        default=0, description="Different nodes of the job; 0: one accelerator, or not known."
+    )
     mode: ShortText = Field(default="resident", description="Engine mode.")
     power_cap_percent: Count = Field(default=100, description="Power cap, per cent of the board's limit.")
     reports: Count = Field(default=0, description="How many.")

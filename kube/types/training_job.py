@@ -261,6 +261,7 @@ class Admission(StatusModel):
     id: ShortText = Field(description="Identity of this admission; every pod of the gang carries it.")
     pool: ShortText = Field(description="AcceleratorPool.")
     accelerator: ShortText = Field(description="Accelerator type.")
+    link_class: ShortText | None = Field(default=None, description="Link class of the pool.")
     mode: ShortText | None = Field(default=None, description="Engine mode.")
     pods: Count = Field(description="Pods in the gang.")
     accelerators_per_pod: Count = Field(default=1, description="Accelerators of each pod.")

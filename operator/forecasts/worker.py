@@ -94,7 +94,7 @@ def left_s(snapshot: Snapshot, job: Job) -> tuple[float, float] | None:
         ):
             continue
         for mode in job.modes:
-            found = table.estimate(job.workload_class, pool.accelerator, mode, size_m, job.tenant)
+            found = table.estimate(job.workload_class, pool.key, mode, size_m, job.tenant)
             if found is not None and found.speed > 0 and found.low > 0:
                 speeds.append((found.speed, found.low))
     if not speeds:

@@ -69,7 +69,13 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
         price_per_hour=spec.price_per_hour,
         reserved=kept,
         unit_m=unit_m(pool),
+        link=link_class(pool),
     )
+
+
+def link_class(pool: AcceleratorPool) -> str:
+    """The link class of a pool; "": none is stated."""
+    return (pool.spec.interconnect.link_class if pool.spec.interconnect is not None else None) or ""
 
 
 def scheduler_node(node: Node, pool: AcceleratorPool, others: Iterable[Requests]) -> SNode:

@@ -186,9 +186,8 @@ def _speeds(snapshot: Snapshot, job: Job, action: Action) -> tuple[float, float,
     table = TableView(snapshot.table)
     if placement is None or not job.workload_class or not table.knows(job.workload_class, job.tenant):
         return None
-    found = table.estimate(
-        job.workload_class, placement.accelerator, placement.mode, placement.accelerators_m, job.tenant
-    )
+    size_m, nodes = placement.accelerators_m, placement.spread
+    found = table.estimate(job.workload_class, placement.key, placement.mode, size_m, job.tenant, nodes=nodes)
     if found is None or found.speed <= 0 or found.low <= 0 or not math.isfinite(found.speed):
         return None
     return found.speed, found.low, found.high

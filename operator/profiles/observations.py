@@ -34,7 +34,14 @@ from busbar.kube.types.performance_profile import (
 from busbar.kube.types.training_job import Admission
 from busbar.operator.profiles.speeds import SpeedReport
 from busbar.scheduler import Cell, PerformanceTable, Source
-from busbar.scheduler.model.table import Conduct, Record
+from busbar.scheduler.model.table import (
+    Conduct,
+    Record,
+    accelerator_key,
+    link_of,
+    named_nodes,
+    type_of,
+)
 from busbar.scheduler.performance.learning import quarantined
 from busbar.scheduler.performance.reports import close
 
@@ -46,8 +53,8 @@ BELIEVABLE = 4.0
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
-Place = tuple[str, int, str, float]
-"""Accelerator, thousandths of an accelerator, mode, power cap: a cell within its class."""
+Place = tuple[str, int, str, float, int]
+"""Accelerator key, thousandths of an accelerator, mode, power cap, nodes: a cell within its class."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,10 @@ class ClassObservations:
         cells = [c for c in self.learned if c.source is Source.MEASURED]
         return frozenset(place_of(c) for c in (*self.stated, *cells))
 
+    def measures(self, place: Place) -> bool:
+        """Whether the placement was measured or stated, be it for any number of nodes."""
+        return not self.measured.isdisjoint({place, on_any_nodes(place)})
+
 
 @dataclass(frozen=True)
 class Stay:
@@ -88,7 +99,12 @@ class Stay:
 
 
 def place_of(cell: Cell | Record) -> Place:
-    return (cell.accelerator, cell.accelerators_m, cell.mode, cell.power_cap)
+    return cell.place[1:]
+
+
+def on_any_nodes(place: Place) -> Place:
+    """The cell that stands for every number of nodes of which nothing better is known."""
+    return (*place[:4], 0)
 
 
 def doubted(table: PerformanceTable) -> frozenset[tuple[object, ...]]:
@@ -107,11 +123,17 @@ def believable_mib(record: Record, planned_mib: int) -> int:
 
 
 def place_of_line(line: ProfileCell | StatedCell) -> Place:
-    return (line.accelerator, line.accelerators * 1000, line.mode, line.power_cap_percent / 100)
+    return (key_of_line(line), line.accelerators * 1000, line.mode, line.power_cap_percent / 100, line.nodes)
+
+
+def key_of_line(line: ProfileCell | StatedCell | Evidence) -> str:
+    return accelerator_key(line.accelerator, line.link_class)
 
 
 def place_of_admission(at: Admission) -> Place:
-    return (at.accelerator, at.pods * at.accelerators_per_pod * 1000, at.mode or "resident", 1.0)
+    size_m = at.pods * at.accelerators_per_pod * 1000
+    nodes = named_nodes(size_m, len(set(at.nodes)))
+    return (accelerator_key(at.accelerator, at.link_class or ""), size_m, at.mode or "resident", 1.0, nodes)
 
 
 def digests(tenants: Iterable[Tenant]) -> dict[str, str]:
@@ -138,10 +160,10 @@ def by_class(profiles: Iterable[PerformanceProfile]) -> dict[str, PerformancePro
 
 def slack_at(profile: PerformanceProfile, admission: Admission) -> float | None:
     """Mean over lower bound of the profile's speed for an admission's placement; None where it has none."""
-    for cell in (profile.status.cells if profile.status is not None else None) or ():
-        if place_of_line(cell) == place_of_admission(admission):
-            return max(1.0, cell.tokens_per_second / cell.low) if cell.low else None
-    return None
+    cells = (profile.status.cells if profile.status is not None else None) or ()
+    known, place = {place_of_line(cell): cell for cell in cells}, place_of_admission(admission)
+    cell = known.get(place) or known.get(on_any_nodes(place))
+    return max(1.0, cell.tokens_per_second / cell.low) if cell is not None and cell.low else None
 
 
 def _age(profile: PerformanceProfile) -> tuple[float, str]:
@@ -166,7 +188,7 @@ def read(profile: PerformanceProfile, names: Mapping[str, str]) -> ClassObservat
     return ClassObservations(
         name,
         stated,
-        tuple(_predicted(name, cell) for cell in cells if cell.predicted is not None),
+        tuple({c.place: c for c in (_predicted(name, x) for x in cells if x.predicted is not None)}.values()),
         tuple(
             _learned(name, cell) for cell in cells if cell.source in (CellSource.MEASURED, CellSource.RATIO)
         ),
@@ -185,7 +207,7 @@ def _stated(name: str, cell: StatedCell) -> Cell:
     final = cell.override or cell.tokens_per_second == 0
     return Cell(
         name,
-        cell.accelerator,
+        key_of_line(cell),
         cell.accelerators * 1000,
         cell.mode,
         cell.tokens_per_second,
@@ -196,10 +218,12 @@ def _stated(name: str, cell: StatedCell) -> Cell:
         power_cap=cell.power_cap_percent / 100,
         source=Source.OVERRIDE if final else Source.MEASURED,
         samples=0 if final else 1,
+        nodes=named_nodes(cell.accelerators * 1000, cell.nodes),
     )
 
 
 def _predicted(name: str, cell: ProfileCell) -> Cell:
+    """The formula's cell; the formulas do not know nodes."""
     return replace(
         _learned(name, cell),
         speed=cell.predicted or 0.0,
@@ -210,13 +234,14 @@ def _predicted(name: str, cell: ProfileCell) -> Cell:
         watts=cell.watts or 0.0,
         limit=cell.limit or 0.0,
         source=Source.FORMULA,
+        nodes=0,
     )
 
 
 def _learned(name: str, cell: ProfileCell) -> Cell:
     return Cell(
         name,
-        cell.accelerator,
+        key_of_line(cell),
         cell.accelerators * 1000,
         cell.mode,
         cell.tokens_per_second,
@@ -224,13 +249,14 @@ def _learned(name: str, cell: ProfileCell) -> Cell:
         cell.high,
         power_cap=cell.power_cap_percent / 100,
         source=Source.MEASURED if cell.source is CellSource.MEASURED else Source.RATIO,
+        nodes=cell.nodes,
     )
 
 
 def _record(name: str, each: Evidence, names: Mapping[str, str]) -> Record:
     return Record(
         name,
-        each.accelerator,
+        key_of_line(each),
         each.accelerators * 1000,
         each.mode,
         each.power_cap_percent / 100,
@@ -245,6 +271,7 @@ def _record(name: str, each: Evidence, names: Mapping[str, str]) -> Record:
         fault=each.fault or "",
         memory_mib=each.memory_mib or 0,
         watts=each.watts or 0.0,
+        nodes=each.nodes,
     )
 
 
@@ -255,8 +282,10 @@ def evidence_of(record: Record, keys: Mapping[str, str]) -> Evidence:
     """A record of ended jobs as it stands in a profile."""
     return Evidence(
         tenant=_key(record.tenant, keys),
-        accelerator=record.accelerator,
+        accelerator=type_of(record.accelerator),
+        link_class=link_of(record.accelerator),
         accelerators=record.accelerators_m // 1000,
+        nodes=record.nodes,
         mode=record.mode,
         power_cap_percent=round(record.power_cap * 100),
         reports=record.reports,
@@ -324,7 +353,7 @@ def hold(known: ClassObservations, stays: Iterable[Stay], now: datetime) -> Held
     for stay in stays:
         since = max(stay.since, old.as_of) if old.as_of is not None else stay.since
         amount = _seconds(since, min(stay.until or now, now)) * stay.place[1] / 1000
-        if stay.place in known.measured:
+        if known.measures(stay.place):
             measured += amount
         else:
             unmeasured += amount

@@ -39,6 +39,7 @@ from busbar.operator.profiles.observations import (
     forget,
     hold,
     most_checked,
+    on_any_nodes,
     place_of,
     place_of_admission,
     place_of_line,
@@ -50,7 +51,7 @@ from busbar.operator.profiles.table import report_of
 from busbar.operator.settings import Settings
 from busbar.operator.write.status import conditions
 from busbar.scheduler import Cell, PerformanceTable, Source
-from busbar.scheduler.model.table import Record
+from busbar.scheduler.model.table import Record, link_of, type_of
 from busbar.scheduler.performance.learning import STEADY
 
 NARROWER = 0.1
@@ -187,7 +188,7 @@ def _due_in(
         return max(0.0, settings.profile_period_s - age)
     if not held:
         return None
-    if any(s.place not in known.measured for s in held):
+    if any(not known.measures(s.place) for s in held):
         # Reconciled more often than it is written, so that its first report is written soon.
         left = settings.explore_period_s - age
         return max(0.0, min(left, settings.profile_period_s))
@@ -198,7 +199,7 @@ def _look_again(view: ProfileView, whole: ClassObservations, stays: Iterable[Sta
     going = [s for s in stays if s.until is None]
     if not going:
         return None
-    tried = any(s.place not in whole.measured for s in going)
+    tried = any(not whole.measures(s.place) for s in going)
     return view.settings.profile_period_s if tried else view.settings.explore_period_s
 
 
@@ -274,7 +275,7 @@ def _cells(view: ProfileView, old: Iterable[ProfileCell], whole: ClassObservatio
             found[place_of(cell)] = _predicted(cell, found.get(place_of(cell)))
     for cell in view.table.learned:
         if cell.workload_class == name and not cell.tenant:
-            found[place_of(cell)] = _learned(cell, found.get(place_of(cell)))
+            found[place_of(cell)] = _learned(cell, _at(found, place_of(cell)))
     for line in view.serving:
         found[_place_of_replica(line)] = _served(line, found.get(_place_of_replica(line)))
     records = [r for r in view.table.records if r.workload_class == name]
@@ -287,15 +288,35 @@ def _cells(view: ProfileView, old: Iterable[ProfileCell], whole: ClassObservatio
             count = getattr(at, field) + max(1, record.reports)
             found[place_of(record)] = at.model_copy(update={field: count} | _used(at, record, doubt))
     for cell in whole.stated:
-        at = found.get(place_of(cell))
+        at = _at(found, place_of(cell))
         if at is None or cell.source is Source.OVERRIDE or not at.reports:
             found[place_of(cell)] = _stated(cell, at)
     for stated in view.profile.spec.cells or ():
         at = found.get(place_of_line(stated))
         if at is not None:
             found[place_of_line(stated)] = at.model_copy(update={"note": stated.note})
-    best = sorted(found.items(), key=lambda item: (_RANK[item[1].source], -item[1].reports, item[0]))
+    best = sorted(_telling(found), key=lambda item: (_RANK[item[1].source], -item[1].reports, item[0]))
     return [cell for _, cell in sorted(best[:MOST_CELLS], key=lambda item: item[0])]
+
+
+def _at(found: Mapping[Place, ProfileCell], place: Place) -> ProfileCell | None:
+    """The cell of a place so far, or what is planned of any number of nodes."""
+    general = found.get(on_any_nodes(place))
+    if place in found or general is None:
+        return found.get(place)
+    own = {"nodes": place[4], "source": CellSource.PRIOR, "measured_memory_gib": None}
+    return general.model_copy(update=_RESET | own)
+
+
+def _telling(found: Mapping[Place, ProfileCell]) -> list[tuple[Place, ProfileCell]]:
+    """The cells without those for any number of nodes that were not measured where other cells of the size were."""
+    named = {on_any_nodes(place) for place in found if place[4]}
+    guessed = (CellSource.PRIOR, CellSource.RATIO)
+    return [
+        (place, cell)
+        for place, cell in found.items()
+        if place[4] or place not in named or cell.source not in guessed
+    ]
 
 
 def _unstated(cell: ProfileCell) -> ProfileCell | None:
@@ -310,8 +331,10 @@ def _unstated(cell: ProfileCell) -> ProfileCell | None:
 
 def _base(cell: Cell) -> ProfileCell:
     return ProfileCell(
-        accelerator=cell.accelerator,
+        accelerator=type_of(cell.accelerator),
+        link_class=link_of(cell.accelerator),
         accelerators=cell.accelerators_m // 1000,
+        nodes=cell.nodes,
         mode=cell.mode,
         power_cap_percent=round(cell.power_cap * 100),
         tokens_per_second=0.0,
@@ -359,7 +382,7 @@ def _served(line: MeasuredReplica, at: ProfileCell | None) -> ProfileCell:
 
 
 def _place_of_replica(line: MeasuredReplica) -> Place:
-    return (line.accelerator, line.accelerators * 1000, line.mode, 1.0)
+    return (line.accelerator, line.accelerators * 1000, line.mode, 1.0, 0)
 
 
 def _used(at: ProfileCell, record: Record, doubt: bool) -> dict[str, object]:

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobStatus, TrainingPhase
 from busbar.scheduler.fit import accelerator
-from busbar.scheduler.model.table import Record
+from busbar.scheduler.model.table import Record, accelerator_key, named_nodes
 from busbar.scheduler.performance.reports import NOISE, SIGMAS, SLACK
 
 CHECKED_FROM_S = 600.0
@@ -66,10 +66,11 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
     place = status.admission
     if place.started_at is None:  # the progress is still that of the attempt before, on another placement
         return None
+    size_m = place.pods * place.accelerators_per_pod * 1000
     record = Record(
         workload_class=workload_class,
-        accelerator=place.accelerator,
-        accelerators_m=place.pods * place.accelerators_per_pod * 1000,
+        accelerator=accelerator_key(place.accelerator, place.link_class or ""),
+        accelerators_m=size_m,
         mode=place.mode or "resident",
         tenant=tenant,
         job=job.metadata.uid,
@@ -78,6 +79,7 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
         log_mean=round(math.log(speed) / GRID) * GRID,
         memory_mib=(status.memory.peak_device_mib or 0) if status.memory is not None else 0,
         watts=_watts(status, place.accelerator),
+        nodes=named_nodes(size_m, len(set(place.nodes))),
     )
     ended = status.completion_time if status.phase in TERMINAL_PHASES else None
     verified = place.image is not None and place.image.verified

@@ -20,10 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
+from typing import TypeVar
 
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob, quantity
 from busbar.kube.types.training_engine import EngineMode, TrainingEngine
 from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.pools.nodes import link_class
 from busbar.operator.profiles.observations import (
     ClassObservations,
     believable_mib,
@@ -45,10 +48,18 @@ from busbar.scheduler.fit import (
     prior,
     workload_class,
 )
-from busbar.scheduler.model.table import Conduct, Exploration, Record
+from busbar.scheduler.model.table import (
+    Conduct,
+    Exploration,
+    Place,
+    Record,
+    accelerator_key,
+    on_any_nodes,
+    type_of,
+)
 from busbar.scheduler.performance.learning import EXPLORED, learn
 
-_Place = tuple[str, str, int, str, float]
+T = TypeVar("T")
 AUTO_MODES = (EngineMode.RESIDENT.value, EngineMode.OPTIMIZER_OFFLOAD.value)
 
 
@@ -163,8 +174,8 @@ def _fitting(
 
 def knows(table: PerformanceTable, job: TrainingJob, pools: Iterable[AcceleratorPool]) -> bool:
     """Whether a table that was made without this job says of it what one made with it would."""
-    there, asked = {_place(cell) for cell in table.cells}, facts_of(job, "").asked
-    return asked is None or all(_place(cell) in there for cell in _priors((asked,), pools)[1])
+    there, asked = {cell.place for cell in table.cells}, facts_of(job, "").asked
+    return asked is None or all(cell.place in there for cell in _priors((asked,), pools)[1])
 
 
 def rates_of(pools: Iterable[AcceleratorPool]) -> dict[str, float]:
@@ -213,13 +224,13 @@ def table_of(
     rates, priors = _priors({each.asked for each in facts if each.asked is not None}, pools)
     known = known_classes(reports, profiles, tenants)
     present = {cell.workload_class for cell in priors}
-    formulas = {_place(cell): cell for cell in priors}
+    formulas = {cell.place: cell for cell in priors}
     shown = present | known.keys() if absent_too else present
-    stated = [_whole(c, formulas.get(_place(c))) for each in known.values() for c in each.stated]
-    cells = (*priors, *sorted(stated, key=_place))
+    stated = [_whole(c, _at(formulas, c.place)) for each in known.values() for c in each.stated]
+    cells = (*priors, *sorted(stated, key=attrgetter("place")))
     # Classes and sizes without a job also contribute to the ratios; their cells are returned only with absent_too.
-    absent = [c for each in known.values() for c in each.predicted if _place(c) not in formulas]
-    whole = (*sorted(absent, key=_place), *cells)
+    absent = [c for each in known.values() for c in each.predicted if c.place not in formulas]
+    whole = (*sorted(absent, key=attrgetter("place")), *cells)
     table = PerformanceTable(cells=tuple(c for c in whole if c.workload_class in shown), rates=rates)
     records = [r for each in known.values() for r in each.records]
     records += [each.record for each in reports if each.ended is None and each.image_verified]
@@ -236,13 +247,13 @@ def table_of(
     start = replace(
         table,
         cells=whole,
-        learned=tuple(sorted(before, key=_place)),
+        learned=tuple(sorted(before, key=attrgetter("place"))),
         explored=Exploration(),
     )
     explorers = _explorers(tenants) if table.explored.share < EXPLORED else frozenset()
     # Plans use the stated memory or the formula's, and more where believed jobs have used more: a job's report must
     # not reduce what others are given.
-    planned = {_place(cell): cell.memory_mib for cell in whole}
+    planned = {cell.place: cell.memory_mib for cell in whole}
     if records or stated:
         made = _learned(start, explorers, frozenset(present))
         wrong = doubted(made)
@@ -256,18 +267,24 @@ def table_of(
     return replace(table, learned=(*table.learned, *own))
 
 
-def _raised(planned: Mapping[_Place, int], records: Iterable[Record]) -> dict[_Place, int]:
+def _raised(planned: Mapping[Place, int], records: Iterable[Record]) -> dict[Place, int]:
     """MiB of device memory per accelerator by cell: the planned, or what a job has used in just this cell."""
     needs = dict(planned)
     for record in records:
-        if needs.get(record.place):
-            used = believable_mib(record, planned[record.place])
-            needs[record.place] = max(needs[record.place], used)
+        expected = _at(planned, record.place)
+        if expected:
+            used = believable_mib(record, expected)
+            needs[record.place] = max(_at(needs, record.place) or 0, used)
     return needs
 
 
-def _with_memory(cells: Iterable[Cell], needs: Mapping[_Place, int]) -> tuple[Cell, ...]:
-    return tuple(replace(cell, memory_mib=needs.get(_place(cell), 0)) for cell in cells)
+def _with_memory(cells: Iterable[Cell], needs: Mapping[Place, int]) -> tuple[Cell, ...]:
+    return tuple(replace(cell, memory_mib=_at(needs, cell.place) or 0) for cell in cells)
+
+
+def _at(known: Mapping[Place, T], place: Place) -> T | None:
+    """What is known of a place, or of its size on any number of nodes."""
+    return known.get(place) or known.get(on_any_nodes(place))
 
 
 def _private_records(reports: Iterable[SpeedReport]) -> dict[str, tuple[Record, ...]]:
@@ -360,10 +377,6 @@ def _whole(cell: Cell, formula: Cell | None) -> Cell:
     )
 
 
-def _place(cell: Cell) -> _Place:
-    return (cell.workload_class, cell.accelerator, cell.accelerators_m, cell.mode, cell.power_cap)
-
-
 def _priors(
     asked: Iterable[Asked], pools: Iterable[AcceleratorPool]
 ) -> tuple[tuple[Rate, ...], tuple[Cell, ...]]:
@@ -372,20 +385,23 @@ def _priors(
     memory_mib: dict[str, int] = {}  # where pools state it; of several, the least
     for pool in pools:
         cpu = pool.spec.resource_name == "cpu"
+        key = accelerator_key(pool.spec.accelerator, link_class(pool))
         if pool.spec.memory_gib and not cpu:
             stated = int(pool.spec.memory_gib * 1024)
-            memory_mib[pool.spec.accelerator] = min(stated, memory_mib.get(pool.spec.accelerator, stated))
-        units.setdefault(pool.spec.accelerator, quantity.to_millis(pool.spec.unit) if cpu else 1000)
+            memory_mib[key] = min(stated, memory_mib.get(key, stated))
+        units.setdefault(key, quantity.to_millis(pool.spec.unit) if cpu else 1000)
     rates: list[Rate] = []
-    for key in sorted(units):
+    for key in sorted({type_of(key) for key in units}):
         known = accelerator(key)
         rates.append(Rate(key, known.rate, known.watts, known.idle_watts) if known is not None else Rate(key))
     cells: dict[tuple[str, str, int, str], Cell] = {}
     for each in asked:
-        for key in each.accelerators or units:
+        for key in units:
+            if each.accelerators and type_of(key) not in each.accelerators:
+                continue
             for mode in each.modes:
                 place = (each.workload_class, key, each.accelerators_m, mode)
-                if key in units and place not in cells:
+                if place not in cells:
                     shape = (each.model, each.batch, mode, key, each.accelerators_m, units[key])
                     cells[place] = _prior(*shape, memory_mib.get(key))
     return tuple(rates), tuple(cells[k] for k in sorted(cells))

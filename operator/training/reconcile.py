@@ -190,6 +190,7 @@ def _admit(view: JobView, decision: Admit) -> TrainingJobStatus:
         id=f"{view.job.metadata.uid[:8]}-{attempt}",
         pool=placement.pool,
         accelerator=placement.accelerator,
+        link_class=placement.link or None,
         mode=placement.mode,
         pods=placement.pods,
         accelerators_per_pod=view.job.spec.shape.accelerators_per_pod,

@@ -120,6 +120,7 @@ def placement_of(admission: Admission) -> Placement:
         mode=admission.mode or "resident",
         nodes=tuple(admission.nodes),
         per_pod=resources_of(per_pod),
+        link=admission.link_class or "",
     )
 
 

@@ -395,8 +395,9 @@ def _by_nodes(
         return found
     # Power domains count the same watts wherever the pods stand (`draw.py`).
     general = table.estimate(job.workload_class, pool.key, mode, size, job.tenant)
-    watts = {} if general is None else {"watts": general.watts}
-    return [(bound, replace(estimate, **watts)) for bound, estimate in found]
+    if general is None:
+        return found
+    return [(bound, replace(estimate, watts=general.watts)) for bound, estimate in found]
 
 
 def _speeds(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..model.table import link_of, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,19 @@ DATA_SHEETS: dict[str, Accelerator] = {
 }
 
 
+LINK_GB_PER_S = {"pcie3": 12, "pcie4": 24, "pcie5": 50, "pcie6": 100, "nvlink-c2c": 400}
+"""One direction between host and device by link class, as usually reached (of sixteen lanes, or a GH200's link)."""
+
+
+@lru_cache(maxsize=1024)
 def accelerator(key: str) -> Accelerator | None:
-    """By accelerator key: the type, before any link class ("H100-nvlink" is an H100); None if unknown."""
-    if key in DATA_SHEETS:
-        return DATA_SHEETS[key]
-    stem = key.split("-")[0].split("/")[0]
-    return DATA_SHEETS.get(stem) or DATA_SHEETS.get(stem.upper()) or DATA_SHEETS.get(stem.lower())
+    """By accelerator key: the data sheet of the type ("H100-SXM" is an H100), with the host link of the link class where
+    that is a known one; None if the type is unknown."""
+    name, link = type_of(key), link_of(key)
+    found = DATA_SHEETS.get(name)
+    if found is None:
+        stem = name.split("-")[0]
+        found = DATA_SHEETS.get(stem) or DATA_SHEETS.get(stem.upper()) or DATA_SHEETS.get(stem.lower())
+    if found is None or link not in LINK_GB_PER_S:
+        return found
+    return replace(found, link_gb_per_s=LINK_GB_PER_S[link])

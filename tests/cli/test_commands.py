@@ -247,7 +247,7 @@ def test_a_tree_of_feeds_shows_each_once_whatever_their_parents() -> None:
 
 
 async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
-    at = {"accelerators": 2, "mode": "resident", "low": 90.0, "high": 110.4, "reports": 7}
+    at = {"accelerators": 2, "nodes": 1, "mode": "resident", "low": 90.0, "high": 110.4, "reports": 7}
     at |= {"predicted": 140.4, "memoryGib": 12.34, "measuredMemoryGib": 11.96}
     site.world.kube.put(
         PERFORMANCE_PROFILES,
@@ -255,7 +255,15 @@ async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
             "metadata": {"name": "small"},
             "spec": {"workloadClass": "llama-7M-3f9a0c11"},
             "status": {
-                "cells": [{"accelerator": "cpu", **at, "tokensPerSecond": 100.2, "source": "Measured"}],
+                "cells": [
+                    {
+                        "accelerator": "cpu",
+                        "linkClass": "ddr5",
+                        **at,
+                        "tokensPerSecond": 100.2,
+                        "source": "Measured",
+                    }
+                ],
             },
         },
     )
@@ -263,7 +271,7 @@ async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
     await site.world.settle()
     shown = await site.busbar("list", "profiles")
     assert shown.lines[1].split() == [
-        "llama-7M-3f9a0c11", "cpu", "2", "resident", "100", "90-110", "140", "12.3", "12.0", "Measured", "7", "-",
+        "llama-7M-3f9a0c11", "cpu/ddr5", "2", "1", "resident", "100", "90-110", "140", "12.3", "12.0", "Measured", "7", "-",
     ]  # fmt: skip
     assert (await site.busbar("list", "profiles", "-o", "name")).lines == ["small"]
 

@@ -486,9 +486,17 @@ POOL = (
     ),
     Row(
         m.pool,
-        "spec.interconnect",
-        "interconnects are not built yet",
+        "spec.interconnect.nvlinkIsland",
+        "NVLink islands are not built yet",
+        {"spec/interconnect": {"nvlinkIsland": 8}},
         {"spec/interconnect": {"linkClass": "pcie5"}},
+    ),
+    Row(
+        m.pool,
+        "spec.interconnect.nicClass",
+        "classes of networks are not built yet",
+        {"spec/interconnect": {"nicClass": "ib-400"}},
+        {"spec/interconnect": {"linkClass": "nvlink-c2c"}},
     ),
     Row(
         m.pool,
