@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from .candidates import Candidate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
 
 SWEEPS = 25
 TOLERANCE = 1e-6
@@ -72,7 +74,7 @@ def solve(
         return Market(dict.fromkeys(types, 0.0), 0.0)
     capacity = np.array([capacity_m[accelerator] / 1000 for accelerator in types])
     prices = np.array([0.0 if start is None else start.get(accelerator, 0.0) for accelerator in types])
-    bids = _Bids(rows, kinds, sizes, values, int(rows.max()) + 1)
+    bids = _Bids(rows, kinds, sizes, values)
     for _ in range(SWEEPS):
         before = prices.copy()
         for together in range(1, len(types) + 1):
@@ -87,42 +89,65 @@ def solve(
 def _flattened(
     jobs: Mapping[JobId, Sequence[Candidate]], index: Mapping[str, int]
 ) -> tuple[Ints, Ints, Floats, Floats]:
-    rows: list[int] = []
-    kinds: list[int] = []
-    sizes: list[float] = []
-    values: list[float] = []
-    for row, job in enumerate(sorted(jobs)):
-        for candidate in jobs[job]:
-            if candidate.accelerator in index:
-                rows.append(row)
-                kinds.append(index[candidate.accelerator])
-                sizes.append(candidate.accelerators_m / 1000)
-                values.append(candidate.value)
-    return np.array(rows, np.int64), np.array(kinds, np.int64), np.array(sizes), np.array(values)
+    known = [[one for one in jobs[job] if one.accelerator in index] for job in sorted(jobs)]
+    flat = list(chain.from_iterable(known))
+    return (
+        np.repeat(np.arange(len(known), dtype=np.int64), [len(own) for own in known]),
+        np.array([index[one.accelerator] for one in flat], np.int64),
+        np.array([one.pods * one.per_pod.accelerators_m for one in flat], np.float64) / 1000,
+        np.array([one.value for one in flat], np.float64),
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The bids for some types."""
+
+    mask: Booleans
+    """Which of all bids they are."""
+    rows: Ints
+    kinds: Ints
+    sizes: Floats
+    values: Floats
+    single: bool
+    """Whether each job has one of them at most."""
+
+
 class _Bids:
     """All candidates of all jobs: arrays with one entry per candidate, each job's candidates adjacent."""
 
-    rows: Ints
-    """Number of the job, ascending."""
-    kinds: Ints
-    """Number of the type."""
-    sizes: Floats
-    """Accelerators."""
-    values: Floats
-    """Value per hour."""
-    jobs: int
+    def __init__(self, rows: Ints, kinds: Ints, sizes: Floats, values: Floats) -> None:
+        """Index the bids.
 
-    def best(self, prices: Floats, among: NDArray[np.bool_] | None = None) -> Floats:
-        """The most profit each job can make at these prices (0 if it stays out), with some candidates only."""
+        Args:
+            rows: number of the job, ascending.
+            kinds: number of the type.
+            sizes: accelerators.
+            values: per hour.
+        """
+        self.rows, self.kinds, self.sizes, self.values = rows, kinds, sizes, values
+        self.jobs = int(rows.max()) + 1
+        starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+        self._starts, self._bidders = starts, rows[starts]
+        self._own: dict[bytes, _Own] = {}
+
+    def own(self, chosen: Ints) -> _Own:
+        """The bids for these types."""
+        key = np.sort(chosen).tobytes()
+        if key not in self._own:
+            mask = np.isin(self.kinds, chosen)
+            rows = self.rows[mask]
+            single = not bool((rows[1:] == rows[:-1]).any())
+            self._own[key] = _Own(mask, rows, self.kinds[mask], self.sizes[mask], self.values[mask], single)
+        return self._own[key]
+
+    def best(self, prices: Floats, without: Booleans | None = None) -> Floats:
+        """The most profit each job can make at these prices (0 if it stays out), without some of the bids."""
         out = np.zeros(self.jobs)
         profit = self.values - prices[self.kinds] * self.sizes
-        rows = self.rows
-        if among is not None:
-            profit, rows = profit[among], rows[among]
-        np.maximum.at(out, rows, profit)
+        if without is not None:
+            profit[without] = 0.0
+        out[self._bidders] = np.maximum(np.maximum.reduceat(profit, self._starts), 0.0)
         return out
 
 
@@ -139,15 +164,16 @@ def _sweep(bids: _Bids, prices: Floats, capacity: Floats, together: int) -> None
 
 def _clear(bids: _Bids, prices: Floats, chosen: Ints, capacity: float) -> float:
     """What must be added to the prices of these types so that the demand for them just fits; at least 0."""
-    own = np.isin(bids.kinds, chosen)
-    elsewhere = bids.best(prices, ~own)
-    rows, sizes = bids.rows[own], bids.sizes[own]
-    profit = bids.values[own] - prices[bids.kinds[own]] * sizes
-    pays = (profit - elsewhere[rows]) / np.maximum(sizes, 1e-9)
-    order = np.argsort(-pays, kind="stable")
-    total = np.cumsum(_growth(rows[order], sizes[order])) - ROUNDING
+    own = bids.own(chosen)
+    elsewhere = bids.best(prices, own.mask)
+    profit = own.values - prices[own.kinds] * own.sizes
+    pays = (profit - elsewhere[own.rows]) / np.maximum(own.sizes, 1e-9)
+    some = np.flatnonzero(pays > 0)  # at a price of 0 no other bid is made
+    order = some[np.argsort(-pays[some], kind="stable")]
+    sizes = own.sizes[order]
+    total = np.cumsum(sizes if own.single else _growth(own.rows[order], sizes)) - ROUNDING
     last = int(np.searchsorted(total, capacity, side="right"))
-    return max(0.0, float(pays[order[last]])) if last < len(order) else 0.0
+    return float(pays[order[last]]) if last < len(order) else 0.0
 
 
 def _growth(rows: Ints, sizes: Floats) -> Floats:

@@ -9,8 +9,9 @@ out is answered by the next full plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from operator import attrgetter
 
 from .diff import differing
 from .snapshot import DecayedUsage, Job, JobId, Pool, Snapshot, Tenant
@@ -108,10 +109,15 @@ def _jobs(before: Snapshot, after: Snapshot) -> list[Happening]:
     return found + [_freed(Happened.ENDED, job) for job in known.values() if job.run is not None]
 
 
-def _asks(job: Job) -> Job:
-    """The job without the fields that change by themselves while it runs."""
-    run = None if job.run is None else replace(job.run, saved_at_s=None)
-    return replace(job, run=run, remaining_work=None, attained_s=0.0)
+_CHANGE_BY_THEMSELVES = {"run", "remaining_work", "attained_s"}
+_STEADY = attrgetter(*(one.name for one in fields(Job) if one.name not in _CHANGE_BY_THEMSELVES))
+
+
+def _asks(job: Job) -> tuple[object, ...]:
+    """The job without what changes by itself while it runs."""
+    run = job.run
+    place = None if run is None else (run.placement, run.started_at_s, run.releasing)
+    return (*_STEADY(job), place)
 
 
 def _nodes(before: Snapshot, after: Snapshot) -> list[Happening]:

@@ -21,6 +21,7 @@ Examples:
   busbar simulate jobs.trace --format gavel --throughputs simulation_throughputs.json \\
       --cluster v100=8,p100=16,k80=24
   busbar simulate philly_jobs.csv --format philly --cluster gpu=80x8 --limit 5000 --unknown-lengths
+  busbar simulate philly_october.csv --format philly --cluster gpu=80x8 --every 60
   busbar simulate openb_pod_list_default.csv --format openb --cluster g2=20x8,t4=30x2 --limit 500
   busbar simulate elasticVpollux_e.csv --format elasticflow --cluster t4=10x4,a100=3x8 \\
       --scaling t4=pollux_t4 --scaling a100=throughputs_A100
@@ -112,6 +113,13 @@ class _Simulate(click.Command):
     help="Decide as the operator does: a quick answer to every event, and a full plan 10 s later while jobs wait. "
     "Default: a full plan at every event.",
 )
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Make plans at multiples of so many seconds only: what happens in between shares one. 0: at every event.",
+)
 @click.option("--seed", default=0, show_default=True, help="Of the failures; the same seed, the same result.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many jobs.")
 @click.option(
@@ -138,6 +146,7 @@ def simulate(
     repair: float,
     checkpoint: float,
     as_operated: bool,
+    every: float,
     seed: int,
     limit: int | None,
     output: Path | None,
@@ -150,6 +159,10 @@ def simulate(
     """
     if plots and output is None:
         raise click.UsageError("--plots needs --output: the pictures are files")
+    if as_operated and every:
+        raise click.UsageError(
+            "--every and --as-operated exclude each other: the operator answers every event"
+        )
     from dataclasses import replace
 
     from .engine import SETTLE_S, Settings
@@ -162,6 +175,7 @@ def simulate(
         repair_s=3600 * repair,
         seed=seed,
         settle_s=SETTLE_S if as_operated else None,
+        grid_s=every,
     )
     try:
         machines = replace(parse_cluster(cluster), prices=parse_prices(prices, cluster))
@@ -291,6 +305,8 @@ def _print(results: list[Result]) -> None:
         "accelerator_h_per_job",
         "cost_per_job",
         "largest_wait_h",
+        "jain",
+        "peak_memory_mib",
         *results[0].deadlines(),
     )
     table.add_column("objective")

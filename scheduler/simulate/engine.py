@@ -24,12 +24,13 @@ from random import Random
 
 from ..check import check_plan
 from ..model.apply import applied
+from ..model.copies import copier
 from ..model.events import Event
 from ..model.plans import Plan, Policy
 from ..model.snapshot import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
 from ..planner import plan, react
 from ..search.state import Memo
-from .metrics import JobResult, Result, percentile, summarise
+from .metrics import JobResult, Result, Shares, percentile, summarise
 from .past import Past
 from .speeds import Learner, true_table
 from .trace import Trace, TraceCluster, TraceJob
@@ -87,6 +88,8 @@ class _Live:
     lost_s: float = 0.0
     first_start_s: float | None = None
     held_s: float = 0.0
+    attained_s: float = 0.0
+    """As in the snapshot: accelerator-seconds in exchange-rate units."""
     cost: float = 0.0
     end_key: int = 0
 
@@ -116,6 +119,7 @@ def simulate(
 
 
 _ARRIVE, _END, _FAIL, _BACK, _PLAN = range(5)
+_changed = copier(Job)
 
 
 class _Engine:
@@ -135,6 +139,7 @@ class _Engine:
         self.progress = progress
         self.decide = decide
         self.past = Past(policy.usage_half_life_s)
+        self.shares = Shares(cluster)
         self.live: dict[JobId, _Live] = {}
         self.done: dict[str, JobResult] = {}
         self.events: list[tuple[float, int, int, str]] = []
@@ -208,7 +213,8 @@ class _Engine:
             "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
         self._account(now)
-        return summarise(name, self.trace, self.cluster, self.done, self.busy_s, notes, tuple(self.series))
+        series, jain = tuple(self.series), self.shares.jain()
+        return summarise(name, self.trace, self.cluster, self.done, self.busy_s, notes, series, jain)
 
     def _grid(self, now: float) -> float:
         grid = self.settings.grid_s
@@ -287,7 +293,9 @@ class _Engine:
             return
         begin = max(entry.updated_s, entry.progress_from_s)
         if now > begin:
-            entry.left = max(0.0, entry.left - entry.speed * (now - begin))
+            left = max(0.0, entry.left - entry.speed * (now - begin))
+            self.shares.add(entry.job, entry.left - left)
+            entry.left = left
         held = now - entry.updated_s
         if held > 0:
             place = run.placement
@@ -296,7 +304,7 @@ class _Engine:
             entry.held_s += held * place.accelerators_m / 1000
             price = self.cluster.prices.get(place.accelerator, 0.0)
             entry.cost += price * held * place.accelerators_m / 3.6e6
-            entry.seen = replace(entry.seen, attained_s=entry.seen.attained_s + used)
+            entry.attained_s += used
             self.past.add(entry.job.tenant, entry.job.user, used, now)
             self.learner.observe(entry.job, place, held, max(0.0, now - begin), entry.speed)
         entry.updated_s = now
@@ -341,19 +349,23 @@ class _Engine:
         return max(0.0, now - max(saved_at, entry.progress_from_s))
 
     def _snapshot(self, now: float) -> Snapshot:
-        jobs = []
         for entry in self.live.values():
             self._advance(entry, now)
-            seen = entry.seen
-            if self.settings.steps_known:
-                seen = replace(seen, remaining_work=self.learner.remaining(entry.job, entry.left))
-            if seen.run is not None:
-                seen = replace(seen, run=replace(seen.run, saved_at_s=now))
-            entry.seen = seen
-            jobs.append(seen)
+            entry.seen = self._seen(entry, now)
+        jobs = [entry.seen for entry in self.live.values()]
         table = self.learner.current(entry.job for entry in self.live.values())
         tenants = self.past.known(self.snapshot.tenants)
         return replace(self.snapshot, tenants=tenants, jobs=tuple(jobs), table=table)
+
+    def _seen(self, entry: _Live, now: float) -> Job:
+        """The job as the policy sees it now; the same object if that has not changed."""
+        seen, run = entry.seen, entry.seen.run
+        left = self.learner.remaining(entry.job, entry.left) if self.settings.steps_known else None
+        if run is not None:
+            run = Run(run.placement, run.started_at_s, now, run.releasing)
+        elif (seen.remaining_work, seen.attained_s) == (left, entry.attained_s):
+            return seen
+        return _changed(seen, run=run, remaining_work=left, attained_s=entry.attained_s)
 
     def _plan(self, now: float) -> None:
         self.snapshot = self._snapshot(now)
@@ -364,7 +376,9 @@ class _Engine:
             wrong = check_plan(self.snapshot, result)
             assert not wrong, wrong
         self._carry_out(result, now, memo)
-        waiting = sum(1 for entry in self.live.values() if entry.seen.run is None)
+        idle = [entry.job.tenant for entry in self.live.values() if entry.seen.run is None]
+        waiting = len(idle)
+        self.shares.planned(now, set(idle))
         self.series.append((now, waiting, self.busy_m / 1000))
         if self.settings.settle_s is not None and waiting and result.priced_at_s < now:
             self.full_at = min(self.full_at, now + self.settings.settle_s)

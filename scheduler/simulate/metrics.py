@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from ..model.codec import Json
@@ -57,6 +58,9 @@ class Result:
     can run it, over those there were until the makespan. Above 1 if jobs run mostly where they are fast."""
     largest_wait_s: float | None = None
     """Mean wait until the first start of the largest tenth of the measured jobs, by accelerators; None: not recorded."""
+    jain: float | None = None
+    """Jain's index of work per weight over the tenants that waited, mean over the time in which at least two did
+    (`Shares`); None: that never happened."""
 
     @property
     def cost_per_job(self) -> float | None:
@@ -86,6 +90,7 @@ class Result:
                 "accelerator_h_per_job": mean([job.held_s / 3600 for job in self.jobs]),
                 "cost_per_job": self.cost_per_job,
                 "largest_wait_h": None if self.largest_wait_s is None else self.largest_wait_s / 3600,
+                "jain": self.jain,
             }
             | self.deadlines()
             | dict(self.notes)
@@ -137,6 +142,7 @@ def summarise(
     busy_s: float,
     notes: Mapping[str, Json] | None = None,
     series: tuple[tuple[float, int, float], ...] = (),
+    jain: float | None = None,
 ) -> Result:
     """Numbers of the measured jobs."""
     measured = trace.measured_jobs()
@@ -160,17 +166,75 @@ def summarise(
         series,
         _needed_s(trace, cluster) / total if total > 0 else 0.0,
         _largest_wait_s(measured, done),
+        jain,
     )
+
+
+def jain_index(amounts: Sequence[float]) -> float:
+    """Jain's index: 1 if all have the same, 1/n if one of n has everything (Jain, Chiu, Hawe 1984). All without
+    anything are equal."""
+    squares = math.fsum(amount**2 for amount in amounts)
+    return math.fsum(amounts) ** 2 / (len(amounts) * squares) if squares > 0 else 1.0
+
+
+class Shares:
+    """How evenly tenants that want more than they have share the work, in windows of an hour.
+
+    Work is counted in accelerator-seconds of the job's smallest size at the mean speed of the accelerators that can run
+    it (as `Result.work_utilisation` counts), so that an hour on a type that suits a job is more than one on another. A
+    tenant counts in a window in which one of its jobs waited at every plan; its work is divided by its weight.
+    """
+
+    WINDOW_S = 3600.0
+
+    def __init__(self, cluster: TraceCluster) -> None:
+        self._cluster = cluster
+        self._window = -math.inf
+        self._work: dict[str, float] = {}
+        self._backlogged: set[str] | None = None
+        self._indexes: list[float] = []
+        self._scale: dict[int, float] = {}
+
+    def add(self, job: TraceJob, done: float) -> None:
+        """A job did so much of its work."""
+        scale = self._scale.get(id(job))
+        if scale is None:
+            scale = self._scale[id(job)] = job.accelerators / mean_speed(job, self._cluster)
+        self._work[job.tenant] = self._work.get(job.tenant, 0.0) + done * scale
+
+    def planned(self, now: float, waiting: Set[str]) -> None:
+        """A plan was made, after which jobs of these tenants wait."""
+        window = now // self.WINDOW_S
+        if window != self._window:
+            self._close()
+            self._window, self._work, self._backlogged = window, {}, None
+        self._backlogged = set(waiting) if self._backlogged is None else self._backlogged & waiting
+
+    def _close(self) -> None:
+        names = self._backlogged or ()
+        if len(names) > 1:
+            weights = self._cluster.weights
+            found = [self._work.get(name, 0.0) / weights.get(name, 1.0) for name in sorted(names)]
+            self._indexes.append(jain_index(found))
+
+    def jain(self) -> float | None:
+        """The mean over all windows that have ended; None: in none did two tenants wait all the time."""
+        return mean(self._indexes) if self._indexes else None
+
+
+def mean_speed(job: TraceJob, cluster: TraceCluster) -> float:
+    """Mean over the accelerators that can run the job at its smallest size."""
+    usable = {
+        kind: count for kind, count in cluster.capacity().items() if count and job.speeds.get(kind, 0.0) > 0
+    }
+    return sum(job.speeds[kind] * count for kind, count in usable.items()) / sum(usable.values())
 
 
 def _needed_s(trace: Trace, cluster: TraceCluster) -> float:
     """Accelerator-seconds of all jobs at the smallest size."""
-    capacity = cluster.capacity()
     needed_s = 0.0
     for job in trace.jobs:
-        usable = {kind: count for kind, count in capacity.items() if job.speeds.get(kind, 0.0) > 0}
-        mean_speed = sum(job.speeds[kind] * count for kind, count in usable.items()) / sum(usable.values())
-        needed_s += job.accelerators * job.work / mean_speed
+        needed_s += job.accelerators * job.work / mean_speed(job, cluster)
     return needed_s
 
 
