@@ -78,6 +78,12 @@ class _Simulate(click.Command):
     help="ElasticFlow traces: the speeds measured on one accelerator type, by model (Pollux's or ElasticFlow's files).",
 )
 @click.option(
+    "--goodput",
+    is_flag=True,
+    help="ElasticFlow traces: jobs adapt their batch size to their accelerators and to the noise of their gradients, which "
+    "changes during their life (models with Pollux's validation files in a folder of --scaling).",
+)
+@click.option(
     "--price",
     "prices",
     multiple=True,
@@ -139,6 +145,7 @@ def simulate(
     kind: str,
     throughputs: Path | None,
     scalings: tuple[str, ...],
+    goodput: bool,
     prices: tuple[str, ...],
     unknown_lengths: bool,
     charge: float,
@@ -179,7 +186,10 @@ def simulate(
     )
     try:
         machines = replace(parse_cluster(cluster), prices=parse_prices(prices, cluster))
-        jobs = _read(trace, kind, throughputs, parse_scalings(scalings, kind, machines), machines, limit)
+        if goodput and kind != "elasticflow":
+            raise ValueError("--goodput belongs to --format elasticflow")
+        folders = parse_scalings(scalings, kind, machines)
+        jobs = _read(trace, kind, throughputs, folders, machines, limit, goodput)
         results = [
             _run(jobs, machines, Policy(objective=Objective(name)), settings)
             for name in objectives or (Objective.FAIRNESS.value,)
@@ -245,6 +255,7 @@ def _read(
     scalings: dict[str, Path],
     cluster: TraceCluster,
     limit: int | None,
+    goodput: bool = False,
 ) -> Trace:
     from dataclasses import replace
 
@@ -259,7 +270,12 @@ def _read(
     elif kind == "openb":
         found = openb(path, cluster.nodes)
     elif kind == "elasticflow":
-        found = elasticflow(path, scalings, {name: cluster.per_node(name) for name in scalings})
+        sizes = {name: cluster.per_node(name) for name in scalings}
+        found = elasticflow(path, scalings, sizes, adapts=goodput)
+        if goodput and not any(job.phases for job in found.jobs):
+            raise ValueError(
+                "--goodput: no folder of --scaling has Pollux's validation of a job's model and batch size"
+            )
     else:
         name = "simulation_throughputs.json"
         table = throughputs or next(

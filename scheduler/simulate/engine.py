@@ -1,7 +1,8 @@
 """The discrete-event simulator: the scheduler's own `plan`, on a simulated cluster.
 
 The simulator holds the truth (lengths and speeds); the policy sees a `Snapshot` and nothing else. Events are
-arrivals, completions, failures and planning rounds; there is no fixed time step. The same trace, cluster,
+arrivals, completions, failures, new phases of a job's life (`TraceJob.phases`) and planning rounds; there is no fixed time
+step. The same trace, cluster,
 policy and seed give the same bytes.
 
 What a start costs: every start after a job's first holds its accelerators for `charge_s` without progress, or for
@@ -112,13 +113,13 @@ def simulate(
 
     Raises:
         AssertionError: the checker refused a plan (a defect of the planner).
-        ValueError: a job can never start.
+        ValueError: a job can never start, or jobs have phases and speeds are to be learned.
     """
     engine = _Engine(trace, cluster, policy, settings or Settings(), learner, progress, decide)
     return engine.run(name or policy.objective.value)
 
 
-_ARRIVE, _END, _FAIL, _BACK, _PLAN = range(5)
+_ARRIVE, _END, _FAIL, _BACK, _PLAN, _PHASE = range(6)
 _changed = copier(Job)
 
 
@@ -135,6 +136,10 @@ class _Engine:
     ) -> None:
         self.trace, self.cluster, self.policy, self.settings = trace, cluster, policy, settings
         self.deciding = replace(policy, solver_seconds=None)  # no clock: the same seed gives the same bytes
+        if learner is not None and any(job.phases for job in trace.jobs):
+            raise ValueError(
+                f"{trace.name}: a learner does not know the phases of jobs; leave it or them out"
+            )
         self.learner = learner or Learner(true_table(trace, cluster))
         self.progress = progress
         self.decide = decide
@@ -235,6 +240,12 @@ class _Engine:
             if entry is None or entry.end_key != number:
                 return False
             self._finish(entry, now)
+            return True
+        if kind == _PHASE:
+            entry = self.live.get(JobId(what))
+            if entry is None or entry.end_key != number:
+                return False
+            self._change_phase(entry, now)
             return True
         if kind == _PLAN:
             due = self.plan_at is not None and self.plan_at <= now
@@ -427,8 +438,28 @@ class _Engine:
         else:
             entry.restarts += 1
         self.busy_m += run.placement.accelerators_m
-        place = run.placement
-        entry.speed = entry.job.speed(place.accelerator, place.accelerators_m, len(set(place.nodes)))
         entry.progress_from_s = now + charge
         entry.updated_s = now
-        entry.end_key = self._push(entry.progress_from_s + entry.left / entry.speed, _END, entry.job.id)
+        self._progress(entry, run, entry.progress_from_s)
+
+    def _change_phase(self, entry: _Live, now: float) -> None:
+        """The job's next phase begins: it makes progress at another speed from now on."""
+        self._advance(entry, now)
+        run, job = entry.seen.run, entry.job
+        assert run is not None
+        begun = job.next_change(job.work - entry.left)
+        entry.left = min(entry.left, job.work if begun is None else job.work - begun)
+        self._progress(entry, run, now)
+
+    def _progress(self, entry: _Live, run: Run, since: float) -> None:
+        """Set the speed of a running job, and when it ends or its next phase begins."""
+        job, place, done = entry.job, run.placement, entry.job.work - entry.left
+        entry.speed = job.speed(place.accelerator, place.accelerators_m, len(set(place.nodes)), done)
+        name = job.class_after(done)
+        if name != entry.seen.workload_class:
+            entry.seen = replace(entry.seen, workload_class=name)
+        change = job.next_change(done)
+        if change is None:
+            entry.end_key = self._push(since + entry.left / entry.speed, _END, job.id)
+        else:
+            entry.end_key = self._push(since + (change - done) / entry.speed, _PHASE, job.id)

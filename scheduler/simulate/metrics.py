@@ -182,7 +182,8 @@ class Shares:
 
     Work is counted in accelerator-seconds of the job's smallest size at the mean speed of the accelerators that can run
     it (as `Result.work_utilisation` counts), so that an hour on a type that suits a job is more than one on another. A
-    tenant counts in a window in which one of its jobs waited at every plan; its work is divided by its weight.
+    tenant counts in a window in which one of its jobs waited at every plan; its work is divided by its weight. Work
+    counts in the window of the plan before, so a window's ends are off by the time between two plans.
     """
 
     WINDOW_S = 3600.0

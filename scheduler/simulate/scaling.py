@@ -12,6 +12,15 @@ accumulates gradients over as few equal parts as possible, and only the last of 
 
     seconds per iteration = (parts - 1) x (step - synchronisation) + step
 
+With `goodput` a job adapts its batch size, as in Pollux: with the gradient's noise r (its variance over its squared norm at
+the job's own batch size M0, Pollux's files validation-M0.csv) a step of M samples makes the progress of
+
+    (r + 1) / (r M0/M + 1) steps of M0
+
+At each size a job has the batch size, of those that were measured, with which it progresses fastest. The noise grows
+during a job's life, so that large batches, and with them many accelerators, pay later: the life is cut into phases in
+which the noise changes by at most `STEP` times (`Phase`).
+
 Step times between two measured local batch sizes are interpolated linearly; below the smallest the time is that of
 the smallest. Several placements with the same numbers of accelerators and nodes count by their median.
 """
@@ -22,12 +31,17 @@ import csv
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from ..errors import TraceError
-from .trace import Trace, TraceJob
+from .trace import Phase, Trace, TraceJob
+
+STEP = 1.5
+"""Factor between the least and the most noise of a phase."""
+MOST_PHASES = 8
+"""Noise that changes more often is averaged over longer parts."""
 
 Cells = dict[tuple[int, int], float]
 """(accelerators, nodes) -> iterations per second."""
@@ -94,6 +108,76 @@ def _at(points: list[_Point], local: float) -> tuple[float, float]:
     return low[0] + part * (high[0] - low[0]), low[1] + part * (high[1] - low[1])
 
 
+def noise(path: Path) -> list[tuple[float, float]]:
+    """(part of the life, noise) of a model at one batch size, in order; from a validation file of Pollux."""
+    rows: list[tuple[float, float]] = []
+    with path.open() as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            try:
+                rows.append((float(row["progress"]), float(row["grad_var"]) / float(row["grad_sqr"])))
+            except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+                raise TraceError(f"{path}:{number + 2}: not a validation of Pollux: {error!r}") from error
+    end = max((progress for progress, _ in rows), default=0.0)
+    return [(progress / end, max(ratio, 0.0)) for progress, ratio in sorted(rows) if end > 0]
+
+
+def phases_of(noises: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(part of the life at which it begins, its mean noise) of each phase, at most `MOST_PHASES` of them.
+
+    A row of a validation stands for the part of the life that ends with it."""
+    step = STEP
+    while True:
+        found: list[tuple[float, list[float]]] = []
+        begin = 0.0
+        for end, ratio in noises:
+            own = found[-1][1] if found else []
+            if not own or max(*own, ratio) > step * max(min(*own, ratio), 1e-12):
+                found.append((begin, [ratio]))
+            else:
+                own.append(ratio)
+            begin = end
+        if len(found) <= MOST_PHASES:
+            return [(at, sum(own) / len(own)) for at, own in found]
+        step *= STEP
+
+
+def goodput(by_batch: Mapping[int, Cells], own: int, ratio: float) -> Cells:
+    """Progress per second, in steps of the batch size `own`, at the best batch size for each (accelerators, nodes).
+
+    Args:
+        by_batch: iterations per second by global batch size.
+        ratio: the gradient's noise at the batch size `own`.
+    """
+    best: Cells = {}
+    for batch, cells in by_batch.items():
+        if batch >= own:
+            progress = (ratio + 1) / (ratio * own / batch + 1)
+            for size, speed in cells.items():
+                best[size] = max(best.get(size, 0.0), speed * progress)
+    return best
+
+
+def adaptive(
+    model: str, batch: int, folders: Mapping[str, Path], per_node: Mapping[str, int]
+) -> list[tuple[float, dict[str, Cells]]]:
+    """A model's phases at this batch size: (part of the life at which it begins, progress per second by type). Empty: no
+    folder has Pollux's validation of it.
+    """
+    found = sorted((folder for folder in folders.values()), key=str)
+    known = next((one / model for one in found if (one / model / f"validation-{batch}.csv").is_file()), None)
+    if known is None:
+        return []
+    batches = sorted(int(one.stem.partition("-")[2]) for one in known.glob("validation-*.csv"))
+    by_type = {
+        kind: {size: measured(folder, model, size, per_node[kind]) for size in batches}
+        for kind, folder in folders.items()
+    }
+    return [
+        (begin, {kind: goodput(by_batch, batch, ratio) for kind, by_batch in by_type.items()})
+        for begin, ratio in phases_of(noise(known / f"validation-{batch}.csv"))
+    ]
+
+
 def elasticflow_speeds(path: Path, per_node: int) -> dict[int, Cells]:
     """Iterations per second of one ElasticFlow model, by global batch size."""
     found: dict[int, Cells] = {}
@@ -119,21 +203,26 @@ def elastic_job(
     most: int,
     restart_s: float | None = None,
     deadline_s: float | None = None,
+    phases: Sequence[tuple[float, Mapping[str, Cells]]] = (),
 ) -> TraceJob:
     """A job that may have from one accelerator up to the largest measured size, at most `most`, that is faster than
     all smaller ones on some type.
 
+    Args:
+        phases: as of `adaptive`; the first one replaces `cells`.
+
     Raises:
         ValueError: it was measured with one accelerator on no type.
     """
-    usable = {
-        kind: {size: speed for size, speed in rows.items() if size[0] <= most}
-        for kind, rows in cells.items()
-        if (1, 1) in rows
-    }
+    life = [(begin, _usable(rows, most)) for begin, rows in phases] or [(0.0, _usable(cells, most))]
+    usable = life[0][1]
     if not usable:
         raise ValueError(f"{workload_class} was not measured with one accelerator")
-    largest = [max(rows.items(), key=lambda item: (item[1], -item[0][0]))[0][0] for rows in usable.values()]
+    largest = [
+        max(rows.items(), key=lambda item: (item[1], -item[0][0]))[0][0]
+        for _, own in life
+        for rows in own.values()
+    ]
     return TraceJob(
         id=name,
         arrival_s=arrival_s,
@@ -144,11 +233,27 @@ def elastic_job(
         measured=usable,
         restart_s=restart_s,
         deadline_s=deadline_s,
+        phases=tuple(
+            Phase(begin * iterations, f"{workload_class}, phase {number}", own)
+            for number, (begin, own) in enumerate(life[1:], 2)
+        ),
     )
 
 
+def _usable(cells: Mapping[str, Cells], most: int) -> dict[str, Cells]:
+    return {
+        kind: {size: speed for size, speed in rows.items() if size[0] <= most}
+        for kind, rows in cells.items()
+        if (1, 1) in rows
+    }
+
+
 def elasticflow(
-    path: Path, folders: Mapping[str, Path], per_node: Mapping[str, int], most: int = 16
+    path: Path,
+    folders: Mapping[str, Path],
+    per_node: Mapping[str, int],
+    most: int = 16,
+    adapts: bool = False,
 ) -> Trace:
     """A trace of ElasticFlow: job, submission, iterations, model, deadline, batch size. All jobs are elastic from one
     accelerator; the accelerators that the trace's rigid schedulers used are left out.
@@ -157,8 +262,10 @@ def elasticflow(
         folders: measured speeds, by accelerator type.
         per_node: accelerators of a node, by type.
         most: accelerators that a job may have.
+        adapts: jobs of models with Pollux's validations adapt their batch size (`adaptive`).
     """
     jobs: list[TraceJob] = []
+    lives: dict[tuple[str, int], list[tuple[float, dict[str, Cells]]]] = {}
     known: dict[tuple[str, int], dict[str, Cells]] = {}
     with path.open() as file:
         for number, row in enumerate(csv.DictReader(file)):
@@ -173,12 +280,21 @@ def elasticflow(
                 known[key] = {
                     kind: measured(folder, *key, per_node[kind]) for kind, folder in folders.items()
                 }
+                lives[key] = adaptive(*key, folders, per_node) if adapts else []
             label = f"{key[0]} batch {key[1]}"
             try:
                 speeds = known[key]
                 jobs.append(
                     elastic_job(
-                        name.zfill(5), arrival_s, iterations, label, speeds, most, deadline_s=deadline_s
+                        name.zfill(5),
+                        arrival_s,
+                        iterations,
+                        label,
+                        speeds,
+                        most,
+                        None,
+                        deadline_s,
+                        lives[key],
                     )
                 )
             except ValueError as error:

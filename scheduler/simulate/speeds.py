@@ -49,22 +49,23 @@ def true_table(trace: Trace, cluster: TraceCluster) -> PerformanceTable:
     for (_, least, most, _), job in asked.items():
         for kind in cluster.nodes:
             for pods in range(least, most + 1):
-                for cell in _cells(job, kind, pods, cluster):
-                    cells[cell.place] = cell
+                for begin in (0.0, *(phase.from_work for phase in job.phases)):
+                    for cell in _cells(job, kind, pods, cluster, begin):
+                        cells[cell.place] = cell
     rates = tuple(Rate(kind, cluster.rates.get(kind, 1.0)) for kind in sorted(cluster.nodes))
     return PerformanceTable(tuple(cells[key] for key in sorted(cells)), rates)
 
 
-def _cells(job: TraceJob, kind: str, pods: int, cluster: TraceCluster) -> Iterator[Cell]:
-    """A job at one size: on the fewest nodes that hold it, and on as many more as were measured."""
+def _cells(job: TraceJob, kind: str, pods: int, cluster: TraceCluster, done: float) -> Iterator[Cell]:
+    """A job at one size after so much work: on the fewest nodes that hold it, and on as many more as were measured."""
     size, per_node = pods * job.per_pod_m, 1000 * cluster.per_node(kind)
     fewest = -(-pods // max(1, per_node // job.per_pod_m))
     counts = {fewest}
     if job.measured.get(kind):
         counts |= {nodes for _, nodes in job.measured[kind] if fewest <= nodes <= pods}
     for nodes in sorted(counts):
-        speed = job.speed(kind, size, nodes)
+        speed = job.speed(kind, size, nodes, done)
         yield Cell(
-            job.workload_class, kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE,
+            job.class_after(done), kind, size, speed=speed, low=speed, high=speed, source=Source.OVERRIDE,
             nodes=named_nodes(size, nodes) if job.measured else 0,
         )  # fmt: skip

@@ -13,6 +13,17 @@ Measured = Mapping[str, Mapping[tuple[int, int], float]]
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """A later part of a job's life, in which it makes progress at other speeds."""
+
+    from_work: float
+    """Begins when so much of the job's work is done."""
+    workload_class: str
+    """Speeds of different phases are different rows of the performance table."""
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
 class TraceJob:
     """One job as it really is. The policy sees of it only what a snapshot shows."""
 
@@ -37,17 +48,33 @@ class TraceJob:
     """Seconds without progress that a start costs; None: as the settings say."""
     deadline_s: float | None = None
     """When it should be done."""
+    phases: tuple[Phase, ...] = ()
+    """In order of their beginnings; before the first one `workload_class` and `measured` hold."""
+
+    def phase(self, done: float) -> Phase | None:
+        """The phase after so much work; None: none has begun yet."""
+        return next((one for one in reversed(self.phases) if done >= one.from_work), None)
+
+    def class_after(self, done: float) -> str:
+        """The workload class after so much work."""
+        phase = self.phase(done)
+        return self.workload_class if phase is None else phase.workload_class
+
+    def next_change(self, done: float) -> float | None:
+        """How much work will be done when the next phase begins; None: this is the last one."""
+        return next((one.from_work for one in self.phases if one.from_work > done), None)
 
     @property
     def accelerators(self) -> float:
         return self.pods * self.per_pod_m / 1000
 
-    def speed(self, accelerator: str, accelerators_m: int, nodes: int) -> float:
-        """True work per second at this size on so many nodes.
+    def speed(self, accelerator: str, accelerators_m: int, nodes: int, done: float = 0.0) -> float:
+        """True work per second at this size on so many nodes, after so much work.
 
         Between two measured sizes the speed follows the power law that leads from one to the other; outside of them the
         job cannot run. If this number of nodes was not measured for a size, the nearest that was stands for it."""
-        cells = self.measured.get(accelerator)
+        phase = self.phase(done)
+        cells = (self.measured if phase is None else phase.measured).get(accelerator)
         if not cells:
             full_m = self.pods * self.per_pod_m
             return self.speeds.get(accelerator, 0.0) * float((accelerators_m / full_m) ** SCALING_EXPONENT)
