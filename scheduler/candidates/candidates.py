@@ -163,7 +163,7 @@ class CandidateBuilder:
         """By request; the workload class comes first in the key."""
         self._sized: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
         """Sizes that are no candidates, per unit of weight: by request, pool, mode and pods."""
-        self._by_nodes = False
+        self._differ_in_nodes = False
         """Whether some candidates differ in nodes only."""
         self._largest_m = _largest_m(snapshot)
         self._by_tenant = self._differs_by_tenant()
@@ -216,9 +216,14 @@ class CandidateBuilder:
             self._shared = {key: known for key, known in self._shared.items() if key[0] not in table.changed}
             self._sized = {key: known for key, known in self._sized.items() if key[0] not in table.changed}
 
-    def packs_otherwise(self, snapshot: Snapshot) -> bool:
-        """Whether gangs have other candidates on the nodes of this snapshot: the largest of a pool has another size."""
-        return self._by_nodes and _largest_m(snapshot) != self._largest_m
+    def follow_nodes(self, snapshot: Snapshot) -> bool:
+        """Use the nodes of another snapshot from now on; False: gangs have other candidates there, as the largest node of
+        a pool has another size, and a new builder is needed."""
+        largest_m = _largest_m(snapshot)
+        if self._differ_in_nodes and largest_m != self._largest_m:
+            return False
+        self._largest_m = largest_m
+        return True
 
     def of(self, job: Job) -> Options:
         """All candidates of the job."""
@@ -254,9 +259,9 @@ class CandidateBuilder:
                 return None
         return found
 
-    def placed(self, option: Options, candidate: Candidate, nodes: tuple[str, ...]) -> Candidate:
+    def for_nodes(self, option: Options, candidate: Candidate, nodes: tuple[str, ...]) -> Candidate:
         """A candidate on these nodes: worth what the job is worth on so many."""
-        if not self._by_nodes or candidate.pods == 1:
+        if not self._differ_in_nodes or candidate.pods == 1:
             return candidate
         found = self.sized(option, candidate.pool, candidate.mode, candidate.pods, len(set(nodes)))
         return candidate if found is None or found.per_pod != candidate.per_pod else found
@@ -336,7 +341,7 @@ class CandidateBuilder:
         found, excluded = _speeds(job, self._pools, self._table, self._largest_m)
         best = max((estimate.speed for *_, estimate in found), default=0.0)
         candidates = [self._candidate(one, best) for one in found]
-        self._by_nodes = self._by_nodes or any(c.nodes for c in candidates)
+        self._differ_in_nodes = self._differ_in_nodes or any(c.nodes for c in candidates)
         candidates.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode), c.nodes))
         sizes = tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in candidates))
         return SharedCandidates(tuple(candidates), best, excluded, sizes)

@@ -293,7 +293,7 @@ class Round:
     ) -> None:
         """Place a job that has no place."""
         run = assignment.job.run
-        candidate = self.state.candidates.placed(assignment.option, candidate, nodes)
+        candidate = self.state.candidates.for_nodes(assignment.option, candidate, nodes)
         placement = candidate.placed(nodes, self._devices(assignment, candidate, nodes, release))
         unchanged = run is not None and run.placement == placement and not release
         started_at_s = run.started_at_s if run is not None and unchanged else self.now

@@ -341,8 +341,6 @@ class PlanningState:
             return self.consistent
         if not self.consistent or self.policy.objective is Objective.MAKESPAN or _differ(old, snapshot):
             return False
-        if snapshot.nodes is not old.nodes and self.candidates.packs_otherwise(snapshot):
-            return False
         if self.candidates.draws.counts and snapshot.table is not old.table and snapshot.table != old.table:
             return False  # jobs that run may draw something else now
         gone, come = differing(old.jobs, snapshot.jobs)
@@ -350,6 +348,8 @@ class PlanningState:
         if len(names) < len(come) or not names.isdisjoint(self.assignments.keys() - {job.id for job in gone}):
             validate(snapshot)
         validate(snapshot, old, come)
+        if snapshot.nodes is not old.nodes and not self.candidates.follow_nodes(snapshot):
+            return False
         table = None
         if snapshot.table is not old.table and snapshot.table != old.table:
             table = TableView(snapshot.table, self.table)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from busbar.scheduler import (
     ActionKind,
     Cell,
+    Event,
     Job,
     PerformanceTable,
     Policy,
@@ -18,11 +21,13 @@ from busbar.scheduler import (
     applied,
     check_plan,
     plan,
+    react,
 )
 from busbar.scheduler.candidates.candidates import CandidateBuilder
 from busbar.scheduler.model.table import TableView
 
-from ..build import NOW, cluster, job, placed
+from ..build import NOW, cluster, job, nodes, placed
+from ..strategies import snapshots
 
 
 def table(*speeds: tuple[str, int, int, float]) -> PerformanceTable:
@@ -132,3 +137,46 @@ def test_an_elastic_job_does_not_grow_onto_a_second_node_where_that_is_slower() 
     elastic = replace(GANG, min_pods=2, max_pods=4)
     full = fillers("H100", 2, 6)
     assert decided(replace(cluster(elastic, *full, H100=2), table=speeds)) == {"gang": ("H100", 1)}
+
+
+def test_answers_follow_the_size_of_the_largest_node_and_cells_that_come_later() -> None:
+    """With a memo the answer is the same as without, also where nodes changed before the table knew nodes."""
+    start = replace(cluster(GANG, *fillers("A100", 2, 8), A100=2, H100=1), table=table(("H100", 4, 1, 10.0)))
+    small = tuple(
+        replace(node, capacity=replace(node.capacity, accelerators_m=2000)) if node.pool == "H100" else node
+        for node in start.nodes
+    )
+    steps = [
+        replace(start, nodes=small),
+        replace(start, nodes=small, table=FALLS),
+        replace(start, nodes=(*small, *nodes("H100", 1, first=5)), table=FALLS),
+        replace(start, nodes=start.nodes, table=FALLS),
+    ]
+    last, memo = plan(start, Policy(), NOW)
+    before = start
+    for number, after in enumerate(steps, 1):
+        event = Event.between(before, after, NOW + number)
+        with_memo, memo = react(after, last, event, memo)
+        assert with_memo == react(after, last, event)[0]
+        before, last = after, with_memo
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(snapshots(), st.lists(st.floats(0.3, 1.0), min_size=6, max_size=6))
+def test_plans_of_random_clusters_are_valid_and_hold_with_speeds_by_nodes(
+    snapshot: Snapshot, slower: list[float]
+) -> None:
+    cells = tuple(
+        Cell(name, kind, 1000 * size, speed=size * factor, source=Source.MEASURED, nodes=nodes)
+        for name, own in (("x", slower[:3]), ("y", slower[3:]))
+        for kind in ("H100", "L4", "V100")
+        for size in (2, 3, 4, 6, 8)
+        for nodes, factor in zip((1, 2, 3), (1.0, own[0], own[0] * own[1]), strict=True)
+    )
+    by_nodes = replace(snapshot, table=replace(snapshot.table, cells=cells, learned=()))
+    policy = Policy(solver_seconds=None)
+    result, memo = plan(by_nodes, policy, NOW)
+    assert check_plan(by_nodes, result) == []
+    after = applied(by_nodes, result, NOW)
+    event = Event.between(by_nodes, after, NOW + 1)
+    assert react(after, result, event, memo)[0] == react(after, result, event)[0]
