@@ -170,6 +170,7 @@ class Handlers:
             lost_attempt=self._caches.lost_attempts.get(job.metadata.uid, 0),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
             budget=self.holds.of_namespace(key.namespace),
+            is_ending=self._is_ending(key.namespace),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
         update = reconcile_job(view, decision, forecast, reserved, deadline)
@@ -465,6 +466,10 @@ class Handlers:
 
     def _has_tenant(self, key: Key) -> bool:
         return key.namespace in self._caches.tenant_of
+
+    def _is_ending(self, namespace: str) -> bool:
+        seen = self._caches.namespaces.items.get(Key("", namespace))
+        return seen is not None and seen.deleting
 
     def _tenancy_seen(self, namespace: str, has_tenant: bool) -> None:
         """Queues the jobs and services of a namespace that lost its Tenant or got one."""

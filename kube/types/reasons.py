@@ -57,6 +57,8 @@ class Reason(StrEnum):
     """A tenant's use has reached warnAtPercent of a budget."""
     BUDGET_SPENT = "BudgetSpent"
     """A tenant's budget is spent; where it is enforced, nothing more of the tenant is started."""
+    NAMESPACE_ENDING = "NamespaceEnding"
+    """The job's namespace is being deleted, so no pod can be made in it."""
     POD_STUCK = "PodStuck"
     """A pod is being deleted and its node does not confirm the end: the node is probably down."""
     INVALID_SPEC = "InvalidSpec"

@@ -70,6 +70,9 @@ NAME_TAKEN_AGAIN_S = 1.0
 """The end of another's pod is no event of this job, so it is looked for."""
 POD_LIMIT_AGAIN_S = 30.0
 """After so long a job that its tenant's limit of pods keeps waiting may be planned again."""
+ENDING_AGAIN_S = 600.0
+"""The same for one whose namespace is being deleted, which does not come back."""
+ENDING = "The namespace is being deleted, so no pod can be made in it."
 
 
 def reconcile(
@@ -125,11 +128,13 @@ def _waiting(
         return JobUpdate(None, (), seconds_until(status.retry_at, view.now))
     if is_held(view.job, view.budget):
         return _over_budget(view)
+    if view.is_ending:
+        return _out_of_plan(view, Reason.NAMESPACE_ENDING, ENDING, ENDING_AGAIN_S)
     if view.pod_room is not None:
         least = view.job.spec.shape.min_pods
         lacking = view.pod_room.lacking(decision.placement.pods if isinstance(decision, Admit) else least)
         if lacking:
-            return _over_limit(view, lacking)
+            return _out_of_plan(view, Reason.POD_LIMIT, lacking, POD_LIMIT_AGAIN_S)
     if isinstance(decision, Admit) and decision.assumed_version == view.job.metadata.resource_version:
         return JobUpdate(_admit(view, decision))
     if isinstance(decision, Wait):
@@ -146,18 +151,18 @@ def _waiting(
     return JobUpdate(offer=status.retry_at is not None)
 
 
-def _over_limit(view: JobView, lacking: str) -> JobUpdate:
+def _out_of_plan(view: JobView, reason: Reason, text: str, again_s: float) -> JobUpdate:
     """It stays queued whole, and leaves the plan for a while: it keeps no capacity from others and preempts nobody."""
     later = view.status.model_copy(
         update={
             "waiting": None,
             "reservation": None,
-            "retry_at": view.now + timedelta(seconds=POD_LIMIT_AGAIN_S),
-            "preview": Preview(starts_now=False, reason=clip(lacking)),
+            "retry_at": view.now + timedelta(seconds=again_s),
+            "preview": Preview(starts_now=False, reason=clip(text)),
         }
     )
-    queued = in_phase(view, withdrawn(later), TrainingPhase.QUEUED, Reason.POD_LIMIT, lacking)
-    return JobUpdate(queued, (), POD_LIMIT_AGAIN_S)
+    queued = in_phase(view, withdrawn(later), TrainingPhase.QUEUED, reason, text)
+    return JobUpdate(queued, (), again_s)
 
 
 def _over_budget(view: JobView) -> JobUpdate:
@@ -363,6 +368,8 @@ def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) ->
     limit = timedelta(seconds=view.settings.gang_timeout_s)
     stuck = timedelta(seconds=view.settings.unschedulable_s)
     age = view.now - admission.admitted_at if admission.admitted_at is not None else timedelta(0)
+    if view.is_ending and len(current) < admission.pods:
+        return begin_release(view, Reason.NAMESPACE_ENDING, ENDING)
     if view.refused and len(current) < admission.pods and age > stuck:
         text = f"The API server does not take its pods; it is queued again. {view.refused}"
         return begin_release(view, Reason.GANG_INCOMPLETE, text)

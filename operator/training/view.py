@@ -52,6 +52,7 @@ class JobView:
     lost_attempt: int = 0  # the newest attempt of which a pod was seen and is gone
     energy_joules: float | None = None  # its new total; None: nothing is measured
     budget: Hold = FREE  # what its tenant's budgets do to it
+    is_ending: bool = False  # whether its namespace is being deleted: it may hang in that for long
     pod_room: PodRoom | None = None  # what its tenant's limit of pods leaves; None: not limited, or not asked
 
     @property

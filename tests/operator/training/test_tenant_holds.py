@@ -83,3 +83,19 @@ def test_a_spent_budget_stops_nothing_that_runs_and_nothing_that_is_only_moved()
     for reason in ("Moved", "Resized"):
         moved = gang(4, status={"phase": "Queued", "reason": reason, "attempt": 1})
         assert phase(reconcile(view(moved, budget=Hold(SPENT)), admit(4))) == "Admitted"
+
+
+def test_a_job_whose_namespace_is_being_deleted_takes_no_place_and_gives_one_back_that_it_cannot_use() -> (
+    None
+):
+    waits = view(gang(2), is_ending=True)
+    update = reconcile(waits, admit(2))
+    assert update.actions == ()
+    assert update.status is not None
+    assert (update.status.phase, update.status.reason) == ("Queued", "NamespaceEnding")
+    assert update.status.retry_at == NOW + timedelta(seconds=600)
+    begun = reconcile(view(admitted(gang(2), 2), is_ending=True))
+    assert begun.actions == ()
+    assert phase(begun) == "Preempting"
+    whole = view(admitted(gang(2), 2), running(0), running(1), is_ending=True)
+    assert phase(reconcile(whole)) == "Running", "what runs is the namespace controller's to end"
