@@ -17,6 +17,7 @@ from busbar.api.access.authorization import Authorizer, reviewer
 from busbar.api.access.forwarded import Forwarded
 from busbar.api.access.keys import Keys
 from busbar.api.access.sessions import Sessions
+from busbar.api.access.spending import Spending
 from busbar.api.access.tenancy import Tenancy
 from busbar.api.access.throttle import Throttle
 from busbar.api.access.token_rules import TokenRules
@@ -142,7 +143,7 @@ def build(
     audit = Audit(database, clock)
     objects = Objects(kube, store, authorizer, audit)
     cluster = Cluster(store, tenancy, authorizer, objects, operator)
-    keys = Keys(tokens, tenancy)
+    keys = Keys(tokens, tenancy, Spending(database, clock))
     usage_ledger = UsageLedger(database, clock)
     history = History(database, store, tenancy, clock)
     wrong = WrongBearers(Throttle(settings.logins_per_minute, "wrong tokens", clock), tokens, audit)

@@ -253,12 +253,15 @@ class Client:
         subject: str | None = None,
         tenant: str | None = None,
         expires_in_days: float | None = None,
+        limits: results.TokenLimits | None = None,
     ) -> results.NewToken:
         """A new token; only this answer contains its text."""
         asked: dict[str, Any] = {"scopes": list(scopes), "description": description, "role": role}
         for name, value in (("subject", subject), ("tenant", tenant), ("expiresInDays", expires_in_days)):
             if value is not None:
                 asked[name] = value
+        if limits is not None:
+            asked["limits"] = limits.to_wire()
         return _parse(results.NewToken, self._json("POST", "/tokens", asked))
 
     def revoke_token(self, token_id: str) -> None:

@@ -173,6 +173,32 @@ class Event(WireModel):
     last_seen: str | None = None
 
 
+class TokenBudget(WireModel):
+    """Money for inference in a period."""
+
+    period: str
+    cost: float
+
+    def __str__(self) -> str:
+        return f"{self.cost:g}/{self.period}"
+
+
+class TokenLimits(WireModel):
+    """What inference with a token may use; None: not limited."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    budgets: list[TokenBudget] | None = None
+
+    def __str__(self) -> str:
+        rates = (
+            (self.requests_per_minute, "requests/min"),
+            (self.tokens_per_minute, "tokens/min"),
+        )
+        parts = [f"{most} {what}" for most, what in rates if most is not None]
+        return ", ".join([*parts, *map(str, self.budgets or ())])
+
+
 class Token(WireModel):
     """An API token without its text."""
 
@@ -187,6 +213,7 @@ class Token(WireModel):
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
     revoked_at: datetime | None = None
+    limits: TokenLimits | None = None
 
 
 class NewToken(WireModel):
@@ -203,6 +230,8 @@ class InferenceUsage(WireModel):
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost: float = 0.0
 
 
 class ComputeUsage(WireModel):

@@ -22,9 +22,9 @@ class ApiClient:
         self._url = url.rstrip("/")
         self._token = token
 
-    async def lookup(self, sha256: str) -> keys.KeyIdentity | None:
+    async def lookup(self, sha256: str, gateway_id: str) -> keys.KeyIdentity | None:
         """What the key with this SHA-256 may do; None when there is none. Raises ApiUnreachable."""
-        status, answer = await self._post(keys.PATH, {"sha256": sha256})
+        status, answer = await self._post(keys.PATH, {"sha256": sha256, "gateway": gateway_id})
         if status == 404:
             return None
         try:

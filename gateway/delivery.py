@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,8 @@ class Call:
     seed: int = field(default_factory=lambda: secrets.randbits(62))
     """For an engine that draws: every replica draws the same."""
     created: int = field(default_factory=lambda: int(time.time()))
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of the answer, beside its own: the limits of the key."""
     progress: Progress = field(default_factory=lambda: Progress(stream=False))
 
     def upstream_body(self, model_id: str, *, continuous: bool) -> bytes:

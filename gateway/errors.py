@@ -11,6 +11,8 @@
         ├── MethodNotAllowed     405  a path that takes other methods
         ├── TooLarge             413  body over the limit
         ├── TooManyRequests      429  this key has too many requests waiting
+        ├── RateLimited          429  a limit per minute of the key or its tenant
+        ├── QuotaSpent           429  a budget of money of the key or its tenant
         ├── BadUpstream          502  the replica answered something that is not OpenAI
         └── Unavailable          503  no replica, queue full, shutting down, keys cannot be checked
 
@@ -19,6 +21,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -37,11 +40,19 @@ class ClientError(GatewayError):
     type: ClassVar[str] = "api_error"
     code: ClassVar[str] = "internal_error"
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.headers: Mapping[str, str] = headers or {}
 
 
 class BadRequest(ClientError):
@@ -92,6 +103,23 @@ class TooManyRequests(ClientError):
     code = "too_many_waiting"
 
 
+class RateLimited(ClientError):
+    """`type` is what is limited, requests or tokens, as OpenAI has it."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, kind: str, retry_after_s: int, headers: Mapping[str, str]) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, headers=headers)
+        self.kind = kind
+
+
+class QuotaSpent(ClientError):
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
 class BadUpstream(ClientError):
     status = 502
     type = "api_error"
@@ -106,4 +134,5 @@ class Unavailable(ClientError):
 
 def body(error: ClientError) -> dict[str, dict[str, str | None]]:
     """The OpenAI error document."""
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    kind = error.kind if isinstance(error, RateLimited) else error.type
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

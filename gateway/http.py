@@ -251,7 +251,9 @@ async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def _answer(error: ClientError, status: int | None = None) -> web.Response:
-    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+    headers = dict(error.headers)
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unavailable) and error.retry_after_s is None:
         headers["Retry-After"] = "5"
     return web.json_response(body(error), status=status or error.status, headers=headers)

@@ -5,7 +5,7 @@ request therefore owns a slot of a mapped file: who it is for is written once, t
 just before each event goes to the client. Storing is a memory write; the pages belong to the kernel, so a
 SIGKILL loses nothing. After a power failure the counters may be some seconds old.
 
-    slot:  u32 state (0 free, 1 in use) · u32 length · u32 crc32 of the JSON · u32 zero
+    slot:  u32 state (0 free, 1 in use) · u32 length · u32 crc32 of the JSON · u32 cached prompt tokens
            u64 prompt tokens · u64 completion tokens · JSON
 
 A slot is freed only after its record lies in the spool. If the process dies between the two, the restart
@@ -29,8 +29,8 @@ from busbar.gateway.errors import SpoolError
 SLOT_BYTES = 2048
 _HEAD = struct.Struct("<IIIIQQ")
 _STATE = struct.Struct("<I")
-_COUNTERS = struct.Struct("<QQ")
-_COUNTERS_AT = 16
+_COUNTERS = struct.Struct("<IQQ")
+_COUNTERS_AT = 12
 
 
 class Slot:
@@ -42,12 +42,14 @@ class Slot:
         self._at = index * SLOT_BYTES + _COUNTERS_AT
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.cached_tokens = 0
 
-    def set(self, prompt_tokens: int, completion_tokens: int) -> None:
+    def set(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> None:
         """Store what has been delivered so far."""
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = completion_tokens
-        _COUNTERS.pack_into(self._map, self._at, prompt_tokens, completion_tokens)
+        self.cached_tokens = cached_tokens
+        _COUNTERS.pack_into(self._map, self._at, cached_tokens, prompt_tokens, completion_tokens)
 
 
 class InflightTable:
@@ -81,12 +83,13 @@ class InflightTable:
         for index in range(self._all):
             if self._state(index) != 1:
                 continue
-            _, length, crc, _, prompt, completion = _HEAD.unpack_from(self._map, index * SLOT_BYTES)
+            _, length, crc, cached, prompt, completion = _HEAD.unpack_from(self._map, index * SLOT_BYTES)
             start = index * SLOT_BYTES + _HEAD.size
             text = self._map[start : start + min(length, SLOT_BYTES - _HEAD.size)]
             if zlib.crc32(text) == crc:
                 who = json.loads(text)
-                found.append((index, {**who, "promptTokens": prompt, "completionTokens": completion}))
+                tokens = {"promptTokens": prompt, "completionTokens": completion, "cachedTokens": cached}
+                found.append((index, {**who, **tokens}))
             else:
                 self.free(index)
         return found

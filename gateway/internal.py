@@ -14,7 +14,7 @@ from aiohttp import web
 
 from busbar.gateway.metrics import Metrics
 from busbar.kube.contracts.auth import AUDIENCE_GATEWAY, Reviewer, ReviewError
-from busbar.kube.contracts.demand import Demand, ServiceDemand
+from busbar.kube.contracts.demand import AccountUse, Demand, ServiceDemand
 
 
 class Internal:
@@ -26,6 +26,7 @@ class Internal:
         operator_subject: str,
         metrics_subjects: Collection[str],
         demand: Callable[[], list[ServiceDemand]],
+        accounts: Callable[[], list[AccountUse]],
         metrics: Metrics,
         refresh: Callable[[], None],
     ) -> None:
@@ -33,6 +34,7 @@ class Internal:
         self._operator_subject = operator_subject
         self._metrics_subjects = frozenset(metrics_subjects) | {operator_subject}
         self._demand = demand
+        self._accounts = accounts
         self._metrics = metrics
         self._refresh = refresh
         self._started = time.monotonic()
@@ -55,6 +57,7 @@ class Internal:
             raise web.HTTPForbidden(text=f"{subject} may not read demand; only the operator may\n")
         demand = Demand(
             services=self._demand(),
+            accounts=self._accounts(),
             as_of=datetime.now(UTC),
             counted_seconds=round(time.monotonic() - self._started, 3),
         )

@@ -57,6 +57,12 @@ class Metrics:
             "Streams that went on at another replica after theirs had failed",
             registry=self.totals,
         )
+        self.limited = Counter(
+            "busbar_gateway_requests_limited",
+            "Requests refused because a key or a tenant has reached a limit, by kind (requests, tokens or money)",
+            ["kind"],
+            registry=self.totals,
+        )
         self.undelivered = Gauge(
             "busbar_gateway_usage_undelivered_records",
             "Usage records the API has not taken yet",

@@ -21,16 +21,19 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
 
 from busbar.gateway import sse
+from busbar.gateway.accounts import Accounts, Grant
 from busbar.gateway.delivery import Call, Delivery
 from busbar.gateway.endpoint_picker import EndpointPicker, Lease
-from busbar.gateway.errors import BadUpstream, ClientError, Unavailable, body
+from busbar.gateway.errors import BadUpstream, ClientError, QuotaSpent, RateLimited, Unavailable, body
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.replicas import ReplicaFailedError, Replicas
+from busbar.gateway.request_cost import Estimate, PromptRatio, estimate
 from busbar.gateway.settings import Settings
 from busbar.gateway.usage_recorder import Usage, UsageRecorder
 from busbar.gateway.watchdog import Watch
@@ -50,11 +53,14 @@ class Proxy:
         session: aiohttp.ClientSession,
         picker: EndpointPicker,
         recorder: UsageRecorder,
+        accounts: Accounts,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._picker = picker
         self._recorder = recorder
+        self._accounts = accounts
+        self._ratio = PromptRatio()
         self._metrics = metrics
         self._without_continuous: set[str] = set()
         """Services (by uid) whose engine refuses `continuous_usage_stats`."""
@@ -68,14 +74,22 @@ class Proxy:
         self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity
     ) -> web.StreamResponse:
         """Answer the client. Raises ClientError as long as nothing has been sent."""
-        usage = self._recorder.begin(
-            requestId=call.request_id,
-            keyId=key.key_id,
-            tenant=service.tenant,
-            namespace=service.namespace,
-            service=service.name,
-            model=service.model_id,
-        )
+        asks = estimate(call.path, call.document, self._ratio.of(service.key), service.max_model_len)
+        grant = self._accept(call, service, key, asks)
+        try:
+            usage = self._recorder.begin(
+                service.price,
+                requestId=call.request_id,
+                keyId=key.key_id,
+                tenant=key.tenant,
+                namespace=service.namespace,
+                service=service.name,
+                model=service.model_id,
+            )
+        except ClientError:
+            grant.settle(0)
+            raise
+        call = replace(call, headers=grant.headers)
         code = 499  # the client left
         try:
             with self._picker.visit(service, call.progress):
@@ -87,8 +101,17 @@ class Proxy:
             raise
         finally:
             usage.end()
+            grant.settle(sum(usage.tokens))
+            self._ratio.learn(service.key, asks.text_bytes, usage.tokens[0])
             self._metrics.served(service, code, *usage.tokens)
             self._picker.ended(service, call.progress, code, *usage.tokens)
+
+    def _accept(self, call: Call, service: ServiceRoute, key: KeyIdentity, asks: Estimate) -> Grant:
+        try:
+            return self._accounts.accept(key, call.request_id, asks, service.price)
+        except (RateLimited, QuotaSpent) as error:
+            self._metrics.limited.labels(error.kind if isinstance(error, RateLimited) else "money").inc()
+            raise
 
     async def _try_replicas(
         self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity, usage: Usage
@@ -249,7 +272,7 @@ class Proxy:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ReplicaFailedError("its answer is not JSON", refused=False) from error
-        headers = {"X-Request-Id": call.request_id, "Content-Length": str(len(data))}
+        headers = {**call.headers, "X-Request-Id": call.request_id, "Content-Length": str(len(data))}
         response = web.StreamResponse(status=upstream.status, headers=headers)
         response.content_type = "application/json"
         counted = sse.tokens(document.get("usage")) if isinstance(document, dict) else None
@@ -288,7 +311,7 @@ class Proxy:
                     delivery.response = _event_stream(call) if shown else None
                 if delivery.response is not None:
                     # Counted first, so that a token that a client received is counted even if this process dies.
-                    usage.set(meter.prompt_tokens, meter.completion_tokens)
+                    usage.set(meter.prompt_tokens, meter.completion_tokens, meter.cached_tokens)
                     await self._send(request, call, delivery.response, shown, client)
             if problem is not None:
                 raise ReplicaFailedError(problem, refused=False)
@@ -296,7 +319,7 @@ class Proxy:
                 leaving, meter.cut = meter.cut is StreamEnd.LEAVING, None
                 reason = "it shuts down" if leaving else "its engine failed"
                 raise ReplicaFailedError(reason, refused=leaving)
-        usage.set(meter.prompt_tokens, meter.completion_tokens)
+        usage.set(meter.prompt_tokens, meter.completion_tokens, meter.cached_tokens)
         if delivery.response is None:
             raise ReplicaFailedError("it ended the stream before the first event", refused=False)
         if not meter.done and not meter.failed:
@@ -352,6 +375,7 @@ def _abort(request: web.Request) -> None:
 def _event_stream(call: Call) -> web.StreamResponse:
     return web.StreamResponse(
         headers={
+            **call.headers,
             "Content-Type": "text/event-stream; charset=utf-8",
             "Cache-Control": "no-cache",
             "X-Accel-Buffering": "no",

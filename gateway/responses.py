@@ -82,4 +82,4 @@ class ResponsesMeter(Meter):
         self.begun = True
         counted = tokens(response.get("usage")) if isinstance(response, dict) else None
         if counted is not None:
-            self.prompt_tokens, self.completion_tokens = counted
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens = counted

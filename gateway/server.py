@@ -19,6 +19,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from busbar.gateway.accounts import Accounts
+from busbar.gateway.admissions import AdmissionRing
 from busbar.gateway.api_client import ApiClient
 from busbar.gateway.endpoint_picker import EndpointPicker, QueueLimits
 from busbar.gateway.http import PublicPort
@@ -34,6 +36,7 @@ from busbar.gateway.slow_clients import HeadLimit
 from busbar.gateway.spool import Spool
 from busbar.gateway.usage_recorder import UsageRecorder
 from busbar.kube.contracts.auth import ApiServerPoster, Reviewer, ReviewError
+from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.routes import Routes
 from busbar.kube.token_file import TokenFile
 
@@ -72,15 +75,18 @@ class Gateway:
         self._metrics = Metrics()
         self._picker = EndpointPicker(_limits(settings), time.monotonic, self._rng)
         self._metrics.watch_demand(self._picker.demand)
+        self._accounts = Accounts()
+        self._stack.callback(self._accounts.close)
         self._recorder = self._open_recorder(api)
+        self._accounts.restore(AdmissionRing(settings.state_dir / "admissions"), self._recorder.cut_off)
         keys = KeyDirectory(
-            api.lookup,
+            lambda digest: self._look_up(api, digest),
             fresh_s=settings.key_cache_s,
             stale_s=settings.key_stale_s,
             negative_s=settings.key_negative_s,
             entries=settings.key_cache_entries,
         )
-        proxy = Proxy(settings, replicas, self._picker, self._recorder, self._metrics)
+        proxy = Proxy(settings, replicas, self._picker, self._recorder, self._accounts, self._metrics)
         self._stack.push_async_callback(proxy.stop)
         self._public_port = PublicPort(keys, proxy, self._metrics, settings.request_body_mib << 20)
         self._stream = RouteStream(
@@ -96,6 +102,7 @@ class Gateway:
             settings.operator_subject,
             settings.metrics_subjects,
             self._picker.demand,
+            self._accounts.tenants,
             self._metrics,
             self._refresh,
         )
@@ -143,6 +150,7 @@ class Gateway:
             spool,
             inflight,
             api.deliver,
+            self._accounts,
             batch=settings.usage_batch,
             running_limit=settings.max_requests,
             retry_max_s=settings.usage_retry_max_s,
@@ -151,6 +159,13 @@ class Gateway:
         )
         self._stack.push_async_callback(recorder.stop, _DELIVERY_AT_END_S)
         return recorder
+
+    async def _look_up(self, api: ApiClient, digest: str) -> KeyIdentity | None:
+        gateway_id = self._recorder.gateway_id
+        key = await api.lookup(digest, gateway_id)
+        if key is not None:
+            self._accounts.learn(key, gateway_id)
+        return key
 
     async def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())

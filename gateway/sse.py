@@ -215,7 +215,7 @@ class Meter:
             return None
         self._told = True
         self.traced = False
-        self.prompt_tokens, self.completion_tokens = usage
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens = usage
         if self._wish.continuous:
             return event + b"\n\n"
         return event[: found.start()] + (b',"usage":null}\n\n' if self._wish.total else b"}\n\n")
@@ -224,7 +224,7 @@ class Meter:
         usage = tokens(chunk.get("usage"))
         if usage is not None:
             self._told = True
-            self.prompt_tokens, self.completion_tokens = usage
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens = usage
         for choice in _choices(chunk):
             self._count_choice(choice)
         if not self._told:
@@ -255,15 +255,18 @@ class Meter:
         return encode(chunk)
 
 
-def tokens(usage: object) -> tuple[int, int] | None:
-    """(prompt, completion) tokens of a `usage` object, None when it is not one. /v1/responses has names of its own."""
+def tokens(usage: object) -> tuple[int, int, int] | None:
+    """(prompt, completion, of the prompt cached) tokens of a `usage` object, None when it is not one. /v1/responses has
+    names of its own."""
     if not isinstance(usage, dict):
         return None
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
     if not isinstance(prompt, int) or not isinstance(completion, int) or min(prompt, completion) < 0:
         return None
-    return prompt, completion
+    details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return prompt, completion, cached if isinstance(cached, int) and 0 <= cached <= prompt else 0
 
 
 def _choices(chunk: dict[str, Any]) -> list[dict[str, Any]]:

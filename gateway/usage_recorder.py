@@ -13,12 +13,13 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from busbar.gateway.errors import GatewayError, SpoolError, Unavailable
 from busbar.gateway.inflight import InflightTable, Slot
 from busbar.gateway.keys import ApiUnreachable
 from busbar.gateway.spool import Record, Spool
+from busbar.kube.contracts.allowances import Price
 
 log = logging.getLogger("busbar.gateway.usage_recorder")
 
@@ -29,8 +30,24 @@ MOST_TOKENS = 10**9
 """No request has more. A replica that claims it must not make a number that no database takes: its batch would be
 refused for ever, and all usage behind it."""
 
+_PRICE = "price"
+"""In a slot beside what becomes the record: the price by which its cost is counted, also after a restart."""
+
 Deliver = Callable[[str, list[Record]], Awaitable[int]]
 """(gateway id, records in order) → highest number the API has taken. Raises ApiUnreachable."""
+
+
+class Ledger(Protocol):
+    """Who wants to know what became of usage."""
+
+    def ended(self, record: Record) -> None:
+        """A request has ended; its record has a number (`seq`) if it comes from the spool."""
+
+    def numbered(self, records: list[Record]) -> None:
+        """Records of `ended` got their numbers."""
+
+    def delivered(self, through: int) -> None:
+        """The API has all records up to this number."""
 
 
 class Usage:
@@ -46,9 +63,11 @@ class Usage:
     def tokens(self) -> tuple[int, int]:
         return self._slot.prompt_tokens, self._slot.completion_tokens
 
-    def set(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Tokens delivered to the client so far."""
-        self._slot.set(min(prompt_tokens, MOST_TOKENS), min(completion_tokens, MOST_TOKENS))
+    def set(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
+        """Tokens delivered to the client so far; `cached_tokens` are some of the prompt's."""
+        prompt_tokens = min(prompt_tokens, MOST_TOKENS)
+        cached_tokens = min(cached_tokens, prompt_tokens)
+        self._slot.set(prompt_tokens, min(completion_tokens, MOST_TOKENS), cached_tokens)
 
     def end(self) -> None:
         """The request is over. Does not wait for the disk; a second call does nothing."""
@@ -65,6 +84,7 @@ class UsageRecorder:
         spool: Spool,
         inflight: InflightTable,
         deliver: Deliver,
+        ledger: Ledger,
         *,
         batch: int,
         running_limit: int,
@@ -77,6 +97,7 @@ class UsageRecorder:
         self._spool = spool
         self._inflight = inflight
         self._deliver = deliver
+        self._ledger = ledger
         self._batch = batch
         self._running_limit = running_limit
         self._running = 0
@@ -91,7 +112,16 @@ class UsageRecorder:
         self._disk = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._disk_failed = False
+        self.cut_off: dict[str, int] = {}
+        """Tokens of the requests that a former process did not finish, by request id."""
+        for record in spool.records():
+            ledger.ended(record)
         self._collect_left_over()
+
+    @property
+    def gateway_id(self) -> str:
+        """Under which name the API counts this gateway's records."""
+        return self._spool.gateway_id
 
     @property
     def undelivered(self) -> int:
@@ -109,8 +139,8 @@ class UsageRecorder:
     def spool_bytes(self) -> int:
         return self._spool.bytes
 
-    def begin(self, **who: str) -> Usage:
-        """Start counting a request; raises Unavailable when usage could not be kept."""
+    def begin(self, price: Price | None = None, /, **who: str) -> Usage:
+        """Start counting a request at a service's price; raises Unavailable when usage could not be kept."""
         if self._disk_failed or self._spool.full:
             raise Unavailable(
                 "The gateway cannot record usage at the moment (its disk is full or failing).",
@@ -119,13 +149,15 @@ class UsageRecorder:
         if self._running >= self._running_limit:
             raise Unavailable("The gateway has too many requests in hand.", retry_after_s=5)
         # A text over the contract's bound would make the API refuse its batch, and all usage behind it.
-        who = {name: text[:TEXT_LIMIT] for name, text in who.items()}
+        record: Record = {name: text[:TEXT_LIMIT] for name, text in who.items()}
+        if price is not None:
+            record[_PRICE] = price.to_wire()
         try:
-            slot = self._inflight.take(who)
+            slot = self._inflight.take(record)
         except SpoolError as error:  # as many again have ended and wait for a slow disk
             raise Unavailable("The gateway has too many requests in hand.", retry_after_s=5) from error
         self._running += 1
-        return Usage(self, slot, who)
+        return Usage(self, slot, record)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._write_loop()), asyncio.create_task(self._ship_loop())]
@@ -151,21 +183,30 @@ class UsageRecorder:
         """Count requests that a former process did not finish, unless it got as far as the spool."""
         spooled = {record["requestId"] for record in self._spool.records()}
         for index, who in self._inflight.left_over():
+            self.cut_off[who["requestId"]] = who["promptTokens"] + who["completionTokens"]
             if who["requestId"] in spooled:
                 self._inflight.free(index)
             else:
-                self._ended.append((index, {**who, "finishedAt": self._time()}))
+                self._close_record(index, who)
 
     def _end(self, slot: Slot, who: Record) -> None:
-        record = {
-            **who,
+        tokens = {
             "promptTokens": slot.prompt_tokens,
             "completionTokens": slot.completion_tokens,
-            "finishedAt": self._time(),
+            "cachedTokens": slot.cached_tokens,
         }
         self._running -= 1
-        self._ended.append((slot.index, record))
+        self._close_record(slot.index, {**who, **tokens})
         self._to_write.set()
+
+    def _close_record(self, index: int, who: Record) -> None:
+        price = who.pop(_PRICE, None)
+        record = {**who, "finishedAt": self._time()}
+        if price is not None:
+            counts = (record[name] for name in ("promptTokens", "cachedTokens", "completionTokens"))
+            record["costNano"] = Price.model_validate(price).cost_nano(*counts)
+        self._ended.append((index, record))
+        self._ledger.ended(record)
 
     def _time(self) -> str:
         return self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -194,13 +235,14 @@ class UsageRecorder:
         counted = [record for _, record in ended if record["promptTokens"] or record["completionTokens"]]
         try:
             async with self._disk:
-                await asyncio.to_thread(self._spool.append, counted)
+                numbered = await asyncio.to_thread(self._spool.append, counted)
         except SpoolError:
             self._disk_failed = True
             self._ended = ended + self._ended
             self._to_write.set()
             raise
         self._disk_failed = False
+        self._ledger.numbered(numbered)
         for index, _ in ended:
             self._inflight.free(index)
         if counted:
@@ -229,6 +271,7 @@ class UsageRecorder:
         taken = await self._deliver(self._spool.gateway_id, batch)
         async with self._disk:
             await _finish(asyncio.to_thread(self._forget, taken, batch[-1]["seq"]))
+        self._ledger.delivered(taken)
         if taken < batch[0]["seq"]:
             raise ApiUnreachable(f"the API took usage only through {taken}, sent from {batch[0]['seq']}")
 

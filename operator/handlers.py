@@ -350,6 +350,7 @@ class Handlers:
                 found.metadata.uid, found.status.usage if found.status is not None else None
             ),
             drawn_watts=self.energy.watts(key.name),
+            inference=self._demand.account(key.name),
             usage_period_s=self._settings.usage_period_s,
             half_life_s=self._settings.usage_half_life_s,
         )

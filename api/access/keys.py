@@ -10,9 +10,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 from busbar.api.access.identity import Caller, CallerRole, Scope
+from busbar.api.access.spending import Limited, Spending
 from busbar.api.access.tenancy import Tenancy
 from busbar.api.access.tokens import Token, Tokens
 from busbar.api.errors import Forbidden, Invalid, NotFound
+from busbar.kube.contracts.allowances import key_account, tenant_account
 from busbar.kube.contracts.keys import KeyIdentity
 
 TRY_IT_LIFETIME = timedelta(minutes=10)
@@ -22,12 +24,13 @@ TRY_IT = "portal try-it"
 class Keys:
     """Looks up inference keys and makes those of the try-it box."""
 
-    def __init__(self, tokens: Tokens, tenancy: Tenancy) -> None:
+    def __init__(self, tokens: Tokens, tenancy: Tenancy, spending: Spending) -> None:
         self._tokens = tokens
         self._tenancy = tenancy
+        self._spending = spending
 
-    async def lookup(self, sha256: str) -> KeyIdentity:
-        """What a key currently allows.
+    async def lookup(self, sha256: str, gateway: str = "") -> KeyIdentity:
+        """What a key currently allows. `gateway` is the name under which the caller delivers usage.
 
         Raises:
             NotFound: unknown, expired, revoked, without the scope, or its owner left the tenant.
@@ -39,6 +42,7 @@ class Keys:
         if tenant is None:
             raise NotFound("no such key")
         await self._tokens.used(token)
+        accounts, through = await self._spending.accounts(self._limited(token, tenant), gateway)
         return KeyIdentity(
             key_id=token.id,
             subject=token.subject,
@@ -46,7 +50,17 @@ class Keys:
             namespaces=list(self._tenancy.namespaces_of(tenant)),
             scopes=[Scope.INFERENCE.value],
             expires_at=token.expires_at,
+            accounts=accounts,
+            counted_through=through,
         )
+
+    def _limited(self, token: Token, tenant: str) -> list[Limited]:
+        """The accounts that a token's requests count in, as far as they have limits."""
+        accounts = (
+            (key_account(token.id), token.limits),
+            (tenant_account(tenant), self._tenancy.inference_limits(tenant)),
+        )
+        return [(name, limits) for name, limits in accounts if limits is not None]
 
     def tenant_for(self, caller: Caller, asked: str | None) -> str | None:
         """The tenant that a caller's new inference token counts for.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from busbar.api.access.identity import Caller
 from busbar.api.kubernetes.store import Store
 from busbar.kube.types import Tenant
+from busbar.kube.types.inference import InferenceLimits
 from busbar.kube.types.tenant import Role, Subject, SubjectKind
 
 
@@ -47,6 +48,11 @@ class Tenancy:
     def namespaces_of(self, tenant: str) -> tuple[str, ...]:
         found = self._store.find(Tenant, tenant)
         return tuple(found.spec.namespaces or ()) if found is not None else ()
+
+    def inference_limits(self, tenant: str) -> InferenceLimits | None:
+        """What all keys of a tenant together may use; None: without limits."""
+        found = self._store.find(Tenant, tenant)
+        return found.spec.inference if found is not None else None
 
     def memberships(self, caller: Caller) -> list[Membership]:
         """The caller's tenants, sorted by name. Where several members match the caller, the strongest role

@@ -12,7 +12,8 @@ from busbar.api.access.keys import Keys
 from busbar.api.access.throttle import Throttle, of_address, of_subject
 from busbar.api.access.token_rules import TokenRules
 from busbar.api.access.tokens import Token, Tokens, TokenState
-from busbar.api.errors import Forbidden
+from busbar.api.errors import Forbidden, Invalid
+from busbar.kube.types.inference import InferenceLimits
 
 
 class TokenService:
@@ -44,6 +45,7 @@ class TokenService:
         tenant: str | None = None,
         description: str = "",
         lifetime: timedelta | None = None,
+        limits: InferenceLimits | None = None,
         address: str,
     ) -> tuple[str, Token]:
         """A token for the caller, or (admins) for somebody else.
@@ -54,7 +56,8 @@ class TokenService:
         Raises:
             TooMany: the caller or the address made too many a moment ago; this is not audited.
             Forbidden: more than the caller has: another subject, the admin role, a missing scope.
-            Invalid: the tenant is not clear, the name is reserved, or the lifetime is too long.
+            Invalid: the tenant is not clear, the name is reserved, the lifetime is too long, or there are limits of
+                inference without its scope.
             Conflict: the owner has as many live tokens as one person may have.
         """
         owner = subject or caller.subject
@@ -68,6 +71,8 @@ class TokenService:
             missing = [s.value for s in scopes if s not in caller.scopes and not admin]
             if missing:
                 raise Forbidden(f"you do not have the scope {missing[0]} yourself", field="scopes")
+            if limits is not None and Scope.INFERENCE not in scopes:
+                raise Invalid("limits are of inference, and the token lacks that scope", field="limits")
             if Scope.INFERENCE in scopes and owner == caller.subject and not (admin and tenant is None):
                 tenant = self._keys.tenant_for(caller, tenant)
             return await self._tokens.create(
@@ -78,6 +83,7 @@ class TokenService:
                 tenant=tenant,
                 description=description,
                 lifetime=self.rules.lifetime(lifetime),
+                limits=limits,
                 limit=self.rules.per_person,
             )
 

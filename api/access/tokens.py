@@ -24,6 +24,7 @@ from busbar.api.database.engine import Database
 from busbar.api.database.types import storable
 from busbar.api.errors import Conflict, Invalid, NotFound
 from busbar.kube.contracts.keys import digest_of, new_token, shown_prefix_of
+from busbar.kube.types.inference import InferenceLimits
 
 LAST_USED_EVERY = timedelta(minutes=1)
 
@@ -53,6 +54,8 @@ class Token:
     expires_at: datetime | None
     last_used_at: datetime | None
     revoked_at: datetime | None
+    limits: InferenceLimits | None = None
+    """Of inference with this token; its tenant's apply as well."""
     groups: tuple[str, ...] = ()
     """The owner's groups, as of their last login by OpenID Connect."""
 
@@ -75,6 +78,7 @@ class Tokens:
         description: str = "",
         lifetime: timedelta | None = None,
         hidden: bool = False,
+        limits: InferenceLimits | None = None,
         limit: int | None = None,
     ) -> tuple[str, Token]:
         """A new token and its record; the text is not kept anywhere.
@@ -82,6 +86,7 @@ class Tokens:
         Args:
             lifetime: None: it lives until it is revoked.
             hidden: left out of lists (the short-lived keys behind the portal's try-it box).
+            limits: of inference with it.
             limit: live tokens that the subject may then have; None: any number.
 
         Raises:
@@ -101,6 +106,7 @@ class Tokens:
             "scopes": sorted(scope.value for scope in set(scopes)),
             "tenant": storable(tenant, 253) if tenant is not None else None,
             "hidden": hidden,
+            "limits": limits.model_dump_json(by_alias=True, exclude_none=True) if limits else None,
             "created_at": now,
             "created_by": created_by,
             "expires_at": now + lifetime if lifetime is not None else None,
@@ -303,5 +309,6 @@ def _token(row: RowMapping | dict[str, Any]) -> Token:
         expires_at=row["expires_at"],
         last_used_at=row["last_used_at"],
         revoked_at=row["revoked_at"],
+        limits=InferenceLimits.model_validate_json(row["limits"]) if row["limits"] else None,
         groups=tuple(row["groups"]),
     )

@@ -6,6 +6,7 @@ sessions      browser sessions (SHA-256 of the cookie), revocable
 audit         one row per write, who did what to which object, and how it ended
 ledger        tokens generated per request; (gateway, seq) makes a repeated delivery harmless
 ledger_cursor how far each gateway's deliveries reach
+spending      what each key and tenant spent on inference in each hour: sums of the ledger
 jobs          one row per TrainingJob or ModelService that ever was: the totals of its status
 leases        which replica of the API writes the history
 compute       totals of each job as of each hour in which they grew
@@ -63,6 +64,7 @@ tokens = Table(
     Column("scopes", json_type(), nullable=False),
     Column("tenant", String(253)),
     Column("hidden", Boolean, nullable=False),
+    Column("limits", Text),
     Column("created_at", Utc(), nullable=False),
     Column("created_by", String(253), nullable=False),
     Column("expires_at", Utc()),
@@ -112,6 +114,8 @@ ledger = Table(
     Column("model", String(253), nullable=False),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("cost_nano", BigInteger, nullable=False),
     Column("request_id", String(128), nullable=False),
     Column("finished_at", Utc(), nullable=False),
     Column("received_at", Utc(), nullable=False),
@@ -124,6 +128,14 @@ ledger_cursor = Table(
     Column("gateway", String(128), primary_key=True),
     Column("accepted_through", BigInteger, nullable=False),
     Column("updated_at", Utc(), nullable=False),
+)
+
+spending = Table(
+    "spending",
+    metadata,
+    Column("account", String(270), primary_key=True),
+    Column("hour", Utc(), primary_key=True),
+    Column("cost_nano", BigInteger, nullable=False),
 )
 
 leases = Table(

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from busbar.kube.types import Tenant
 from busbar.kube.types.budget import BudgetUse
+from busbar.kube.types.inference import InferenceUse
 
 RESOURCES = (
     ("accelerator-hours", "accelerator_hours"),
@@ -44,8 +45,18 @@ def budget_lines(tenants: Iterable[Tenant]) -> list[BudgetLine]:
     return [
         line
         for tenant in tenants
-        for use in (tenant.status.budgets if tenant.status is not None else None) or ()
-        for line in _lines(tenant.metadata.name, use)
+        if tenant.status is not None
+        for line in (
+            *(one for use in tenant.status.budgets or () for one in _lines(tenant.metadata.name, use)),
+            *_inference_lines(tenant.metadata.name, tenant.status.inference),
+        )
+    ]
+
+
+def _inference_lines(tenant: str, use: InferenceUse | None) -> list[BudgetLine]:
+    return [
+        BudgetLine(tenant, c.period.value, "inference cost", c.cost, c.cost_left, c.state.value, None, c.ends)
+        for c in (use.budgets if use is not None else None) or ()
     ]
 
 

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
+from pydantic import ValidationError
 
 from busbar.api.access.audit import MAX_ID
 from busbar.api.access.identity import Caller, CallerRole, Scope
@@ -16,11 +17,13 @@ from busbar.api.dependencies import AdminOnly, AnyCaller, services_of
 from busbar.api.errors import ApiError, Invalid, Unauthenticated
 from busbar.api.objects.budgets import budget_lines
 from busbar.api.portal.drafts import whole_or_none
-from busbar.api.portal.formatting import money, number
+from busbar.api.portal.formatting import as_number, money, number
 from busbar.api.portal.render import frame, html
 from busbar.api.records.usage_export import Group
 from busbar.api.records.usage_ledger import By
 from busbar.kube.contracts.preview import span
+from busbar.kube.types.budget import Period
+from busbar.kube.types.inference import InferenceLimits
 
 PAGE = 100
 MAX_DAYS = 3650
@@ -67,6 +70,60 @@ def _export_of(by: By, since: datetime) -> str:
     return f"/api/v1alpha1/usage/export?{urlencode(asked)}"
 
 
+@dataclass(frozen=True)
+class LimitsForm:
+    """The form's fields about limits, as they were filled in."""
+
+    requests_per_minute: str
+    tokens_per_minute: str
+    cost: str
+    period: Period
+
+    def read(self) -> InferenceLimits | None:
+        """The limits; None where every field is empty. Raises Invalid."""
+        budgets = None
+        if self.cost.strip():
+            amount = as_number(self.cost)
+            if amount is None:
+                raise Invalid("money must be a number, or empty for no limit", field="cost")
+            budgets = [{"period": self.period, "cost": amount}]
+        found = {
+            "requestsPerMinute": whole_or_none(
+                self.requests_per_minute, "requests_per_minute", "no limit", 1
+            ),
+            "tokensPerMinute": whole_or_none(self.tokens_per_minute, "tokens_per_minute", "no limit", 1),
+            "budgets": budgets,
+        }
+        if not any(found.values()):
+            return None
+        try:
+            return InferenceLimits.model_validate(found)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise Invalid(
+                f"a limit is wrong: {wrong['msg']}", field=".".join(map(str, wrong["loc"]))
+            ) from error
+
+
+def limits_form(
+    requests_per_minute: Annotated[str, Form(max_length=12)] = "",
+    tokens_per_minute: Annotated[str, Form(max_length=12)] = "",
+    cost: Annotated[str, Form(max_length=12)] = "",
+    period: Annotated[Period, Form()] = Period.MONTH,
+) -> LimitsForm:
+    """The fields of the form."""
+    return LimitsForm(requests_per_minute, tokens_per_minute, cost, period)
+
+
+def limit_words(limits: InferenceLimits | None) -> str:
+    """`50,000 tokens/min, 20 a day`; empty without limits."""
+    if limits is None:
+        return ""
+    rates = ((limits.requests_per_minute, "requests/min"), (limits.tokens_per_minute, "tokens/min"))
+    parts = [f"{most:,} {what}" for most, what in rates if most is not None]
+    return ", ".join([*parts, *(f"{money(b.cost)} a {b.period.value}" for b in limits.budgets or ())])
+
+
 def _token_pages(routes: APIRouter) -> None:
     @routes.get("/tokens")
     async def tokens(
@@ -82,6 +139,7 @@ def _token_pages(routes: APIRouter) -> None:
     async def create(
         request: Request,
         caller: Anyone,
+        limits: Annotated[LimitsForm, Depends(limits_form)],
         description: Annotated[str, Form(max_length=200)] = "",
         scope: Annotated[list[Scope] | None, Form()] = None,
         tenant: Annotated[str, Form(max_length=253)] = "",
@@ -98,6 +156,7 @@ def _token_pages(routes: APIRouter) -> None:
                 tenant=tenant or None,
                 description=description,
                 lifetime=timedelta(days=good_for) if good_for is not None else None,
+                limits=limits.read(),
                 address=services_of(request).forwarded.address(request.scope),
             )
         except Unauthenticated:
@@ -170,6 +229,7 @@ async def _tokens(
             "token": token,
             "age": span((now - token.created_at).total_seconds()),
             "used": span((now - token.last_used_at).total_seconds()) if token.last_used_at else "",
+            "limits": limit_words(token.limits),
             "live": token.revoked_at is None and (token.expires_at is None or token.expires_at > now),
         }
         for token in found
@@ -186,6 +246,7 @@ async def _tokens(
         "made": made,
         "problem": problem,
         "tenants": [m.tenant for m in services.tenancy.memberships(caller) if m.may_write],
+        "periods": list(Period),
         "may_infer": Scope.INFERENCE in caller.scopes,
     }
     return html("tokens.html", {**await frame(request, caller, "tokens"), **context}, status)

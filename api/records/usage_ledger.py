@@ -1,7 +1,8 @@
 """The usage ledger: what gateways report, once each.
 
 A gateway numbers its records and sends them again until their receipt is confirmed. (gateway, seq) is the
-key, so a repeated delivery changes nothing and no token is counted twice.
+key, so a repeated delivery changes nothing and no token is counted twice. What the records cost is added to the sums
+of their key and tenant in the same transaction (`busbar.api.access.spending`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 
 from sqlalchemy import Text, cast, func, select
 
+from busbar.api.access.spending import Spending
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database import tables
 from busbar.api.database.engine import Database
+from busbar.kube.contracts.allowances import NANO
 from busbar.kube.contracts.usage import UsageRecord
 
 
@@ -39,6 +42,8 @@ class InferenceTotals:
     requests: int
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
+    cost: float
 
 
 _COLUMN = {
@@ -55,6 +60,7 @@ class UsageLedger:
 
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._db = database
+        self._spending = Spending(database, clock)
         self._now = clock
 
     async def accept(self, gateway: str, records: Sequence[UsageRecord]) -> int:
@@ -63,20 +69,21 @@ class UsageLedger:
         async with self._db.write() as tx:
             if records:
                 rows = [{"gateway": gateway, "received_at": now, **_columns(record)} for record in records]
-                await tx.execute(
-                    self._db.upsert(tables.ledger).on_conflict_do_nothing(index_elements=["gateway", "seq"]),
-                    rows,
+                statement = self._db.upsert(tables.ledger).on_conflict_do_nothing(
+                    index_elements=["gateway", "seq"]
                 )
+                stored = set(await tx.scalars(statement.returning(tables.ledger.c.seq), rows))
+                await self._spending.add(tx, [record for record in records if record.seq in stored])
             cursor = tables.ledger_cursor
             query = select(cursor.c.accepted_through).where(cursor.c.gateway == gateway)
             before = (await tx.execute(query)).scalar_one_or_none()
             through = max([before or 0, *(record.seq for record in records)])
             if through != before:
-                statement = self._db.upsert(cursor).values(
+                reach = self._db.upsert(cursor).values(
                     gateway=gateway, accepted_through=through, updated_at=now
                 )
                 await tx.execute(
-                    statement.on_conflict_do_update(
+                    reach.on_conflict_do_update(
                         index_elements=["gateway"], set_={"accepted_through": through, "updated_at": now}
                     )
                 )
@@ -94,6 +101,8 @@ class UsageLedger:
                 func.count().label("requests"),
                 func.coalesce(func.sum(ledger.c.prompt_tokens), 0).label("prompt_tokens"),
                 func.coalesce(func.sum(ledger.c.completion_tokens), 0).label("completion_tokens"),
+                func.coalesce(func.sum(ledger.c.cached_tokens), 0).label("cached_tokens"),
+                func.coalesce(func.sum(ledger.c.cost_nano), 0).label("cost_nano"),
             )
             .where(ledger.c.finished_at >= since, ledger.c.finished_at < until)
             .group_by(column)
@@ -109,6 +118,8 @@ class UsageLedger:
                 int(row["requests"]),
                 int(row["prompt_tokens"]),
                 int(row["completion_tokens"]),
+                int(row["cached_tokens"]),
+                int(row["cost_nano"]) / NANO,
             )
             for row in rows
         ]

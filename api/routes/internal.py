@@ -25,7 +25,7 @@ def router() -> APIRouter:
         responses=errors(401, 403, 404, 422, 503),
     )
     async def look_up(request: Request, body: keys.KeyLookup, _caller: Gateway) -> keys.KeyIdentity:
-        return await services_of(request).keys.lookup(body.sha256)
+        return await services_of(request).keys.lookup(body.sha256, body.gateway)
 
     @routes.post(
         usage.PATH,

@@ -68,6 +68,7 @@ def _tokens(routes: APIRouter) -> None:
             tenant=body.tenant,
             description=body.description,
             lifetime=lifetime,
+            limits=body.limits,
             address=services_of(request).forwarded.address(request.scope),
         )
         response.headers["Cache-Control"] = "no-store"

@@ -13,6 +13,7 @@ from busbar.api.errors import ErrorBody
 from busbar.kube.contracts.power import Backend, LeaseState
 from busbar.kube.contracts.power_view import Resolution
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
+from busbar.kube.types.inference import InferenceLimits
 
 
 class Answer(BaseModel):
@@ -386,6 +387,8 @@ class InferenceUsage(Answer):
     requests: int
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = Field(description="Of the prompt tokens, those that a prefix cache had.")
+    cost: float = Field(description="At the services' spec.price when the requests were accepted.")
 
 
 class ComputeUsage(Answer):
@@ -478,6 +481,7 @@ class TokenInfo(Answer):
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
     revoked_at: datetime | None = None
+    limits: InferenceLimits | None = None
 
 
 class TokenPage(Answer):
@@ -549,6 +553,10 @@ class TokenAsk(Ask):
     )
     expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = Field(
         default=None, description="Default and longest are settings of the API (90 and 365 days)."
+    )
+    limits: InferenceLimits | None = Field(
+        default=None,
+        description="What inference with this token may use; the tenant's own limits apply as well.",
     )
 
 

@@ -26,7 +26,7 @@ RESOURCES = (
 def budget(session: Session, tenant: str | None, output: str) -> None:
     """Show what is used and left of the budgets of your tenants, and when they will be spent.
 
-    Budgets are set in the Tenant's spec.budgets by administrators of the platform.
+    Budgets are set in the Tenant's spec.budgets and spec.inference.budgets by administrators of the platform.
     """
     found = session.client.tenants()
     if tenant is not None:
@@ -38,7 +38,11 @@ def budget(session: Session, tenant: str | None, output: str) -> None:
     names = [each["metadata"]["name"] for each in found]
     document = {
         "items": [
-            {"tenant": name, "budgets": (each.get("status") or {}).get("budgets") or []}
+            {
+                "tenant": name,
+                "budgets": (each.get("status") or {}).get("budgets") or [],
+                "inference": _inference(each),
+            }
             for name, each in zip(names, found, strict=True)
         ]
     }
@@ -86,6 +90,27 @@ def _rows(tenant: dict[str, Any]) -> Iterator[list[object]]:
                 _moment(use.get("exhaustedP90")),
                 _moment(use.get("ends")),
             ]
+
+    for use in _inference(tenant):
+        used, left = use.get("cost") or 0.0, use.get("costLeft") or 0.0
+        limit = used + left
+        yield [
+            tenant["metadata"]["name"],
+            use.get("period"),
+            "inference cost",
+            f"{used:.6g}",
+            f"{left:.6g}",
+            f"{100 * used / limit:.0f}%" if limit else "100%",
+            use.get("state"),
+            None,
+            _moment(use.get("ends")),
+        ]
+
+
+def _inference(tenant: dict[str, Any]) -> list[dict[str, Any]]:
+    """What inference has cost in the present periods."""
+    found: list[dict[str, Any]] = ((tenant.get("status") or {}).get("inference") or {}).get("budgets") or []
+    return found
 
 
 def _moment(text: str | None) -> str | None:

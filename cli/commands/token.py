@@ -7,9 +7,11 @@ from itertools import islice
 import click
 
 from busbar.cli.output import columns, emit, output_option, wire
+from busbar.cli.results import TokenBudget, TokenLimits
 from busbar.cli.session import Session, connected
 
 SCOPES = ("rest", "inference")
+PERIODS = ("day", "week", "month")
 
 
 class Scopes(click.ParamType[tuple[str, ...]]):
@@ -27,6 +29,28 @@ class Scopes(click.ParamType[tuple[str, ...]]):
         if wrong or not scopes:
             self.fail(f"{value!r}: choose of {', '.join(SCOPES)}", param, ctx)
         return scopes
+
+
+class Budget(click.ParamType[TokenBudget]):
+    """Money per period, as COST/PERIOD."""
+
+    name = "budget"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> TokenBudget:
+        if isinstance(value, TokenBudget):
+            return value
+        cost, _, period = str(value).partition("/")
+        try:
+            amount = float(cost)
+        except ValueError:
+            amount = -1.0
+        if period not in PERIODS or not 0 <= amount < float("inf"):
+            self.fail(
+                f"{value!r}: write COST/PERIOD, for example 20/day; periods are {', '.join(PERIODS)}",
+                param,
+                ctx,
+            )
+        return TokenBudget(period=period, cost=amount)
 
 
 @click.group(
@@ -50,6 +74,7 @@ Examples:
   busbar token create --scopes inference
   export OPENAI_API_KEY=$(busbar token create --scopes inference)
   busbar token create --subject ann --role user --tenant research --expires-in-days 30
+  busbar token create --scopes inference --tokens-per-minute 50000 --budget 20/day
 """
 )
 @click.option(
@@ -69,6 +94,26 @@ Examples:
     type=click.FloatRange(min=0, min_open=True),
     metavar="DAYS",
     help="Default: as the server says (90).",
+)
+@click.option(
+    "--requests-per-minute",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most requests of inference in any 60 seconds.",
+)
+@click.option(
+    "--tokens-per-minute",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most prompt and output tokens of the requests in any 60 seconds.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    type=Budget(),
+    multiple=True,
+    metavar="COST/PERIOD",
+    help="Most money per day, week or month, at the services' prices; may be repeated.",
 )
 @click.option("--subject", metavar="NAME", help="For admins: whose token it is.")
 @click.option(
@@ -93,14 +138,23 @@ def create(
     description: str,
     tenant: str | None,
     expires_in_days: float | None,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    budgets: tuple[TokenBudget, ...],
     subject: str | None,
     role: str,
     output: str,
 ) -> None:
     """Make a token and print it; it is not shown again.
 
-    Standard output contains only the token.
+    Standard output contains only the token. Limits are of inference with this token; those of the Tenant's
+    spec.inference apply as well.
     """
+    limits = TokenLimits(
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        budgets=list(budgets) or None,
+    )
     made = session.client.create_token(
         scopes=scopes,
         description=description,
@@ -108,6 +162,7 @@ def create(
         expires_in_days=expires_in_days,
         subject=subject,
         role=role,
+        limits=limits if limits != TokenLimits() else None,
     )
     emit("table" if output == "text" else output, made.to_wire(), lambda: made.token, [])
     if output == "text":
@@ -147,6 +202,7 @@ def list_tokens(
         "expires",
         "last used",
         "state",
+        "limits",
         "description",
     ]
 
@@ -164,6 +220,7 @@ def list_tokens(
                     t.expires_at.date() if t.expires_at else "never",
                     t.last_used_at.strftime("%Y-%m-%d %H:%M") if t.last_used_at else "never",
                     "revoked" if t.revoked_at else "valid",
+                    str(t.limits) if t.limits else None,
                     t.description,
                 )
                 for t in found

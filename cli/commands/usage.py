@@ -115,8 +115,12 @@ def _head(since: datetime, until: datetime, by: str) -> str:
 def _table(found: Usage) -> str:
     parts = [_head(found.since, found.until, found.by)]
     if found.inference:
-        rows = [(r.group, r.requests, r.prompt_tokens, r.completion_tokens) for r in found.inference]
-        parts.append(columns([found.by, "requests", "prompt tokens", "completion tokens"], rows))
+        rows = [
+            (r.group, r.requests, r.prompt_tokens, r.cached_tokens, r.completion_tokens, f"{r.cost:.4f}")
+            for r in found.inference
+        ]
+        heads = [found.by, "requests", "prompt tokens", "of them cached", "completion tokens", "cost"]
+        parts.append(columns(heads, rows))
     if found.compute:
         lines = [
             (

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, WrapValidator
 
+from busbar.kube.contracts.allowances import CostAllowance
 from busbar.kube.contracts.report import none_if_unreadable
 from busbar.kube.contracts.wire import WireModel
 
@@ -85,10 +86,22 @@ class ServiceDemand(WireModel):
         return next((w for w in self.windows if w.seconds == seconds), WindowDemand(seconds=seconds))
 
 
+class AccountUse(WireModel):
+    """What a tenant with limits of inference uses now."""
+
+    tenant: str
+    requests: Number = 0
+    tokens: Number = 0
+    """Of the last minute."""
+    costs: list[CostAllowance] = Field(default_factory=list)
+    """Of the present periods; spent and reserved."""
+
+
 class Demand(WireModel):
     """All services that the gateway knows."""
 
     services: list[ServiceDemand] = Field(default_factory=list)
+    accounts: list[AccountUse] = Field(default_factory=list)
     as_of: datetime
     counted_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """How long this gateway has counted: a window is full only once it has lasted as long. None: an older gateway."""

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from pydantic import Field
 
+from busbar.kube.contracts.allowances import Account
 from busbar.kube.contracts.wire import WireModel
 
 PATH = "/internal/keys/lookup"
@@ -28,6 +29,8 @@ class KeyLookup(WireModel):
     """POST body."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    gateway: str = Field(default="", max_length=253)
+    """Who asks, by the name under which it delivers usage."""
 
 
 class KeyIdentity(WireModel):
@@ -39,6 +42,10 @@ class KeyIdentity(WireModel):
     namespaces: list[str] = Field(default_factory=list)
     scopes: list[str] = Field(default_factory=list)
     expires_at: datetime | None = None
+    accounts: list[Account] = Field(default_factory=list)
+    """Of the key and of its tenant, as far as they have limits."""
+    counted_through: int = 0
+    """The accounts' costs contain the asking gateway's usage records up to this number."""
 
 
 def new_token() -> str:

@@ -6,6 +6,7 @@ and one that has received nothing for longer knows that its routes are stale (it
 
 from pydantic import Field
 
+from busbar.kube.contracts.allowances import Price
 from busbar.kube.contracts.wire import WireModel
 
 PATH = "/routes"
@@ -54,6 +55,8 @@ class ServiceRoute(WireModel):
     max_model_len: int | None = None
     """Longest prompt plus output in tokens that every replica takes; None: nobody has told."""
     slo: Promise | None = None
+    price: Price | None = None
+    """None: its tokens cost nothing."""
     adapters: list[AdapterRoute] = Field(default_factory=list)
     bearer: str = Field(repr=False)
     endpoints: list[Endpoint] = Field(default_factory=list)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from busbar.kube.contracts.allowances import MOST_NANO
 from busbar.kube.contracts.wire import WireModel
 
 PATH = "/internal/usage"
@@ -27,6 +28,10 @@ class UsageRecord(WireModel):
     model: _Text
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
+    cached_tokens: int = Field(default=0, ge=0)
+    """Of the prompt tokens, those that the engine's prefix cache had."""
+    cost_nano: int = Field(default=0, ge=0, le=MOST_NANO)
+    """At the service's price when the request was accepted (`allowances`)."""
     request_id: _Text
     finished_at: datetime
 

@@ -1,7 +1,7 @@
 """Budgets of a Tenant: limits per period, and what is used of them."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
@@ -19,6 +19,22 @@ class Period(StrEnum):
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
+
+
+def period_start(period: Period, now: datetime) -> datetime:
+    """When the present period began, in UTC."""
+    day = datetime(now.year, now.month, now.day, tzinfo=UTC)
+    if period is Period.WEEK:
+        return day - timedelta(days=day.weekday())
+    return day.replace(day=1) if period is Period.MONTH else day
+
+
+def period_end(period: Period, now: datetime) -> datetime:
+    """When the next period begins, in UTC."""
+    start = period_start(period, now)
+    if period is Period.MONTH:
+        return (start + timedelta(days=31)).replace(day=1)
+    return start + timedelta(days=7 if period is Period.WEEK else 1)
 
 
 class Enforcement(StrEnum):

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.accelerator_pool import TenantList
+from busbar.kube.types.inference import InferencePrice
 from busbar.kube.types.meta import (
     AGE,
     CamelReason,
@@ -255,6 +256,10 @@ class ModelServiceSpec(SpecModel):
     slo: ServiceLevel | None = Field(
         default=None,
         description="Latency targets of the builtin engine; with ttftMilliseconds they decide the replicas.",
+    )
+    price: InferencePrice | None = Field(
+        default=None,
+        description="What its tokens cost the tenants and keys that use it; absent: nothing.",
     )
     max_model_len: Annotated[int, Field(ge=16, le=16_777_216)] | None = Field(
         default=None, description="Longest context in tokens; default the model's."

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.budget import Budget, BudgetUse
+from busbar.kube.types.inference import InferenceLimits, InferenceUse
 from busbar.kube.types.limits import Limits, LimitUse
 from busbar.kube.types.meta import (
     AGE,
@@ -160,6 +161,10 @@ class TenantSpec(SpecModel):
         ]
         | None
     ) = Field(default=None, description="Limits per period; what is used of them is in the status.")
+    inference: InferenceLimits | None = Field(
+        default=None,
+        description="What all keys of the tenant together may use of served models, also of other tenants' services.",
+    )
     limits: Limits | None = Field(
         default=None, description="How many objects the tenant may have; absent: no limits."
     )
@@ -250,6 +255,10 @@ class TenantStatus(StatusModel):
         ]
         | None
     ) = Field(default=None, description="Use in the current periods.")
+    inference: InferenceUse | None = Field(
+        default=None,
+        description="Use of spec.inference; absent without it, or as long as the gateway has not told.",
+    )
     running: Count | None = Field(default=None, description="Jobs and replicas that run.")
     waiting: Count | None = Field(default=None, description="Jobs and replicas that wait.")
     waiting_jobs: Count | None = Field(

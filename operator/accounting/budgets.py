@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from operator import itemgetter
 
 from busbar.kube.types import Condition, ConditionStatus, Tenant
@@ -20,7 +20,8 @@ from busbar.kube.types.budget import (
     BudgetUse,
     Enforcement,
     Pace,
-    Period,
+    period_end,
+    period_start,
 )
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import TenantStatus
@@ -80,22 +81,6 @@ class _Line:
 
     def of(self) -> str:
         return f"{self.used:.4g} of {self.limit:g}{self.unit}"
-
-
-def period_start(period: Period, now: datetime) -> datetime:
-    """When the present period began, in UTC."""
-    day = datetime(now.year, now.month, now.day, tzinfo=UTC)
-    if period is Period.WEEK:
-        return day - timedelta(days=day.weekday())
-    return day.replace(day=1) if period is Period.MONTH else day
-
-
-def period_end(period: Period, now: datetime) -> datetime:
-    """When the next period begins, in UTC."""
-    start = period_start(period, now)
-    if period is Period.MONTH:
-        return (start + timedelta(days=31)).replace(day=1)
-    return start + timedelta(days=7 if period is Period.WEEK else 1)
 
 
 def counted(

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 from pydantic import ValidationError
 
-from busbar.kube.contracts.demand import PATH, WINDOWS_S, Demand, ServiceDemand
+from busbar.kube.contracts.demand import PATH, WINDOWS_S, AccountUse, Demand, ServiceDemand
 from busbar.kube.informer import Key
 from busbar.kube.token_file import TokenFile
 from busbar.operator.settings import Settings
@@ -27,6 +27,7 @@ class DemandReader:
     def __init__(self, settings: Settings, changed: Callable[[Key], None]) -> None:
         self._settings, self._changed = settings, changed
         self._by_key: dict[Key, ServiceDemand] = {}
+        self._accounts: dict[str, AccountUse] = {}
         self.clock: Callable[[], float] = time.monotonic
         """Seconds by which an answer grows old; another one in tests."""
         self._heard_at = float("-inf")
@@ -44,10 +45,15 @@ class DemandReader:
             return None
         return self._by_key.get(key) or ServiceDemand(namespace=key.namespace, name=key.name)
 
+    def account(self, tenant: str) -> AccountUse | None:
+        """What a tenant uses of its limits of inference; None where the gateway has not told lately."""
+        return None if self.clock() - self._heard_at > FRESH_S else self._accounts.get(tenant)
+
     def take(self, demand: Demand) -> None:
         """Takes in one answer, and queues the services whose demand changed."""
         fresh = {Key(s.namespace, s.name): s for s in demand.services}
         blind = self.clock() - self._heard_at > FRESH_S
+        self._accounts = {account.tenant: account for account in demand.accounts}
         old, self._by_key, self._heard_at = self._by_key, fresh, self.clock()
         self.reading, self.counted_s = self.reading + 1, demand.counted_seconds or 0.0
         for key in fresh.keys() | old.keys():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from busbar.kube.contracts.allowances import Price
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
 from busbar.kube.contracts.routes import AdapterRoute, Endpoint, Promise, Routes, ServiceRoute
 from busbar.kube.contracts.workload import ServingStatus
@@ -56,6 +57,7 @@ def build_routes(
                 min_replicas=spec.min_replicas,
                 max_replicas=spec.replica_ceiling,
                 slo=_promise(spec),
+                price=_price(spec),
                 adapters=[AdapterRoute(name=a.name, tenants=a.tenants) for a in spec.adapters or ()],
                 bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
                 endpoints=endpoints,
@@ -69,6 +71,15 @@ def _promise(spec: ModelServiceSpec) -> Promise | None:
     if spec.slo is None:
         return None
     return Promise(ttft_ms=spec.slo.ttft_milliseconds, tpot_ms=spec.slo.tpot_milliseconds)
+
+
+def _price(spec: ModelServiceSpec) -> Price | None:
+    if spec.price is None:
+        return None
+    prompt, cached = spec.price.prompt_per_million, spec.price.cached_per_million
+    return Price(
+        prompt=prompt, cached=prompt if cached is None else cached, output=spec.price.output_per_million
+    )
 
 
 def _context_length(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from busbar.kube.contracts.demand import AccountUse
 from busbar.kube.informer import Key
 from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
 from busbar.kube.types import AcceleratorPool, Condition, Tenant
@@ -28,7 +29,7 @@ from busbar.kube.types.tenant import (
     TenantStatus,
     TenantUsage,
 )
-from busbar.operator.accounting import budgets
+from busbar.operator.accounting import budgets, inference
 from busbar.operator.accounting.allocations import TenantAllocation
 from busbar.operator.accounting.usage import HALF_LIFE_S, counted, same_rates, users_counted
 from busbar.operator.tenancy import limits, network_policy
@@ -65,6 +66,7 @@ class TenantView:
     rates: Mapping[str, float] = field(default_factory=dict)
     energy_joules: float | None = None  # its new total; None: nothing is measured
     drawn_watts: float = 0.0  # now
+    inference: AccountUse | None = None  # what the gateway says that it uses; None: nothing
     usage_period_s: float = 60.0
     half_life_s: float = HALF_LIFE_S
 
@@ -97,6 +99,8 @@ def reconcile(view: TenantView) -> TenantUpdate:
     status = _status(view, claimed, own, present, counted_now)
     used = counted_now.budgets or []
     notices = budgets.changes(view.tenant.spec.budgets or (), old, used) if status is not None else []
+    if status is not None:
+        notices += inference.changes(old.inference, counted_now.inference)
     return TenantUpdate(status, tuple(actions), _sooner(again, used, view.now), tuple(notices))
 
 
@@ -269,10 +273,12 @@ def _status(
     same = same and (old.running_in or []) == list(view.allocation.running_in)
     same = same and _ready(old.conditions) == made and same_rates(old, _by_user(view))
     same = same and _states(old) == _states(counted_now)
+    same = same and inference.states(old.inference) == inference.states(counted_now.inference)
     # Counts of jobs change often and matter little: they are written a little later, not at each change.
     recount = not _counts_agree(view, old) and age >= timedelta(seconds=COUNTS_S)
     energy = old.usage.energy_joules if old.usage is not None else 0.0
     counts = bool(allocated) or (view.energy_joules or 0.0) > energy
+    counts = counts or not inference.same(old.inference, counted_now.inference)
     due = counts and age >= timedelta(seconds=view.usage_period_s)
     if same and not recount and not due and old.last_updated is not None:
         return None
@@ -359,6 +365,9 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
             "users": users_counted(old, _by_user(view), view.now, view.half_life_s),
             "budgets": budgets.counted(
                 view.tenant.spec.budgets or (), old, used, _per_hour(view), since, view.now
+            ),
+            "inference": inference.use_of(
+                view.tenant.spec.inference, view.inference, old.inference, view.now
             ),
         }
     )

@@ -594,6 +594,17 @@ async def test_a_token_is_printed_alone_and_works_and_can_be_ended(site: Site) -
     assert (await site.busbar("list")).code == 4
 
 
+async def test_a_token_has_limits_that_the_list_shows(site: Site) -> None:
+    made = await site.busbar(
+        "token", "create", "--scopes", "inference", "--tenant", "ada",
+        "--tokens-per-minute", "500", "--budget", "0.5/day", "--budget", "20/month",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    assert "500 tokens/min, 0.5/day, 20/month" in (await site.busbar("token", "list")).out
+    for wrong in ("20", "x/day", "-1/day", "nan/day", "5/hour"):
+        assert "COST/PERIOD" in (await site.busbar("token", "create", "--budget", wrong)).err
+
+
 async def test_all_tokens_but_the_one_in_use_are_ended_together(site: Site) -> None:
     await site.world.token("alice")
     assert (await site.busbar("token", "revoke")).code == 2
@@ -704,7 +715,18 @@ async def test_budgets_are_shown_by_limit_and_only_those_of_own_tenants(site: Si
         ["ada", "month", "accelerator-hours", "75", "25", "75%", "Warning", *SPENT, "2026-12-01", "00:00"],
         ["ada", "month", "kWh", "48.2", "1.8", "96%", "Warning", *SPENT, "2026-12-01", "00:00"],
     ]  # fmt: skip
+    spent: dict[str, object] = {
+        "period": "day",
+        "started": "2026-11-24T00:00:00Z",
+        "ends": "2026-11-25T00:00:00Z",
+    }
+    spent |= {"cost": 4.0, "costLeft": 0.0, "state": "Spent"}
+    site.world.kube.status(TENANTS, "", "ada", inference={"budgets": [spent]})
+    await site.world.settle()
+    (line,) = [line.split() for line in (await site.busbar("budget")).lines if "inference" in line]
+    assert line[:6] == ["ada", "day", "inference", "cost", "4", "0"]
     found = json.loads((await site.busbar("budget", "ada", "-o", "json")).out)
+    assert found["items"][0]["inference"] == [spent]
     assert [item["tenant"] for item in found["items"]] == ["ada"]
     assert found["items"][0]["budgets"][0]["kilowattHoursLeft"] == 1.8
     refused = await site.busbar("budget", "bob-corp")

@@ -227,7 +227,7 @@ def _text(old: str, length: int) -> str:
 
 
 def _items(bound: Bound, old: list[Any], count: int) -> list[Any]:
-    if bound.path == "spec.budgets":  # its key has only three values
+    if bound.path in ("spec.budgets", "spec.inference.budgets"):  # its key has only three values
         return [{**old[0], "period": period} for period in ("day", "week", "month", "month")[:count]]
     first = old[0]
     if isinstance(first, str):

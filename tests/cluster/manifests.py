@@ -172,6 +172,7 @@ def model_service() -> JSON:
             },
             "shape": {key: value for key, value in SHAPE.items() if not key.endswith("Pods")},
             "accelerators": ["cpu"],
+            "price": {"promptPerMillion": 0.5, "cachedPerMillion": 0.05, "outputPerMillion": 1.5},
             "maxModelLen": 256,
             "kvCacheMemory": "256Mi",
             "suspend": False,
@@ -246,6 +247,11 @@ def tenant() -> JSON:
                 "pods": 200,
                 "persistentVolumeClaims": 20,
                 "storageGib": 1000,
+            },
+            "inference": {
+                "requestsPerMinute": 600,
+                "tokensPerMinute": 200_000,
+                "budgets": [{"period": "month", "cost": 500}],
             },
             "onDelete": "refuse",
             "budgets": [

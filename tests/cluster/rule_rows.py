@@ -594,6 +594,13 @@ TENANT = (
         {"spec/budgets/0": {"period": "day", "cost": 1}},
         blames="spec.budgets[0]",
     ),
+    Row(
+        m.tenant,
+        "spec.inference",
+        "at least one of requestsPerMinute, tokensPerMinute and budgets",
+        {"spec/inference": {}},
+        {"spec/inference": {"requestsPerMinute": 1}},
+    ),
 )
 
 PROFILE = (

@@ -116,6 +116,7 @@ class Engine(Server):
         self.go = asyncio.Event()
         self.tells_usage = True
         self.knows_continuous = True
+        self.cached_tokens = 0
         self.digest: str | None = None
         """Set: it numbers its tokens for the gateway, and goes on with streams of this digest."""
         self.leaves_at: int | None = None
@@ -229,8 +230,15 @@ class Engine(Server):
             "usage": self._usage(len(self.words)),
         }
 
-    def _usage(self, completion: int) -> dict[str, int]:
-        return {"prompt_tokens": 7, "completion_tokens": completion, "total_tokens": 7 + completion}
+    def _usage(self, completion: int) -> dict[str, Any]:
+        usage: dict[str, Any] = {
+            "prompt_tokens": 7,
+            "completion_tokens": completion,
+            "total_tokens": 7 + completion,
+        }
+        if self.cached_tokens:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return usage
 
 
 class Api(Server):
@@ -267,8 +275,23 @@ class Api(Server):
         self.lookups += 1
         if self.away or request.headers.get("Authorization") != "Bearer to-api":
             return web.Response(status=500)
-        found = self.keys.get((await request.json())["sha256"])
-        return web.json_response(found.to_wire()) if found else web.Response(status=404)
+        asked = await request.json()
+        found = self.keys.get(asked["sha256"])
+        return (
+            web.json_response(self._counted(found, asked["gateway"])) if found else web.Response(status=404)
+        )
+
+    def _counted(self, key: KeyIdentity, gateway: str) -> dict[str, Any]:
+        """The key's accounts, with the costs of the records that have arrived."""
+        through = max((seq for name, seq in self.records if name == gateway), default=0)
+        document = key.model_copy(update={"counted_through": through}).to_wire()
+        for account in document["accounts"]:
+            kind, name = account["name"].split("/")
+            field = "keyId" if kind == "key" else "tenant"
+            spent = sum(r["costNano"] for r in self.records.values() if r[field] == name)
+            for cost in account["costs"]:
+                cost["spentNano"] = spent
+        return document
 
     async def _usage(self, request: web.Request) -> web.Response:
         if self.away:

@@ -317,7 +317,7 @@ async def test_a_client_that_stops_reading_at_the_end_counts_as_disconnected() -
 
     request = cast(web.Request, SimpleNamespace(transport=SimpleNamespace(abort=abort)))
     nothing = cast(Any, None)
-    proxy = Proxy(Settings(client_stall_s=0.0), nothing, nothing, nothing, nothing)
+    proxy = Proxy(Settings(client_stall_s=0.0), nothing, nothing, nothing, nothing, nothing)
 
     async def write() -> None:
         with proxy._client(request) as client:
@@ -349,7 +349,7 @@ async def test_an_answer_of_the_api_is_read_to_its_end_however_it_arrives(tmp_pa
     (tmp_path / "token").write_text("t")
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         api = ApiClient(session, str(server.make_url("")), TokenFile(tmp_path / "token"))
-        asking = asyncio.create_task(api.lookup("0" * 64))
+        asking = asyncio.create_task(api.lookup("0" * 64, "g"))
         await asyncio.wait([asking], timeout=0.2)
         first_half_read.set()
         assert await asking == identity

@@ -302,13 +302,14 @@ def test_what_is_not_an_event_is_refused(event: bytes) -> None:
 @pytest.mark.parametrize(
     ("usage", "counted"),
     [
-        (USAGE, (7, 3)),
-        ({"input_tokens": 7}, (7, 0)),
+        (USAGE, (7, 3, 0)),
+        ({**USAGE, "input_tokens_details": {"cached_tokens": 2}}, (7, 3, 2)),
+        ({"input_tokens": 7}, (7, 0, 0)),
         ({"output_tokens": 3}, None),
         ({"input_tokens": -1}, None),
     ],
 )
 def test_usage_in_this_routes_names_is_counted_where_it_is_valid(
-    usage: object, counted: tuple[int, int] | None
+    usage: object, counted: tuple[int, int, int] | None
 ) -> None:
     assert tokens(usage) == counted

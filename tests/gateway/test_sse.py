@@ -149,8 +149,11 @@ def test_what_is_not_a_chunk_is_refused(event: bytes) -> None:
 @pytest.mark.parametrize(
     ("usage", "counted"),
     [
-        ({"prompt_tokens": 5, "completion_tokens": 2}, (5, 2)),
-        ({"prompt_tokens": 5}, (5, 0)),
+        ({"prompt_tokens": 5, "completion_tokens": 2}, (5, 2, 0)),
+        ({"prompt_tokens": 5}, (5, 0, 0)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}, (5, 0, 4)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 6}}, (5, 0, 0)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": None}, (5, 0, 0)),
         ({"completion_tokens": 2}, None),
         ({"prompt_tokens": -1, "completion_tokens": 2}, None),
         ({"prompt_tokens": "5", "completion_tokens": 2}, None),
@@ -158,7 +161,7 @@ def test_what_is_not_a_chunk_is_refused(event: bytes) -> None:
         ([], None),
     ],
 )
-def test_only_valid_usage_is_counted(usage: object, counted: tuple[int, int] | None) -> None:
+def test_only_valid_usage_is_counted(usage: object, counted: tuple[int, int, int] | None) -> None:
     assert tokens(usage) == counted
 
 

@@ -16,6 +16,7 @@ METRICS = {
     "busbar_gateway_hold_seconds",
     "busbar_gateway_requests",
     "busbar_gateway_requests_in_hand",
+    "busbar_gateway_requests_limited",
     "busbar_gateway_retries",
     "busbar_gateway_routes_connected",
     "busbar_gateway_services",
@@ -53,6 +54,8 @@ def test_the_status_and_code_of_each_error() -> None:
         ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed"),
         ("TooLarge", 413, "invalid_request_error", "request_too_large"),
         ("TooManyRequests", 429, "rate_limit_error", "too_many_waiting"),
+        ("RateLimited", 429, "api_error", "rate_limit_exceeded"),
+        ("QuotaSpent", 429, "insufficient_quota", "insufficient_quota"),
         ("BadUpstream", 502, "api_error", "bad_upstream"),
         ("Unavailable", 503, "service_unavailable_error", "unavailable"),
     }

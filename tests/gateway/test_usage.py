@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.gateway.parts import PATIENCE_S
 
+from busbar.gateway.accounts import Accounts
 from busbar.gateway.errors import SpoolError, Unavailable
 from busbar.gateway.inflight import InflightTable
 from busbar.gateway.keys import ApiUnreachable
@@ -168,7 +169,7 @@ def test_whatever_happens_each_record_is_delivered_in_order_under_one_number(
 
 def test_counters_of_a_dead_process_are_found(tmp_path: Path) -> None:
     dead = InflightTable(tmp_path / "running", 4)
-    dead.take(WHO).set(7, 3)
+    dead.take(WHO).set(7, 3, 2)
     dead.take({**WHO, "requestId": "req-2"})
     heir = InflightTable(tmp_path / "running", 4)
     found = [(who["requestId"], who["promptTokens"], who["completionTokens"]) for _, who in heir.left_over()]
@@ -189,7 +190,7 @@ def test_a_slot_with_damaged_words_is_dropped(tmp_path: Path) -> None:
 def test_an_inflight_table_with_fewer_slots_than_before_still_finds_all(tmp_path: Path) -> None:
     dead = InflightTable(tmp_path / "running", 8)
     for number in range(8):
-        dead.take({**WHO, "requestId": f"req-{number}"}).set(1, 1)
+        dead.take({**WHO, "requestId": f"req-{number}"}).set(1, 1, 0)
     assert len(InflightTable(tmp_path / "running", 1).left_over()) == 8
 
 
@@ -227,6 +228,7 @@ def recorder(folder: Path, api: Api) -> UsageRecorder:
         spool(folder),
         InflightTable(folder / "running", 4),
         api.deliver,
+        Accounts(),
         batch=2,
         running_limit=4,
         retry_max_s=0.01,
@@ -265,7 +267,7 @@ async def test_the_oldest_usage_ages_until_the_api_takes_it(tmp_path: Path) -> N
     api.away = True
     time = [datetime(2026, 1, 1, tzinfo=UTC)]
     here = UsageRecorder(
-        spool(tmp_path), InflightTable(tmp_path / "running", 4), api.deliver,
+        spool(tmp_path), InflightTable(tmp_path / "running", 4), api.deliver, Accounts(),
         batch=2, running_limit=4, retry_max_s=0.01, now=lambda: time[0],
     )  # fmt: skip
     assert here.oldest_s == 0
@@ -377,6 +379,7 @@ async def test_a_full_spool_refuses_requests(tmp_path: Path) -> None:
         spool(tmp_path, limit_bytes=100),
         InflightTable(tmp_path / "running", 4),
         Api().deliver,
+        Accounts(),
         batch=2,
         running_limit=4,
         retry_max_s=1,
@@ -485,6 +488,7 @@ async def test_requests_in_hand_are_bounded_and_those_that_ended_do_not_count(tm
         spool(tmp_path),
         InflightTable(tmp_path / "running", 8),
         Api().deliver,
+        Accounts(),
         batch=2,
         running_limit=2,
         retry_max_s=1,

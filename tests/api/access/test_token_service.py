@@ -137,3 +137,16 @@ async def test_the_page_shows_the_older_ones_too_and_revokes_many(world: World) 
     for wrong in ({}, {"subject": "bob", "everyone": "true"}):
         answer = await window.post("/tokens/revoke", data={"csrf_token": csrf, **wrong})
         assert answer.status_code == 422
+
+
+async def test_the_page_makes_tokens_with_limits_and_says_what_is_wrong_with_one(world: World) -> None:
+    window, csrf = await browser(world, "alice")
+    form = {"csrf_token": csrf, "scope": "inference", "tenant": "ada", "period": "week"}
+    made = await window.post("/tokens", data={**form, "tokens_per_minute": "1500", "cost": "2.5"})
+    assert made.status_code == 201
+    assert "1,500 tokens/min, 2.50 a week" in made.text
+    for wrong in ({"tokens_per_minute": "0"}, {"requests_per_minute": "x"}, {"cost": "much"}, {"cost": "-1"}):
+        answer = await window.post("/tokens", data={**form, **wrong})
+        assert answer.status_code == 422, wrong
+    unlimited = await window.post("/tokens", data=form)
+    assert unlimited.status_code == 201

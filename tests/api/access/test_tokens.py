@@ -14,6 +14,7 @@ from tests.api.memory_kube import MemoryKube
 from busbar.api.access.audit import Audit
 from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.access.keys import Keys
+from busbar.api.access.spending import Spending
 from busbar.api.access.tenancy import Tenancy
 from busbar.api.access.token_rules import TokenRules
 from busbar.api.access.tokens import Tokens, TokenState
@@ -217,7 +218,7 @@ async def keys(database: Database) -> AsyncIterator[tuple[Keys, Tokens, MemoryKu
     await store.start()
     await store.synced(30)
     tokens = Tokens(database, clock)
-    yield Keys(tokens, Tenancy(store)), tokens, kube, store, clock
+    yield Keys(tokens, Tenancy(store), Spending(database, clock)), tokens, kube, store, clock
     await store.stop()
 
 
@@ -233,6 +234,8 @@ async def test_a_key_says_whose_it_is_and_which_namespaces_it_opens(
         "tenant": "ada",
         "namespaces": ["ada-lab"],
         "scopes": ["inference"],
+        "accounts": [],
+        "countedThrough": 0,
     }
 
 
@@ -241,7 +244,7 @@ async def test_before_the_first_list_of_tenants_nobody_is_told_that_a_key_is_unk
 ) -> None:
     tokens = Tokens(database, Clock())
     key, _ = await tokens.create("alice", created_by="alice", tenant="ada")
-    desk = Keys(tokens, Tenancy(Store(MemoryKube())))
+    desk = Keys(tokens, Tenancy(Store(MemoryKube())), Spending(database))
     with pytest.raises(Unavailable):
         await desk.lookup(digest_of(key))
 

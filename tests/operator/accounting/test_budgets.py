@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from tests.operator.builders import NOW, tenant
 
 from busbar.kube.types import ConditionStatus, Tenant
-from busbar.kube.types.budget import Budget, BudgetState, BudgetUse, Period, used_ratios
+from busbar.kube.types.budget import (
+    Budget,
+    BudgetState,
+    BudgetUse,
+    Period,
+    period_end,
+    period_start,
+    used_ratios,
+)
 from busbar.kube.types.tenant import TenantStatus
 from busbar.operator.accounting.budgets import (
     FREE,
@@ -20,8 +28,6 @@ from busbar.operator.accounting.budgets import (
     condition,
     counted,
     hold,
-    period_end,
-    period_start,
     sentence,
 )
 

@@ -1,0 +1,319 @@
+"""Limits of keys and tenants: a request is accepted if every account that it counts in has room for all it may use.
+
+Accepting reserves the prompt's estimated length and the output that the request allows (`request_cost`); the end of the
+request puts what the engine counted in its place. What is accepted lies in a mapped ring (`admissions`), and what it
+cost in the usage records, so a gateway that is killed has forgotten nothing after its restart. Costs come as the API's
+sums with the look-up of a key, and this module adds what the API does not have yet.
+
+Limits that are reached are answered with 429 (`Retry-After`, OpenAI's `x-ratelimit-*`), a request that no empty account
+could take with 400.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from busbar.gateway.admissions import AdmissionRing
+from busbar.gateway.errors import BadRequest, QuotaSpent, RateLimited
+from busbar.gateway.request_cost import Estimate
+from busbar.gateway.spool import Record
+from busbar.gateway.windows import WINDOW_S, Purse, Second, Undelivered, Window
+from busbar.kube.contracts.allowances import NANO, Account, Price, key_account, tenant_account
+from busbar.kube.contracts.demand import AccountUse
+from busbar.kube.contracts.keys import KeyIdentity
+
+FREE = Price()
+LEAST_UNSTATED = 64
+"""Output tokens for which there must be room where a request states no most."""
+HEADER = "x-ratelimit-"
+
+
+@dataclass
+class _State:
+    """One account."""
+
+    limits: Account
+    window: Window = field(default_factory=Window)
+    purse: Purse = field(default_factory=Purse)
+
+
+@dataclass(frozen=True)
+class _Share:
+    state: _State
+    second: Second
+
+
+class Grant:
+    """An accepted request's part of its accounts, until `settle`."""
+
+    def __init__(self, accounts: Accounts, headers: Mapping[str, str]) -> None:
+        self._accounts = accounts
+        self.headers = headers
+        """`x-ratelimit-*`, as of its acceptance."""
+        self.shares: list[_Share] = []
+        self.tokens = 0
+        self.cost_nano = 0
+        self.entry = 0
+
+    def settle(self, tokens: int) -> None:
+        """The request has ended with so many tokens; its cost is in its usage record. A second call does nothing."""
+        shares, self.shares = self.shares, []
+        if shares:
+            self._accounts.settle(self, shares, tokens)
+
+
+class Accounts:
+    """All accounts with limits that this gateway has heard of."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._clock = clock
+        self._now = now
+        self._states: dict[str, _State] = {}
+        self._unnumbered: dict[str, list[Undelivered]] = {}
+        self._ring: AdmissionRing | None = None
+
+    def restore(self, ring: AdmissionRing, delivered: Mapping[str, int]) -> None:
+        """Take over what a former process accepted in the last minute.
+
+        Args:
+            delivered: tokens of requests that had not ended, by request id.
+        """
+        self._ring = ring
+        wall, now = self._now().timestamp(), self._clock()
+        found = list(ring.left_over(delivered, wall - WINDOW_S - 1))
+        # A clock that was set back makes an entry of the future: it counts as accepted now.
+        for each in sorted(found, key=lambda entry: entry.at):
+            at = now - max(0.0, wall - each.at)
+            for name in (key_account(each.key_id), tenant_account(each.tenant)):
+                self._state(name).window.add(at, each.tokens)
+
+    def learn(self, key: KeyIdentity, gateway_id: str) -> None:
+        """Take in what the API said of a key's accounts."""
+        for account in key.accounts:
+            state = self._state(account.name)
+            purse = state.purse
+            if purse.gateway_id == gateway_id and key.counted_through < purse.counted_through:
+                continue  # overtaken by a later answer
+            state.limits = account
+            purse.gateway_id, purse.counted_through = gateway_id, key.counted_through
+            purse.drop_through(key.counted_through)
+        mine = {account.name for account in key.accounts}
+        for name in (key_account(key.key_id), tenant_account(key.tenant)):
+            if name in self._states and name not in mine:
+                self._states[name].limits = Account(name=name)
+
+    def accept(
+        self, key: KeyIdentity, request_id: str, asks: Estimate, price: Price | None, *more: Account
+    ) -> Grant:
+        """Reserve what the request may use. Raises RateLimited, QuotaSpent or BadRequest, and then reserves nothing.
+
+        Args:
+            more: further accounts that the request counts in.
+        """
+        now = self._clock()
+        states = [self._state(account.name) for account in key.accounts]
+        for account in more:
+            states.append(self._state(account.name))
+            states[-1].limits = account
+        if not states:
+            return Grant(self, {})
+        for state in states:
+            state.window.expire(now)
+        asks = _within(asks, states)
+        cost = (price or FREE).cost_nano(asks.prompt_tokens, 0, asks.output_tokens)
+        for state in states:
+            self._check(state, asks, cost, now)
+        grant = Grant(self, {})
+        grant.tokens, grant.cost_nano = asks.tokens, cost
+        for state in states:
+            grant.shares.append(_Share(state, state.window.add(now, asks.tokens)))
+            state.purse.reserved_nano += cost
+        if self._ring is not None:
+            at = self._now().timestamp()
+            grant.entry = self._ring.add(at, request_id, key.key_id, key.tenant, asks.tokens)
+        grant.headers = _headers(states, now)
+        return grant
+
+    def settle(self, grant: Grant, shares: list[_Share], tokens: int) -> None:
+        if self._ring is not None:
+            self._ring.settle(grant.entry, tokens)
+        for share in shares:
+            share.state.window.correct(share.second, tokens - grant.tokens)
+            share.state.purse.reserved_nano -= grant.cost_nano
+
+    def ended(self, record: Record) -> None:
+        """A request has become a usage record, with or without its number."""
+        cost = int(record.get("costNano", 0))
+        if not cost:
+            return
+        finished = datetime.fromisoformat(record["finishedAt"])
+        for name in (key_account(record["keyId"]), tenant_account(record["tenant"])):
+            entry = Undelivered(record["requestId"], finished, cost, record.get("seq"))
+            self._state(name).purse.add(entry)
+            if entry.seq is None:
+                self._unnumbered.setdefault(entry.request_id, []).append(entry)
+
+    def numbered(self, records: Iterable[Record]) -> None:
+        """Records have got their numbers."""
+        for record in records:
+            for entry in self._unnumbered.pop(record["requestId"], ()):
+                entry.seq = record["seq"]
+
+    def delivered(self, through: int) -> None:
+        """The API has the records up to this number. Accounts without a limit of money need not remember them."""
+        for name, state in list(self._states.items()):
+            if not state.limits.costs:
+                state.purse.drop_through(through)
+                self._forget(name, state)
+
+    def tenants(self) -> list[AccountUse]:
+        """What tenants with limits use now, for the operator."""
+        now, today = self._clock(), self._now()
+        found = []
+        for name, state in self._states.items():
+            kind, _, tenant = name.partition("/")
+            limits = state.limits
+            if kind != "tenant" or (
+                limits.requests_per_minute is limits.tokens_per_minute is None and not limits.costs
+            ):
+                continue
+            state.window.expire(now)
+            costs = [
+                cost.model_copy(update={"spent_nano": state.purse.spent_nano(cost, today)})
+                for cost in limits.costs
+                if today < cost.ends
+            ]
+            window = state.window
+            found.append(
+                AccountUse(tenant=tenant, requests=window.requests, tokens=window.tokens, costs=costs)
+            )
+        return found
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+
+    def _check(self, state: _State, asks: Estimate, cost: int, now: float) -> None:
+        limits, window = state.limits, state.window
+        who = _who(limits.name)
+        headers = _headers([state], now)
+        if limits.requests_per_minute is not None and window.requests >= limits.requests_per_minute:
+            surplus = window.requests + 1 - limits.requests_per_minute
+            wait = window.free_in_s(now, surplus, lambda second: second.requests)
+            raise RateLimited(
+                f"Rate limit reached for {who}: {limits.requests_per_minute} requests per minute. "
+                f"Try again in {_seconds(wait)} s.",
+                kind="requests",
+                retry_after_s=_seconds(wait),
+                headers=headers,
+            )
+        if limits.tokens_per_minute is not None and window.tokens + asks.tokens > limits.tokens_per_minute:
+            surplus = window.tokens + asks.tokens - limits.tokens_per_minute
+            wait = window.free_in_s(now, surplus, lambda second: second.tokens)
+            raise RateLimited(
+                f"Rate limit reached for {who}: {limits.tokens_per_minute} tokens per minute, used {window.tokens}, "
+                f"requested {asks.tokens} (prompt and max_tokens). Try again in {_seconds(wait)} s.",
+                kind="tokens",
+                retry_after_s=_seconds(wait),
+                headers=headers,
+            )
+        self._check_money(state, asks, cost, who, headers)
+
+    def _check_money(
+        self, state: _State, asks: Estimate, cost: int, who: str, headers: Mapping[str, str]
+    ) -> None:
+        now = self._now()
+        for allowance in state.limits.costs:
+            if cost > allowance.limit_nano > 0:
+                raise BadRequest(
+                    f"This request may cost {_money(cost)}, more than the whole budget of {who} "
+                    f"({_money(allowance.limit_nano)} a {allowance.period}). Lower {asks.output_field or 'max_tokens'}.",
+                    param=asks.output_field or "max_tokens",
+                )
+            spent = state.purse.spent_nano(allowance, now)
+            if cost and spent + cost > allowance.limit_nano:
+                ends = allowance.ends if now < allowance.ends else None
+                wait = (ends - now).total_seconds() if ends else WINDOW_S
+                until = f" It begins anew at {ends:%Y-%m-%d %H:%M} UTC." if ends else ""
+                raise QuotaSpent(
+                    f"The budget of {who} for this {allowance.period} ({_money(allowance.limit_nano)}) has "
+                    f"{_money(max(0, allowance.limit_nano - spent))} left, and this request may cost "
+                    f"{_money(cost)}.{until}",
+                    retry_after_s=_seconds(wait),
+                    headers=headers,
+                )
+
+    def _state(self, name: str) -> _State:
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = _State(Account(name=name))
+        return state
+
+    def _forget(self, name: str, state: _State) -> None:
+        """Drop an account of which nothing is left to know."""
+        limits = state.limits
+        if limits.requests_per_minute is limits.tokens_per_minute is None and not state.purse.undelivered:
+            state.window.expire(self._clock())
+            if not state.window.requests and not state.purse.reserved_nano:
+                del self._states[name]
+
+
+def _within(asks: Estimate, states: Iterable[_State]) -> Estimate:
+    """The estimate; of a request that states no most, its output is what the accounts have left, at least
+    `LEAST_UNSTATED`. Raises BadRequest for a request that no empty account could take."""
+    for state in states:
+        most = state.limits.tokens_per_minute
+        if most is None:
+            continue
+        if asks.tokens > most and (asks.output_field is not None or asks.prompt_tokens >= most):
+            shorter = asks.output_field if asks.prompt_tokens < most else None
+            raise BadRequest(
+                f"This request may use {asks.tokens} tokens (about {asks.prompt_tokens} of the prompt), and "
+                f"{_who(state.limits.name)} may use {most} a minute. "
+                + (f"Lower {shorter}." if shorter else "Make the prompt shorter."),
+                param=shorter,
+            )
+        if asks.output_field is None:
+            left = max(most - state.window.tokens - asks.prompt_tokens, LEAST_UNSTATED)
+            output = min(asks.output_tokens, left, most - asks.prompt_tokens)
+            asks = replace(asks, output_tokens=output)
+    return asks
+
+
+def _headers(states: Iterable[_State], now: float) -> dict[str, str]:
+    """OpenAI's headers: of several accounts the one with the least left."""
+    found: dict[str, str] = {}
+    least: dict[str, int] = {}
+    for state in states:
+        for kind, limit, used in (
+            ("requests", state.limits.requests_per_minute, state.window.requests),
+            ("tokens", state.limits.tokens_per_minute, state.window.tokens),
+        ):
+            if limit is None or (kind in least and least[kind] <= limit - used):
+                continue
+            least[kind] = limit - used
+            found[f"{HEADER}limit-{kind}"] = str(limit)
+            found[f"{HEADER}remaining-{kind}"] = str(max(0, limit - used))
+            found[f"{HEADER}reset-{kind}"] = f"{math.ceil(state.window.empty_in_s(now))}s"
+    return found
+
+
+def _who(account: str) -> str:
+    kind, _, name = account.partition("/")
+    return "this key" if kind == "key" else f"tenant {name}"
+
+
+def _seconds(wait: float) -> int:
+    return max(1, math.ceil(wait))
+
+
+def _money(nano: int) -> str:
+    return f"{nano / NANO:.6g}"
