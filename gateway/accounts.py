@@ -22,9 +22,10 @@ from busbar.gateway.errors import BadRequest, QuotaSpent, RateLimited
 from busbar.gateway.request_cost import Estimate
 from busbar.gateway.spool import Record
 from busbar.gateway.windows import WINDOW_S, Purse, Second, Undelivered, Window
-from busbar.kube.contracts.allowances import NANO, Account, Price, key_account, tenant_account
+from busbar.kube.contracts.allowances import NANO, Account, Price, key_account, share_account, tenant_account
 from busbar.kube.contracts.demand import AccountUse
 from busbar.kube.contracts.keys import KeyIdentity
+from busbar.kube.contracts.routes import ServiceRoute
 
 FREE = Price()
 LEAST_UNSTATED = 64
@@ -92,7 +93,8 @@ class Accounts:
         # A clock that was set back makes an entry of the future: it counts as accepted now.
         for each in sorted(found, key=lambda entry: entry.at):
             at = now - max(0.0, wall - each.at)
-            for name in (key_account(each.key_id), tenant_account(each.tenant)):
+            share = share_account(each.service, each.tenant)
+            for name in (key_account(each.key_id), tenant_account(each.tenant), share):
                 self._state(name).window.add(at, each.tokens)
 
     def learn(self, key: KeyIdentity, gateway_id: str) -> None:
@@ -110,25 +112,21 @@ class Accounts:
             if name in self._states and name not in mine:
                 self._states[name].limits = Account(name=name)
 
-    def accept(
-        self, key: KeyIdentity, request_id: str, asks: Estimate, price: Price | None, *more: Account
-    ) -> Grant:
-        """Reserve what the request may use. Raises RateLimited, QuotaSpent or BadRequest, and then reserves nothing.
-
-        Args:
-            more: further accounts that the request counts in.
-        """
+    def accept(self, key: KeyIdentity, request_id: str, asks: Estimate, service: ServiceRoute) -> Grant:
+        """Reserve what the request may use. Raises RateLimited, QuotaSpent or BadRequest, and then reserves nothing."""
         now = self._clock()
         states = [self._state(account.name) for account in key.accounts]
-        for account in more:
-            states.append(self._state(account.name))
-            states[-1].limits = account
+        terms = service.terms_of(key.tenant)
+        if terms is not None and terms.tokens_per_minute is not None:
+            share = self._state(share_account(service.key, key.tenant))
+            share.limits = Account(name=share.limits.name, tokens_per_minute=terms.tokens_per_minute)
+            states.append(share)
         if not states:
             return Grant(self, {})
         for state in states:
             state.window.expire(now)
         asks = _within(asks, states)
-        cost = (price or FREE).cost_nano(asks.prompt_tokens, 0, asks.output_tokens)
+        cost = (service.price or FREE).cost_nano(asks.prompt_tokens, 0, asks.output_tokens)
         for state in states:
             self._check(state, asks, cost, now)
         grant = Grant(self, {})
@@ -138,7 +136,7 @@ class Accounts:
             state.purse.reserved_nano += cost
         if self._ring is not None:
             at = self._now().timestamp()
-            grant.entry = self._ring.add(at, request_id, key.key_id, key.tenant, asks.tokens)
+            grant.entry = self._ring.add(at, request_id, key.key_id, key.tenant, service.key, asks.tokens)
         grant.headers = _headers(states, now)
         return grant
 
@@ -308,6 +306,9 @@ def _headers(states: Iterable[_State], now: float) -> dict[str, str]:
 
 def _who(account: str) -> str:
     kind, _, name = account.partition("/")
+    if kind == "share":
+        service, _, tenant = name.rpartition("/")
+        return f"tenant {tenant} at {service}"
     return "this key" if kind == "key" else f"tenant {name}"
 
 

@@ -6,7 +6,7 @@ use at most) and when it ends (what it did use). Storing is a memory write; a SI
 request that had not ended counts what its slot says was delivered (`inflight`).
 
     entry:  u64 number (0: none) · f64 unix time · i64 tokens (below 0: reserved, not ended)
-            request id · key id · tenant
+            request id · key id · tenant · service
 
 When more requests are accepted within a minute than the ring has entries, the oldest are overwritten: a restart then
 forgets them, the running process does not.
@@ -26,7 +26,7 @@ from busbar.gateway.errors import SpoolError
 ENTRIES = 32_768
 _NUMBER = struct.Struct("<Q")
 _TOKENS = struct.Struct("<q")
-_REST = struct.Struct("<d40s40s64s")
+_REST = struct.Struct("<d40s40s64s128s")
 _TOKENS_AT = 8
 _REST_AT = 16
 ENTRY_BYTES = _REST_AT + _REST.size
@@ -41,6 +41,8 @@ class Admission:
     tokens: int
     key_id: str
     tenant: str
+    service: str
+    """`namespace/name`."""
 
 
 class AdmissionRing:
@@ -61,12 +63,12 @@ class AdmissionRing:
         self._entries = entries
         self._last = max(self._number(index) for index in range(entries))
 
-    def add(self, at: float, request_id: str, key_id: str, tenant: str, reserved: int) -> int:
+    def add(self, at: float, request_id: str, key_id: str, tenant: str, service: str, reserved: int) -> int:
         """The number of a new entry."""
         self._last += 1
         start = self._last % self._entries * ENTRY_BYTES
         _NUMBER.pack_into(self._map, start, 0)
-        texts = (text.encode() for text in (request_id, key_id, tenant))
+        texts = (text.encode() for text in (request_id, key_id, tenant, service))
         _REST.pack_into(self._map, start + _REST_AT, at, *texts)
         _TOKENS.pack_into(self._map, start + _TOKENS_AT, -1 - reserved)
         _NUMBER.pack_into(self._map, start, self._last)
@@ -91,11 +93,13 @@ class AdmissionRing:
             at, *texts = _REST.unpack_from(self._map, start + _REST_AT)
             if not number or at <= since:
                 continue
-            request_id, key_id, tenant = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
+            request_id, key_id, tenant, service = (
+                text.rstrip(b"\0").decode(errors="replace") for text in texts
+            )
             if tokens < 0:
                 tokens = delivered.get(request_id, 0)
                 self.settle(number, tokens)
-            yield Admission(at, tokens, key_id, tenant)
+            yield Admission(at, tokens, key_id, tenant, service)
 
     def close(self) -> None:
         self._map.close()

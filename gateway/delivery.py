@@ -36,6 +36,8 @@ class Call:
     """Monotonic time."""
     tenant: str = ""
     key_id: str = ""
+    weight: float = 1.0
+    """The tenant's among those that use the service."""
     adapter: str = ""
     """Empty: the model alone."""
     seed: int = field(default_factory=lambda: secrets.randbits(62))

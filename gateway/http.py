@@ -117,6 +117,7 @@ class PublicPort:
             arrived=request[_ARRIVED],
             tenant=key.tenant,
             key_id=key.key_id,
+            weight=terms.weight if (terms := service.terms_of(key.tenant)) else 1.0,
             adapter=target.adapter,
             progress=Progress(stream),
         )

@@ -108,7 +108,7 @@ class Proxy:
 
     def _accept(self, call: Call, service: ServiceRoute, key: KeyIdentity, asks: Estimate) -> Grant:
         try:
-            return self._accounts.accept(key, call.request_id, asks, service.price)
+            return self._accounts.accept(key, call.request_id, asks, service)
         except (RateLimited, QuotaSpent) as error:
             self._metrics.limited.labels(error.kind if isinstance(error, RateLimited) else "money").inc()
             raise

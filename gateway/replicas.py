@@ -18,7 +18,7 @@ from busbar.gateway.errors import BadUpstream
 from busbar.gateway.settings import Settings
 from busbar.gateway.watchdog import Watch, Watchdog
 from busbar.kube.contracts.streams import TERMS_HEADER
-from busbar.kube.contracts.workload import HEALTH_PATH, KEY_HEADER, TENANT_HEADER
+from busbar.kube.contracts.workload import HEALTH_PATH, KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
 
 _REFUSING = frozenset({429, 503})
 _OUR_FAULT = frozenset({401, 403})
@@ -71,6 +71,7 @@ class Replicas:
             "X-Busbar-Request-Id": call.request_id,
             TENANT_HEADER: call.tenant,
             KEY_HEADER: call.key_id,
+            WEIGHT_HEADER: f"{call.weight:g}",
             TERMS_HEADER: call.terms(),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)

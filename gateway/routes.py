@@ -34,26 +34,31 @@ class RouteTable:
         return len(self.services)
 
     def visible(self, key: KeyIdentity) -> list[ServiceRoute]:
-        """The services a key may use: its tenant's, in the namespaces the key was given."""
-        return [
-            service
-            for service in self.services.values()
-            if service.tenant and service.tenant == key.tenant and service.namespace in key.namespaces
-        ]
+        """The services a key may use: its tenant's, in the namespaces the key was given, and those that other tenants
+        share with its own."""
+        return [service for service in self.services.values() if _is_visible(service, key)]
 
     def names(self, key: KeyIdentity) -> list[tuple[str, ServiceRoute]]:
-        """The shortest name of each visible service: its model id where that is unique. Adapters are not among them."""
+        """The shortest name of each visible service: its model id where that is unique among the tenant's own;
+        `namespace/name` of another tenant's. Adapters are not among them."""
         services = self.visible(key)
-        count = Counter(service.model_id for service in services)
-        return sorted(
-            (service.model_id if count[service.model_id] == 1 else service.key, service)
+        count = Counter(service.model_id for service in services if service.tenant == key.tenant)
+        named = [
+            (
+                service.model_id
+                if count[service.model_id] == 1 and service.tenant == key.tenant
+                else service.key,
+                service,
+            )
             for service in services
-        )
+        ]
+        return sorted(named, key=lambda found: found[0])
 
     def resolve(self, key: KeyIdentity, model: str) -> Target:
         """The service that `model` means for this key, and the adapter where the name ends with `:adapter`.
 
-        `namespace/name` is tried first and always works; a whole name goes before one with an adapter. Raises
+        `namespace/name` is tried first and always works; a whole name goes before one with an adapter. Model ids are
+        those of the tenant's own services, so nobody can take a name of somebody else's. Raises
         ModelNotFound, with the same words whether the model or adapter exists for somebody else or for nobody, and
         BadRequest when two of the key's own services share a model id.
         """
@@ -66,8 +71,9 @@ class RouteTable:
         for service, end in named:
             if service.key + end == model:
                 return Target(service, end[1:])
-        found = [(service, "") for service in services if service.model_id == model]
-        found = found or [(service, end) for service, end in named if service.model_id + end == model]
+        own = [(service, end) for service, end in named if service.tenant == key.tenant]
+        found = [(service, "") for service, end in own if not end and service.model_id == model]
+        found = found or [(service, end) for service, end in own if service.model_id + end == model]
         if not found:
             raise ModelNotFound(
                 f"The model {model!r} does not exist or this key may not use it. GET /v1/models lists what it may.",
@@ -79,6 +85,12 @@ class RouteTable:
             )
         service, end = found[0]
         return Target(service, end[1:])
+
+
+def _is_visible(service: ServiceRoute, key: KeyIdentity) -> bool:
+    if service.tenant == key.tenant:
+        return bool(service.tenant) and service.namespace in key.namespaces
+    return service.terms_of(key.tenant) is not None
 
 
 def adapters_for(service: ServiceRoute, key: KeyIdentity) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 from busbar.api.access.audit import Audit
 from busbar.api.access.authorization import Authorizer, not_found
 from busbar.api.access.identity import Caller
-from busbar.api.errors import BadRequest, Conflict, Invalid, NotFound
+from busbar.api.errors import BadRequest, Conflict, Forbidden, Invalid, NotFound
 from busbar.api.kubernetes.client import KubeApi, Object, translated
 from busbar.api.kubernetes.store import Store
 from busbar.api.kubernetes.typed import M, read, tidy
@@ -106,6 +106,7 @@ class Objects:
             raise Invalid(f"metadata.namespace is not {namespace}, the address's", field="metadata.namespace")
         if not isinstance(body.get("spec"), dict):
             raise Invalid("the object needs a spec", field="spec")
+        await self._check_access(caller, resource, namespace, body["spec"])
         annotations = _own("annotations", meta.get("annotations")) | {ANNOTATION_REQUESTER: caller.subject}
         clean: Object = {
             key: meta[key] for key in ("name", "generateName") if isinstance(meta.get(key), str) and meta[key]
@@ -152,6 +153,7 @@ class Objects:
             if "spec" in patch:
                 if not isinstance(patch["spec"], dict):
                     raise Invalid("spec must be an object with the fields to change", field="spec")
+                await self._check_access(caller, resource, namespace, patch["spec"])
                 clean["spec"] = patch["spec"]
             meta = metadata_of(patch)
             if unknown := sorted(set(meta) - {"labels", "annotations", "resourceVersion"}):
@@ -190,6 +192,22 @@ class Objects:
             await self._authorizer.require(caller, "delete", resource, namespace, name=name)
             with translated(f"{resource.kind} {namespace}/{name}"):
                 await self._kube.delete(resource, name, namespace)
+
+    async def _check_access(self, caller: Caller, resource: Resource, namespace: str, spec: Object) -> None:
+        """Who lets other tenants use a service needs the right to: the chart's policy busbar-access asks for it, and sees
+        our own service account.
+
+        Raises:
+            Forbidden: the caller is no admin of the tenant.
+        """
+        if resource != MODEL_SERVICES or "access" not in spec:
+            return
+        if not await self._authorizer.allowed(caller, "update", MODEL_SERVICES, namespace, "access"):
+            raise Forbidden(
+                "spec.access lets other tenants use the service, at the cost of its replicas; ask an admin of the tenant "
+                "to set or change it",
+                field="spec.access",
+            )
 
     async def _read(self, resource: Resource, namespace: str, name: str) -> Object:
         try:

@@ -12,7 +12,7 @@ from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.forecast import StartForecast
 from busbar.kube.types.meta import ANNOTATION_REQUESTER, ConditionStatus
 from busbar.kube.types.model_service import ModelServiceStatus, ServicePhase
-from busbar.kube.types.service_words import adapter_facts, change_words, level_facts, pool_words
+from busbar.kube.types.service_words import access_facts, adapter_facts, change_words, level_facts, pool_words
 from busbar.kube.types.training_job import (
     TERMINAL_PHASES,
     CheckpointStatus,
@@ -275,7 +275,7 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
         energy=kilowatt_hours(usage.energy_joules),
         conditions=conditions(status, now),
-        level=[*adapter_facts(status), *level_facts(status)],
+        level=[*access_facts(spec.access), *adapter_facts(status), *level_facts(status)],
         scaling=[
             {
                 "when": ago(row.time, now),

@@ -61,13 +61,12 @@ class Usage:
         return Reach({m.tenant for m in held}, whole, caller.subject)
 
     async def report(self, caller: Caller, by: By, since: datetime, until: datetime) -> UsageReport:
-        """Usage of all tenants for admins, of the caller's own tenants otherwise."""
-        tenants = (
-            None
-            if await self._authorizer.is_admin(caller)
-            else {m.tenant for m in self._tenancy.memberships(caller)}
-        )
-        inference = await self._ledger.usage(by, since=since, until=until, tenants=tenants)
+        """Usage of all tenants for admins, of the caller's own tenants otherwise. By service the requests of other tenants
+        to one's own services count too: whoever shares a service sees how much it is used."""
+        held = self._tenancy.memberships(caller)
+        tenants = None if await self._authorizer.is_admin(caller) else {m.tenant for m in held}
+        served = {space for m in held for space in m.namespaces} if by is By.SERVICE else set()
+        inference = await self._ledger.usage(by, since=since, until=until, tenants=tenants, namespaces=served)
         compute = (
             await self._compute.totals(by.value, since=since, until=until, tenants=tenants)
             if by in _COMPUTE

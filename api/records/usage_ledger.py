@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Text, cast, func, select
+from sqlalchemy import Text, cast, func, or_, select
 
 from busbar.api.access.spending import Spending
 from busbar.api.clock import Clock, utc_now
@@ -90,9 +90,16 @@ class UsageLedger:
         return through
 
     async def usage(
-        self, by: By, *, since: datetime, until: datetime, tenants: Collection[str] | None
+        self,
+        by: By,
+        *,
+        since: datetime,
+        until: datetime,
+        tenants: Collection[str] | None,
+        namespaces: Collection[str] = (),
     ) -> list[InferenceTotals]:
-        """Sums per group over a time range; `tenants` None counts everybody's."""
+        """Sums per group over a time range, of these tenants' requests and of everybody's to services in these namespaces;
+        `tenants` None counts all."""
         ledger = tables.ledger
         column: Any = func.substr(cast(ledger.c.finished_at, Text), 1, 10) if by is By.DAY else _COLUMN[by]
         query = (
@@ -109,7 +116,8 @@ class UsageLedger:
             .order_by(column)
         )
         if tenants is not None:
-            query = query.where(ledger.c.tenant.in_(sorted(tenants)))
+            theirs = ledger.c.tenant.in_(sorted(tenants))
+            query = query.where(or_(theirs, ledger.c.namespace.in_(sorted(namespaces))))
         async with self._db.read() as db:
             rows = (await db.execute(query)).mappings().all()
         return [

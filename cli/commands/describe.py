@@ -167,15 +167,23 @@ def _trained(model: dict[str, Any]) -> str | None:
 
 
 def _service(found: Object) -> list[tuple[str, object]]:
-    from busbar.kube.types.model_service import ModelServiceStatus
-    from busbar.kube.types.service_words import adapter_facts, count_words, level_facts, pool_words
+    from busbar.kube.types.model_service import Access, ModelServiceStatus
+    from busbar.kube.types.service_words import (
+        access_facts,
+        adapter_facts,
+        count_words,
+        level_facts,
+        pool_words,
+    )
 
     status, known = found.status, ModelServiceStatus.model_validate(found.status)
+    access = found.spec.get("access")
     return [
         ("Model", status.get("modelId")),
         ("URL", status.get("url")),
         ("Replicas", count_words(known)),
         ("Pools", ", ".join(pool_words(row) for row in known.pools or ())),
+        *access_facts(Access.model_validate(access) if access else None),
         *adapter_facts(known),
         *level_facts(known),
         *_usage(status),

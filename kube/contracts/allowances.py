@@ -54,7 +54,7 @@ class Account(WireModel):
     """Limits of one key or one tenant; None: not limited."""
 
     name: str
-    """`key/ID` or `tenant/NAME`."""
+    """`key/ID`, `tenant/NAME`, or `share/NAMESPACE/NAME/TENANT`."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     costs: list[CostAllowance] = Field(default_factory=list)
@@ -68,3 +68,8 @@ def key_account(key_id: str) -> str:
 def tenant_account(tenant: str) -> str:
     """The account of a tenant."""
     return f"tenant/{tenant}"
+
+
+def share_account(service: str, tenant: str) -> str:
+    """The account of what a tenant uses of one service (`namespace/name`)."""
+    return f"share/{service}/{tenant}"

@@ -39,6 +39,14 @@ class AdapterRoute(WireModel):
     """Who may use it; None: all that may use the service."""
 
 
+class AccessRoute(WireModel):
+    """A tenant that may use a service besides the owner's, or the owner's own with a weight."""
+
+    tenant: str
+    weight: float = 1.0
+    tokens_per_minute: int | None = None
+
+
 class ServiceRoute(WireModel):
     """One ModelService, with the bearer for inference that its replicas require."""
 
@@ -55,6 +63,7 @@ class ServiceRoute(WireModel):
     max_model_len: int | None = None
     """Longest prompt plus output in tokens that every replica takes; None: nobody has told."""
     slo: Promise | None = None
+    access: list[AccessRoute] = Field(default_factory=list)
     price: Price | None = None
     """None: its tokens cost nothing."""
     adapters: list[AdapterRoute] = Field(default_factory=list)
@@ -65,6 +74,13 @@ class ServiceRoute(WireModel):
     def key(self) -> str:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
+
+    def terms_of(self, tenant: str) -> AccessRoute | None:
+        """What a tenant has of this service; None: it may not use it."""
+        named = next((entry for entry in self.access if entry.tenant == tenant), None)
+        if not self.tenant or not tenant:
+            return None
+        return named or (AccessRoute(tenant=tenant) if tenant == self.tenant else None)
 
 
 class Routes(WireModel):

@@ -8,12 +8,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.accelerator_pool import TenantList
-from busbar.kube.types.inference import InferencePrice
+from busbar.kube.types.inference import InferencePrice, PerMinute
 from busbar.kube.types.meta import (
     AGE,
     CamelReason,
     ClaimUri,
     Conditions,
+    DnsLabel,
     KindInfo,
     ObjectName,
     PrinterColumn,
@@ -26,7 +27,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.performance_profile import StepModel
-from busbar.kube.types.rules import Rule, exactly_one_of, immutable
+from busbar.kube.types.rules import Rule, exactly_one_of, immutable, not_built
 from busbar.kube.types.shape import AcceleratorList, PodShape
 from busbar.kube.types.training_job import Amount, Count, Usage
 
@@ -81,6 +82,43 @@ class ServedAdapter(SpecModel):
     tenants: TenantList | None = Field(
         default=None, description="Tenants that may use it; default all that may use the service."
     )
+
+
+class AllowedTenant(SpecModel):
+    """A tenant that may use the service, and its part of it."""
+
+    name: DnsLabel = Field(description="The Tenant; the owner's own may be named for its weight.")
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0,
+        description="Of its requests while they wait and inside the replicas; the owner's is 1 where it is not named.",
+    )
+    tokens_per_minute: PerMinute | None = Field(
+        default=None,
+        description="Prompt and output tokens of this service that it may use in any 60 seconds; absent: no limit.",
+    )
+    guaranteed_kv: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Part of each replica's KV cache that it always gets.",
+        json_schema_extra=not_built("shares of the KV cache are not built yet: leave guaranteedKv out"),
+    )
+    max_kv: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="Most of each replica's KV cache that it may hold.",
+        json_schema_extra=not_built("bounds of the KV cache are not built yet: leave maxKv out"),
+    )
+
+
+class Access(SpecModel):
+    """Who besides the owner's tenant may use the service."""
+
+    tenants: Annotated[
+        list[AllowedTenant],
+        Field(
+            min_length=1,
+            max_length=256,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = Field(description="These tenants; they ask for it as NAMESPACE/NAME.")
 
 
 class WarmLevel(StrEnum):
@@ -256,6 +294,10 @@ class ModelServiceSpec(SpecModel):
     slo: ServiceLevel | None = Field(
         default=None,
         description="Latency targets of the builtin engine; with ttftMilliseconds they decide the replicas.",
+    )
+    access: Access | None = Field(
+        default=None,
+        description="Other tenants that may use the service; only an admin of the owner's tenant may set it.",
     )
     price: InferencePrice | None = Field(
         default=None,

@@ -1,9 +1,12 @@
-"""What a service's status says of its scaling and its adapters, in words for people: the same in the command line and in the portal."""
+"""What a service's status says of its scaling and its adapters, and its spec of who may use it, in words for people: the
+same in the command line and in the portal."""
 
 from __future__ import annotations
 
 from busbar.kube.types.model_service import (
+    Access,
     AdapterStatus,
+    AllowedTenant,
     ModelServiceStatus,
     PoolReplicas,
     ScaledBy,
@@ -52,6 +55,20 @@ def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
         if ahead.capacity is not None:
             found.append(("Capacity", f"{ahead.capacity:g} requests/s within the target by ready replicas"))
     return found
+
+
+def access_facts(access: Access | None) -> list[tuple[str, str]]:
+    """(name, words) of the tenants that a service is shared with; nothing where it is not."""
+    if access is None:
+        return []
+    return [("Shared with", ", ".join(_guest_words(tenant) for tenant in access.tenants))]
+
+
+def _guest_words(tenant: AllowedTenant) -> str:
+    more = [f"weight {tenant.weight:g}"] if tenant.weight != 1 else []
+    if tenant.tokens_per_minute is not None:
+        more.append(f"{tenant.tokens_per_minute:,} tokens/min")
+    return f"{tenant.name} ({', '.join(more)})" if more else tenant.name
 
 
 def adapter_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:

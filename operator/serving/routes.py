@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from busbar.kube.contracts.allowances import Price
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
-from busbar.kube.contracts.routes import AdapterRoute, Endpoint, Promise, Routes, ServiceRoute
+from busbar.kube.contracts.routes import AccessRoute, AdapterRoute, Endpoint, Promise, Routes, ServiceRoute
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types.model_service import ModelServiceSpec
@@ -57,6 +57,7 @@ def build_routes(
                 min_replicas=spec.min_replicas,
                 max_replicas=spec.replica_ceiling,
                 slo=_promise(spec),
+                access=_access(spec),
                 price=_price(spec),
                 adapters=[AdapterRoute(name=a.name, tenants=a.tenants) for a in spec.adapters or ()],
                 bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
@@ -71,6 +72,15 @@ def _promise(spec: ModelServiceSpec) -> Promise | None:
     if spec.slo is None:
         return None
     return Promise(ttft_ms=spec.slo.ttft_milliseconds, tpot_ms=spec.slo.tpot_milliseconds)
+
+
+def _access(spec: ModelServiceSpec) -> list[AccessRoute]:
+    if spec.access is None:
+        return []
+    return [
+        AccessRoute(tenant=t.name, weight=t.weight, tokens_per_minute=t.tokens_per_minute)
+        for t in spec.access.tenants
+    ]
 
 
 def _price(spec: ModelServiceSpec) -> Price | None:

@@ -172,6 +172,7 @@ def model_service() -> JSON:
             },
             "shape": {key: value for key, value in SHAPE.items() if not key.endswith("Pods")},
             "accelerators": ["cpu"],
+            "access": {"tenants": [{"name": "guest", "weight": 0.5, "tokensPerMinute": 1000}]},
             "price": {"promptPerMillion": 0.5, "cachedPerMillion": 0.05, "outputPerMillion": 1.5},
             "maxModelLen": 256,
             "kvCacheMemory": "256Mi",

@@ -370,6 +370,22 @@ BUILTIN: Change = {"spec/image": ..., "spec/engine": "builtin"}
 SERVICE = (
     Row(
         m.model_service,
+        "spec.access.tenants[].guaranteedKv",
+        "shares of the KV cache are not built yet",
+        {"spec/access": {"tenants": [{"name": "guest", "guaranteedKv": 0.5}]}},
+        {"spec/access": {"tenants": [{"name": "guest", "weight": 0.5}]}},
+        blames="spec.access.tenants[0].guaranteedKv",
+    ),
+    Row(
+        m.model_service,
+        "spec.access.tenants[].maxKv",
+        "bounds of the KV cache are not built yet",
+        {"spec/access": {"tenants": [{"name": "guest", "maxKv": 0.5}]}},
+        {"spec/access": {"tenants": [{"name": "guest", "tokensPerMinute": 5}]}},
+        blames="spec.access.tenants[0].maxKv",
+    ),
+    Row(
+        m.model_service,
         "",
         "at most 46 lower-case letters",
         {"metadata/name": "1service"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from busbar.gateway.request_cost import Estimate, PromptRatio, estimate
 from busbar.gateway.windows import WINDOW_S, Window
 from busbar.kube.contracts.allowances import NANO, Account, CostAllowance, Price
 from busbar.kube.contracts.keys import KeyIdentity
+from busbar.kube.contracts.routes import AccessRoute, ServiceRoute
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 PRICE = Price(prompt=1.0, cached=0.1, output=4.0)
@@ -65,7 +67,13 @@ class Desk:
     def accept(self, prompt: int = 10, output: int = 0, price: Price | None = None) -> Grant:
         self.count += 1
         asks = Estimate(prompt, output, output_field="max_tokens")
-        return self.accounts.accept(self.key, f"req-{self.count}", asks, price)
+        return self.accounts.accept(self.key, f"req-{self.count}", asks, service(price))
+
+
+def service(price: Price | None = None, **fields: Any) -> ServiceRoute:
+    return ServiceRoute(
+        tenant="ada", namespace="ns", name="m", uid="u", model_id="m", bearer="b", price=price, **fields
+    )
 
 
 def test_requests_of_a_minute_are_limited_and_the_answer_says_when_to_come_again() -> None:
@@ -117,18 +125,18 @@ def test_what_no_empty_account_could_take_is_a_bad_request_that_names_the_field(
             desk.accept(prompt, output, price)
         assert refused.value.param == param
     assert desk.accept(10, 90, Price(output=10.0)).cost_nano == 900_000
-    unstated = desk.accounts.accept(key(), "r", Estimate(10, 1024), None)
+    unstated = desk.accounts.accept(key(), "r", Estimate(10, 1024), service())
     assert unstated.headers == {}
 
 
 def test_a_request_that_states_no_most_may_use_what_the_limit_allows() -> None:
     desk = Desk(Account(name="key/k", tokens_per_minute=100))
-    grant = desk.accounts.accept(desk.key, "r", Estimate(10, 1024), None)
+    grant = desk.accounts.accept(desk.key, "r", Estimate(10, 1024), service())
     assert grant.tokens == 100
     grant.settle(20)
-    assert desk.accounts.accept(desk.key, "r", Estimate(10, 1024), None).tokens == 80
+    assert desk.accounts.accept(desk.key, "r", Estimate(10, 1024), service()).tokens == 80
     with pytest.raises(RateLimited):
-        desk.accounts.accept(desk.key, "r", Estimate(10, 1024), None)
+        desk.accounts.accept(desk.key, "r", Estimate(10, 1024), service())
 
 
 def test_money_is_reserved_settled_and_refused_until_the_period_ends() -> None:
@@ -196,16 +204,31 @@ def test_what_was_accepted_in_the_last_minute_survives_the_process(tmp_path: Pat
     after = Accounts(Time().clock, lambda: before.time.now() + timedelta(seconds=10))
     after.restore(AdmissionRing(tmp_path / "ring", 8), {"req-3": 130})
     after.learn(key(limits), "g")
-    grant = after.accept(key(limits), "req-5", Estimate(1, 0), None)
+    grant = after.accept(key(limits), "req-5", Estimate(1, 0), service())
     assert grant.headers["x-ratelimit-remaining-tokens"] == str(1000 - 120 - 130 - 1)
     assert grant.headers["x-ratelimit-remaining-requests"] == "96"
     again = list(AdmissionRing(tmp_path / "ring", 8).left_over({}, 0.0))
     assert [each.tokens for each in again] == [500, 120, 130, 0, 0], "settled by the restart, and not again"
 
 
+def test_a_tenants_part_of_a_shared_service_is_an_account_of_its_own(tmp_path: Path) -> None:
+    shared = service(access=[AccessRoute(tenant="guest", tokens_per_minute=100)])
+    guest = KeyIdentity(key_id="g", subject="gus", tenant="guest")
+    desk = Desk(ring=AdmissionRing(tmp_path / "ring", 8))
+    grant = desk.accounts.accept(guest, "r1", Estimate(10, 60, output_field="max_tokens"), shared)
+    assert grant.headers["x-ratelimit-remaining-tokens"] == "30"
+    with pytest.raises(RateLimited, match="tenant guest at ns/m"):
+        desk.accounts.accept(guest, "r2", Estimate(10, 60, output_field="max_tokens"), shared)
+    assert desk.accept(10, 60).headers == {}, "the owner has no such limit"
+    grant.settle(50)
+    again = Desk(ring=AdmissionRing(tmp_path / "ring", 8))
+    grant = again.accounts.accept(guest, "r3", Estimate(10, 0), shared)
+    assert grant.headers["x-ratelimit-remaining-tokens"] == "40"
+
+
 def test_a_full_ring_forgets_its_oldest_entries(tmp_path: Path) -> None:
     ring = AdmissionRing(tmp_path / "ring", 4)
-    places = [ring.add(float(at), f"r{at}", "k", "ada", 0) for at in range(1, 7)]
+    places = [ring.add(float(at), f"r{at}", "k", "ada", "ns/m", 0) for at in range(1, 7)]
     ring.settle(places[0], 99)  # overwritten by r5 meanwhile
     assert [entry.at for entry in ring.left_over({}, 0.0)] == [3.0, 4.0, 5.0, 6.0]
 

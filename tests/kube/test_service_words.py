@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from busbar.kube.types.model_service import ModelServiceStatus
+from busbar.kube.types.model_service import Access, ModelServiceStatus
 from busbar.kube.types.service_words import (
+    access_facts,
     adapter_facts,
     change_words,
     count_words,
@@ -80,3 +81,10 @@ def test_adapters_are_told_with_their_replicas_and_why_one_is_refused() -> None:
         ("Adapters", "a on 1 replica, b on 0 replicas (refused: rank 4096)")
     ]
     assert adapter_facts(ModelServiceStatus()) == []
+
+
+def test_who_shares_a_service_is_said_with_what_each_may_use() -> None:
+    tenants = [{"name": "guest"}, {"name": "lab", "weight": 0.5, "tokensPerMinute": 1500}]
+    access = Access.model_validate({"tenants": tenants})
+    assert access_facts(access) == [("Shared with", "guest, lab (weight 0.5, 1,500 tokens/min)")]
+    assert access_facts(None) == []

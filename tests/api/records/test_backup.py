@@ -31,7 +31,7 @@ from busbar.kube.resources import TRAINING_JOBS
 
 ROOT = Caller("root", role=CallerRole.ADMIN)
 USAGE = {"acceleratorSeconds": 3600.25, "workUnits": 1800.125, "cost": 2.5}
-RANGE = {"since": NOW - timedelta(days=1), "until": NOW + timedelta(days=1)}
+RANGE: Any = {"since": NOW - timedelta(days=1), "until": NOW + timedelta(days=1)}
 
 
 async def fill(world: World) -> None:

@@ -60,3 +60,7 @@ async def test_usage_is_summed_by_each_group_within_the_range_and_the_tenants_as
     for by in By:
         assert await ledger.usage(by, since=since, until=NOW, tenants=set()) == []
         assert sum(s.requests for s in await ledger.usage(by, since=since, until=NOW, tenants=None)) == 3
+    foreign = record(5, "bob-corp", 1).model_copy(update={"namespace": "ada-lab"})
+    await ledger.accept("h", [foreign])
+    shared = await ledger.usage(By.SERVICE, since=since, until=NOW, tenants={"ada"}, namespaces={"ada-lab"})
+    assert [s.requests for s in shared] == [3], "those of another tenant too"
