@@ -18,6 +18,8 @@ from aiohttp import web
 
 from busbar.gateway import responses, sse
 from busbar.gateway.load_counts import Progress
+from busbar.gateway.picking import ANY, Ask
+from busbar.gateway.replica_load import Work
 from busbar.kube.contracts.streams import ResumedChoice, ResumeRequest, StreamTerms, UsageShown
 
 EARLY_EVENTS = 16
@@ -78,11 +80,17 @@ class Call:
 class Delivery:
     """The answer to one call, as far as it has come."""
 
-    def __init__(self, call: Call, tokens_limit: int) -> None:
+    def __init__(self, call: Call, tokens_limit: int, ask: Ask = ANY) -> None:
         self._call = call
+        self.ask = ask
+        """What it needs of a replica."""
         self._tokens_limit = tokens_limit
         self.response: web.StreamResponse | None = None
         """Set when the first event goes to the client."""
+        self.work: Work | None = None
+        """At the replica that works on it now."""
+        self.charged: Ask | None = None
+        """What its owner was charged for in the queue; None: it has not been served."""
         self.restart()
 
     def restart(self) -> None:

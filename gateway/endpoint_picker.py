@@ -1,10 +1,10 @@
 """The endpoint picker: it assigns a replica to each request, and queues the request while there is none.
 
-A request gets a `Lease` on a replica that is ready, not draining, not under suspicion and below its
-in-flight limit; of several, the one with the fewest requests of ours. Otherwise it waits: turn by turn between
-tenants, then between a tenant's users, then between a user's keys, and first come first served within a key; a
-bounded number per service and per user, and for a bounded time. A change of routes, a returned lease or the end of a
-suspicion serves the queue.
+A request gets a `Lease` on a replica that is ready, not draining, not under suspicion, and can run it soon
+(`replica_load`); of several, the one whose first token is predicted to come soonest (`picking`). Otherwise it waits, in
+the order that is fair in tokens between tenants, then a tenant's users, then a user's keys (`fairqueue`), and first come
+first served within a key; a bounded number per service and per user, and for a bounded time. A change of routes, a
+returned lease or the end of a suspicion serves the queue.
 
 A replica that just failed is under suspicion for a moment (doubling with each failure in a row), so that
 the retry goes elsewhere and a dead replica costs little until the operator takes it out of the routes.
@@ -17,16 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from busbar.gateway.errors import TooManyRequests, Unavailable
-from busbar.gateway.fairqueue import FairQueue, Owner
+from busbar.gateway.fairqueue import FairQueue, Owner, cost_of
 from busbar.gateway.load_counts import LoadCounts, Progress
+from busbar.gateway.picking import ANY, Ask, Candidate, Choice, choose
+from busbar.gateway.replica_load import ReplicaLoad, Work
 from busbar.gateway.routes import RouteTable
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.routes import Endpoint, ServiceRoute
+
+USUAL_OUTPUT = 256.0
+"""Tokens of an answer, until a service has given some."""
+LATEST = 0.05
+"""Of the last answer in the mean."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +48,19 @@ class QueueLimits:
     suspect_max_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lease:
     """A slot on a replica, which must be returned."""
 
     service: ServiceRoute
     endpoint: Endpoint
-
-
-@dataclass
-class _Replica:
-    in_flight: int = 0
-    failures: int = 0
-    suspect_until: float = 0.0
+    work: Work
 
 
 @dataclass(eq=False)
 class _Waiter:
     owner: Owner
+    ask: Ask
     place: asyncio.Future[Lease]
 
 
@@ -66,23 +68,13 @@ class _Waiter:
 class _Service:
     service: ServiceRoute
     queue: FairQueue[_Waiter] = field(default_factory=FairQueue)
-    replicas: dict[str, _Replica] = field(default_factory=dict)
+    replicas: dict[str, ReplicaLoad] = field(default_factory=dict)
     arrivals: int = 0
     last_request_at: float | None = None
     recheck: asyncio.TimerHandle | None = None
     load: LoadCounts = field(default_factory=LoadCounts)
-
-
-def least_busy(candidates: Iterable[tuple[int, Endpoint]], rng: random.Random) -> Endpoint | None:
-    """The endpoint with the fewest requests, a random one of equals, None of none."""
-    best: list[Endpoint] = []
-    fewest = 0
-    for in_flight, endpoint in candidates:
-        if not best or in_flight < fewest:
-            best, fewest = [endpoint], in_flight
-        elif in_flight == fewest:
-            best.append(endpoint)
-    return rng.choice(best) if best else None
+    output_tokens: float = USUAL_OUTPUT
+    """Of an answer, on average."""
 
 
 def _demand(state: _Service, now: float) -> ServiceDemand:
@@ -107,11 +99,16 @@ class EndpointPicker:
     """All services' queues and replicas. Lives on one event loop."""
 
     def __init__(
-        self, limits: QueueLimits, clock: Callable[[], float], rng: random.Random | None = None
+        self,
+        limits: QueueLimits,
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+        choice: Choice = choose,
     ) -> None:
         self._limits = limits
         self._clock = clock
         self._rng = rng or random.Random()
+        self._choice = choice
         self._services: dict[str, _Service] = {}
         self._closed = False
 
@@ -163,14 +160,22 @@ class EndpointPicker:
         """Note what the client of a request saw, which a `visit` has announced, by the service's target of now."""
         state = self._services.get(service.key)
         if state is not None:
+            if output_tokens:
+                state.output_tokens += LATEST * (output_tokens - state.output_tokens)
             state.load.ended(progress, state.service.slo, code, (prompt_tokens, output_tokens), self._clock())
 
     async def enter(
-        self, service: ServiceRoute, owner: Owner, deadline: float, *, again: bool = False
+        self,
+        service: ServiceRoute,
+        owner: Owner,
+        deadline: float,
+        *,
+        ask: Ask = ANY,
+        again: bool = False,
     ) -> Lease:
         """Wait for a replica until `deadline` (of the endpoint picker's clock); the caller must `leave` with the lease.
 
-        `owner` is (tenant, user, key), by which turns are taken.
+        `owner` is (tenant, user, key), between which the queue is fair; `ask` is what the request may need at most.
         `again` is for a request whose replica failed: it goes to the head of the queue, and the bounds on
         the queue do not apply to it. Raises Unavailable or TooManyRequests.
         """
@@ -183,8 +188,12 @@ class EndpointPicker:
             raise Unavailable("The gateway is restarting. Try again.", retry_after_s=1)
         if not again:
             self._check_bounds(state, owner)
-        waiter = _Waiter(owner, asyncio.get_running_loop().create_future())
-        (state.queue.push_front if again else state.queue.push)(owner, waiter)
+        expected = replace(ask, output_tokens=min(ask.output_tokens, round(state.output_tokens)))
+        waiter = _Waiter(owner, expected, asyncio.get_running_loop().create_future())
+        if again:
+            state.queue.push_front(owner, waiter)
+        else:
+            state.queue.push(owner, waiter, *_charge(state.service, owner, expected))
         self._serve(state)
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
@@ -219,18 +228,25 @@ class EndpointPicker:
         state = self._services.get(lease.service.key)
         if state is None:
             return
-        replica = state.replicas.setdefault(lease.endpoint.url, _Replica())
-        replica.in_flight = max(0, replica.in_flight - 1)
+        replica = state.replicas.setdefault(lease.endpoint.url, ReplicaLoad())
+        replica.works.discard(lease.work)
         if suspect:
             pause = min(self._limits.suspect_s * 2**replica.failures, self._limits.suspect_max_s)
-            replica.failures += 1
             if suspect_s is not None:
                 pause = min(max(suspect_s, self._limits.suspect_s), self._limits.suspect_max_s)
-            replica.suspect_until = self._clock() + pause
+            replica.fail(self._clock() + pause)
         elif worked:
             replica.failures = 0
             replica.suspect_until = 0.0
         self._serve(state)
+
+    def settle(self, service: ServiceRoute, owner: Owner, charged: Ask, tokens: tuple[int, int, int]) -> None:
+        """A request has ended with (prompt, of them cached, output) tokens: its owner is charged these in place of the
+        estimate, which its first lease has (`Work.ask`)."""
+        state = self._services.get(service.key)
+        if state is not None:
+            estimate, weight = _charge(state.service, owner, charged)
+            state.queue.settle(owner, cost_of(*tokens) - estimate, weight)
 
     def demand(self) -> list[ServiceDemand]:
         """The demand that the operator reads: waiting, running and arrived requests."""
@@ -253,27 +269,25 @@ class EndpointPicker:
 
     def _serve(self, state: _Service) -> None:
         while len(state.queue):
-            endpoint = least_busy(self._open(state), self._rng)
-            if endpoint is None:
-                break
-            waiter = state.queue.pop()
-            if waiter.place.done():
-                continue
-            state.replicas.setdefault(endpoint.url, _Replica()).in_flight += 1
-            waiter.place.set_result(Lease(state.service, endpoint))
+            waiter = state.queue.peek()
+            if not waiter.place.done():
+                now = self._clock()
+                chosen = self._choice(self._open(state, waiter, now), waiter.ask, self._rng)
+                if chosen is None:
+                    break
+                load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())
+                work = load.take(chosen.endpoint, waiter.ask, now)
+                waiter.place.set_result(Lease(state.service, chosen.endpoint, work))
+            state.queue.pop()
         self._schedule_recheck(state)
 
-    def _open(self, state: _Service) -> Iterator[tuple[int, Endpoint]]:
-        now = self._clock()
+    def _open(self, state: _Service, waiter: _Waiter, now: float) -> list[Candidate]:
+        found, ahead = [], state.queue.is_ahead(waiter.owner)
         for endpoint in state.service.endpoints:
-            replica = state.replicas.get(endpoint.url, _Replica())
-            if (
-                endpoint.ready
-                and not endpoint.draining
-                and replica.suspect_until <= now
-                and replica.in_flight < self._limits.replica_in_flight
-            ):
-                yield replica.in_flight, endpoint
+            load = state.replicas.get(endpoint.url) or ReplicaLoad()
+            if load.takes(endpoint, waiter.ask, self._limits.replica_in_flight, now, ahead=ahead):
+                found.append(load.candidate(endpoint, now))
+        return found
 
     def _schedule_recheck(self, state: _Service) -> None:
         """Wake the queue when the first suspicion ends."""
@@ -299,3 +313,9 @@ class EndpointPicker:
         for waiter in state.queue.drain():
             if not waiter.place.done():
                 waiter.place.set_exception(Unavailable(message, retry_after_s=retry_after_s))
+
+
+def _charge(service: ServiceRoute, owner: Owner, ask: Ask) -> tuple[float, float]:
+    """(cost, weight) of a request in the queue."""
+    terms = service.terms_of(owner[0])
+    return cost_of(ask.prompt_tokens, 0, ask.output_tokens), terms.weight if terms is not None else 1.0

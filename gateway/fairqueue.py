@@ -1,103 +1,186 @@
-"""A queue that is first-in-first-out within an owner and takes turns between owners, level by level.
+"""A queue that is first-in-first-out within an owner and fair in tokens between owners, level by level.
 
-An owner is a path such as (tenant, user, key): tenants take turns, within a tenant its users, within a user
-their keys. So nobody gets more turns by making more keys.
+An owner is a path such as (tenant, user, key). On each level a counter says what each name was served, in tokens over
+its weight, and the name with the least is served next: so a tenant's users share its part, and nobody gets more by making
+more keys or longer requests. A name that comes back counts at least as much as the least of those that wait, or as the
+last that was served: being away saves nothing up. Engines count the same (virtual token counters, arXiv 2401.00588):
+1 for a prompt token, 0.1 for a cached one, 2 for an output token. An item is charged its estimate when it is served;
+`settle` corrects that.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Owner = tuple[str, ...]
 """From the outermost name to the innermost."""
+PROMPT, CACHED, OUTPUT = 1.0, 0.1, 2.0
+RECENT = 256
+"""The last items, whose owners are compared with each other."""
+REMEMBERED = 4096
+"""Names whose counters are kept while they wait for nothing."""
+
+
+def cost_of(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+    """What a request is charged; `cached_tokens` are some of `prompt_tokens`."""
+    return PROMPT * (prompt_tokens - cached_tokens) + CACHED * cached_tokens + OUTPUT * output_tokens
 
 
 @dataclass
 class _Branch(Generic[T]):
-    """The branches below in the order of their turns, or the items of one whole path."""
+    """The branches below in the order in which they came, or the items of one whole path."""
 
-    below: OrderedDict[str, _Branch[T]] = field(default_factory=OrderedDict)
-    items: deque[T] = field(default_factory=deque)
+    below: dict[str, _Branch[T]] = field(default_factory=dict)
+    items: deque[tuple[T, float, float]] = field(default_factory=deque)
+    """With cost and weight."""
     count: int = 0
 
 
 class FairQueue(Generic[T]):
-    """Items of many owners; `pop` gives each that waits its turn, one item at a time."""
+    """Items of many owners; `pop` gives the first of the owner that was served least."""
 
     def __init__(self) -> None:
         self._root: _Branch[T] = _Branch()
+        self._front: deque[tuple[Owner, T]] = deque()
+        """Served in vain: they are next, before every owner, and are charged already."""
+        self._served: OrderedDict[Owner, float] = OrderedDict()
+        """By path and by the paths above it, what was served."""
+        self._pushed: deque[Owner] = deque(maxlen=RECENT)
+        self._last: dict[Owner, float] = {}
+        """By path, the counter of the name below it that was served last."""
 
     def __len__(self) -> int:
-        return self._root.count
+        return self._root.count + len(self._front)
 
     def waiting(self, owner: Owner) -> int:
         """Items of an owner; of a shorter path all below it."""
         branch: _Branch[T] | None = self._root
         for name in owner:
             branch = branch.below.get(name) if branch else None
-        return branch.count if branch else 0
+        front = sum(path[: len(owner)] == owner for path, _ in self._front)
+        return (branch.count if branch else 0) + front
 
-    def push(self, owner: Owner, item: T) -> None:
-        """Add at the end of the owner's items; a new owner is served after those that wait already."""
-        branches = self._path(owner)
-        branches[-1].items.append(item)
-        for branch in branches:
+    def push(self, owner: Owner, item: T, cost: float = 1.0, weight: float = 1.0) -> None:
+        """Add at the end of the owner's items; `weight` is that of the outermost name."""
+        self._pushed.append(owner)
+        branch = self._root
+        branch.count += 1
+        for depth, name in enumerate(owner):
+            below = branch.below.get(name)
+            if below is None:
+                self._join(owner[: depth + 1], branch)
+                below = branch.below[name] = _Branch()
+            branch = below
             branch.count += 1
+        branch.items.append((item, cost, weight))
 
     def push_front(self, owner: Owner, item: T) -> None:
         """Put back an item that was served in vain: it is next, before every owner."""
-        branches = self._path(owner)
-        branches[-1].items.appendleft(item)
-        for branch, name in zip(branches, owner, strict=False):
-            branch.below.move_to_end(name, last=False)
-        for branch in branches:
-            branch.count += 1
+        self._front.appendleft((owner, item))
+
+    def peek(self) -> T:
+        """The next item; raises IndexError when empty."""
+        if self._front:
+            return self._front[0][1]
+        if not self._root.count:
+            raise IndexError("an empty queue has no next item")
+        return self._path()[-1][1].items[0][0]
 
     def pop(self) -> T:
-        """Take the next item; raises IndexError when empty."""
+        """Take the next item and charge its owner; raises IndexError when empty."""
+        if self._front:
+            return self._front.popleft()[1]
         if not self._root.count:
             raise IndexError("pop from an empty queue")
-        branch = self._root
-        while branch.below:
-            branch.count -= 1
-            name, below = next(iter(branch.below.items()))
-            if below.count > 1:
-                branch.below.move_to_end(name)
-            else:
-                del branch.below[name]
-            branch = below
-        branch.count -= 1
-        return branch.items.popleft()
+        path = self._path()
+        item, cost, weight = path[-1][1].items.popleft()
+        self._leave(path)
+        self._charge(path[-1][0], cost, weight)
+        for owner, _ in path[1:]:
+            self._last[owner[:-1]] = self._served[owner]
+        return item
+
+    def is_ahead(self, owner: Owner) -> bool:
+        """Whether on some level the owner was served more than the middle of those that asked lately."""
+        for depth in range(1, len(owner) + 1):
+            beside = {path[:depth] for path in self._pushed if path[: depth - 1] == owner[: depth - 1]}
+            if len(beside) > 1:
+                served = sorted(self._served.get(path, 0.0) for path in beside)
+                if self._served.get(owner[:depth], 0.0) > served[(len(served) - 1) // 2]:
+                    return True
+        return False
+
+    def settle(self, owner: Owner, more: float, weight: float = 1.0) -> None:
+        """An item of the owner has cost so much more (below 0: less) than it was charged."""
+        self._charge(owner, more, weight)
 
     def remove(self, owner: Owner, item: T) -> bool:
         """Take out an item whose owner has left; False when it was not there."""
-        branches = [self._root]
-        for name in owner:
-            below = branches[-1].below.get(name)
+        for place, (_, waiting) in enumerate(self._front):
+            if waiting == item:
+                del self._front[place]
+                return True
+        path: list[tuple[Owner, _Branch[T]]] = [((), self._root)]
+        for depth, name in enumerate(owner):
+            below = path[-1][1].below.get(name)
             if below is None:
                 return False
-            branches.append(below)
-        if item not in branches[-1].items:
+            path.append((owner[: depth + 1], below))
+        items = path[-1][1].items
+        found = next((entry for entry in items if entry[0] == item), None)
+        if found is None:
             return False
-        branches[-1].items.remove(item)
-        for branch in branches:
-            branch.count -= 1
-        for branch, name in zip(branches, owner, strict=False):
-            if not branch.below[name].count:
-                del branch.below[name]
-                break
+        items.remove(found)
+        self._leave(path)
         return True
 
     def drain(self) -> list[T]:
         """Take everything, in the order `pop` would have given."""
         return [self.pop() for _ in range(len(self))]
 
-    def _path(self, owner: Owner) -> list[_Branch[T]]:
-        """The branches from the root to the owner's, made where they are missing."""
-        branches = [self._root]
-        for name in owner:
-            branches.append(branches[-1].below.setdefault(name, _Branch()))
-        return branches
+    def _path(self) -> list[tuple[Owner, _Branch[T]]]:
+        """The branches from the root to the owner that is served next."""
+        path: list[tuple[Owner, _Branch[T]]] = [((), self._root)]
+        while path[-1][1].below:
+            above, branch = path[-1]
+            name = min(branch.below, key=lambda name: self._served[(*above, name)])
+            path.append(((*above, name), branch.below[name]))
+        return path
+
+    def _leave(self, path: list[tuple[Owner, _Branch[T]]]) -> None:
+        """One item less on the way from the root."""
+        for _, branch in path:
+            branch.count -= 1
+        for (_, above), (owner, branch) in pairwise(path):
+            if not branch.count:
+                del above.below[owner[-1]]
+                break
+
+    def _join(self, path: Owner, above: _Branch[T]) -> None:
+        """A name begins to wait."""
+        waiting = [self._served[(*path[:-1], other)] for other in above.below]
+        least = min(waiting) if waiting else self._last.get(path[:-1], 0.0)
+        self._served[path] = max(self._served.get(path, 0.0), least)
+        self._served.move_to_end(path)
+        if len(self._served) > 2 * REMEMBERED:
+            self._forget()
+
+    def _charge(self, owner: Owner, cost: float, weight: float) -> None:
+        for depth in range(1, len(owner) + 1):
+            path = owner[:depth]
+            share = cost / weight if depth == 1 else cost
+            self._served[path] = max(0.0, self._served.get(path, 0.0) + share)
+
+    def _forget(self) -> None:
+        """Drop the oldest counters of names that wait for nothing."""
+        for path in list(self._served)[: len(self._served) - REMEMBERED]:
+            branch: _Branch[T] | None = self._root
+            for name in path:
+                branch = branch.below.get(name) if branch else None
+            if branch is None:
+                del self._served[path]
+                self._last.pop(path, None)

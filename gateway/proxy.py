@@ -32,6 +32,8 @@ from busbar.gateway.delivery import Call, Delivery
 from busbar.gateway.endpoint_picker import EndpointPicker, Lease
 from busbar.gateway.errors import BadUpstream, ClientError, QuotaSpent, RateLimited, Unavailable, body
 from busbar.gateway.metrics import Metrics
+from busbar.gateway.picking import Ask
+from busbar.gateway.prefix_table import blocks_of
 from busbar.gateway.replicas import ReplicaFailedError, Replicas
 from busbar.gateway.request_cost import Estimate, PromptRatio, estimate
 from busbar.gateway.settings import Settings
@@ -90,10 +92,11 @@ class Proxy:
             grant.settle(0)
             raise
         call = replace(call, headers=grant.headers)
+        delivery = Delivery(call, self._settings.resume_tokens, self._needs(call, service, asks))
         code = 499  # the client left
         try:
             with self._picker.visit(service, call.progress):
-                response = await self._try_replicas(request, call, service, key, usage)
+                response = await self._try_replicas(request, call, service, key, usage, delivery)
             code = response.status
             return response
         except ClientError as error:
@@ -103,6 +106,10 @@ class Proxy:
             usage.end()
             grant.settle(sum(usage.tokens))
             self._ratio.learn(service.key, asks.text_bytes, usage.tokens[0])
+            if delivery.charged is not None:
+                prompt, output = usage.tokens
+                tokens = prompt, min(prompt, delivery.meter.cached_tokens), output
+                self._picker.settle(service, _owner(key), delivery.charged, tokens)
             self._metrics.served(service, code, *usage.tokens)
             self._picker.ended(service, call.progress, code, *usage.tokens)
 
@@ -113,10 +120,21 @@ class Proxy:
             self._metrics.limited.labels(error.kind if isinstance(error, RateLimited) else "money").inc()
             raise
 
+    def _needs(self, call: Call, service: ServiceRoute, asks: Estimate) -> Ask:
+        """What the choice of a replica looks at."""
+        several = max(service.max_replicas, len(service.endpoints)) > 1
+        blocks = blocks_of(call.document, call.tenant, call.adapter) if several else ()
+        return Ask(max(1, asks.prompt_tokens), asks.output_tokens, blocks, call.adapter)
+
     async def _try_replicas(
-        self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity, usage: Usage
+        self,
+        request: web.Request,
+        call: Call,
+        service: ServiceRoute,
+        key: KeyIdentity,
+        usage: Usage,
+        delivery: Delivery,
     ) -> web.StreamResponse:
-        delivery = Delivery(call, self._settings.resume_tokens)
         try:
             return await self._ask_around(request, call, service, key, usage, delivery)
         except ClientError as error:
@@ -150,9 +168,10 @@ class Proxy:
         while True:
             entered, delivered = time.monotonic(), delivery.tokens
             lease = await self._picker.enter(
-                service, (key.tenant, key.subject, key.key_id), entered + patience_s, again=again
+                service, _owner(key), entered + patience_s, ask=delivery.ask, again=again
             )
             call.progress.placed = True
+            delivery.work, delivery.charged = lease.work, delivery.charged or lease.work.ask
             held = time.monotonic() - entered
             patience_s = max(0.0, patience_s - held)
             self._metrics.hold.observe(held)
@@ -310,6 +329,8 @@ class Proxy:
                     shown = delivery.hold_early(shown)
                     delivery.response = _event_stream(call) if shown else None
                 if delivery.response is not None:
+                    if delivery.work is not None:
+                        delivery.work.begun = True
                     # Counted first, so that a token that a client received is counted even if this process dies.
                     usage.set(meter.prompt_tokens, meter.completion_tokens, meter.cached_tokens)
                     await self._send(request, call, delivery.response, shown, client)
@@ -365,6 +386,10 @@ class Proxy:
                 if watch.silence is None:
                     raise
                 raise ConnectionResetError("the client stopped reading") from error
+
+
+def _owner(key: KeyIdentity) -> tuple[str, str, str]:
+    return key.tenant, key.subject, key.key_id
 
 
 def _abort(request: web.Request) -> None:

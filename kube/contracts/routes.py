@@ -13,6 +13,15 @@ PATH = "/routes"
 RESEND_S = 15.0
 
 
+class ReplicaSpeed(WireModel):
+    """Seconds of one step of a replica's engine: a linear model of the step's content, as the engine has fitted it."""
+
+    per_step_s: float = 0.0
+    per_sequence_s: float = 0.0
+    per_context_token_s: float = 0.0
+    per_prompt_token_s: float = 0.0
+
+
 class Endpoint(WireModel):
     """One replica."""
 
@@ -22,6 +31,12 @@ class Endpoint(WireModel):
     draining: bool = False
     bearer: str | None = Field(default=None, repr=False)
     """Set where it differs from the service's: a replica made by a release without roles (`bearers.py`)."""
+    speed: ReplicaSpeed | None = None
+    """None: not measured yet, or an engine that tells none."""
+    kv_tokens: int | None = None
+    """Tokens of context that it holds."""
+    most_running: int | None = None
+    """Requests that it computes together."""
 
 
 class Promise(WireModel):

@@ -37,6 +37,8 @@ WAKE_PATH = "/wake_up"
 HEALTH_PATH = "/health"
 READY_PATH = "/ready"
 
+MOST_RUNNING = 64
+"""Requests that a serving pod computes together where no argument says otherwise."""
 TENANT_HEADER = "x-busbar-tenant"
 KEY_HEADER = "x-busbar-key"
 WEIGHT_HEADER = "x-busbar-weight"

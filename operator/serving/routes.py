@@ -7,13 +7,23 @@ from types import MappingProxyType
 
 from busbar.kube.contracts.allowances import Price
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
-from busbar.kube.contracts.routes import AccessRoute, AdapterRoute, Endpoint, Promise, Routes, ServiceRoute
-from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.contracts.report import ServingReport
+from busbar.kube.contracts.routes import (
+    AccessRoute,
+    AdapterRoute,
+    Endpoint,
+    Promise,
+    ReplicaSpeed,
+    Routes,
+    ServiceRoute,
+)
+from busbar.kube.contracts.workload import MOST_RUNNING, ServingStatus
 from busbar.kube.informer import Key
-from busbar.kube.types.model_service import ModelServiceSpec
+from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.prober import address_of
+from busbar.operator.serving.replica_speed import LEAST_STEPS
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node, Pod
 
@@ -42,7 +52,8 @@ def build_routes(
         endpoints = [
             endpoint
             for pod in pods
-            if (endpoint := _endpoint(pod, caches.nodes.items, workload_key, pod_cidrs)) is not None
+            if (endpoint := _endpoint(pod, spec, caches.nodes.items, workload_key, pod_cidrs, readings))
+            is not None
         ]
         services.append(
             ServiceRoute(
@@ -111,7 +122,12 @@ def _context_length(
 
 
 def _endpoint(
-    pod: Pod, nodes: dict[Key, Node], workload_key: bytes, pod_cidrs: Iterable[str]
+    pod: Pod,
+    spec: ModelServiceSpec,
+    nodes: dict[Key, Node],
+    workload_key: bytes,
+    pod_cidrs: Iterable[str],
+    readings: Mapping[str, ServingStatus],
 ) -> Endpoint | None:
     if pod.ended or pod.phase != "Running":
         return None
@@ -120,10 +136,48 @@ def _endpoint(
     except ProbeRefused:
         return None
     former = None if pod.bearers else former_bearer_for(workload_key, pod.owner_uid)
+    told = readings.get(pod.uid)
+    report = told.report if told is not None else None
     return Endpoint(
         pod=pod.key.name,
         url=url,
         ready=pod.takes_requests,
         draining=pod.leaving or pod.parked,
         bearer=former,
+        speed=_speed(report),
+        kv_tokens=report.kv_bytes // report.kv_bytes_per_token
+        if report and report.kv_bytes_per_token
+        else None,
+        most_running=_most_running(spec),
     )
+
+
+def _speed(report: ServingReport | None) -> ReplicaSpeed | None:
+    """The step model, in two digits: what changes less changes no choice, and would send the routes again."""
+    model = report.step_model if report is not None else None
+    if model is None or model.steps < LEAST_STEPS:
+        return None
+    return ReplicaSpeed(
+        per_step_s=_two_digits(model.seconds_per_step),
+        per_sequence_s=_two_digits(model.seconds_per_sequence),
+        per_context_token_s=_two_digits(model.seconds_per_thousand_context_tokens / 1000),
+        per_prompt_token_s=_two_digits(model.seconds_per_prompt_token),
+    )
+
+
+def _two_digits(seconds: float) -> float:
+    """At least 0: noise can make a coefficient negative."""
+    return float(f"{max(0.0, seconds):.1e}")
+
+
+def _most_running(spec: ModelServiceSpec) -> int | None:
+    """How many requests a replica computes together: its flag, else our engine's default; None: vLLM's own choice."""
+    builtin = spec.engine is ServiceEngine.BUILTIN
+    flag = "--max-running" if builtin else "--max-num-seqs"
+    arguments = list(spec.args or ())
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        name, _, value = argument.partition("=")
+        text = value or following
+        if name == flag and text.isdecimal() and int(text):
+            return int(text)
+    return MOST_RUNNING if builtin else None

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,9 @@ class FirstOfEquals(random.Random):
 
     def choice(self, seq: SupportsLenAndGetItem[T]) -> T:
         return seq[0]
+
+    def sample(self, population: Sequence[T], k: int, *, counts: Iterable[int] | None = None) -> list[T]:
+        return list(population)[:k]
 
 
 class Server:

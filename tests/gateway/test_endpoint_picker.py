@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.parts import route
 
-from busbar.gateway.endpoint_picker import EndpointPicker, Lease, QueueLimits, least_busy
+from busbar.gateway.endpoint_picker import EndpointPicker, Lease, QueueLimits
 from busbar.gateway.errors import TooManyRequests, Unavailable
-from busbar.gateway.fairqueue import FairQueue
+from busbar.gateway.fairqueue import REMEMBERED, FairQueue
 from busbar.gateway.routes import RouteTable
-from busbar.kube.contracts.routes import Endpoint, Routes, ServiceRoute
+from busbar.kube.contracts.routes import Routes, ServiceRoute
 
 
 class Clock:
@@ -57,20 +57,6 @@ def service(routes: RouteTable) -> ServiceRoute:
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
-
-
-def test_the_least_busy_replica_is_taken() -> None:
-    ends = [Endpoint(pod=n, url=n, ready=True) for n in "abc"]
-    chosen = least_busy([(2, ends[0]), (1, ends[1]), (3, ends[2])], random.Random(0))
-    assert chosen == ends[1]
-    assert least_busy([], random.Random(0)) is None
-
-
-def test_equally_busy_replicas_share_the_load() -> None:
-    ends = [Endpoint(pod=n, url=n, ready=True) for n in "ab"]
-    rng = random.Random(0)
-    chosen = [least_busy([(0, end) for end in ends], rng) for _ in range(50)]
-    assert set(chosen) == set(ends)
 
 
 async def test_a_request_at_zero_waits_and_a_ready_replica_wakes_it() -> None:
@@ -181,7 +167,7 @@ async def test_a_suspect_is_left_out_and_the_pause_doubles_up_to_its_bound() -> 
                 continue
             pauses.append(clock.now - start)
             break
-        here._services["team-a/m"].replicas["http://a"].in_flight -= 1
+        here._services["team-a/m"].replicas["http://a"].works.discard(lease.work)
         assert isinstance(lease, Lease)
     assert pauses == [1.0, 2.0, 4.0, 4.0]
 
@@ -341,3 +327,58 @@ def test_no_key_waits_for_more_than_one_item_of_each_other_key(keys: list[str]) 
     both = min(keys.count("a"), keys.count("b"))
     assert "aa" not in order[: 2 * both]
     assert "bb" not in order[: 2 * both]
+
+
+def test_owners_are_served_equal_tokens_however_large_their_requests_are() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(100):
+        queue.push(("large", "u", "k"), "large", 1000.0)
+        for _ in range(10):
+            queue.push(("small", "u", "k"), "small", 100.0)
+    served = [queue.pop() for _ in range(220)]
+    assert served.count("large") == 20
+    assert served.count("small") == 200
+
+
+def test_a_tenant_with_twice_the_weight_is_served_twice_as_much() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(90):
+        queue.push(("two", "u", "k"), "two", 10.0, 2.0)
+        queue.push(("one", "u", "k"), "one", 10.0, 1.0)
+    served = [queue.pop() for _ in range(90)]
+    assert served.count("two") == 60
+
+
+def test_what_a_request_really_cost_takes_the_place_of_its_estimate() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(4):
+        queue.push(("a", "u", "k"), "a", 10.0)
+        queue.push(("b", "u", "k"), "b", 10.0)
+    assert queue.pop() == "a"
+    queue.settle(("a", "u", "k"), 25.0)
+    assert [queue.pop() for _ in range(5)] == ["b", "b", "b", "b", "a"]
+
+
+def test_who_was_away_has_saved_nothing_up() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(50):
+        queue.push(("a", "u", "k"), "a", 10.0)
+    for _ in range(40):
+        queue.pop()
+    for _ in range(10):
+        queue.push(("b", "u", "k"), "b", 10.0)
+    assert "".join(queue.pop() for _ in range(10)).count("b") == 5
+    assert queue.drain()
+    queue.push(("c", "u", "k"), "c", 10.0)
+    queue.push(("a", "u", "k"), "a", 10.0)
+    queue.push(("c", "u", "k"), "c", 10.0)
+    assert sorted([queue.pop(), queue.pop()]) == ["a", "c"]
+
+
+def test_counters_of_owners_that_left_are_bounded() -> None:
+    queue: FairQueue[int] = FairQueue()
+    for number in range(20_000):
+        queue.push((f"t{number}", "u", "k"), number)
+        queue.pop()
+    assert len(queue._served) <= 2 * REMEMBERED + 3
+    assert len(queue._last) <= 2 * REMEMBERED + 3

@@ -86,8 +86,10 @@ class Play:
         assert counted == really
         assert max(really.values(), default=0) <= LIMIT
         assert len(state.queue) == len(self.tasks) <= 6
-        if list(self.picker._open(state)):
-            assert not self.tasks, "somebody waits beside a free replica"
+        if len(state.queue):
+            assert not self.picker._open(state, state.queue.peek(), self.now), (
+                "one waits beside a free replica"
+            )
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,0 +1,94 @@
+"""What this gateway has sent to one replica, and whether it takes more.
+
+A replica computes so many requests together (`most_running`) and holds so many tokens of context (`kv_tokens`). What is
+beyond would wait in its own queue, where a later request of somebody who had less cannot pass it any more. So a little
+more is sent than it can run, which begins as soon as a place is free, and the rest waits here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from busbar.gateway.picking import Ask, Candidate, predicted_s
+from busbar.gateway.prefix_table import BLOCK_TOKENS, PrefixTable
+from busbar.kube.contracts.routes import Endpoint
+
+AHEAD = 8
+"""One request is sent ahead for so many that run, at least one: it begins without a round trip. The engine keeps as many of
+its places for owners who were served less, so the gateway leaves them to those too."""
+LATE = 2.0
+"""After so many times the predicted time a prompt counts as computed, where no first token can be seen."""
+MOST_ADAPTERS = 64
+
+
+@dataclass(eq=False)
+class Work:
+    """One request at a replica."""
+
+    ask: Ask
+    begins_by: float
+    """When its first token should have come, at the latest."""
+    begun: bool = False
+
+
+@dataclass
+class ReplicaLoad:
+    """One replica."""
+
+    works: set[Work] = field(default_factory=set)
+    failures: int = 0
+    suspect_until: float = 0.0
+    prefix: PrefixTable = field(default_factory=PrefixTable)
+    adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.works)
+
+    def takes(self, endpoint: Endpoint, ask: Ask, most: int, now: float, *, ahead: bool = False) -> bool:
+        """Whether a request can be sent there now, of at most `most`.
+
+        Args:
+            ahead: its owner was served more than others, and does not get the last places.
+        """
+        if not endpoint.ready or endpoint.draining or self.suspect_until > now:
+            return False
+        if endpoint.most_running is not None:
+            few = max(1, endpoint.most_running // AHEAD)
+            most = min(most, endpoint.most_running + few) - (few if ahead else 0)
+        if self.in_flight >= most:
+            return False
+        if endpoint.kv_tokens is None or not self.works:
+            return True
+        held = sum(work.ask.prompt_tokens + work.ask.output_tokens for work in self.works)
+        return held + ask.prompt_tokens + ask.output_tokens <= endpoint.kv_tokens * (1 + 1 / AHEAD)
+
+    def candidate(self, endpoint: Endpoint, now: float) -> Candidate:
+        """The replica as the choice sees it."""
+        ahead = sum(w.ask.prompt_tokens for w in self.works if not w.begun and now < w.begins_by)
+        context = sum(w.ask.prompt_tokens + w.ask.output_tokens // 2 for w in self.works)
+        return Candidate(endpoint, self.in_flight, ahead, context, self.prefix, frozenset(self.adapters))
+
+    def take(self, endpoint: Endpoint, ask: Ask, now: float) -> Work:
+        """A request is sent there."""
+        speed = endpoint.speed
+        expected = predicted_s(self.candidate(endpoint, now), speed, ask) if speed is not None else 0.0
+        work = Work(ask, now + LATE * expected)
+        self.works.add(work)
+        if endpoint.kv_tokens is not None:
+            self.prefix.most = max(1, endpoint.kv_tokens // BLOCK_TOKENS)
+        self.prefix.add(ask.blocks)
+        if ask.adapter:
+            self.adapters[ask.adapter] = None
+            self.adapters.move_to_end(ask.adapter)
+            while len(self.adapters) > MOST_ADAPTERS:
+                self.adapters.popitem(last=False)
+        return work
+
+    def fail(self, until: float) -> None:
+        """It failed: it gets nothing until then, and what it had in its caches is not relied on."""
+        self.failures += 1
+        self.suspect_until = until
+        self.prefix.clear()
+        self.adapters.clear()

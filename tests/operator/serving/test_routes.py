@@ -1,0 +1,88 @@
+"""What the gateway is told of replicas and of who may use a service."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.builders import RENDERING, replica, service
+from tests.operator.serving.test_warm import AWAKE
+
+from busbar.kube.client import KubeClient
+from busbar.kube.contracts.report import ServingReport, StepModelReport
+from busbar.kube.contracts.routes import ReplicaSpeed, ServiceRoute
+from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.informer import Key
+from busbar.kube.login import Login
+from busbar.operator.serving.routes import build_routes
+from busbar.operator.watch.caches import Caches
+
+
+def route(told: ServingStatus = AWAKE, **spec: Any) -> ServiceRoute:
+    """The route of a service with one replica that says this of itself."""
+    caches = Caches(KubeClient(Login(server="http://127.0.0.1:1")), lambda *_: None, inactivity_s=60.0)
+    caches.services.items[Key("team", "web")] = service(**spec)
+    pod = replace(replica(0), ip="10.0.0.5")
+    caches.pods.items[pod.key] = pod
+    caches._pod_changed(pod.key, None, pod)
+    made = build_routes(caches, RENDERING.workload_key, 1, ("10.0.0.0/8",), {pod.uid: told})
+    return made.services[0]
+
+
+def measured(steps: int = 100, **fields: float) -> ServingStatus:
+    model = StepModelReport(
+        seconds_per_step=0.0051234,
+        seconds_per_sequence=-0.001,
+        seconds_per_thousand_context_tokens=0.00123,
+        seconds_per_prompt_token=2.04e-5,
+        rms_error_seconds=0.001,
+        steps=steps,
+    )
+    report = ServingReport(
+        workload_class="c", accelerator="cpu", kv_bytes=1000, kv_bytes_per_token=7, step_model=model
+    )
+    return AWAKE.model_copy(update={"report": report.model_copy(update=fields)})
+
+
+def test_the_step_model_of_a_replica_comes_in_two_digits_and_without_noise_below_zero() -> None:
+    [endpoint] = route(measured()).endpoints
+    assert endpoint.speed == ReplicaSpeed(
+        per_step_s=0.0051, per_sequence_s=0.0, per_context_token_s=1.2e-6, per_prompt_token_s=2.0e-5
+    )
+    assert endpoint.kv_tokens == 142
+
+
+def test_a_replica_that_has_not_measured_enough_tells_no_speed() -> None:
+    assert route(measured(steps=10)).endpoints[0].speed is None
+    assert route().endpoints[0].speed is None
+    assert route(measured(kv_bytes_per_token=0)).endpoints[0].kv_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [
+        ({}, 64),
+        ({"args": ["--max-running", "16"]}, 16),
+        ({"args": ["--max-running=8", "--kv-dtype", "int8"]}, 8),
+        ({"args": ["--max-running"]}, 64),
+        ({"args": ["--max-running", "many"]}, 64),
+        ({"engine": "vllm", "image": "vllm/vllm-openai"}, None),
+        ({"engine": "vllm", "image": "vllm/vllm-openai", "args": ["--max-num-seqs", "32"]}, 32),
+    ],
+)
+def test_how_many_requests_a_replica_computes_together(spec: dict[str, Any], most: int | None) -> None:
+    assert route(**spec).endpoints[0].most_running == most
+
+
+def test_who_may_use_it_and_what_it_costs() -> None:
+    made = route(
+        access={"tenants": [{"name": "guest", "weight": 0.5, "tokensPerMinute": 9}]},
+        price={"promptPerMillion": 1.0, "outputPerMillion": 3.0},
+    )
+    assert [(a.tenant, a.weight, a.tokens_per_minute) for a in made.access] == [("guest", 0.5, 9)]
+    assert made.price is not None
+    assert (made.price.prompt, made.price.cached, made.price.output) == (1.0, 1.0, 3.0)
+    free = route(price={"promptPerMillion": 1.0, "cachedPerMillion": 0.0})
+    assert free.price is not None
+    assert free.price.cached == 0.0
