@@ -13,8 +13,8 @@ tokens. In turns on the same requests:
   round robin  one after the other
 
 Then one key at ten times the rate of four others, past the knee of two fast replicas; the others ask for less than their
-share. The gateway holds back what replicas cannot run soon; or sends 128 requests to each, as it did; or serves everybody
-as they come, as does the engine then. Peers: each light key alone, and first come, first served.
+share. The gateway holds back what replicas cannot run soon; or sends 128 requests to each, as it did; replicas are fair
+themselves, or first come, first served, as vLLM is; or everything is first come, first served. Peers: each light key alone, and first come, first served.
 """
 
 from __future__ import annotations
@@ -103,12 +103,14 @@ class Simulation:
         policy: str,
         held: bool = True,
         fair: bool = True,
+        engine_fair: bool = True,
         speeds: Speeds = SPEEDS,
     ) -> None:
         self.now = 0.0
         self.requests = requests
         self.policy = policy
         self.fair = fair
+        self.engine_fair = engine_fair and fair
         limits = QueueLimits(1e9, 10**6, 10**6, 128, 1.0, 1.0)
         self.picker = EndpointPicker(limits, lambda: self.now, Fixed(0), other_policies().get(policy, choose))
         self.turn = itertools.count()
@@ -174,7 +176,7 @@ class Simulation:
             next(self.order),
             list(request.tokens),
             total,
-            owner=Owner("t", request.key if self.fair else "everybody"),
+            owner=Owner("t", request.key if self.engine_fair else "everybody"),
             salt=salt_of("t"),
         )
         replica.scheduler.add(made)
@@ -300,6 +302,8 @@ def keys_at(gap_s: float, seconds: float) -> dict[str, Any]:
     for name, requests, more in (
         ("held back, fair", together, {}),
         ("not held back, fair", together, {"held": False}),
+        ("held back, replicas first come", together, {"engine_fair": False}),
+        ("not held back, replicas first come", together, {"held": False, "engine_fair": False}),
         ("first come, first served", together, {"held": False, "fair": False}),
         ("held back, fair, without the heavy key", quiet, {}),
     ):
@@ -316,7 +320,7 @@ def keys_at(gap_s: float, seconds: float) -> dict[str, Any]:
             "workPerSecond": round(sum(found.work.values()) / found.end),
         }
     usual = rows["first come, first served"]["workPerSecond"]
-    for name in ("held back, fair", "not held back, fair"):
+    for name in [name for name in rows if "without" not in name]:
         rows[name]["throughputOverFirstCome"] = round(rows[name]["workPerSecond"] / usual, 3)
     return rows
 

@@ -18,9 +18,13 @@ from busbar.kube.contracts.streams import SIDE_LINE, StreamEnd
 
 DONE = b"[DONE]"
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_USAGE_LAST = re.compile(rb',"usage":(\{[^{}]*(?:\{[^{}]*\}[^{}]*)?\})\}\Z')
-"""Usage as the last member of an event's object. Inside a JSON text its quotes would be escaped, and behind it
-only the object's own brace is left, so this is that member and nothing else."""
+_USAGE = b',"usage":'
+"""Before usage as a member of an event's object. Inside a JSON text its quotes would be escaped; so where what follows, up
+to the object's own brace, is one JSON object, it is that member, and the last."""
+_COUNTS = re.compile(
+    rb'\{"prompt_tokens":(\d{1,15}),(?:"total_tokens":\d+,)?"completion_tokens":(\d{1,15})(?:,"total_tokens":\d+)?\}'
+)
+"""Usage as most engines write it on each event; any other is parsed."""
 _NOT_PLAIN = (b"\n", b"\r", b'"error":', b'"choices":[]')
 """What events contain that are looked at closely: several lines, errors, the final usage."""
 
@@ -201,16 +205,13 @@ class Meter:
 
     def _at_a_glance(self, event: bytes) -> bytes | None:
         """A further piece of the answer that ends with its usage: counted and passed on without parsing it."""
-        found = _USAGE_LAST.search(event)
-        if found is None or not event.startswith(b"data: {"):
+        at = event.rfind(_USAGE)
+        if at < 0 or not event.startswith(b"data: {") or not event.endswith(b"}}"):
             return None
         for mark in _NOT_PLAIN:
             if mark in event:
                 return None
-        try:
-            usage = tokens(json.loads(found[1]))
-        except ValueError:
-            return None
+        usage = _counted(event[at + len(_USAGE) : -1])
         if usage is None:
             return None
         self._told = True
@@ -218,7 +219,7 @@ class Meter:
         self.prompt_tokens, self.completion_tokens, self.cached_tokens = usage
         if self._wish.continuous:
             return event + b"\n\n"
-        return event[: found.start()] + (b',"usage":null}\n\n' if self._wish.total else b"}\n\n")
+        return event[:at] + (b',"usage":null}\n\n' if self._wish.total else b"}\n\n")
 
     def _count(self, chunk: dict[str, Any]) -> None:
         usage = tokens(chunk.get("usage"))
@@ -253,6 +254,17 @@ class Meter:
         else:
             del chunk["usage"]
         return encode(chunk)
+
+
+def _counted(text: bytes) -> tuple[int, int, int] | None:
+    """The tokens of a `usage` object as JSON, None when it is not one."""
+    plain = _COUNTS.fullmatch(text)
+    if plain is not None:
+        return int(plain[1]), int(plain[2]), 0
+    try:
+        return tokens(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
 
 
 def tokens(usage: object) -> tuple[int, int, int] | None:

@@ -65,9 +65,13 @@ class Usage:
 
     def set(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
         """Tokens delivered to the client so far; `cached_tokens` are some of the prompt's."""
-        prompt_tokens = min(prompt_tokens, MOST_TOKENS)
-        cached_tokens = min(cached_tokens, prompt_tokens)
-        self._slot.set(prompt_tokens, min(completion_tokens, MOST_TOKENS), cached_tokens)
+        if prompt_tokens > MOST_TOKENS or completion_tokens > MOST_TOKENS or cached_tokens > prompt_tokens:
+            prompt_tokens, completion_tokens = (
+                min(prompt_tokens, MOST_TOKENS),
+                min(completion_tokens, MOST_TOKENS),
+            )
+            cached_tokens = min(cached_tokens, prompt_tokens)
+        self._slot.set(prompt_tokens, completion_tokens, cached_tokens)
 
     def end(self) -> None:
         """The request is over. Does not wait for the disk; a second call does nothing."""
