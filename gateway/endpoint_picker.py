@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,9 @@ from busbar.gateway.errors import TooManyRequests, Unavailable
 from busbar.gateway.fairqueue import FairQueue, Owner, cost_of
 from busbar.gateway.load_counts import LoadCounts, Progress
 from busbar.gateway.picking import ANY, Ask, Candidate, Choice, choose
-from busbar.gateway.replica_load import ReplicaLoad, Work
+from busbar.gateway.replica_load import ReplicaLoad, Work, is_last_place
 from busbar.gateway.routes import RouteTable
-from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.routes import Endpoint, ServiceRoute
 
 USUAL_OUTPUT = 256.0
@@ -92,7 +93,20 @@ def _demand(state: _Service, now: float) -> ServiceDemand:
         oldest_wait_seconds=oldest,
         windows=state.load.windows(now),
         totals=state.load.totals,
+        tenants=_tenants(state),
     )
+
+
+def _tenants(state: _Service) -> list[TenantDemand]:
+    """What each tenant of a shared service has here."""
+    if not state.service.access:
+        return []
+    running = Counter(work.tenant for load in state.replicas.values() for work in load.works)
+    names = {state.service.tenant, *(entry.tenant for entry in state.service.access)}
+    return [
+        TenantDemand(tenant=name, waiting=state.queue.waiting((name,)), in_flight=running[name])
+        for name in sorted(names)
+    ]
 
 
 class EndpointPicker:
@@ -270,23 +284,27 @@ class EndpointPicker:
     def _serve(self, state: _Service) -> None:
         while len(state.queue):
             waiter = state.queue.peek()
-            if not waiter.place.done():
-                now = self._clock()
-                chosen = self._choice(self._open(state, waiter, now), waiter.ask, self._rng)
-                if chosen is None:
-                    break
-                load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())
-                work = load.take(chosen.endpoint, waiter.ask, now)
-                waiter.place.set_result(Lease(state.service, chosen.endpoint, work))
+            if waiter.place.done():  # it has left, and is charged nothing
+                state.queue.remove(waiter.owner, waiter)
+                continue
+            now = self._clock()
+            chosen = self._choice(self._open(state, waiter, now), waiter.ask, self._rng)
+            if chosen is None:
+                break
+            load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())
+            work = load.take(chosen.endpoint, waiter.ask, waiter.owner[0], now)
             state.queue.pop()
+            waiter.place.set_result(Lease(state.service, chosen.endpoint, work))
         self._schedule_recheck(state)
 
     def _open(self, state: _Service, waiter: _Waiter, now: float) -> list[Candidate]:
-        found, ahead = [], state.queue.is_ahead(waiter.owner)
+        found = []
         for endpoint in state.service.endpoints:
             load = state.replicas.get(endpoint.url) or ReplicaLoad()
-            if load.takes(endpoint, waiter.ask, self._limits.replica_in_flight, now, ahead=ahead):
+            if load.takes(endpoint, waiter.ask, self._limits.replica_in_flight, now):
                 found.append(load.candidate(endpoint, now))
+        if any(is_last_place(candidate) for candidate in found) and state.queue.is_ahead(waiter.owner):
+            return [candidate for candidate in found if not is_last_place(candidate)]
         return found
 
     def _schedule_recheck(self, state: _Service) -> None:

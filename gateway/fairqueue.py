@@ -10,6 +10,7 @@ last that was served: being away saves nothing up. Engines count the same (virtu
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -164,7 +165,9 @@ class FairQueue(Generic[T]):
         """A name begins to wait."""
         waiting = [self._served[(*path[:-1], other)] for other in above.below]
         least = min(waiting) if waiting else self._last.get(path[:-1], 0.0)
-        self._served[path] = max(self._served.get(path, 0.0), least)
+        own = self._served.get(path, 0.0)
+        # Just before those who have been waiting with that counter: it was served less.
+        self._served[path] = own if own >= least else math.nextafter(least, 0.0)
         self._served.move_to_end(path)
         if len(self._served) > 2 * REMEMBERED:
             self._forget()

@@ -27,6 +27,7 @@ class Work:
     """One request at a replica."""
 
     ask: Ask
+    tenant: str
     begins_by: float
     """When its first token should have come, at the latest."""
     begun: bool = False
@@ -46,17 +47,12 @@ class ReplicaLoad:
     def in_flight(self) -> int:
         return len(self.works)
 
-    def takes(self, endpoint: Endpoint, ask: Ask, most: int, now: float, *, ahead: bool = False) -> bool:
-        """Whether a request can be sent there now, of at most `most`.
-
-        Args:
-            ahead: its owner was served more than others, and does not get the last places.
-        """
+    def takes(self, endpoint: Endpoint, ask: Ask, most: int, now: float) -> bool:
+        """Whether a request can be sent there now, of at most `most`."""
         if not endpoint.ready or endpoint.draining or self.suspect_until > now:
             return False
         if endpoint.most_running is not None:
-            few = max(1, endpoint.most_running // AHEAD)
-            most = min(most, endpoint.most_running + few) - (few if ahead else 0)
+            most = min(most, endpoint.most_running + max(1, endpoint.most_running // AHEAD))
         if self.in_flight >= most:
             return False
         if endpoint.kv_tokens is None or not self.works:
@@ -70,11 +66,11 @@ class ReplicaLoad:
         context = sum(w.ask.prompt_tokens + w.ask.output_tokens // 2 for w in self.works)
         return Candidate(endpoint, self.in_flight, ahead, context, self.prefix, frozenset(self.adapters))
 
-    def take(self, endpoint: Endpoint, ask: Ask, now: float) -> Work:
-        """A request is sent there."""
+    def take(self, endpoint: Endpoint, ask: Ask, tenant: str, now: float) -> Work:
+        """A request of a tenant is sent there."""
         speed = endpoint.speed
         expected = predicted_s(self.candidate(endpoint, now), speed, ask) if speed is not None else 0.0
-        work = Work(ask, now + LATE * expected)
+        work = Work(ask, tenant, now + LATE * expected)
         self.works.add(work)
         if endpoint.kv_tokens is not None:
             self.prefix.most = max(1, endpoint.kv_tokens // BLOCK_TOKENS)
@@ -92,3 +88,9 @@ class ReplicaLoad:
         self.suspect_until = until
         self.prefix.clear()
         self.adapters.clear()
+
+
+def is_last_place(candidate: Candidate) -> bool:
+    """Whether the replica's next place is one of the last, which are for owners who were served less."""
+    most = candidate.endpoint.most_running
+    return most is not None and candidate.running >= most

@@ -275,7 +275,7 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
         energy=kilowatt_hours(usage.energy_joules),
         conditions=conditions(status, now),
-        level=[*access_facts(spec.access), *adapter_facts(status), *level_facts(status)],
+        level=[*access_facts(spec.access, status), *adapter_facts(status), *level_facts(status)],
         scaling=[
             {
                 "when": ago(row.time, now),

@@ -183,7 +183,7 @@ def _service(found: Object) -> list[tuple[str, object]]:
         ("URL", status.get("url")),
         ("Replicas", count_words(known)),
         ("Pools", ", ".join(pool_words(row) for row in known.pools or ())),
-        *access_facts(Access.model_validate(access) if access else None),
+        *access_facts(Access.model_validate(access) if access else None, known),
         *adapter_facts(known),
         *level_facts(known),
         *_usage(status),

@@ -59,6 +59,14 @@ MaybeWindows = Annotated[list[WindowDemand] | None, WrapValidator(none_if_unread
 MaybeOutcomes = Annotated[Outcomes | None, WrapValidator(none_if_unreadable)]
 
 
+class TenantDemand(WireModel):
+    """What one tenant asks of a shared service now."""
+
+    tenant: str
+    waiting: Number = 0
+    in_flight: Number = 0
+
+
 class ServiceDemand(WireModel):
     """One service's requests as the gateway sees them."""
 
@@ -78,6 +86,8 @@ class ServiceDemand(WireModel):
     """By `WINDOWS_S`; empty: no request for longer than the longest. None: an older gateway, or unreadable."""
     totals: MaybeOutcomes = None
     """Since the gateway started."""
+    tenants: list[TenantDemand] = Field(default_factory=list)
+    """Of a service that is shared, those that may use it."""
 
     def window(self, seconds: int) -> WindowDemand | None:
         """One of the windows; zeros where nothing came; None where the gateway tells none."""

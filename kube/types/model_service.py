@@ -36,6 +36,8 @@ RESERVED_ARGS = "^--(api([-_](k(ey?)?)?)?|conf(ig?)?)(=|$)"
 """vLLM's `--api-key` and `--config`, also with underscores or abbreviated, as its parser accepts them."""
 MOST_MEASURED = 16
 MOST_DECISIONS = 50
+MOST_TENANTS = 257
+"""In a status: those of spec.access and the owner's."""
 Share = Annotated[float, Field(ge=0, le=1)]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", max_length=128)]
 
@@ -345,6 +347,14 @@ class PoolReplicas(StatusModel):
     )
 
 
+class TenantRequests(StatusModel):
+    """What one tenant asks of a shared service, as the gateway counted it at the last write of the status."""
+
+    name: DnsLabel = Field(description="The Tenant.")
+    waiting: Count = Field(default=0, description="Requests that wait for a replica.")
+    running: Count = Field(default=0, description="Requests at the replicas.")
+
+
 class AdapterStatus(StatusModel):
     """What the replicas of the builtin engine say of an adapter."""
 
@@ -481,6 +491,16 @@ class ModelServiceStatus(StatusModel):
         ]
         | None
     ) = Field(default=None, description="The adapters, as the replicas report them.")
+    tenants: (
+        Annotated[
+            list[TenantRequests],
+            Field(
+                max_length=MOST_TENANTS,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="Requests by tenant; absent where the service is not shared.")
     slo: ServiceLevelStatus | None = Field(
         default=None, description="How the latency target is kept; absent without one."
     )

@@ -11,6 +11,7 @@ from busbar.kube.types.model_service import (
     PoolReplicas,
     ScaledBy,
     ScalingDecision,
+    TenantRequests,
 )
 
 _BY = {
@@ -57,17 +58,22 @@ def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
     return found
 
 
-def access_facts(access: Access | None) -> list[tuple[str, str]]:
+def access_facts(access: Access | None, status: ModelServiceStatus) -> list[tuple[str, str]]:
     """(name, words) of the tenants that a service is shared with; nothing where it is not."""
     if access is None:
         return []
-    return [("Shared with", ", ".join(_guest_words(tenant) for tenant in access.tenants))]
+    asks = {row.name: row for row in status.tenants or ()}
+    return [
+        ("Shared with", ", ".join(_guest_words(tenant, asks.get(tenant.name)) for tenant in access.tenants))
+    ]
 
 
-def _guest_words(tenant: AllowedTenant) -> str:
+def _guest_words(tenant: AllowedTenant, asks: TenantRequests | None) -> str:
     more = [f"weight {tenant.weight:g}"] if tenant.weight != 1 else []
     if tenant.tokens_per_minute is not None:
         more.append(f"{tenant.tokens_per_minute:,} tokens/min")
+    if asks is not None and (asks.running or asks.waiting):
+        more.append(f"{asks.running} running, {asks.waiting} waiting")
     return f"{tenant.name} ({', '.join(more)})" if more else tenant.name
 
 

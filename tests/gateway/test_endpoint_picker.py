@@ -382,3 +382,20 @@ def test_counters_of_owners_that_left_are_bounded() -> None:
         queue.pop()
     assert len(queue._served) <= 2 * REMEMBERED + 3
     assert len(queue._last) <= 2 * REMEMBERED + 3
+
+
+async def test_the_demand_of_a_shared_service_is_told_by_tenant() -> None:
+    here, shared = picker(), table(*at("a"), access=[{"tenant": "guest"}])
+    here.update(shared)
+    await here.enter(service(shared), owner("u"), 1e9)
+    waiting = asyncio.create_task(here.enter(service(shared), ("guest", "g", "k"), 1e9))
+    await settle()
+    [demand] = here.demand()
+    assert [(t.tenant, t.waiting, t.in_flight) for t in demand.tenants] == [
+        ("guest", 1, 0),
+        ("tenant-a", 0, 1),
+    ]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    here.update(table(*at("a")))
+    assert here.demand()[0].tenants == []

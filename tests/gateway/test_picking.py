@@ -173,6 +173,25 @@ async def test_what_a_replica_cannot_run_soon_waits_here() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_the_last_places_are_for_owners_who_were_served_less() -> None:
+    limits: dict[str, Any] = {"replica_in_flight": 128, "hold_limit": 100, "hold_limit_per_user": 100}
+    here, one = picker(**limits), table(*at("a", mostRunning=8))
+    here.update(one)
+    first = here.enter(service(one), owner("light"), 1e9, ask=Ask(10))
+    here.leave(await first)
+    heavy = [
+        asyncio.create_task(here.enter(service(one), owner("heavy"), 1e9, ask=Ask(500))) for _ in range(12)
+    ]
+    await settle()
+    assert sum(task.done() for task in heavy) == 8, "of nine places one is kept"
+    light = asyncio.create_task(here.enter(service(one), owner("light"), 1e9, ask=Ask(10)))
+    await settle()
+    assert light.done()
+    for task in heavy:
+        task.cancel()
+    await asyncio.gather(*heavy, return_exceptions=True)
+
+
 async def test_what_does_not_fit_into_the_kv_cache_waits_here_and_one_request_always_goes() -> None:
     here, one = picker(replica_in_flight=128), table(*at("a", kvTokens=1000))
     here.update(one)

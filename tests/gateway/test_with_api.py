@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from tests.api.conftest import GATEWAY, World, settings, sqlite_template, sqlite_url, world
@@ -12,6 +13,8 @@ from tests.gateway.parts import House, route
 
 from busbar.api.access.identity import Scope
 from busbar.api.records.usage_ledger import By
+from busbar.kube.types.budget import Period
+from busbar.kube.types.inference import CostLimit, InferenceLimits
 
 __all__ = ["settings", "sqlite_template", "sqlite_url", "world"]
 
@@ -64,3 +67,34 @@ async def test_a_token_without_the_scope_and_a_revoked_one_are_refused(real: Hou
     await world.services.tokens.revoke(token.id, owner=None)
     assert (await real.ask(api_key=text))[0] == 401
     assert await sums(world) == []
+
+
+async def test_a_budget_is_the_same_after_a_restart_and_for_a_gateway_with_an_empty_disk(
+    real: House, world: World, tmp_path: Path
+) -> None:
+    world.clock.forward(seconds=(datetime.now(UTC) - world.services.clock()).total_seconds())
+    price = {"prompt": 1.0, "cached": 1.0, "output": 10.0}
+    service = route("m", await real.engine("a", "b"), tenant="ada", namespace="ada-lab", price=price)
+    await real.publish(service)
+    # A request costs 7 + 2 * 10 millionths, and may cost as much: two fit, and a third does not.
+    limits = InferenceLimits(budgets=[CostLimit(period=Period.MONTH, cost=0.000_060)])
+    token, made = await world.services.tokens.create(
+        "alice", created_by="test", scopes=(Scope.INFERENCE,), tenant="ada", limits=limits
+    )
+    assert (await real.ask(api_key=token, prompt=[1] * 7, max_tokens=2))[0] == 200
+    await real.stop_gateway()
+    await real.start_gateway()
+    await real.publish(service)
+    assert (await real.ask(api_key=token, prompt=[1] * 7, max_tokens=2))[0] == 200
+    for folder in ("state", "another"):
+        await real.stop_gateway()
+        real.overrides["state_dir"] = tmp_path / folder
+        await real.start_gateway()
+        await real.publish(service)
+        status, document = await real.ask(api_key=token, prompt=[1] * 7, max_tokens=2)
+        assert (status, document["error"]["code"]) == (429, "insufficient_quota")
+    now = world.services.clock()
+    (used,) = await world.services.usage_ledger.usage(
+        By.KEY, since=now - timedelta(days=1), until=now + timedelta(days=1), tenants=None
+    )
+    assert (used.group, used.requests, used.cost) == (made.id, 2, 0.000_054)

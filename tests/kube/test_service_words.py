@@ -86,5 +86,9 @@ def test_adapters_are_told_with_their_replicas_and_why_one_is_refused() -> None:
 def test_who_shares_a_service_is_said_with_what_each_may_use() -> None:
     tenants = [{"name": "guest"}, {"name": "lab", "weight": 0.5, "tokensPerMinute": 1500}]
     access = Access.model_validate({"tenants": tenants})
-    assert access_facts(access) == [("Shared with", "guest, lab (weight 0.5, 1,500 tokens/min)")]
-    assert access_facts(None) == []
+    quiet = ModelServiceStatus()
+    assert access_facts(access, quiet) == [("Shared with", "guest, lab (weight 0.5, 1,500 tokens/min)")]
+    asks = {"tenants": [{"name": "guest", "running": 2, "waiting": 1}, {"name": "lab"}]}
+    [(_, words)] = access_facts(access, ModelServiceStatus.model_validate(asks))
+    assert words.startswith("guest (2 running, 1 waiting), lab")
+    assert access_facts(None, quiet) == []

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.operator.builders import RENDERING, replica, service
+from tests.operator.builders import NOW, RENDERING, replica, service
+from tests.operator.serving.test_reconcile import view
 from tests.operator.serving.test_warm import AWAKE
 
 from busbar.kube.client import KubeClient
+from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.report import ServingReport, StepModelReport
 from busbar.kube.contracts.routes import ReplicaSpeed, ServiceRoute
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.login import Login
+from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.routes import build_routes
 from busbar.operator.watch.caches import Caches
 
@@ -86,3 +90,16 @@ def test_who_may_use_it_and_what_it_costs() -> None:
     free = route(price={"promptPerMillion": 1.0, "cachedPerMillion": 0.0})
     assert free.price is not None
     assert free.price.cached == 0.0
+
+
+def test_the_status_says_what_each_tenant_of_a_shared_service_asks_for() -> None:
+    rows = [TenantDemand(tenant="guest", waiting=2, in_flight=1), TenantDemand(tenant="team")]
+    demand = ServiceDemand(namespace="team", name="web", tenants=rows)
+    shared = service(access={"tenants": [{"name": "guest"}]}, status={"observedGeneration": 1})
+    told = reconcile(view(shared, demand=demand), ()).status
+    assert told is not None
+    assert [(t.name, t.waiting, t.running) for t in told.tenants or ()] == [("guest", 2, 1), ("team", 0, 0)]
+    closed = service(status=told.to_wire())
+    after = reconcile(view(closed, demand=demand, now=NOW + timedelta(seconds=61)), ()).status
+    assert after is not None
+    assert after.tenants is None
