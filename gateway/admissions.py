@@ -14,14 +14,12 @@ forgets them, the running process does not.
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from busbar.gateway.errors import SpoolError
+from busbar.gateway.files import map_file
 
 ENTRIES = 32_768
 _NUMBER = struct.Struct("<Q")
@@ -49,17 +47,7 @@ class AdmissionRing:
     """A fixed number of entries in one file; the oldest is overwritten."""
 
     def __init__(self, path: Path, entries: int = ENTRIES) -> None:
-        size = entries * ENTRY_BYTES
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                os.truncate(handle, size)
-                os.posix_fallocate(handle, 0, size)
-                self._map = mmap.mmap(handle, size)
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise SpoolError(f"{path}: {error}; the gateway needs {size >> 20} MiB there") from error
+        self._map = map_file(path, lambda _: entries * ENTRY_BYTES)
         self._entries = entries
         self._last = max(self._number(index) for index in range(entries))
 

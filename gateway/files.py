@@ -1,9 +1,13 @@
-"""Atomic replacement of files: a reader sees the old or the new version."""
+"""Files that outlive the process: replaced atomically, or mapped into memory."""
 
 from __future__ import annotations
 
+import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+from busbar.gateway.errors import SpoolError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -25,3 +29,23 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def map_file(path: Path, size_of: Callable[[int], int]) -> mmap.mmap:
+    """A file as memory, made where there is none. `size_of` turns its old size into its new one, in bytes.
+
+    Raises SpoolError when the disk refuses.
+    """
+    size = 0
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            size = size_of(os.fstat(handle).st_size)
+            os.truncate(handle, size)
+            # Real blocks now: a store into a hole of a full disk would be a SIGBUS later.
+            os.posix_fallocate(handle, 0, size)
+            return mmap.mmap(handle, size)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise SpoolError(f"{path}: {error}; the gateway needs {size >> 20} MiB there") from error

@@ -16,8 +16,6 @@ power failure too, the slots are flushed before a record leaves the spool.
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import struct
 import zlib
 from collections.abc import Mapping
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from busbar.gateway.errors import SpoolError
+from busbar.gateway.files import map_file
 
 SLOT_BYTES = 2048
 _HEAD = struct.Struct("<IIIIQQ")
@@ -56,21 +55,8 @@ class InflightTable:
     """A fixed number of slots in one file."""
 
     def __init__(self, path: Path, slots: int) -> None:
-        size = slots * SLOT_BYTES
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                old = os.fstat(handle).st_size
-                size = max(size, old - old % SLOT_BYTES)
-                os.truncate(handle, size)
-                # Real blocks now: a store into a hole of a full disk would be a SIGBUS later.
-                os.posix_fallocate(handle, 0, size)
-                self._map = mmap.mmap(handle, size)
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise SpoolError(f"{path}: {error}; the gateway needs {size >> 20} MiB there") from error
-        self._all = size // SLOT_BYTES
+        self._map = map_file(path, lambda old: max(slots * SLOT_BYTES, old - old % SLOT_BYTES))
+        self._all = len(self._map) // SLOT_BYTES
         self._free = [index for index in reversed(range(self._all)) if self._state(index) == 0]
 
     @property

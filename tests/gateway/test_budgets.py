@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from tests.gateway.parts import KEY_A, PATIENCE_S, House, route, text_of
-from tests.gateway.test_process import Process
+from tests.gateway.test_process import Process, process
 
 from busbar.kube.contracts.allowances import NANO, Account, CostAllowance
+
+__all__ = ["process"]
 
 PRICE = {"prompt": 1.0, "cached": 0.5, "output": 10.0}
 """Per million: the engine's prompts of 7 tokens cost 7,000 billionths, each word 10,000."""
@@ -98,19 +98,6 @@ async def test_a_spent_budget_is_insufficient_quota(house: House) -> None:
     assert (await house.ask("free", max_tokens=4))[0] == 200
     async with house.session.get(house.internal + "/metrics") as metrics:  # type: ignore[union-attr]
         assert 'busbar_gateway_requests_limited_total{kind="money"} 1.0' in await metrics.text()
-
-
-@pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[Process]:
-    house = House(tmp_path)
-    await house.start_neighbours()
-    process = Process(house)
-    try:
-        yield process
-    finally:
-        if process.process is not None:
-            await process.end(signal.SIGKILL)
-        await house.stop()
 
 
 async def test_what_was_used_is_exact_over_a_kill_9(process: Process) -> None:
