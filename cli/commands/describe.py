@@ -63,6 +63,7 @@ def _find_tenant(session: Session, name: str) -> dict[str, Any]:
 
 def _tenant(document: dict[str, Any]) -> str:
     from busbar.kube.types import Tenant
+    from busbar.kube.types.inference import use_words
     from busbar.kube.types.limits import limit_rows
     from busbar.kube.types.tenant import TenantStatus
 
@@ -78,6 +79,7 @@ def _tenant(document: dict[str, Any]) -> str:
                 ("Running", status.running),
                 ("Waiting", status.waiting),
                 ("Held", ", ".join(f"{row.count:g} {row.accelerator}" for row in status.allocated or [])),
+                ("Inference", use_words(spec.inference, status.inference)),
             ]
         )
     ]

@@ -101,3 +101,20 @@ class InferenceUse(StatusModel):
         | None
     ) = Field(default=None, description="Money in the current periods.")
     as_of: datetime | None = Field(default=None, description="Time of these values.")
+
+
+def use_words(limits: InferenceLimits | None, use: InferenceUse | None) -> str:
+    """`70 of 200,000 tokens/min, 5 of 20 this month`: what is used of each limit, for people; empty without limits."""
+    if limits is None:
+        return ""
+    used = use or InferenceUse()
+    spent = {cost.period: cost.cost for cost in used.budgets or ()}
+    rates = (
+        (used.requests_last_minute, limits.requests_per_minute, "requests/min"),
+        (used.tokens_last_minute, limits.tokens_per_minute, "tokens/min"),
+    )
+    parts = [f"{count or 0:,} of {most:,} {what}" for count, most, what in rates if most is not None]
+    costs = [
+        f"{spent.get(b.period, 0.0):.4g} of {b.cost:g} this {b.period.value}" for b in limits.budgets or ()
+    ]
+    return ", ".join([*parts, *costs])

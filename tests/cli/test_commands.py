@@ -399,6 +399,19 @@ async def test_describe_of_a_service_says_what_decides_its_replicas_and_why_they
     assert re.search(r"1 → 3 +Panic +It waited\.", done.out)
 
 
+async def test_describe_of_a_tenant_shows_what_its_keys_use_of_its_limits(site: Site) -> None:
+    ada = site.world.kube.objects["tenants", "", "ada"]
+    budgets = [{"period": "month", "cost": 20.0}]
+    ada["spec"]["inference"] = {"tokensPerMinute": 200_000, "budgets": budgets}
+    month = {"period": "month", "started": "2026-11-01T00:00:00Z", "ends": "2026-12-01T00:00:00Z"}
+    spent = {**month, "cost": 5.25, "costLeft": 14.75, "state": "Within"}
+    ada["status"] = {"inference": {"tokensLastMinute": 70, "budgets": [spent]}}
+    site.world.kube.put(TENANTS, ada)
+    await site.world.settle()
+    shown = (await site.busbar("describe", "tenant/ada")).out
+    assert "70 of 200,000 tokens/min, 5.25 of 20 this month" in shown
+
+
 async def test_describe_of_a_tenant_shows_what_it_uses_of_its_limits(site: Site) -> None:
     assert "not limited" in (await site.busbar("describe", "tenant/ada")).out
     stored = site.world.kube.objects["tenants", "", "ada"]
