@@ -49,9 +49,12 @@ class Call:
     """Of the answer, beside its own: the limits of the key."""
     progress: Progress = field(default_factory=lambda: Progress(stream=False))
 
-    def upstream_body(self, model_id: str, *, continuous: bool) -> bytes:
-        """What the replica gets: the model's own id, and a wish for usage that we can count by."""
+    def upstream_body(self, model_id: str, *, continuous: bool, rank: int | None = None) -> bytes:
+        """What the replica gets: the model's own id, a wish for usage that we can count by, and the owner's rank where
+        the model server orders by it, whatever the client says."""
         document = {**self.document, "model": self.named(model_id)}
+        if rank is not None:
+            document["priority"] = rank
         if self.stream and not self.is_response:
             options = self.document.get("stream_options")
             options = dict(options) if isinstance(options, dict) else {}

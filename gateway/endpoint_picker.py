@@ -56,6 +56,8 @@ class Lease:
     service: ServiceRoute
     endpoint: Endpoint
     work: Work
+    rank: int | None = None
+    """Of the owner, where the model server orders by it: 0 is who was served least."""
 
 
 @dataclass(eq=False)
@@ -293,8 +295,9 @@ class EndpointPicker:
                 break
             load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())
             work = load.take(chosen.endpoint, waiter.ask, waiter.owner[0], now)
+            rank = state.queue.rank(waiter.owner) if state.service.ranked else None
             state.queue.pop()
-            waiter.place.set_result(Lease(state.service, chosen.endpoint, work))
+            waiter.place.set_result(Lease(state.service, chosen.endpoint, work, rank))
         self._schedule_recheck(state)
 
     def _open(self, state: _Service, waiter: _Waiter, now: float) -> list[Candidate]:

@@ -51,8 +51,8 @@ class FairQueue(Generic[T]):
         self._served: OrderedDict[Owner, float] = OrderedDict()
         """By path and by the paths above it, what was served."""
         self._pushed: deque[Owner] = deque(maxlen=RECENT)
-        self._last: dict[Owner, float] = {}
-        """By path, the counter of the name below it that was served last."""
+        self._last: dict[Owner, Owner] = {}
+        """By path, the one below it that was served last."""
 
     def __len__(self) -> int:
         return self._root.count + len(self._front)
@@ -102,7 +102,7 @@ class FairQueue(Generic[T]):
         self._leave(path)
         self._charge(path[-1][0], cost, weight)
         for owner, _ in path[1:]:
-            self._last[owner[:-1]] = self._served[owner]
+            self._last[owner[:-1]] = owner
         return item
 
     def is_ahead(self, owner: Owner) -> bool:
@@ -114,6 +114,14 @@ class FairQueue(Generic[T]):
                 if self._served.get(owner[:depth], 0.0) > served[(len(served) - 1) // 2]:
                     return True
         return False
+
+    def rank(self, owner: Owner) -> int:
+        """How many of the owners that asked lately were served less."""
+        mine = self._counters(owner)
+        return sum(self._counters(other) < mine for other in set(self._pushed))
+
+    def _counters(self, owner: Owner) -> tuple[float, ...]:
+        return tuple(self._served.get(owner[:depth], 0.0) for depth in range(1, len(owner) + 1))
 
     def settle(self, owner: Owner, more: float, weight: float = 1.0) -> None:
         """An item of the owner has cost so much more (below 0: less) than it was charged."""
@@ -164,7 +172,8 @@ class FairQueue(Generic[T]):
     def _join(self, path: Owner, above: _Branch[T]) -> None:
         """A name begins to wait."""
         waiting = [self._served[(*path[:-1], other)] for other in above.below]
-        least = min(waiting) if waiting else self._last.get(path[:-1], 0.0)
+        last = self._last.get(path[:-1], ())
+        least = min(waiting) if waiting else self._served.get(last, 0.0)
         own = self._served.get(path, 0.0)
         # Just before those who have been waiting with that counter: it was served less.
         self._served[path] = own if own >= least else math.nextafter(least, 0.0)

@@ -225,7 +225,7 @@ class Proxy:
         delivery.restart()
         uid, model_id = lease.service.uid, lease.service.model_id
         continuous = not call.is_response and uid not in self._without_continuous
-        data = call.upstream_body(model_id, continuous=continuous)
+        data = call.upstream_body(model_id, continuous=continuous, rank=lease.rank)
         async with self._replicas.post(call, lease, call.path, data) as (upstream, watch):
             if not (call.stream and continuous and upstream.status == 400):
                 return await self._pass_on(request, call, upstream, watch, usage, delivery)
@@ -233,7 +233,7 @@ class Proxy:
             if b"stream_options" not in refusal and b"continuous_usage_stats" not in refusal:
                 return await self._whole(request, call, upstream, usage, refusal)
         # Not every engine knows this field. Then broken streams are counted by their pieces of text.
-        data = call.upstream_body(model_id, continuous=False)
+        data = call.upstream_body(model_id, continuous=False, rank=lease.rank)
         async with self._replicas.post(call, lease, call.path, data) as (upstream, watch):
             if upstream.status == 200:
                 self._without_continuous.add(uid)

@@ -82,6 +82,8 @@ class ServiceRoute(WireModel):
     price: Price | None = None
     """None: its tokens cost nothing."""
     adapters: list[AdapterRoute] = Field(default_factory=list)
+    ranked: bool = False
+    """Its model server orders requests by the field `priority`, lowest first: vLLM with that scheduling policy."""
     bearer: str = Field(repr=False)
     endpoints: list[Endpoint] = Field(default_factory=list)
 

@@ -70,6 +70,7 @@ def build_routes(
                 slo=_promise(spec),
                 access=_access(spec),
                 price=_price(spec),
+                ranked=spec.engine is ServiceEngine.VLLM and _flag(spec, "--scheduling-policy") == "priority",
                 adapters=[AdapterRoute(name=a.name, tenants=a.tenants) for a in spec.adapters or ()],
                 bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
                 endpoints=endpoints,
@@ -173,11 +174,17 @@ def _two_digits(seconds: float) -> float:
 def _most_running(spec: ModelServiceSpec) -> int | None:
     """How many requests a replica computes together: its flag, else our engine's default; None: vLLM's own choice."""
     builtin = spec.engine is ServiceEngine.BUILTIN
-    flag = "--max-running" if builtin else "--max-num-seqs"
+    text = _flag(spec, "--max-running" if builtin else "--max-num-seqs")
+    if text.isdecimal() and int(text):
+        return int(text)
+    return MOST_RUNNING if builtin else None
+
+
+def _flag(spec: ModelServiceSpec, flag: str) -> str:
+    """What an argument of the spec says, as `--flag value` or `--flag=value`; empty where it is not there."""
     arguments = list(spec.args or ())
     for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
         name, _, value = argument.partition("=")
-        text = value or following
-        if name == flag and text.isdecimal() and int(text):
-            return int(text)
-    return MOST_RUNNING if builtin else None
+        if name == flag:
+            return value or following
+    return ""

@@ -375,6 +375,28 @@ def test_who_was_away_has_saved_nothing_up() -> None:
     assert sorted([queue.pop(), queue.pop()]) == ["a", "c"]
 
 
+def test_the_rank_is_the_number_of_owners_that_were_served_less() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for who, cost in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
+        for _ in range(2):
+            queue.push(("t", who, "k"), who, cost)
+    assert "".join(queue.pop() for _ in range(3)) == "abc"
+    assert [queue.rank(("t", who, "k")) for who in "abc"] == [2, 1, 0]
+    queue.settle(("t", "a", "k"), -25.0)
+    assert [queue.rank(("t", who, "k")) for who in "abc"] == [0, 2, 1]
+
+
+def test_a_newcomer_begins_where_the_last_one_stands_once_its_request_has_been_settled() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push(("t", "a", "k"), "a", 500.0)
+    queue.pop()
+    queue.settle(("t", "a", "k"), -490.0)
+    queue.push(("t", "b", "k"), "b", 10.0)
+    assert queue.rank(("t", "b", "k")) == 0
+    queue.push(("t", "a", "k"), "a", 10.0)
+    assert [queue.pop(), queue.pop()] == ["b", "a"]
+
+
 def test_counters_of_owners_that_left_are_bounded() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(20_000):

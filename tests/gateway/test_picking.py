@@ -225,5 +225,15 @@ async def test_the_prefix_decides_between_two_replicas_over_http(house: House) -
     assert places == [{"trains": 4}, {"apples": 4}]
 
 
+async def test_a_model_server_that_orders_by_priority_gets_the_rank_of_the_owner(house: House) -> None:
+    engine = await house.engine("a", "b", "c")
+    await house.publish(route("m", engine, ranked=True), route("plain", engine))
+    assert (await house.ask(priority=-7))[0] == 200
+    assert engine.bodies[-1]["priority"] == 0, "what the client says counts nothing"
+    await house.ask("plain")
+    await house.ask("plain", priority=3)
+    assert [body.get("priority") for body in engine.bodies[-2:]] == [None, 3]
+
+
 def test_our_engine_computes_as_many_requests_together_as_the_routes_say() -> None:
     assert StepLimits().max_running == MOST_RUNNING

@@ -103,3 +103,18 @@ def test_the_status_says_what_each_tenant_of_a_shared_service_asks_for() -> None
     after = reconcile(view(closed, demand=demand, now=NOW + timedelta(seconds=61)), ()).status
     assert after is not None
     assert after.tenants is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranked"),
+    [
+        ({}, False),
+        ({"args": ["--scheduling-policy", "priority"]}, False),
+        ({"engine": "vllm", "image": "vllm/vllm-openai"}, False),
+        ({"engine": "vllm", "image": "vllm/vllm-openai", "args": ["--scheduling-policy", "priority"]}, True),
+        ({"engine": "vllm", "image": "vllm/vllm-openai", "args": ["--scheduling-policy=priority"]}, True),
+        ({"engine": "vllm", "image": "vllm/vllm-openai", "args": ["--scheduling-policy=fcfs"]}, False),
+    ],
+)
+def test_only_a_vllm_that_orders_by_priority_gets_ranks(spec: dict[str, Any], ranked: bool) -> None:
+    assert route(**spec).ranked is ranked
