@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 PURE = (
     "test_scheduler",
+    "test_swap_plan",
+    "test_kv_quota",
     "test_fairness",
     "test_guesses",
     "test_priority",

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from busbar.workloads.serving.speed import StepModel
+from busbar.workloads.serving.speed import TRUSTED_STEPS, StepModel
 
-TRUSTED_STEPS = 64
-"""Steps the model must have seen before it decides anything."""
 MARGIN = 0.9
 """Share of the promise that is planned for: steps vary."""
 

@@ -38,6 +38,18 @@ Then:
     "--kv-memory", help="Memory for the KV cache, as 256Mi or 2Gi.  [default: 256Mi; GPU: 85 % of free]"
 )
 @click.option(
+    "--host-kv-memory",
+    help="Host memory for KV blocks that the KV cache has no room for: preempted requests and idle conversations are "
+    "swapped there instead of being computed again.  [default: none]",
+)
+@click.option(
+    "--kv-quota",
+    "kv_quotas",
+    metavar="TENANT=GUARANTEED:MOST",
+    multiple=True,
+    help="A tenant's guaranteed and largest part of the KV cache in percent, as research=25:50. May be repeated.",
+)
+@click.option(
     "--max-model-len",
     type=click.IntRange(1),
     help="Longest prompt plus output in tokens.  [default: the model's]",
@@ -152,6 +164,8 @@ def serve(
     host: str,
     model_id: str | None,
     kv_memory: str | None,
+    host_kv_memory: str | None,
+    kv_quotas: tuple[str, ...],
     max_model_len: int | None,
     max_running: int,
     max_batched_tokens: int,
@@ -180,13 +194,23 @@ def serve(
     """
     from busbar.kube.contracts.bearers import one_for_all
     from busbar.workloads.serving.errors import ServingError
-    from busbar.workloads.serving.settings import EngineSettings, ServerSettings, parse_adapter, parse_bytes
+    from busbar.workloads.serving.settings import (
+        EngineSettings,
+        ServerSettings,
+        parse_adapter,
+        parse_bytes,
+        parse_quota,
+    )
 
     try:
         settings = ServerSettings(
             engine=EngineSettings(
                 model_dir=directory,
                 kv_bytes=None if kv_memory is None else parse_bytes(kv_memory, "--kv-memory"),
+                host_kv_bytes=0
+                if host_kv_memory is None
+                else parse_bytes(host_kv_memory, "--host-kv-memory"),
+                kv_quotas=tuple(map(parse_quota, kv_quotas)),
                 max_model_len=max_model_len,
                 max_running=max_running,
                 max_batched_tokens=max_batched_tokens,
@@ -237,6 +261,7 @@ def _announce(settings: object, loaded: Loaded) -> None:
         f"  weights: {loaded.weights_stored}, {loaded.weight_bytes / 2**20:.0f} MiB\n"
         f"  KV cache: {pool.total} blocks of {shape.block_tokens} tokens in {shape.stored}, "
         f"{loaded.kv_bytes / 2**20:.0f} MiB; context up to {core.max_model_len} tokens\n"
+        f"  host KV tier: {pool.host.total} blocks\n"
         f"  attention: {loaded.attention}; greedy output independent of the batch: "
         f"{'yes' if loaded.batch_invariant else 'not promised (--deterministic)' if core.runner.in_place else 'no, on this machine'}; loaded in {loaded.load_s:.1f} s",
         err=True,

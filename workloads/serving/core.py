@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from busbar.workloads.serving.adapters import Adapter
+from busbar.workloads.serving.blocks import CopyCost
 from busbar.workloads.serving.budget import MARGIN, step_budget
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import BadRequest
@@ -23,6 +24,7 @@ from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComple
 from busbar.workloads.serving.history import History, replay
 from busbar.workloads.serving.live import Live
 from busbar.workloads.serving.metrics import Metrics
+from busbar.workloads.serving.mover import BlockMover
 from busbar.workloads.serving.prefix import salt_of
 from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
 from busbar.workloads.serving.runner import Runner
@@ -87,15 +89,22 @@ class EngineCore:
     def live(self) -> int:
         return len(self._live)
 
-    def admissible(self, prompt_len: int, max_tokens: int) -> None:
+    def context_limit(self, tenant: str = "") -> int:
+        """The longest prompt plus output, in tokens: the model's, or less where a quota allows the tenant no more."""
+        most = self.scheduler.quotas.most(tenant) * self.scheduler.limits.block_tokens
+        return min(self.max_model_len, most)
+
+    def admissible(self, prompt_len: int, max_tokens: int, tenant: str = "") -> None:
         """Raises BadRequest when the request can never run. Safe to call from any thread."""
+        limit = self.context_limit(tenant)
         if prompt_len < 1:
             raise BadRequest("the prompt is empty; give at least one token", param="prompt")
-        if prompt_len + max_tokens > self.max_model_len:
+        if prompt_len + max_tokens > limit:
+            whose = "this model's" if limit == self.max_model_len else "under your tenant's KV quota the"
             raise BadRequest(
-                f"this model's maximum context length is {self.max_model_len} tokens; the request has "
+                f"{whose} maximum context length is {limit} tokens; the request has "
                 f"{prompt_len} in the prompt and asks for up to {max_tokens} more. Shorten one of them",
-                param="max_tokens" if prompt_len < self.max_model_len else "prompt",
+                param="max_tokens" if prompt_len < limit else "prompt",
             )
 
     def replay(self, prompt: list[int], params: SamplingParams, tokens: list[int]) -> History:
@@ -170,6 +179,8 @@ class EngineCore:
     def step(self) -> list[Delta]:
         """One forward pass over everything that runs."""
         began = self._clock()
+        if self.runner.mover is not None:
+            self._learn_copies(self.runner.mover)
         decoding = [s for s in self.scheduler.running if s.missing == 1]
         budget = self._budget(decoding)
         if self.speculation is None:
@@ -183,6 +194,7 @@ class EngineCore:
         if step.preempted:
             self.metrics.preemptions.inc(len(step.preempted))
         if not step.chunks:
+            self._wait_for_copies(step)
             return []
         outcome = self.runner.run(step)
         failed: dict[Live, str] = {}
@@ -246,6 +258,18 @@ class EngineCore:
         self._live[request_id] = live
         self._of[sequence] = live
         self._gauges()
+
+    def _learn_copies(self, mover: BlockMover) -> None:
+        """Tells the scheduler which copies are done, and what a copy costs beside computing."""
+        self.scheduler.copied(mover.done)
+        self.scheduler.pool.cost = CopyCost(mover.block_s, self.speed.prompt_token_s)
+
+    def _wait_for_copies(self, step: Step) -> None:
+        """Where nothing can be computed, somebody may wait for content from the host."""
+        self.runner.start_copies(step)
+        arrives = [sequence.arrives for sequence in self.scheduler.fetching]
+        if arrives and self.runner.mover is not None:
+            self.runner.mover.wait(min(arrives))
 
     def _take_states(self, states: Tokens[tuple[Chunk, torch.Tensor]]) -> list[Chunk]:
         """Explains prompts, and adds to texts that become vectors; the chunks with which such a text is complete."""
@@ -388,6 +412,9 @@ class EngineCore:
         self.metrics.kv_usage.set(usage)
         self.metrics.kv_usage_old.set(usage)
         self.metrics.prefix_cache(scheduler.cache_queries, scheduler.cache_hits)
+        self.metrics.host_tier(scheduler.pool.host)
+        for tenant in scheduler.quotas.tenants:
+            self.metrics.tenant_blocks(tenant, scheduler.pool.held[tenant])
         if self.speculation is not None:
             totals = self.speculation
             self.metrics.speculation(totals.drafts_total, totals.proposed_total, totals.accepted_total)

@@ -68,9 +68,9 @@ def parse_embeddings(body: object) -> EmbeddingBody:
     return EmbeddingBody(model, inputs, form == "base64", dimensions, Pooling(pooling), parse_salt(fields))
 
 
-async def tokens_of(body: EmbeddingBody, loaded: Loaded) -> list[list[int]]:
+async def tokens_of(body: EmbeddingBody, loaded: Loaded, tenant: str = "") -> list[list[int]]:
     """The tokens of each text. Raises BadRequest for one that is empty or too long."""
-    width, most = loaded.arch.hidden, loaded.core.max_model_len
+    width, most = loaded.arch.hidden, loaded.core.context_limit(tenant)
     if body.dimensions is not None and body.dimensions > width:
         raise BadRequest(
             f"dimensions is {body.dimensions}; this model's vectors have {width}", param="dimensions"

@@ -55,7 +55,11 @@ class Job:
 
 
 async def prepare(
-    body: CompletionBody | ChatBody, request_id: str, loaded: Loaded, terms: StreamTerms | None = None
+    body: CompletionBody | ChatBody,
+    request_id: str,
+    loaded: Loaded,
+    terms: StreamTerms | None = None,
+    tenant: str = "",
 ) -> list[Job]:
     """Tokens and final sampling parameters of every prompt; BadRequest when one cannot run."""
     core, wanted = loaded.core, body.wanted
@@ -88,10 +92,10 @@ async def prepare(
     _check_prompt_logprobs(wanted, prompts)
     jobs: list[Job] = []
     for ids in prompts:
-        room = core.max_model_len - len(ids)
+        room = core.context_limit(tenant) - len(ids)
         default = max(1, room if isinstance(body, ChatBody) else min(room, COMPLETION_MAX_TOKENS))
         params = replace(wanted.params, max_tokens=wanted.max_tokens or default)
-        core.admissible(len(ids), params.max_tokens)
+        core.admissible(len(ids), params.max_tokens, tenant)
         for number in range(wanted.n):
             # A prompt counts once, and equal seeds would give n times the same answer.
             seed = None if terms is None else terms.seed + len(jobs)

@@ -30,7 +30,9 @@ from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.model import Decoder
+from busbar.workloads.serving.mover import BlockMover
 from busbar.workloads.serving.probe import TOLERANCE, Trial, batch_invariant, choose_backend, try_blocks
+from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.settings import EngineSettings, usable_processors
@@ -171,11 +173,14 @@ def assemble(
         settings.max_running,
         prefix_cache=settings.prefix_cache,
     )
+    cache = KvCache(shape, blocks, device)
+    mover = host_tier(settings, cache)
+    pool = BlockPool(blocks, settings.block_tokens, 0 if mover is None else mover.slots)
     metrics = Metrics(model_id, max_model_len)
     metrics.cache_config(settings.block_tokens, blocks, shape.stored)
     core = EngineCore(
-        Scheduler(BlockPool(blocks), limits),
-        Runner(decoder, KvCache(shape, blocks, device), adapters_together=not settings.deterministic),
+        Scheduler(pool, limits, Quotas(dict(settings.kv_quotas), blocks)),
+        Runner(decoder, cache, adapters_together=not settings.deterministic, mover=mover),
         tokenizer,
         arch.eos,
         metrics,
@@ -185,6 +190,19 @@ def assemble(
         settings.speculate,
     )
     return core, trials, invariant
+
+
+def host_tier(settings: EngineSettings, cache: KvCache) -> BlockMover | None:
+    """Room for blocks in host memory, and what copies them; None where none is wanted."""
+    if not settings.host_kv_bytes:
+        return None
+    slots = settings.host_kv_bytes // cache.shape.block_bytes
+    if not slots:
+        raise MemoryTooSmall(
+            f"{settings.host_kv_bytes} bytes of host memory hold no KV block of {cache.shape.block_bytes} bytes; give "
+            "more (--host-kv-memory), or none"
+        )
+    return BlockMover(cache, slots)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from busbar.workloads.serving.hosttier import HostTier
+
 TTFT_S: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
 TTFT_S += (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 ITL_S: tuple[float, ...] = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
@@ -103,6 +105,22 @@ class Metrics:
             (*LABELS, "reason"),
             registry=self.registry,
         )
+        self._copied = Counter(
+            "busbar:kv_blocks_copied",
+            "KV blocks copied to host memory (out) and back (in).",
+            (*LABELS, "direction"),
+            registry=self.registry,
+        )
+        self._copied_told = {True: 0, False: 0}
+        for direction in ("out", "in"):
+            self._copied.labels(*self._values, direction)
+        self._host_usage = gauge("busbar:host_kv_usage_perc", "Used share of the host's KV blocks, 0 to 1.")
+        self._tenant_blocks = Gauge(
+            "busbar:tenant_kv_blocks",
+            "KV blocks held by running requests, of each tenant with a quota.",
+            (*LABELS, "tenant"),
+            registry=self.registry,
+        )
         self._sleep = Gauge(
             "vllm:engine_sleep_state",
             "1 for the state that the engine is in: awake, weights_offloaded (level 1) or discard_all (level 2).",
@@ -177,6 +195,19 @@ class Metrics:
         for each, before, after in zip(self._guesses, self._guesses_told, now, strict=True):
             each.inc(after - before)
         self._guesses_told = now
+
+    def host_tier(self, host: HostTier) -> None:
+        """Its totals since it was made, and how full it is."""
+        for out, total in host.moves_total.items():
+            before = self._copied_told[out]
+            self._copied.labels(*self._values, "out" if out else "in").inc(
+                total - before if total >= before else total
+            )
+            self._copied_told[out] = total
+        self._host_usage.set(host.used / host.total if host.total else 0.0)
+
+    def tenant_blocks(self, tenant: str, blocks: int) -> None:
+        self._tenant_blocks.labels(*self._values, tenant).set(blocks)
 
     def sleeping(self, level: int) -> None:
         for number, name in enumerate(SLEEP_STATES):

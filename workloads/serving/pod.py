@@ -23,6 +23,7 @@ from busbar.workloads.serving.settings import (
     EngineSettings,
     ServerSettings,
     parse_bytes,
+    parse_quota,
     usable_processors,
 )
 
@@ -108,12 +109,21 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     for name in ("max-running", "max-batched-tokens", "block-tokens", "max-waiting", "threads", "speculate"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--adapter-memory", type=_adapter_memory, dest="adapter_bytes")
+    parser.add_argument("--host-kv-memory", type=_host_kv_memory, dest="host_kv_bytes")
+    parser.add_argument("--kv-quota", type=parse_quota, action="append", dest="kv_quotas")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")
     parser.add_argument("--stall-seconds", type=float, dest="stall_s")
     for name in ("device", "dtype", "weights-dtype", "kv-dtype"):
         parser.add_argument(f"--{name}")
-    return vars(parser.parse_args(list(words)))
+    found = vars(parser.parse_args(list(words)))
+    if "kv_quotas" in found:
+        found["kv_quotas"] = tuple(found["kv_quotas"])
+    return found
+
+
+def _host_kv_memory(text: str) -> int:
+    return parse_bytes(text, "spec.args: --host-kv-memory")
 
 
 def _adapter_memory(text: str) -> int:

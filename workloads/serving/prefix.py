@@ -26,3 +26,9 @@ def extend_names(names: list[bytes], tokens: list[int], block_tokens: int, salt:
         before = names[-1] if names else salt
         part = array("q", tokens[index * block_tokens : (index + 1) * block_tokens])
         names.append(blake2b(before + part.tobytes(), digest_size=16).digest())
+
+
+def name_of_part(names: list[bytes], tokens: list[int], salt: bytes) -> bytes:
+    """The name of a block that holds the last `tokens` of a sequence and is not full, behind the full blocks `names`."""
+    before = names[-1] if names else salt
+    return blake2b(before + array("q", tokens).tobytes(), digest_size=16, person=b"part").digest()

@@ -12,6 +12,7 @@ from busbar.workloads.serving.block_attention import plan_blocks
 from busbar.workloads.serving.blocks import SCRATCH_BLOCK
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.model import Batch, Decoder
+from busbar.workloads.serving.mover import BlockMover
 from busbar.workloads.serving.sequence import Chunk, Step
 
 MINUS_INFINITY = float("-inf")
@@ -32,19 +33,35 @@ class Outcome:
 class Runner:
     """A decoder with its KV cache."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, adapters_together: bool = True) -> None:
-        """Without `adapters_together` what an adapter adds is computed for each adapter alone."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        adapters_together: bool = True,
+        mover: BlockMover | None = None,
+    ) -> None:
+        """Without `adapters_together` what an adapter adds is computed for each adapter alone. The `mover` is for plans
+        with a host tier."""
+        self.mover = mover
         self.adapters_together = adapters_together
         self.decoder = decoder
         self.cache = cache
         self.in_place = not decoder.fixed_order
 
     def run(self, step: Step) -> Outcome:
-        """Computes a step."""
+        """Computes a step, and starts its copies."""
+        self.start_copies(step)
         batch, samplers, keepers = self.batch(step)
         logits, states = self.decoder.forward(batch, self.cache)
         parts = torch.split(states, [len(chunk.kept) for chunk in keepers]) if keepers else ()
         return Outcome(samplers, logits[: len(samplers)], list(zip(keepers, parts, strict=True)))
+
+    def start_copies(self, step: Step) -> None:
+        """Returns when the step may compute."""
+        if self.mover is not None:
+            self.mover.submit(step.moves)
+            if step.waits_for:
+                self.mover.wait(step.waits_for)
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:

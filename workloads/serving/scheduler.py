@@ -16,6 +16,13 @@ blocks. A sequence reserves the blocks of its whole prompt, so only decoding ask
 the pool is dry, of all running sequences but the oldest the newest of the owner with the largest counter is
 preempted: its blocks go back, its tokens stay, and it waits to be recomputed. A sequence that could not fit
 alone is refused by `add`; so the oldest always finishes.
+
+With a host tier (`hosttier.py`) a preempted sequence finds there what its blocks held, also the last one, which is not
+full. It gets blocks again, their content is fetched while the others go on, and it runs from the step after that.
+
+With quotas (`quota.py`) only tenants that hold more than is guaranteed to them are preempted for others, and the oldest
+of their sequences is the one that is spared. A tenant that needs blocks within its guarantee gets them at once, also
+for a request that waits.
 """
 
 from __future__ import annotations
@@ -28,7 +35,8 @@ from math import ceil
 
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters, Places
-from busbar.workloads.serving.prefix import extend_names
+from busbar.workloads.serving.prefix import extend_names, name_of_part
+from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
 
 NO_GUESSES: Mapping[Sequence, Tokens[int]] = {}
@@ -51,13 +59,31 @@ class StepLimits:
     prefix_cache: bool = False
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Blocks of a waiting sequence whose content is known."""
+
+    blocks: list[int | None]
+    """From the first on; None: in host memory only."""
+    full: int
+    """Of them; one more is its last, which is not."""
+    names: list[bytes]
+
+    @property
+    def here(self) -> list[int]:
+        """Those on the device."""
+        return [block for block in self.blocks if block is not None]
+
+
 class Scheduler:
     """Owns the queue, the running set and the block pool."""
 
-    def __init__(self, pool: BlockPool, limits: StepLimits) -> None:
+    def __init__(self, pool: BlockPool, limits: StepLimits, quotas: Quotas | None = None) -> None:
         self.pool = pool
         self.limits = limits
+        self.quotas = Quotas({}, pool.total) if quotas is None else quotas
         self.waiting: deque[Sequence] = deque()
+        self.fetching: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemption_count = 0
         self.counters = Counters()
@@ -74,7 +100,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        return not self.running and not self.waiting and not self.fetching
 
     def add(self, sequence: Sequence) -> None:
         if not sequence.tokens:
@@ -84,6 +110,12 @@ class Scheduler:
                 f"a sequence of up to {sequence.max_total} tokens does not fit the KV cache of "
                 f"{self.capacity_tokens} tokens even alone"
             )
+        most = self.quotas.most(sequence.owner.tenant)
+        if self._blocks_for(sequence.max_total) > most:
+            raise ValueError(
+                f"a sequence of up to {sequence.max_total} tokens does not fit the {most * self.limits.block_tokens} "
+                "tokens of the KV cache that its tenant may hold"
+            )
         self.counters.join(sequence.owner)
         self.places.join(sequence.owner)
         self.waiting.append(sequence)
@@ -92,14 +124,29 @@ class Scheduler:
         """Drops the prefix cache: the blocks' content is gone. Only while nothing runs or waits."""
         if not self.idle:
             raise RuntimeError("blocks are in use")
-        self.pool = BlockPool(self.pool.total)
+        self.pool = BlockPool(self.pool.total, self.limits.block_tokens, self.pool.host.total)
+
+    def copied(self, number: int) -> None:
+        """All copies of earlier steps up to this number are done: who waited for them runs from the next step on."""
+        self.pool.host.done(number)
+        still: list[Sequence] = []
+        for sequence in self.fetching:
+            if sequence.arrives > number:
+                still.append(sequence)
+                continue
+            for index in sequence.fetched:
+                self.pool.name(sequence.blocks[index], sequence.names[index])
+            sequence.fetched = ()
+            sequence.state = State.RUNNING
+            self.running.append(sequence)
+        self.fetching = still
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence in any state (done or cancelled) and frees its blocks. Harmless twice."""
-        if sequence.state is State.RUNNING:
-            self.running.remove(sequence)
-        elif sequence.state is State.WAITING:
+        if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is not State.FINISHED:
+            self._stop(sequence)
         if sequence.state is not State.FINISHED:
             self.counters.leave(sequence.owner)
         sequence.state = State.FINISHED
@@ -120,7 +167,7 @@ class Scheduler:
         for sequence in decoding + catching_up:
             if sequence.missing > 1 and not preempted:  # those who are owed more go before it
                 before = self.counters.of(sequence.owner)
-                budget -= self._join(counts, budget, joined, coming, before)
+                budget -= self._join(counts, budget, joined, preempted, coming, before)
             if sequence.state is not State.RUNNING or budget < 1:
                 continue  # preempted a moment ago for an older one, or the step is full
             if sequence.missing > 1:
@@ -134,12 +181,14 @@ class Scheduler:
                 coming.update(self._full_blocks(sequence, count))
                 budget -= count
         if not preempted:
-            budget -= self._join(counts, budget, joined, coming)
-        joined = [s for s in joined if s.state is State.RUNNING]
+            budget -= self._join(counts, budget, joined, preempted, coming)
+        joined = [s for s in joined if s.state is not State.WAITING]
         chunks = [Chunk(s, s.computed, n) for s, n in counts.items()]
         if not preempted:
             chunks += self._guessed(decoding, budget, guesses)
-        return Step(tuple(chunks), tuple(joined), tuple(preempted))
+        self.pool.copy_ahead()
+        moves, waits_for = self.pool.take_moves()
+        return Step(tuple(chunks), tuple(joined), tuple(preempted), moves, waits_for)
 
     def commit(self, step: Step, sampled: dict[Sequence, int]) -> None:
         """The step has run: its tokens are in the cache, and `sampled` follow. Guesses are not (`accept`)."""
@@ -179,12 +228,14 @@ class Scheduler:
         chunks: list[Chunk] = []
         for sequence in decoding:
             first, wanted = len(sequence.tokens), guesses.get(sequence, ())
-            spare = max(0, self.pool.free - self._watermark()) + len(sequence.blocks)
+            tenant = sequence.owner.tenant
+            spare = min(self.pool.free - self._watermark(), self.quotas.most(tenant) - self.pool.held[tenant])
+            spare = max(0, spare) + len(sequence.blocks)
             count = min(len(wanted), budget, spare * self.limits.block_tokens - first)
             if count < 1:
                 continue
             need = self._blocks_for(first + count) - len(sequence.blocks)
-            sequence.blocks += self.pool.take(max(0, need))
+            sequence.blocks += self.pool.take(max(0, need), tenant)
             chunks += [Chunk(sequence, first + i, 1, wanted[i]) for i in range(count)]
             budget -= count
         return chunks
@@ -195,25 +246,37 @@ class Scheduler:
     def _make_room(
         self, sequence: Sequence, tokens: int, counts: dict[Sequence, int], preempted: list[Sequence]
     ) -> int:
-        """Gives `sequence` blocks for `tokens`, preempting newer ones. Returns budget won back."""
+        """Gives `sequence` blocks for `tokens`, preempting others. Returns budget won back."""
         won_back = 0
         need = self._blocks_for(tokens) - len(sequence.blocks)
-        while need > self.pool.free:
-            victim = self._victim(sequence)
+        while need > 0 and not self._has_room(sequence, need):
+            victim = self._victim(sequence, need)
             won_back += counts.pop(victim, 0)
             self._preempt(victim)
             preempted.append(victim)
             if victim is sequence:
                 return won_back
         if need > 0:
-            sequence.blocks += self.pool.take(need)
+            sequence.blocks += self.pool.take(need, sequence.owner.tenant)
         return won_back
 
-    def _victim(self, needy: Sequence) -> Sequence:
-        """Who gives its blocks up: never the oldest, unless it is alone."""
-        oldest = min(self.running, key=lambda s: s.order)
-        others = [s for s in self.running if s is not oldest]
-        return max(others, key=self._turn) if others else needy
+    def _has_room(self, sequence: Sequence, need: int) -> bool:
+        tenant = sequence.owner.tenant
+        return need <= self.pool.free and self.pool.held[tenant] + need <= self.quotas.most(tenant)
+
+    def _victim(self, needy: Sequence, need: int) -> Sequence:
+        """Who gives its blocks up: of the tenants that borrow, never the oldest sequence unless it is alone; where the
+        needy one's tenant has reached its most, of that tenant."""
+        tenant, held = needy.owner.tenant, self.pool.held
+        own = held[tenant] + need
+        if own > self.quotas.most(tenant):
+            borrowers = {tenant}
+        else:
+            borrowers = {name for name in held if held[name] > self.quotas.guaranteed(name)} - {tenant}
+            borrowers |= {tenant} if own > self.quotas.guaranteed(tenant) else set()
+        found = [s for s in (*self.running, *self.fetching) if s.owner.tenant in borrowers] or [needy]
+        oldest = min(found, key=lambda s: s.order)
+        return max((s for s in found if s is not oldest), key=self._turn, default=oldest)
 
     def _turn(self, sequence: Sequence) -> tuple[tuple[float, float], int]:
         """Whose turn it is: smaller is served first."""
@@ -243,7 +306,7 @@ class Scheduler:
     def _lookup(self, sequence: Sequence, first: int = 0) -> list[bytes]:
         """Names of the blocks from `first` on that may come from the cache: not the one of the last token, and none
         of a prompt that is to be explained."""
-        if not self.limits.prefix_cache or sequence.is_explaining:
+        if sequence.is_explaining or not (self.limits.prefix_cache or sequence.preemptions):
             return []
         size = self.limits.block_tokens
         extend_names(sequence.names, sequence.tokens, size, sequence.salt)
@@ -256,7 +319,7 @@ class Scheduler:
         if not found:
             return
         for block in found:
-            self.pool.share(block)
+            self.pool.share(block, sequence.owner.tenant)
         end = first + len(found)
         own, sequence.blocks[first:end] = sequence.blocks[first:end], found
         self.pool.give_back(own)
@@ -275,8 +338,15 @@ class Scheduler:
         first = computed // self.limits.block_tokens
         return bool(coming) and not coming.isdisjoint(self._lookup(sequence, first)[:1])
 
+    def _stop(self, sequence: Sequence) -> None:
+        """It runs, or fetches, no longer."""
+        (self.running if sequence.state is State.RUNNING else self.fetching).remove(sequence)
+        sequence.fetched = ()
+
     def _preempt(self, victim: Sequence) -> None:
-        self.running.remove(victim)
+        if victim.state is State.RUNNING and self.pool.host.total:
+            self._park(victim)
+        self._stop(victim)
         self._release(victim)
         victim.state = State.WAITING
         victim.computed = victim.named = 0
@@ -285,48 +355,122 @@ class Scheduler:
         position = next((i for i, s in enumerate(self.waiting) if s.order > victim.order), len(self.waiting))
         self.waiting.insert(position, victim)
 
+    def _park(self, victim: Sequence) -> None:
+        """Names what its blocks hold, also the last one, so that it finds them again when it comes back."""
+        self._name_blocks(victim)
+        full, part = divmod(victim.computed, self.limits.block_tokens)
+        if part and victim.missing == 1 and not victim.is_explaining:
+            tokens = victim.tokens[victim.computed - part : victim.computed]
+            self.pool.name(victim.blocks[full], name_of_part(victim.names[:full], tokens, victim.salt), part)
+
     def _join(
         self,
         counts: dict[Sequence, int],
         budget: int,
         joined: list[Sequence],
+        preempted: list[Sequence],
         coming: set[bytes],
         before: tuple[float, float] | None = None,
     ) -> int:
         """Lets waiting sequences in, only those with a counter under `before`; the budget they take."""
         taken = 0
         passed: set[Sequence] = set()
-        while budget > taken and len(self.running) < self.limits.max_running and len(passed) < MOST_PASSED:
-            turn = min((s for s in self.waiting if s not in passed), key=self._turn, default=None)
+        refused: set[str] = set()
+        """Tenants that have no room for the next of theirs."""
+        full = False
+        """Only guarantees still count."""
+        while budget > taken and self._in_batch < self.limits.max_running and len(passed) < MOST_PASSED:
+            able = (s for s in self.waiting if s not in passed and s.owner.tenant not in refused)
+            turn = min((s for s in able if not full or self._is_owed(s, 1)), key=self._turn, default=None)
             if turn is None or (before is not None and not self.counters.of(turn.owner) < before):
                 break
-            if not self.places.may_take(turn.owner, len(self.running)):
+            if not self.places.may_take(turn.owner, self._in_batch):
                 break
             head = self._wished(turn, passed)
-            found = self.pool.find(self._lookup(head))
-            if self._is_coming(head, len(found) * self.limits.block_tokens, coming):
+            found = self._locate(head)
+            if self._is_coming(head, found.full * self.limits.block_tokens, coming):
                 passed.add(head)
                 continue
-            need = self._blocks_for(len(head.tokens)) - len(found)
-            if need + self.pool.idle(found) > self.pool.free - self._watermark():
-                break
+            need = self._blocks_for(len(head.tokens)) - len(found.here)
+            grows = need + self.pool.idle(found.here)
+            if not self._may_join(head, grows):
+                refused.add(head.owner.tenant)
+                continue
+            if full or grows > self.pool.free - self._watermark():
+                full = True
+                if not self._is_owed(head, grows):
+                    refused.add(head.owner.tenant)
+                    continue
+                taken -= self._reclaim(head, grows, counts, preempted)
+                found = self._locate(head)
+                need = self._blocks_for(len(head.tokens)) - len(found.here)
             self.waiting.remove(head)
             # As if they had come in this order: no owner wins a turn by its priorities.
             head.order, turn.order = turn.order, head.order
-            for block in found:
-                self.pool.share(block)
-            self._start(head, found + self.pool.take(need), len(found))
+            self._start(head, found, need)
             joined.append(head)
-            counts[head] = min(head.missing, budget - taken)
-            coming.update(self._full_blocks(head, counts[head]))
-            taken += counts[head]
+            if head.state is State.RUNNING:
+                counts[head] = min(head.missing, budget - taken)
+                coming.update(self._full_blocks(head, counts[head]))
+                taken += counts[head]
         return taken
 
-    def _start(self, head: Sequence, blocks: list[int], found: int) -> None:
-        head.state = State.RUNNING
-        head.blocks, head.named = blocks, found
-        head.computed = found * self.limits.block_tokens
-        self.running.append(head)
+    @property
+    def _in_batch(self) -> int:
+        return len(self.running) + len(self.fetching)
+
+    def _may_join(self, head: Sequence, grows: int) -> bool:
+        """Whether the tenant's most allows that it holds so many blocks more, and lets those that run grow."""
+        tenant = head.owner.tenant
+        beside = sum(s.owner.tenant == tenant for s in self.running) if self.quotas else 0
+        return self.pool.held[tenant] + grows + beside <= self.quotas.most(tenant)
+
+    def _is_owed(self, sequence: Sequence, grows: int) -> bool:
+        """Whether so many blocks more are within what is guaranteed to its tenant."""
+        tenant = sequence.owner.tenant
+        return self.pool.held[tenant] + grows <= self.quotas.guaranteed(tenant)
+
+    def _reclaim(
+        self, head: Sequence, grows: int, counts: dict[Sequence, int], preempted: list[Sequence]
+    ) -> int:
+        """Takes back what others have borrowed until so many blocks are free. Returns budget won back."""
+        won_back = 0
+        while grows > self.pool.free:
+            victim = self._victim(head, grows)
+            won_back += counts.pop(victim, 0)
+            self._preempt(victim)
+            preempted.append(victim)
+        return won_back
+
+    def _locate(self, head: Sequence) -> _Found:
+        """What is known of its blocks: the full ones, and of one that has run before also the last."""
+        names = self._lookup(head)
+        found, size = self.pool.locate(names), self.limits.block_tokens
+        full, tokens, part = len(found), head.tokens, None
+        open_at = (len(tokens) - 1) // size * size
+        if head.has_begun and full * size == open_at < len(tokens) - 1 and not head.is_explaining:
+            part = name_of_part(names[:full], tokens[open_at:-1], head.salt)
+            found += self.pool.locate([part])
+        return _Found(found, full, names[:full] if part is None else [*names[:full], part])
+
+    def _start(self, head: Sequence, found: _Found, need: int) -> None:
+        """The sequence gets its blocks, and runs where all that was found is on the device."""
+        size, tenant, pool = self.limits.block_tokens, head.owner.tenant, self.pool
+        for index, block in enumerate(found.blocks):
+            if block is not None:
+                (pool.share if index < found.full else pool.claim)(block, tenant)
+        away = [index for index, block in enumerate(found.blocks) if block is None]
+        pool.host.keep(found.names[index] for index in away)
+        fresh = pool.take(need, tenant)
+        places = iter(fresh)
+        head.blocks = [next(places) if block is None else block for block in found.blocks] + list(places)
+        for index in away:
+            head.arrives = pool.host.fetch(found.names[index], head.blocks[index])
+        head.named = found.full
+        head.computed = min(len(found.blocks) * size, len(head.tokens) - 1)
+        head.fetched = tuple(index for index in away if index < found.full)
+        head.state = State.FETCHING if away else State.RUNNING
+        (self.fetching if away else self.running).append(head)
         if not head.preemptions and not head.resumed:
             self.cache_queries += head.prompt_len
         self._count_cached(head, 0)
@@ -342,9 +486,9 @@ class Scheduler:
             sequence.charged = reached
 
     def _watermark(self) -> int:
-        if not self.running:
+        if not self._in_batch:
             return 0
-        return max(ceil(self.pool.total * self.limits.watermark), len(self.running))
+        return max(ceil(self.pool.total * self.limits.watermark), self._in_batch)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.give_back(sequence.blocks)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from busbar.workloads.serving.fairness import NOBODY, Owner
+from busbar.workloads.serving.hosttier import Move
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.adapters import Adapter
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 class State(StrEnum):
     WAITING = "Waiting"
+    FETCHING = "Fetching"
+    """It has its blocks, and some of their content is on its way from host memory."""
     RUNNING = "Running"
     FINISHED = "Finished"
 
@@ -50,6 +53,10 @@ class Sequence:
     """Of the full blocks, as far as they were needed."""
     named: int = 0
     """Blocks that the pool knows by name."""
+    fetched: tuple[int, ...] = ()
+    """While it fetches: which of its full blocks are on their way."""
+    arrives: int = 0
+    """While it fetches: the number of the last copy (`hosttier.py`)."""
     cached: int = 0
     """Prompt tokens that came from the cache, before the first preemption."""
     charged: int = 0
@@ -73,6 +80,11 @@ class Sequence:
     @property
     def missing(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def has_begun(self) -> bool:
+        """It has run before, here or elsewhere, so that its last block may be found although it is not full."""
+        return bool(self.preemptions) or self.resumed
 
     @property
     def is_explaining(self) -> bool:
@@ -126,6 +138,10 @@ class Step:
     """A sequence's guesses come behind its own chunk, in order."""
     joined: tuple[Sequence, ...]
     preempted: tuple[Sequence, ...]
+    moves: tuple[Move, ...] = ()
+    """Copies between device and host that begin with this step, in order."""
+    waits_for: int = 0
+    """Number of the copy that must be done before this step computes."""
 
     @property
     def token_count(self) -> int:

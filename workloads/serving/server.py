@@ -215,9 +215,9 @@ class Server:
         with self._in_hand():
             body = embeddings.parse_embeddings(await read_json(request))
             async with self._models.chosen(body.model) as adapter:
-                texts = await embeddings.tokens_of(body, self._loaded())
-                name = f"{request_id}/{next(self._numbers)}"
                 owner = self._owner(request)
+                texts = await embeddings.tokens_of(body, self._loaded(), owner.tenant)
+                name = f"{request_id}/{next(self._numbers)}"
                 vectors = await embeddings.vectors_of(self.engine, name, texts, body, owner, adapter)
             answer = await asyncio.to_thread(embeddings.answer, body, texts, vectors)
             return web.json_response(answer, headers={REQUEST_ID_HEADER: request_id})
@@ -275,8 +275,9 @@ class Server:
     ) -> tuple[web.StreamResponse, list[Job]]:
         body, resumed = asked
         loaded, terms = self._loaded(), self._terms(request)
+        owner, wanted = self._owner(request), body.wanted
         with responses_request.names_of(body):
-            jobs = await prepare(body, request_id, loaded, terms)
+            jobs = await prepare(body, request_id, loaded, terms, owner.tenant)
         answer = envelope(body, request_id, body.wanted.model, loaded, terms)
         headers = {REQUEST_ID_HEADER: request_id}
         if terms is not None and answer.can_be_resumed:
@@ -284,7 +285,6 @@ class Server:
         if resumed is not None:
             await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
         name = f"{request_id}/{next(self._numbers)}"
-        owner, wanted = self._owner(request), body.wanted
         async with opened(
             self.engine, name, jobs, owner, wanted.cache_salt, adapter, wanted.priority
         ) as streams:

@@ -14,6 +14,7 @@ from pathlib import Path
 from busbar.kube.contracts.bearers import Bearers
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
 from busbar.workloads.serving.errors import SettingsError, shown
+from busbar.workloads.serving.quota import Quota
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -45,6 +46,10 @@ class EngineSettings:
     model_dir: Path
     kv_bytes: int | None = None
     """Bytes for the KV cache; None: 256 MiB on a CPU, 85 % of free memory on a GPU."""
+    host_kv_bytes: int = 0
+    """Host memory for KV blocks that have no place in the cache; 0: none."""
+    kv_quotas: tuple[tuple[str, Quota], ...] = ()
+    """Tenants with a guaranteed and a largest part of the KV cache."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None: what the model was made for."""
     max_running: int = 64
@@ -86,6 +91,12 @@ class EngineSettings:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SettingsError(f"two adapters have the name {twice!r}; rename one")
+        tenants = [tenant for tenant, _ in self.kv_quotas]
+        twice = next((tenant for tenant in tenants if tenants.count(tenant) > 1), None)
+        if twice is not None:
+            raise SettingsError(f"tenant {twice!r} has two KV quotas; give one")
+        if self.host_kv_bytes < 0:
+            raise SettingsError(f"host_kv_bytes must be at least 0, not {self.host_kv_bytes}")
         if self.tpot_ms is not None and self.tpot_ms <= 0:
             raise SettingsError(f"tpot_ms must be above 0, not {self.tpot_ms:g}")
         if not 0 <= self.speculate <= MOST_GUESSES:
@@ -149,6 +160,16 @@ def parse_adapter(text: str) -> AdapterSource:
     if not equals or not folder:
         raise SettingsError(f"--adapter {shown(text)} must be NAME=DIR")
     return AdapterSource(name, Path(folder))
+
+
+def parse_quota(text: str) -> tuple[str, Quota]:
+    """TENANT=GUARANTEED:MOST in percent of the KV cache, as in --kv-quota."""
+    match = re.fullmatch(r"([^=\s]+)=([0-9]+(?:\.[0-9]+)?):([0-9]+(?:\.[0-9]+)?)", text)
+    if match is None:
+        raise SettingsError(
+            f"--kv-quota {shown(text)} must be TENANT=GUARANTEED:MOST in percent, as research=25:50"
+        )
+    return match[1], Quota(float(match[2]) / 100, float(match[3]) / 100)
 
 
 def parse_bytes(value: object, where: str) -> int:

@@ -5,7 +5,7 @@
                           pinned host memory
     2       dropped       dropped, and read from the model folder again    dropped
 
-The process, its tokenizer, grammars and start-up checks stay. Adapters are read again when they are asked for. All of
+The KV cache is that of the device and of the host. The process, its tokenizer, grammars and start-up checks stay. Adapters are read again when they are asked for. All of
 this runs in the engine's thread, between two steps.
 """
 
@@ -33,6 +33,8 @@ def fall_asleep(loaded: Loaded, level: SleepLevel) -> None:
     """Gives memory back. Nothing may run or wait; a sleeping engine may go to the deeper level."""
     core, on_gpu = loaded.core, loaded.device.type == "cuda"
     core.scheduler.forget()
+    if core.runner.mover is not None:
+        core.runner.mover.release()
     core.runner.cache.release()
     decoder = core.runner.decoder
     if level is SleepLevel.WEIGHTS_DROPPED:
@@ -56,7 +58,10 @@ def wake(loaded: Loaded) -> None:
         decoder.weights = loaded.read_weights()
     elif decoder.weights.embedding.device != loaded.device:
         decoder.weights = decoder.weights.moved(lambda tensor: tensor.to(loaded.device))
-    loaded.core.runner.cache.allocate()
+    runner = loaded.core.runner
+    runner.cache.allocate()
+    if runner.mover is not None:
+        runner.mover.allocate()
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

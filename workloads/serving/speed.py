@@ -18,6 +18,8 @@ from math import sqrt
 
 FORGETTING = 0.999
 FEATURES = 4
+TRUSTED_STEPS = 64
+"""Steps the model must have seen before anything is decided by it."""
 
 
 @dataclass
@@ -121,6 +123,14 @@ class Speed:
         elif decoding:
             self.decode_tokens += decoding - wrong + prompt_tokens
             self.decode_s += seconds
+
+    @property
+    def prompt_token_s(self) -> float | None:
+        """What a further prompt token costs, None before anything was measured."""
+        each = self.model.theta[3]
+        if self.model.steps >= TRUSTED_STEPS and each > 0:
+            return each
+        return self.prefill_s / self.prefill_tokens if self.prefill_s else None
 
     def report(self) -> dict[str, object]:
         """The part of /status that the performance table reads; null where nothing was measured."""

@@ -1,0 +1,170 @@
+"""Quotas of the KV cache, without a model: guarantees are kept, idle blocks are lent, and nobody exceeds their most."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from busbar.workloads.serving.blocks import BlockPool
+from busbar.workloads.serving.errors import SettingsError
+from busbar.workloads.serving.fairness import Owner
+from busbar.workloads.serving.quota import Quota, Quotas
+from busbar.workloads.serving.scheduler import Scheduler, StepLimits
+from busbar.workloads.serving.sequence import Sequence, State, Step
+
+SIZE = 4
+A, B, C = (Owner(name, "key") for name in "abc")
+
+
+def make(
+    blocks: int, quotas: dict[str, Quota], budget: int = 64, running: int = 16, host: int = 0
+) -> Scheduler:
+    limits = StepLimits(SIZE, budget, running)
+    return Scheduler(BlockPool(blocks, SIZE, host), limits, Quotas(quotas, blocks))
+
+
+def sequence(order: int, owner: Owner, prompt: int, output: int) -> Sequence:
+    return Sequence(order, [7] * prompt, prompt + output, owner=owner)
+
+
+def run_step(scheduler: Scheduler) -> Step:
+    scheduler.copied(10**9)
+    step = scheduler.plan()
+    sampled = {c.sequence: 7 for c in step.chunks if c.samples}
+    scheduler.commit(step, sampled)
+    for done in [s for s in sampled if len(s.tokens) == s.max_total]:
+        scheduler.finish(done)
+    return step
+
+
+def test_idle_blocks_are_lent_and_taken_back_from_the_borrowers_newest() -> None:
+    scheduler = make(20, {"b": Quota(guaranteed=0.5)})
+    borrowed = [sequence(i, A, 16, 16) for i in range(4)]
+    for each in borrowed:
+        scheduler.add(each)
+    run_step(scheduler)
+    assert scheduler.pool.held["a"] > 10  # more than is left beside the guarantee
+    scheduler.add(sequence(9, B, 36, 2))  # nine blocks
+    step = run_step(scheduler)
+    assert [s.owner for s in step.joined] == [B]
+    assert step.preempted == (borrowed[3], borrowed[2])
+    assert borrowed[0].state is borrowed[1].state is State.RUNNING
+
+
+def test_a_tenant_grows_within_its_guarantee_at_the_cost_of_borrowers() -> None:
+    scheduler = make(10, {"b": Quota(guaranteed=0.6)})
+    own = sequence(5, B, 8, 16)
+    scheduler.add(own)
+    run_step(scheduler)
+    lent = sequence(1, A, 24, 8)  # older, and the only one of its tenant
+    scheduler.add(lent)
+    preempted: list[Sequence] = []
+    while own.state is not State.FINISHED:
+        preempted += run_step(scheduler).preempted
+    assert set(preempted) == {lent}
+    while not scheduler.idle:
+        run_step(scheduler)
+    assert len(lent.tokens) == lent.max_total
+
+
+def test_nobody_within_the_guarantee_is_preempted_for_a_borrower() -> None:
+    scheduler = make(12, {"b": Quota(guaranteed=0.5)})
+    old, kept = sequence(0, A, 8, 40), sequence(1, B, 16, 8)
+    scheduler.add(old)
+    scheduler.add(kept)
+    preempted: list[Sequence] = []
+    while not scheduler.idle:
+        preempted += run_step(scheduler).preempted
+    assert kept not in preempted
+    assert len(old.tokens) == 48  # it had the whole pool in the end
+
+
+def test_a_tenant_at_its_most_waits_and_does_not_hold_up_others() -> None:
+    scheduler = make(20, {"a": Quota(most=0.25)})
+    for order in range(3):
+        scheduler.add(sequence(order, A, 12, 4))  # three blocks, then four, of five
+    scheduler.add(sequence(3, C, 12, 4))
+    step = run_step(scheduler)
+    assert [s.owner for s in step.joined] == [A, C]
+    while not scheduler.idle:
+        run_step(scheduler)
+        assert scheduler.pool.held["a"] <= 5
+
+
+def test_a_sequence_over_its_tenants_most_is_refused_and_its_neighbour_is_not() -> None:
+    scheduler = make(20, {"a": Quota(most=0.25)})
+    with pytest.raises(
+        ValueError, match="does not fit the 20 tokens of the KV cache that its tenant may hold"
+    ):
+        scheduler.add(sequence(0, A, 16, 5))
+    scheduler.add(sequence(0, A, 16, 4))
+    scheduler.add(sequence(1, B, 16, 5))
+
+
+@pytest.mark.parametrize(
+    ("quotas", "problem"),
+    [
+        ({"a": Quota(0.6), "b": Quota(0.5)}, "add up to 110 %"),
+        ({"a": Quota(0.6, 0.5)}, "the KV quota of 'a' must be 0 <= guaranteed <= most"),
+        ({"a": Quota(0.0, 0.01)}, "less than one block"),
+    ],
+)
+def test_quotas_that_cannot_be_kept_are_refused(quotas: dict[str, Quota], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        Quotas(quotas, 20)
+
+
+def test_quotas_that_fill_the_pool_are_accepted() -> None:
+    assert Quotas({"a": Quota(0.6), "b": Quota(0.4)}, 20).guaranteed("b") == 8
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    blocks=st.integers(6, 24),
+    shares=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    mosts=st.tuples(st.integers(4, 10), st.integers(4, 10)),
+    host=st.integers(0, 8),
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(1, 6), st.integers(0, 12)),
+        min_size=1,
+        max_size=14,
+    ),
+)
+def test_guarantees_and_limits_hold_and_everything_ends(
+    blocks: int,
+    shares: tuple[int, int],
+    mosts: tuple[int, int],
+    host: int,
+    arrivals: list[tuple[int, int, int, int]],
+) -> None:
+    quotas = {
+        name: Quota(min(share, most) / 10, most / 10)
+        for name, share, most in zip("ab", shares, mosts, strict=True)
+    }
+    scheduler = make(blocks, quotas, budget=16, running=8, host=host)
+    limits = {name: scheduler.quotas.most(name) for name in "abc"}
+    owners = (A, B, C)
+    todo = [
+        sequence(i, owners[who], prompt, min(output, limits["abc"[who]] * SIZE - prompt))
+        for i, (who, prompt, output, _) in enumerate(arrivals)
+        if prompt < limits["abc"[who]] * SIZE
+    ]
+    starts = sorted((arrivals[s.order][3], i) for i, s in enumerate(todo))
+    for tick in range(4000):
+        while starts and starts[0][0] <= tick:
+            scheduler.add(todo[starts.pop(0)[1]])
+        if scheduler.idle and not starts:
+            break
+        before = {name: scheduler.pool.held[name] for name in "abc"}
+        step = run_step(scheduler)
+        for name in "abc":
+            assert scheduler.pool.held[name] <= limits[name]
+        for victim in step.preempted:
+            # Its tenant borrowed, or it made room for another of its own tenant.
+            name = victim.owner.tenant
+            gained = [c.sequence for c in step.chunks if c.sequence.owner.tenant == name]
+            assert before[name] >= scheduler.quotas.guaranteed(name) or gained
+    assert scheduler.idle
+    assert all(len(s.tokens) == s.max_total for s in todo)
+    assert scheduler.pool.free == scheduler.pool.total
