@@ -1,10 +1,11 @@
-"""No stream lost: engines end by SIGKILL and SIGTERM while clients stream, and every answer is compared.
+"""No stream lost: engines end and streams move while clients stream, and every answer is compared.
 
     python benchmarks/serving_resume.py [--events 200] [--minutes M] [--out benchmarks/results/serving_resume.json]
 
 Two engine processes stand behind a gateway process. Clients stream greedy, seeded and penalised requests without a
-pause, some with stop strings, logprobs or two choices. Event after event ends one engine, by turns with SIGKILL and
-with SIGTERM and hardly any time to drain, and another takes its place (`tests/gateway/disturbance.py`). An answer counts
+pause, some with stop strings, logprobs or two choices. Event after event, by turns, ends one engine with SIGKILL, moves
+the streams of one to the other, ends one with SIGTERM and hardly any time to drain, and scales one down as the operator
+does it; another takes the place of one that has ended (`tests/gateway/disturbance.py`). An answer counts
 as failed when it ends with an error or never; as changed when text, logprobs, finish reasons or usage differ from
 those of an undisturbed run of the same request. The tokens on the key's account must be those of the answers.
 `--minutes` ends the run early; the result says how many events there were.
@@ -25,8 +26,10 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.gateway.disturbance import Event
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -65,6 +68,9 @@ def run(count: int, minutes: float, clients: int, max_tokens: int) -> dict[str, 
             report = asyncio.run(disturbance.run(events, lambda: bar.advance(task)))
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     held = not report.failed and not report.changed and not report.broken and report.resumed > 0
+    held = held and report.moved["copied"] > 0
+    stalls = sorted(report.stalls) or [0.0]
+    quantiles = {q: stalls[int(q * (len(stalls) - 1))] for q in (0.5, 0.9, 1.0)}
     return {
         "command": "python " + " ".join(["benchmarks/serving_resume.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -72,17 +78,26 @@ def run(count: int, minutes: float, clients: int, max_tokens: int) -> dict[str, 
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "clients": clients,
         "held": held and report.counted == report.expected,
-        **dataclasses.asdict(report),
+        **{
+            each.name: getattr(report, each.name)
+            for each in dataclasses.fields(report)
+            if each.name != "stalls"
+        },
+        "copiedStreams": len(report.stalls),
+        "stallSecondsAtSource": quantiles,
         "cpu_seconds_of_clients_and_gateway": round(sum(each.ru_utime + each.ru_stime for each in used), 1),
     }
 
 
-def happenings(count: int, end: float) -> Iterator[Signals]:
-    """SIGKILL and SIGTERM by turns, `count` in all or until the monotonic time `end`."""
+def happenings(count: int, end: float) -> Iterator[Event]:
+    """Events of all kinds by turns, `count` in all or until the monotonic time `end`."""
+    from tests.gateway.disturbance import Event
+
+    turns = (Event.KILL, Event.MIGRATE, Event.TERMINATE, Event.MIGRATE, Event.SCALE_DOWN)
     for number in range(count):
         if time.monotonic() > end:
             return
-        yield SIGTERM if number % 2 else SIGKILL
+        yield turns[number % len(turns)]
 
 
 if __name__ == "__main__":

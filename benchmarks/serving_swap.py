@@ -53,7 +53,7 @@ from busbar.workloads.serving.weights import Weights, fuse_weights
 
 SHAPE: dict[str, int] = {"layers": 8, "hidden": 512, "heads": 8, "kv": 4, "mlp": 1536, "vocab": 8192}
 BLOCK_BYTES = SHAPE["layers"] * 2 * SHAPE["kv"] * 64 * 64 * 4
-REQUESTS, CHATS, TURNS = 32, 12, 4
+REQUESTS, CHATS, TURNS = 16, 12, 4
 SIDES = ("swap", "blocking", "recompute", "enough")
 P99_AIM, COMPUTED_AIM = 1.4, 1.05
 
@@ -110,7 +110,7 @@ class Run:
 
 def decode_load(rng: random.Random) -> list[Request]:
     return [
-        Request(4 * i, tokens(rng, rng.randrange(32, 257)), rng.randrange(128, 257)) for i in range(REQUESTS)
+        Request(2 * i, tokens(rng, rng.randrange(32, 129)), rng.randrange(160, 321)) for i in range(REQUESTS)
     ]
 
 

@@ -77,7 +77,9 @@ class Call:
         """The header by which our engine does the same on every replica; others ignore it."""
         wish = sse.Wish.of(self.document)
         usage = UsageShown.EACH if wish.continuous else UsageShown.LAST if wish.total else UsageShown.NONE
-        return StreamTerms(seed=self.seed, created=self.created, usage=usage).model_dump_json(by_alias=True)
+        return StreamTerms(seed=self.seed, created=self.created, usage=usage, moves=True).model_dump_json(
+            by_alias=True
+        )
 
 
 class Delivery:

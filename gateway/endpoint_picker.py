@@ -65,6 +65,7 @@ class _Waiter:
     owner: Owner
     ask: Ask
     place: asyncio.Future[Lease]
+    prefer: str
 
 
 @dataclass
@@ -188,12 +189,14 @@ class EndpointPicker:
         *,
         ask: Ask = ANY,
         again: bool = False,
+        prefer: str = "",
     ) -> Lease:
         """Wait for a replica until `deadline` (of the endpoint picker's clock); the caller must `leave` with the lease.
 
         `owner` is (tenant, user, key), between which the queue is fair; `ask` is what the request may need at most.
         `again` is for a request whose replica failed: it goes to the head of the queue, and the bounds on
-        the queue do not apply to it. Raises Unavailable or TooManyRequests.
+        the queue do not apply to it. `prefer` is the address of the replica that has the stream's keys and values: it is
+        taken while it is open. Raises Unavailable or TooManyRequests.
         """
         state = self._services.get(service.key)
         if state is None or state.service.suspended:
@@ -205,7 +208,7 @@ class EndpointPicker:
         if not again:
             self._check_bounds(state, owner)
         expected = replace(ask, output_tokens=min(ask.output_tokens, round(state.output_tokens)))
-        waiter = _Waiter(owner, expected, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(owner, expected, asyncio.get_running_loop().create_future(), prefer)
         if again:
             state.queue.push_front(owner, waiter)
         else:
@@ -290,7 +293,9 @@ class EndpointPicker:
                 state.queue.remove(waiter.owner, waiter)
                 continue
             now = self._clock()
-            chosen = self._choice(self._open(state, waiter, now), waiter.ask, self._rng)
+            found = self._open(state, waiter, now)
+            preferred = [candidate for candidate in found if candidate.endpoint.url == waiter.prefer]
+            chosen = self._choice(preferred or found, waiter.ask, self._rng)
             if chosen is None:
                 break
             load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())

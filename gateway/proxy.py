@@ -164,11 +164,16 @@ class Proxy:
     ) -> web.StreamResponse:
         patience_s = self._settings.hold_timeout_s
         failures = 0
-        again = False
+        again, moved_to = False, ""
         while True:
             entered, delivered = time.monotonic(), delivery.tokens
             lease = await self._picker.enter(
-                service, _owner(key), entered + patience_s, ask=delivery.ask, again=again
+                service,
+                _owner(key),
+                entered + patience_s,
+                ask=delivery.ask,
+                again=again,
+                prefer=moved_to,
             )
             call.progress.placed = True
             delivery.work, delivery.charged = lease.work, delivery.charged or lease.work.ask
@@ -187,7 +192,7 @@ class Proxy:
             finally:
                 self._picker.leave(
                     lease,
-                    suspect=failure is not None,
+                    suspect=failure is not None and not failure.moved_to,
                     suspect_s=failure.pause_s if failure else None,
                     worked=worked,
                 )
@@ -209,7 +214,7 @@ class Proxy:
                 patience_s = self._settings.hold_timeout_s
             if not delivery.begun:
                 self._metrics.retries.labels("refused" if failure.refused else "failed").inc()
-            again = True
+            again, moved_to = True, failure.moved_to
             failures += not failure.refused
             if failures >= self._settings.attempts:
                 raise BadUpstream(
@@ -338,8 +343,9 @@ class Proxy:
                 raise ReplicaFailedError(problem, refused=False)
             if meter.cut is not None:
                 leaving, meter.cut = meter.cut is StreamEnd.LEAVING, None
-                reason = "it shuts down" if leaving else "its engine failed"
-                raise ReplicaFailedError(reason, refused=leaving)
+                to, meter.moved_to = meter.moved_to, ""
+                reason = "the stream moves" if to else "it shuts down" if leaving else "its engine failed"
+                raise ReplicaFailedError(reason, refused=leaving, moved_to=to)
         usage.set(meter.prompt_tokens, meter.completion_tokens, meter.cached_tokens)
         if delivery.response is None:
             raise ReplicaFailedError("it ended the stream before the first event", refused=False)

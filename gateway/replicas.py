@@ -27,8 +27,12 @@ _OUR_FAULT = frozenset({401, 403})
 class ReplicaFailedError(Exception):
     """This replica did not answer, or not to the end."""
 
-    def __init__(self, reason: str, *, refused: bool, pause_s: float | None = None) -> None:
+    def __init__(
+        self, reason: str, *, refused: bool, pause_s: float | None = None, moved_to: str = ""
+    ) -> None:
+        """`moved_to`: it is well, and the stream goes on best at this address."""
         super().__init__(reason)
+        self.moved_to = moved_to
         self.reason = reason
         self.refused = refused
         self.pause_s = pause_s

@@ -139,6 +139,8 @@ class Meter:
         self.cached_tokens = 0
         self.cut: StreamEnd | None = None
         """The engine itself has ended the stream before the answer was whole."""
+        self.moved_to = ""
+        """With `cut`: the address of the replica that has the stream's keys and values."""
         self._told = False
         self._pieces = 0
         self._reached: dict[int, int] = {}
@@ -183,7 +185,8 @@ class Meter:
         """An event of our engine: what is for the client stands before the side line, all else in it."""
         try:
             if side.startswith(b"! "):
-                self.cut = StreamEnd(side[2:].decode())
+                cause, _, self.moved_to = side[2:].decode().partition(" ")
+                self.cut = StreamEnd(cause)
                 return None
             if b"-" in side:
                 raise ValueError("negative")

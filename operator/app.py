@@ -413,7 +413,9 @@ class Operator:
         )
 
     def _post_to_pod(self, post: PostToPod) -> None:
-        self.prober.post(post, self.caches.pods.items.get(post.key))
+        pods = self.caches.pods.items
+        peers = [peer for key in post.peers if (peer := pods.get(key)) is not None]
+        self.prober.post(post, pods.get(post.key), peers)
 
     async def _after_round(self, snapshot: Snapshot, remarks: PoolRemarks) -> None:
         await self.handlers.after_round(snapshot, remarks)

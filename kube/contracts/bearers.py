@@ -4,8 +4,9 @@ The port has three roles, each with a bearer that is valid for no other:
 
     read      GET /status, /metrics and all paths not listed below    the operator's polls
     infer     /v1/…, /resume, /tokenize, /detokenize                   the gateway, and vLLM's one API key
-    command   POST /checkpoint, /drain, /sleep, /wake_up, and loading  the operator's commands
-              and unloading adapters
+    command   POST /checkpoint, /drain, /sleep, /wake_up, loading      the operator's commands, and what
+              and unloading adapters, and /migrate with what is        replicas of one service tell each other
+              below it
 
 Inference has its own bearer because the gateway keeps its routes on disk and vLLM may print its key: neither leak must
 allow stopping a replica. Each bearer is derived from the chart's key and the object's uid, so the owner of the key
@@ -43,7 +44,7 @@ class Role(StrEnum):
 Bearers = Mapping[Role, str]
 
 _OPEN = frozenset({"/health", "/ready"})
-_COMMANDS = frozenset({"/checkpoint", "/drain", "/sleep", "/wake_up"})
+_COMMANDS = frozenset({"/checkpoint", "/drain", "/migrate", "/sleep", "/wake_up"})
 _COMMANDS |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 _INFERENCE = frozenset({"/resume", "/tokenize", "/detokenize"})
 
@@ -52,7 +53,7 @@ def role_of(path: str) -> Role | None:
     """The role whose bearer a path requires; None for the kubelet's probes, which need none."""
     if path in _OPEN:
         return None
-    if path in _COMMANDS:
+    if path in _COMMANDS or path.startswith("/migrate/"):
         return Role.COMMAND
     return Role.INFER if path.startswith("/v1/") or path in _INFERENCE else Role.READ
 

@@ -9,7 +9,8 @@ the gateway takes out before the event goes on to the client:
 
 INDEX is the choice; ENDED is 1 with its finish reason, else 0; PROMPT and CACHED are the request's prompt tokens so
 far counted and those of them that were in the prefix cache; then the ids of the tokens that this event covers. An
-error event ends with `:busbar ! CAUSE` (`StreamEnd`). In /v1/responses the same tokens may make several events; the first
+error event ends with `:busbar ! CAUSE` (`StreamEnd`), and behind `leaving` perhaps with the address of the replica that
+has the stream's keys and values, where it goes on best. In /v1/responses the same tokens may make several events; the first
 of them has the side line. Such a stream has no digest, and is not resumed.
 
 When the replica dies, the gateway posts a `ResumeRequest` to another one. That one goes on behind the last token
@@ -45,7 +46,7 @@ class StreamEnd(StrEnum):
 
     FAILED = "failed"
     LEAVING = "leaving"
-    """It shuts down; the request is not to blame."""
+    """It shuts down, or the stream moves; the request is not to blame."""
 
 
 class StreamTerms(WireModel):
@@ -56,6 +57,8 @@ class StreamTerms(WireModel):
     created: int
     """Unix time of the answer."""
     usage: UsageShown = UsageShown.NONE
+    moves: bool = False
+    """Whether the gateway reads an address behind `leaving`."""
 
 
 class ResumedChoice(WireModel):

@@ -13,7 +13,8 @@ import ipaddress
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -116,8 +117,8 @@ class Prober:
             await self._session.close()
             self._session = None
 
-    def post(self, post: PostToPod, pod: Pod | None) -> None:
-        """Posts until it is answered or its time is up; then the pod is read, if it may be asked again, and the owner is
+    def post(self, post: PostToPod, pod: Pod | None, peers: Sequence[Pod] = ()) -> None:
+        """Posts, with the addresses of `peers` if there are any, until it is answered or its time is up; then the pod is read, if it may be asked again, and the owner is
         reconciled."""
         answers = self.asked.setdefault(post.path, {})
         if (
@@ -127,18 +128,26 @@ class Prober:
         ):
             return
         answers[post.uid] = False
-        task = asyncio.get_running_loop().create_task(self._posting(post, pod))
+        task = asyncio.get_running_loop().create_task(self._posting(post, pod, self._told(peers)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _posting(self, post: PostToPod, pod: Pod) -> None:
+    def _told(self, peers: Sequence[Pod]) -> dict[str, list[str]] | None:
+        """The body that tells a pod of others; those that may not be called are left out."""
+        found = []
+        for peer in peers:
+            with suppress(ProbeRefused):
+                found.append(address_of(peer, self._node(peer.node), self._ranges))
+        return {"peers": found} if found else None
+
+    async def _posting(self, post: PostToPod, pod: Pod, body: dict[str, list[str]] | None) -> None:
         end = asyncio.get_running_loop().time() + post.timeout_s
         told = {"pod": str(pod.key), "path": post.path}
         answered = False
         while True:
             left = end - asyncio.get_running_loop().time()
             try:
-                answer = await self._call("POST", pod, post.path, timeout_s=left)
+                answer = await self._call("POST", pod, post.path, timeout_s=left, body=body)
                 log.info("pod asked", extra={**told, "answer": str(answer)[:200]})
                 answered = True
                 break
@@ -205,7 +214,7 @@ class Prober:
             ):
                 self._changed(pod)
 
-    async def _call(self, method: str, pod: Pod, path: str, *, timeout_s: float) -> Any:
+    async def _call(self, method: str, pod: Pod, path: str, *, timeout_s: float, body: object = None) -> Any:
         url = address_of(pod, self._node(pod.node), self._ranges) + path
         bearer = _bearer(self._settings.workload_key, pod, path)
         if self._session is None:
@@ -215,6 +224,7 @@ class Prober:
         async with self._session.request(
             method,
             url,
+            json=body,
             headers={"Authorization": f"Bearer {bearer}", "Accept": "application/json"},
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=max(0.1, timeout_s)),
@@ -222,13 +232,13 @@ class Prober:
             if response.status != 200:
                 raise ProbeRefused(f"pod {pod.key}: {method} {path} was answered {response.status}")
             limit = self._settings.poll_limit_bytes
-            body = bytearray()
+            answer = bytearray()
             async for chunk in response.content.iter_chunked(8192):
-                body += chunk
-                if len(body) > limit:
+                answer += chunk
+                if len(answer) > limit:
                     raise ProbeRefused(f"pod {pod.key}: {path} is longer than {limit} bytes")
         try:
-            return json.loads(bytes(body))
+            return json.loads(bytes(answer))
         except (ValueError, RecursionError) as error:
             raise ProbeRefused(f"pod {pod.key}: {path} is not JSON: {error}") from error
 

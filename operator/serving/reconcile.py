@@ -2,7 +2,8 @@
 
 A replica is one pod ``<service>-<n>``. Its admission is its creation: the pod is created gated and pinned to the
 node that the plan chose, under a name that cannot exist twice; the next reconcile removes its gate. It is removed in
-the opposite order: marked as draining (so that routes no longer offer it for new requests), asked to drain, deleted
+the opposite order: marked as draining (so that routes no longer offer it for new requests), asked to drain (streams
+of our engine move to the replicas that stay), deleted
 with a grace period when it is empty or its time is up; or it sleeps (``warm.py``). A drain cannot be undone, so a replica that reports that it
 drains although the operator did not mark it is removed in the same way and replaced. ``spec.replicas`` is never
 written.
@@ -154,6 +155,11 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
     """Marks, drains and deletes the other replicas."""
     actions: list[Action] = []
     for pod in view.pods:
+        if pod.deleting and not pod.ended and pod.phase == "Running" and pod.port:
+            # Somebody else deletes it; it ends with what runs there, unless that can go on elsewhere.
+            drain = _drain(view, pod, staying)
+            if drain.peers and pod.uid not in view.asked:
+                actions.append(drain)
         if pod.ended or pod.deleting or pod.uid in staying:
             continue
         if pod.gated or pod.phase != "Running" or not pod.port or warm.is_surely_asleep(view, pod):
@@ -163,11 +169,21 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
             mark = {"metadata": {"annotations": {ANNOTATION_DRAINING: since.isoformat()}}}
             actions.append(Patch(PODS, pod.key, mark, pod.uid))
         elif pod.uid not in view.asked and not _drained(view, pod):
-            actions.append(PostToPod(pod.key, pod.uid, DRAIN_PATH, 5.0))
+            actions.append(_drain(view, pod, staying))
         elif _drained(view, pod):
             grace = view.service.spec.drain_seconds + manifests.DRAIN_MARGIN_S
             actions.append(Delete(PODS, pod.key, pod.uid, grace))
     return actions
+
+
+def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:
+    """Asks a replica to take no more requests, and to hand over its streams to those that stay and know its bearer."""
+    peers = [
+        peer.key
+        for peer in view.pods
+        if peer.uid in staying and peer.uid != pod.uid and peer.takes_requests and peer.bearers == pod.bearers
+    ]
+    return PostToPod(pod.key, pod.uid, DRAIN_PATH, 5.0, peers=tuple(peers))
 
 
 def _drained(view: ServiceView, pod: Pod) -> bool:

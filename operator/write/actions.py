@@ -115,6 +115,7 @@ class PostToPod:
     path: str
     timeout_s: float
     repeats: bool = False  # it may be asked again after its answer; else once in the pod's life
+    peers: tuple[Key, ...] = ()  # pods whose addresses it is told, to go on there with what runs
 
 
 Action = Create | Delete | LiftGate | PinAndUngate | Patch | TaintNode | Apply | PostToPod

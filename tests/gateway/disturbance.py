@@ -1,8 +1,9 @@
 """Engine processes that are ended while clients stream through a gateway, and what the clients got.
 
 Two engines stand behind a gateway process. Clients stream without a pause; each answer is compared with the one that
-an undisturbed run gave. Again and again one of the engines gets SIGKILL or SIGTERM, and another takes its place. No
-request meets two of these events: one that kills two replicas is given up on purpose.
+an undisturbed run gave. Again and again one of the engines gets SIGKILL or SIGTERM, or is scaled down as the operator
+does it (told to drain and of its peer, then SIGTERM), and another takes its place; or one moves its streams to the
+other. No request meets two of the events that end an engine: one that kills two replicas is given up on purpose.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import asyncio
 import json
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,21 @@ from busbar.kube.contracts.bearers import one_for_all
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 
 BEARER = "secret"
+TRIES = 20
+DRAIN_PAUSE_S = 0.5
+"""Between a drain and SIGTERM, as the operator waits."""
 DRAIN_S = 0.2
 """So short that SIGTERM cuts streams too."""
+
+
+class Event(StrEnum):
+    """What happens to an engine."""
+
+    KILL = "kill"
+    TERMINATE = "terminate"
+    SCALE_DOWN = "scale-down"
+    MIGRATE = "migrate"
+
 
 Ask = tuple[str, dict[str, Any]]
 """Path and body."""
@@ -40,8 +56,9 @@ def asks(max_tokens: int) -> list[Ask]:
     shared = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
     shared["max_tokens"] = max_tokens
     code = "/v1/completions", {**shared, "prompt": "def add(a, b):\n"}
+    long = "/v1/completions", {**shared, "prompt": "def add(a, b):\n    return a + b\n" * 20, "seed": 6}
     chat = "/v1/chat/completions", {**shared, "messages": [{"role": "user", "content": "hello 🙂"}]}
-    return [
+    return [long] + [
         (path, {**body, **more})
         for path, body in (code, chat)
         for more in (
@@ -108,8 +125,12 @@ def _entries(logprobs: dict[str, Any]) -> list[Any]:
 class Report:
     """What came of a disturbed run."""
 
-    kills: int = 0
-    terminations: int = 0
+    events: dict[str, int] = field(default_factory=Counter)
+    moved: dict[str, int] = field(default_factory=Counter)
+    """Streams by what became of them when they were to move; of drains without their reasons."""
+    stays: dict[str, int] = field(default_factory=Counter)
+    stalls: list[float] = field(default_factory=list)
+    """Seconds for which a source held a stream whose blocks were copied."""
     requests: int = 0
     tokens: int = 0
     failed: list[str] = field(default_factory=list)
@@ -169,7 +190,7 @@ class Disturbance:
         self._stopping = False
         self.report = Report()
 
-    async def run(self, happenings: Iterable[signal.Signals], after_each: Callable[[], None]) -> Report:
+    async def run(self, happenings: Iterable[Event], after_each: Callable[[], None]) -> Report:
         """One event after another; `after_each` is called behind every one."""
         house = self._house
         await house.start_neighbours()
@@ -209,25 +230,65 @@ class Disturbance:
         ]
         await self._house.operator.publish(route("m", *endpoints, bearer=BEARER))
 
-    async def _disturb(self, happening: signal.Signals) -> None:
-        """End an engine, once the last such event has met all it will ever meet, and put another in its place."""
+    async def _disturb(self, happening: Event) -> None:
+        """Moves streams; or ends an engine, once the last such event has met all it will ever meet, and puts another in
+        its place."""
+        self.report.events[happening] += 1
+        if happening is Event.MIGRATE:
+            for _ in range(TRIES):  # a stream may have just ended, or not begun
+                await asyncio.sleep(random.uniform(0.0, 0.2))
+                if await self._migrate(*random.sample(self._engines[:2], 2)):
+                    break
+            return
         async with asyncio.timeout(PATIENCE_S):
             while len(self._running) < self._clients or min(self._running.values()) < self._passed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.sleep(random.uniform(0.0, 0.3))
         self._passed += 1
         victim = self._engines.pop(0)
-        if happening is signal.SIGKILL:
+        if happening is Event.KILL:
             victim.process.kill()
-            self.report.kills += 1
+        elif happening is Event.SCALE_DOWN:
+            before = await self._outcomes(victim)
+            await self._post(victim, "/drain", {"peers": [self._engines[0].url]})
+            await asyncio.sleep(DRAIN_PAUSE_S)
+            self.report.moved.update(Counter(await self._outcomes(victim)) - Counter(before))
+            victim.process.terminate()
         else:
             victim.process.terminate()
-            self.report.terminations += 1
         await self._engines[1].ready(self._session)
         await victim.ended()
         self._passed += 1
         await self._publish()
         self._engines.append(EngineProcess(self._model))
+
+    async def _migrate(self, source: EngineProcess, to: EngineProcess) -> bool:
+        """Moves all streams of one engine to the other; whether any did."""
+        answer = await self._post(source, "/migrate", {"to": to.url})
+        for stream in answer["streams"]:
+            self.report.moved[stream["outcome"]] += 1
+            if stream["outcome"] == "stayed":
+                self.report.stays[stream["why"].replace(to.url, "the peer")[:120]] += 1
+            elif stream["outcome"] == "copied":
+                self.report.stalls.append(stream["stallSeconds"])
+        return any(stream["outcome"] != "stayed" for stream in answer["streams"])
+
+    async def _post(self, engine: EngineProcess, path: str, body: object) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {BEARER}"}
+        async with self._session.post(engine.url + path, json=body, headers=headers) as answer:
+            found: dict[str, Any] = await answer.json()
+            return found
+
+    async def _outcomes(self, engine: EngineProcess) -> dict[str, int]:
+        """What became of the streams that this engine was to move, so far."""
+        async with self._session.get(
+            engine.url + "/metrics", headers={"Authorization": f"Bearer {BEARER}"}
+        ) as answer:
+            text = await answer.text()
+        lines = [line for line in text.splitlines() if line.startswith("busbar:migrations_total{")]
+        return {
+            line.split('outcome="')[1].split('"')[0]: int(float(line.rpartition(" ")[2])) for line in lines
+        }
 
     async def _client(self, number: int) -> None:
         turn = number

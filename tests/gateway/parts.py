@@ -124,6 +124,8 @@ class Engine(Server):
         """Set: it numbers its tokens for the gateway, and goes on with streams of this digest."""
         self.leaves_at: int | None = None
         """End the stream with an error event of one who shuts down, before this word."""
+        self.moves_to = ""
+        """Then also tell this address."""
         self.health = 200
         """The status of /health; 0: no answer at all."""
         self.bodies: list[dict[str, Any]] = []
@@ -194,7 +196,8 @@ class Engine(Server):
             await response.write(b"data: " + json.dumps(role).encode() + b"\n\n")
         for count, word in enumerate(self.words[begin:], begin):
             if self.leaves_at == count:
-                await response.write(b'data: {"error":{}}' + SIDE_LINE + b"! leaving\n\n")
+                place = b" " + self.moves_to.encode() if self.moves_to else b""
+                await response.write(b'data: {"error":{}}' + SIDE_LINE + b"! leaving" + place + b"\n\n")
                 return response
             if self.pause_at == count:
                 await self.go.wait()

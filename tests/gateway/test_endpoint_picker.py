@@ -217,6 +217,20 @@ async def test_a_retried_request_goes_to_the_head_of_the_queue() -> None:
     first.cancel()
 
 
+async def test_a_stream_that_has_moved_gets_its_replica_while_that_is_open() -> None:
+    routes = table(*at("a", "b", "c"))
+    picked = picker(replica_in_flight=2)
+    picked.update(routes)
+
+    async def place(prefer: str) -> str:
+        lease = await picked.enter(service(routes), owner("u"), 200.0, again=True, prefer=prefer)
+        return lease.endpoint.pod
+
+    assert [await place("http://b") for _ in range(2)] == ["b", "b"]
+    assert await place("http://b") in ("a", "c")  # it is full
+    assert await place("http://gone") in ("a", "c")
+
+
 async def test_a_request_that_leaves_the_queue_is_removed_completely() -> None:
     here, none = picker(), table()
     here.update(none)

@@ -91,6 +91,34 @@ async def test_side_lines_are_not_sent_to_the_client(house: House) -> None:
         assert b"busbar" not in await response.read()
 
 
+async def test_a_stream_that_moves_goes_on_where_its_keys_and_values_are(house: House) -> None:
+    """Also where others are less busy, and again and again: nobody has failed, and nobody is under suspicion."""
+    engines = [await numbered(house) for _ in range(3)]
+    for engine in engines:
+        engine.leaves_at = 2
+    engines[2].leaves_at = None
+    engines[0].moves_to = engines[1].moves_to = engines[2].url
+    await house.publish(route("m", *engines))
+    for _ in range(5):
+        assert text_of(await house.stream()) == "abcd"
+    assert all("digest" not in body for engine in engines[:2] for body in engine.bodies)
+    assert sum("digest" in body for body in engines[2].bodies) == len(engines[0].bodies + engines[1].bodies)
+    assert len(engines[0].bodies + engines[1].bodies) > 1
+    assert json.loads(engines[0].seen_headers[0][TERMS_HEADER])["moves"] is True
+
+
+async def test_a_stream_that_moves_to_where_nobody_is_goes_on_elsewhere(house: House) -> None:
+    first, other = await numbered(house), await numbered(house)
+    first.leaves_at, first.moves_to = 1, "http://127.0.0.1:1"
+    other.leaves_at, other.moves_to = 1, "http://127.0.0.1:1"
+    await house.publish(route("m", first))
+    asking = asyncio.create_task(house.stream())
+    await first.arrived.wait()
+    other.leaves_at = None
+    await house.publish(route("m", other))
+    assert text_of(await asking) == "abcd"
+
+
 async def test_a_stream_on_which_two_replicas_failed_is_not_resumed_again(house: House) -> None:
     engines = [await numbered(house, dies_at=1), await numbered(house, dies_at=2), await numbered(house)]
     await house.publish(route("m", *engines))

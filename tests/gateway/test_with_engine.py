@@ -188,15 +188,17 @@ async def test_no_request_fails_while_one_of_two_engines_drains_and_leaves(house
         assert {text_of(stream) for stream in await asyncio.gather(*requests)} == {expected}
 
 
-async def test_no_answer_changes_while_engines_are_killed_and_terminated(tmp_path: Path) -> None:
-    from tests.gateway.disturbance import Disturbance
+async def test_no_answer_changes_while_engines_end_and_streams_move(tmp_path: Path) -> None:
+    from tests.gateway.disturbance import Disturbance, Event
     from tests.serving.models import save_model
 
     save_model(tmp_path / "model", num_hidden_layers=8)
     (tmp_path / "house").mkdir()
     disturbance = Disturbance(tmp_path / "house", tmp_path / "model", clients=4, max_tokens=32)
-    report = await disturbance.run([signal.SIGKILL, signal.SIGTERM] * 2, lambda: None)
-    assert (report.kills, report.terminations) == (2, 2)
+    happenings = [Event.KILL, Event.MIGRATE, Event.TERMINATE, Event.MIGRATE, Event.SCALE_DOWN, Event.MIGRATE]
+    report = await disturbance.run(happenings, lambda: None)
+    assert report.events == {"kill": 1, "terminate": 1, "scale-down": 1, "migrate": 3}
+    assert report.moved["copied"] > 0
     assert (report.failed, report.changed, report.broken) == ([], [], 0)
     assert report.resumed > 0
     assert report.counted == report.expected

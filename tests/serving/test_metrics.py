@@ -30,6 +30,7 @@ FROZEN = {
     "busbar:kv_blocks_copied": "counter",
     "busbar:host_kv_usage_perc": "gauge",
     "busbar:tenant_kv_blocks": "gauge",
+    "busbar:migrations": "counter",
     "vllm:engine_sleep_state": "gauge",
     "busbar:adapter_requests": "counter",
     "busbar:adapter_generation_tokens": "counter",

@@ -10,6 +10,7 @@ import pytest
 from busbar.kube.contracts.bearers import Role
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.pod import from_environment
+from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.settings import AdapterSource, EngineSettings, parse_bytes
 
 SPEC = {"model": {"trainingJob": "j"}, "kvCacheMemory": "64Mi", "maxModelLen": 256, "drainSeconds": 12}
@@ -136,9 +137,20 @@ def test_the_specs_arguments_set_what_has_no_field() -> None:
     )
 
 
+def test_the_specs_arguments_set_the_host_tier_and_quotas() -> None:
+    words = ["--host-kv-memory", "2Mi", "--kv-quota", "research=25:50", "--kv-quota", "sales=0:20"]
+    engine = from_environment(POD, words).engine
+    assert engine.host_kv_bytes == 2 * 2**20
+    assert engine.kv_quotas == (("research", Quota(0.25, 0.5)), ("sales", Quota(0.0, 0.2)))
+    assert (from_environment(POD).engine.host_kv_bytes, from_environment(POD).engine.kv_quotas) == (0, ())
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        ["--host-kv-memory", "much"],
+        ["--kv-quota", "research"],
+        ["--kv-quota", "a=1:2", "--kv-quota", "a=1:2"],
         ["--no-such"],
         ["--max-running", "x"],
         ["--max-running", "0"],

@@ -12,7 +12,7 @@ import torch
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 from tests.serving.models import VOCAB, greedy
 
-from busbar.workloads.serving.errors import MemoryTooSmall, SettingsError
+from busbar.workloads.serving.errors import BadRequest, MemoryTooSmall, SettingsError
 from busbar.workloads.serving.hosttier import Move
 from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.kvcodes import INT4, KvForm
@@ -172,3 +172,7 @@ def test_a_quota_is_in_percent_of_the_cache(llama: tuple[Path, Any]) -> None:
     assert (quotas.guaranteed("research"), quotas.most("research"), quotas.most("x")) == (5, 10, 20)
     assert loaded.core.context_limit("research") == 160
     assert loaded.core.context_limit("x") == 320
+    loaded.core.admissible(150, 20, "x")
+    loaded.core.admissible(150, 10, "research")
+    with pytest.raises(BadRequest, match="under your tenant's KV quota the maximum context length is 160"):
+        loaded.core.admissible(150, 11, "research")

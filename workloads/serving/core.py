@@ -167,6 +167,11 @@ class EngineCore:
         )
         self._enter(request_id, SamplingParams(), sequence, None, arrived_s)
 
+    def sequence_of(self, request_id: str) -> Sequence | None:
+        """None for a request that has ended."""
+        live = self._live.get(request_id)
+        return None if live is None else live.sequence
+
     def cancel(self, request_id: str, reason: str = "abort") -> bool:
         """Drops a request and frees its blocks. Harmless for one that has ended."""
         live = self._live.get(request_id)

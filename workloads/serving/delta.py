@@ -23,6 +23,8 @@ class Delta:
     error: str | None = None
     leaving: bool = False
     """With `error`: the process shuts down, and the request is not to blame."""
+    moved_to: str = ""
+    """With `leaving`: the address of the replica that has the request's keys and values."""
     refused: bool = False
     """With `error`: the request is to blame, and would fail everywhere."""
     cached: int = 0

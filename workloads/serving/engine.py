@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.delta import Delta
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from busbar.workloads.serving.adapters import Adapter
     from busbar.workloads.serving.loader import Loaded
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 ENGINE_THREAD = "engine"
 """The thread's name."""
@@ -168,6 +169,56 @@ class Engine:
         if self.loaded is not None:
             core = self.loaded.core
             self._inbox.put(lambda: self._fail_streams(core.abandon(), reason, leaving=True))
+
+    async def in_turn(self, work: Callable[[EngineCore], T]) -> T:
+        """What `work` gives, run in the thread between two steps; its exceptions are raised here. Raises Overloaded
+        where the engine is not ready."""
+        if self.state is not EngineState.READY or self.loaded is None:
+            raise self.unavailable()
+        core, done = self.loaded.core, self._loop.create_future()
+
+        def tell(result: T | None, error: Exception | None) -> None:
+            if not done.done():  # its caller may be gone
+                if error is not None:
+                    done.set_exception(error)
+                else:
+                    done.set_result(result)
+
+        def command() -> None:
+            try:
+                result = work(core)
+            except Exception as error:
+                self._to_loop(partial(tell, None, error))
+            else:
+                self._to_loop(partial(tell, result, None))
+
+        self._inbox.put(command)
+        found: T = await done
+        return found
+
+    def post(self, work: Callable[[EngineCore], object]) -> None:
+        """As `in_turn`, where nobody waits for it; it must not fail."""
+        if self.loaded is not None:
+            core = self.loaded.core
+            self._inbox.put(lambda: (work(core), None)[1])
+
+    async def hand_over(self, request_ids: list[str], to: str, held: bool) -> bool:
+        """Ends streams that go on at another replica; whether any was left to end. Of `held` ones the thread makes no
+        more tokens, so nobody waits for it."""
+
+        def work(core: EngineCore) -> list[str]:
+            return [each for each in request_ids if core.cancel(each)]
+
+        if held:
+            ended = [each for each in request_ids if each in self._streams]
+            self.post(work)
+        else:
+            ended = await self.in_turn(work)
+        reason = "the stream goes on at another replica"
+        self._dispatch(
+            [Delta(each, "", finish="error", error=reason, leaving=True, moved_to=to) for each in ended]
+        )
+        return bool(ended)
 
     async def sleep(self, level: SleepLevel) -> None:
         """Gives memory back; from now on requests are refused. Harmless at the same level. Raises Busy while requests

@@ -127,7 +127,11 @@ class EngineFailed(RequestError):
 
 
 class EngineLeaving(EngineFailed):
-    """The process shuts down; the request may go on elsewhere."""
+    """The process shuts down, or the request moves; it may go on elsewhere, best at the address `moved_to`."""
+
+    def __init__(self, message: str, moved_to: str = "") -> None:
+        super().__init__(message)
+        self.moved_to = moved_to
 
 
 def shown(value: object) -> str:

@@ -191,6 +191,11 @@ async def send_stream(
     try:
         await _send_all(response, engine, streams, choices, answer)
     except RequestError as error:
+        if isinstance(error, EngineLeaving) and error.moved_to:
+            # Tokens whose text is held back: the gateway needs them, so that the stream goes on at the right place.
+            for choice in choices:
+                if choice.tokens and choice.finish is None:
+                    await response.write(answer.chunk(choice, choices))
         await response.write(answer.failed(error, choices))
     else:
         await response.write(answer.ending(choices))
@@ -270,7 +275,7 @@ def sound(delta: Delta) -> Delta:
     if delta.error is not None and delta.refused:
         raise BadRequest(delta.error)
     if delta.error is not None:
-        raise EngineLeaving(delta.error) if delta.leaving else EngineFailed(delta.error)
+        raise EngineLeaving(delta.error, delta.moved_to) if delta.leaving else EngineFailed(delta.error)
     return delta
 
 

@@ -123,6 +123,35 @@ class KvCache:
     def bytes(self) -> int:
         return sum(each.numel() * each.element_size() for each in (self.pool, self.terms) if each is not None)
 
+    @property
+    def stored(self) -> list[torch.Tensor]:
+        """Numbers or codes, then their terms, each with the block in front."""
+        return [plane for plane in (self.pool, self.terms) if plane is not None]
+
+    def read(self, blocks: list[int]) -> bytearray:
+        """What is stored in these blocks: numbers or codes of all, then their terms. Any thread may read blocks that
+        nobody writes."""
+        index = torch.tensor(blocks, device=self.device)
+        parts = [plane.index_select(0, index).cpu().view(torch.uint8) for plane in self.stored]
+        return bytearray().join(part.numpy().tobytes() for part in parts)
+
+    def write(self, blocks: list[int], data: memoryview) -> None:
+        """The reverse of `read`, for blocks that nobody uses. Raises ValueError for another number of bytes."""
+        if len(data) != len(blocks) * self.shape.block_bytes:
+            raise ValueError(f"{len(blocks)} blocks have {len(blocks) * self.shape.block_bytes} bytes")
+        if not blocks:
+            return
+        index, start = torch.tensor(blocks, device=self.device), 0
+        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        for plane in self.stored:
+            sizes = (len(blocks), *plane.shape[1:])
+            end = start + len(blocks) * plane[0].numel() * plane.element_size()
+            part = whole[start:end].view(plane.dtype).view(sizes)
+            plane.index_copy_(0, index, part.to(self.device))
+            start = end
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def run_index(self, tables: torch.Tensor) -> torch.Tensor:
         """[batch, columns] block ids → flat index of runs, ordered [batch, kv head, column]."""
         first = tables * self.shape.runs_per_block

@@ -121,6 +121,14 @@ class Metrics:
             (*LABELS, "tenant"),
             registry=self.registry,
         )
+        self._migrations = Counter(
+            "busbar:migrations",
+            "Streams that were to move to another replica: copied, recomputed (without their blocks) or stayed.",
+            (*LABELS, "outcome"),
+            registry=self.registry,
+        )
+        for outcome in ("copied", "recomputed", "stayed"):
+            self._migrations.labels(*self._values, outcome)
         self._sleep = Gauge(
             "vllm:engine_sleep_state",
             "1 for the state that the engine is in: awake, weights_offloaded (level 1) or discard_all (level 2).",
@@ -205,6 +213,9 @@ class Metrics:
             )
             self._copied_told[out] = total
         self._host_usage.set(host.used / host.total if host.total else 0.0)
+
+    def migrated(self, outcome: str) -> None:
+        self._migrations.labels(*self._values, outcome).inc()
 
     def tenant_blocks(self, tenant: str, blocks: int) -> None:
         self._tenant_blocks.labels(*self._values, tenant).set(blocks)

@@ -73,6 +73,11 @@ class Decoder:
         queries = keys.repeat_interleave(self.arch.heads // self.arch.kv_heads, 1) * self._scale
         self._balance = queries.to(self.dtype), (1 / keys).to(self.dtype)
 
+    @property
+    def stored_key_scale(self) -> torch.Tensor | None:
+        """By what keys are multiplied when they are stored; None: nothing."""
+        return None if self._balance is None else self._balance[1]
+
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits [n, vocabulary] float32 of the sample rows, hidden states [m, hidden] of the kept rows); the cache

@@ -91,12 +91,8 @@ class BlockMover:
         pinned = self._cache.device.type == "cuda"
         self._host = tuple(
             torch.zeros((self.slots, *plane.shape[1:]), dtype=plane.dtype, pin_memory=pinned)
-            for plane in self._planes
+            for plane in self._cache.stored
         )
-
-    @property
-    def _planes(self) -> list[torch.Tensor]:
-        return [plane for plane in (self._cache.pool, self._cache.terms) if plane is not None]
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -142,7 +138,7 @@ class BlockMover:
         if self._cache.device.type == "cuda":
             self._copy_on_gpu(part, event)
             return
-        for plane, host in zip(self._planes, self._host, strict=True):
+        for plane, host in zip(self._cache.stored, self._host, strict=True):
             there, here = host[slot : slot + count], plane[block : block + count]
             target, source = (there, here) if part[0].out else (here, there)
             # numpy copies in this thread alone and without the interpreter's lock; torch would start threads of its own.
@@ -156,7 +152,7 @@ class BlockMover:
         if isinstance(event, torch.cuda.Event):
             stream.wait_event(event)
         with torch.cuda.stream(stream):
-            for plane, host in zip(self._planes, self._host, strict=True):
+            for plane, host in zip(self._cache.stored, self._host, strict=True):
                 there, here = host[slot : slot + count], plane[block : block + count]
                 target, source = (there, here) if part[0].out else (here, there)
                 target.copy_(source, non_blocking=True)

@@ -143,8 +143,10 @@ class Answer:
         """Tells the gateway why a stream ends; where the request is to blame, no other replica is to try it."""
         if not self.for_gateway or isinstance(error, BadRequest):
             return b""
-        end = StreamEnd.LEAVING if isinstance(error, EngineLeaving) else StreamEnd.FAILED
-        return SIDE_LINE + b"! " + end.encode()
+        if not isinstance(error, EngineLeaving):
+            return SIDE_LINE + b"! " + StreamEnd.FAILED.encode()
+        place = f" {error.moved_to}" if error.moved_to else ""
+        return SIDE_LINE + b"! " + (StreamEnd.LEAVING + place).encode()
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -145,12 +145,27 @@ class Scheduler:
         """Ends a sequence in any state (done or cancelled) and frees its blocks. Harmless twice."""
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
-        elif sequence.state is not State.FINISHED:
+        elif sequence.state in (State.RUNNING, State.FETCHING):
             self._stop(sequence)
         if sequence.state is not State.FINISHED:
             self.counters.leave(sequence.owner)
         sequence.state = State.FINISHED
         self._release(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Takes a running sequence out of the batch with its blocks, until `let_go` or `finish`."""
+        self._stop(sequence)
+        sequence.state = State.HELD
+
+    def let_go(self, sequence: Sequence) -> None:
+        """A held sequence runs on."""
+        sequence.state = State.RUNNING
+        self.running.append(sequence)
+
+    def may_hold(self, tenant: str, blocks: int) -> bool:
+        """Whether so many blocks more can be held for a tenant's sequence that will come."""
+        most = self.quotas.most(tenant)
+        return blocks <= self.pool.free - self._watermark() and self.pool.held[tenant] + blocks <= most
 
     def plan(self, budget: int | None = None, guesses: Mapping[Sequence, Tokens[int]] = NO_GUESSES) -> Step:
         """The next step of at most `budget` tokens (default: the limit); nothing is computed until `commit`.
@@ -306,7 +321,7 @@ class Scheduler:
     def _lookup(self, sequence: Sequence, first: int = 0) -> list[bytes]:
         """Names of the blocks from `first` on that may come from the cache: not the one of the last token, and none
         of a prompt that is to be explained."""
-        if sequence.is_explaining or not (self.limits.prefix_cache or sequence.preemptions):
+        if sequence.is_explaining or not (self.limits.prefix_cache or sequence.has_begun):
             return []
         size = self.limits.block_tokens
         extend_names(sequence.names, sequence.tokens, size, sequence.salt)

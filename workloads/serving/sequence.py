@@ -18,6 +18,8 @@ class State(StrEnum):
     FETCHING = "Fetching"
     """It has its blocks, and some of their content is on its way from host memory."""
     RUNNING = "Running"
+    HELD = "Held"
+    """It keeps its blocks and does not run, because it is about to go on at another replica."""
     FINISHED = "Finished"
 
 

@@ -6,6 +6,7 @@
     POST /tokenize /detokenize /resume                                         the same
     GET  /status /metrics /load /version /is_sleeping                          the bearer for reading
     POST /drain /sleep /wake_up /v1/load_lora_adapter /v1/unload_lora_adapter  the bearer for commands
+    POST /migrate /migrate/begin /migrate/blocks /migrate/commit               the same
 
 `busbar serve` takes one bearer for all of them, or none: then all are open.
 
@@ -21,7 +22,9 @@ import itertools
 import json
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 
 from aiohttp import web
 
@@ -32,7 +35,7 @@ from busbar.kube.contracts.streams import (
     TERMS_HEADER,
     StreamTerms,
 )
-from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.contracts.workload import MIGRATE_PATH, ServingStatus
 from busbar.workloads.serving import embeddings, responses_request
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, EngineState
@@ -63,6 +66,8 @@ from busbar.workloads.serving.http_request import (
     request_id_of,
 )
 from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.migrate_in import Arrivals
+from busbar.workloads.serving.migrate_out import Departures, Movable, peers_in
 from busbar.workloads.serving.openai_request import (
     PARSERS,
     parse_detokenize,
@@ -95,6 +100,10 @@ class Server:
         self._generating = 0
         self._numbers = itertools.count()
         self._models = ServedModels(settings, engine, int(time.time()))
+        name = uuid.uuid4().hex
+        self.departures = Departures(engine, name, settings, self._count_migration)
+        self.arrivals = Arrivals(engine, name, settings.model_id, self._models, self._taking)
+        self._leaving: asyncio.Task[None] | None = None
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self.settings.max_body_bytes, middlewares=[self._guard])
@@ -107,6 +116,8 @@ class Server:
                 web.get("/version", self.version),
                 web.post("/drain", self.drain),
                 *SleepRoutes(self.engine, self._check_quiet).routes(),
+                web.post(MIGRATE_PATH, self.departures.migrate),
+                *self.arrivals.routes(),
                 web.post(LOAD_PATH, self.load_adapter),
                 web.post(UNLOAD_PATH, self.unload_adapter),
                 web.get("/v1/models", self.models),
@@ -120,6 +131,7 @@ class Server:
                 web.get("/load", self.load),
             ]
         )
+        app.on_cleanup.append(self._stop_leaving)
         return app
 
     def start_drain(self) -> None:
@@ -181,7 +193,11 @@ class Server:
         return web.json_response({"version": VERSION, "engine": "busbar"})
 
     async def drain(self, request: web.Request) -> web.Response:
+        """Streams move to the `peers` of the body, if there are any; whatever else runs ends here."""
+        peers = peers_in(await read_json(request)) if request.can_read_body else []
         self.start_drain()
+        if peers and self.settings.bearers is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self.departures.leave(peers))
         return web.json_response({"draining": True, "running": self._generating})
 
     async def models(self, request: web.Request) -> web.Response:
@@ -285,9 +301,14 @@ class Server:
         if resumed is not None:
             await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
         name = f"{request_id}/{next(self._numbers)}"
-        async with opened(
-            self.engine, name, jobs, owner, wanted.cache_salt, adapter, wanted.priority
-        ) as streams:
+        async with AsyncExitStack() as stack:
+            streams = await stack.enter_async_context(
+                opened(self.engine, name, jobs, owner, wanted.cache_salt, adapter, wanted.priority)
+            )
+            if wanted.stream and DIGEST_HEADER in headers and terms is not None and terms.moves:
+                explains = jobs[0].params.prompt_logprobs is not None
+                stream = Movable(name, streams, owner, wanted.cache_salt, adapter, explains)
+                stack.enter_context(self.departures.offered(stream))
             if not wanted.stream:
                 await collect(self.engine, streams, jobs)
                 return await self._whole(answer, [job.choice for job in jobs], headers), jobs
@@ -327,6 +348,22 @@ class Server:
             raise Busy("this replica is draining, and ends")
         if self._generating:
             raise Busy(f"{self._generating} requests run; a replica sleeps only when nothing runs")
+        if self.arrivals.open:
+            raise Busy(f"{self.arrivals.open} streams are on their way here, or have just come")
+
+    def _taking(self) -> Loaded:
+        """The model, where requests are taken. Raises Overloaded."""
+        self._admit()
+        return self._loaded()
+
+    def _count_migration(self, outcome: str) -> None:
+        if self.engine.loaded is not None:
+            self.engine.loaded.core.metrics.migrated(outcome)
+
+    async def _stop_leaving(self, _: web.Application) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+        await self.departures.close()
 
     def _owner(self, request: web.Request) -> Owner:
         """Nobody without a bearer, because anybody could set the gateway's headers."""

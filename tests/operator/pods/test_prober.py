@@ -108,6 +108,20 @@ async def test_a_command_carries_the_bearer_for_commands() -> None:
         assert seen == [f"POST /drain Bearer {bearer_for(key, pod.owner_uid, Role.COMMAND)}"]
 
 
+async def test_a_drain_tells_the_addresses_of_peers_that_may_be_called() -> None:
+    told: list[object] = []
+
+    async def ok(request: web.Request) -> web.Response:
+        told.append(await request.json())
+        return web.json_response({"draining": True})
+
+    async with workload(ok) as (prober, pod, _):
+        peers = [running(1, port=9400, ip="127.0.0.7"), running(2, port=9400, ip="10.9.9.9")]
+        prober.post(PostToPod(pod.key, pod.uid, "/drain", 60.0), pod, peers)
+        await asyncio.gather(*prober._tasks)
+        assert told == [{"peers": ["http://127.0.0.7:9400"]}]
+
+
 async def test_what_may_be_asked_again_is_not_asked_twice_at_a_time_and_read_after_its_answer() -> None:
     level = 0
 

@@ -150,6 +150,28 @@ def test_a_leaving_replica_is_marked_then_drained_then_deleted() -> None:
     assert [type(a) for a in reconcile(empty).actions] == [Delete]
 
 
+def test_a_draining_replica_is_told_of_those_that_stay_take_requests_and_know_its_bearer() -> None:
+    of = wanting(3, drainSeconds=30)
+    leaving = replica(3, draining_since=NOW - timedelta(seconds=3))
+    others = (replica(0), replica(1, ready=False), replica(2, bearers=""))
+    (drain,) = reconcile(view(of, leaving, *others)).actions
+    assert isinstance(drain, PostToPod)
+    assert drain.peers == (replica(0).key,)
+
+
+def test_a_replica_that_somebody_deletes_hands_its_streams_over_if_there_is_a_peer() -> None:
+    of = wanting(2, drainSeconds=30)
+    going = replica(1, deleting=True)
+
+    def posts(*pods: Pod, **more: Any) -> list[PostToPod]:
+        return [a for a in reconcile(view(of, *pods, **more)).actions if isinstance(a, PostToPod)]
+
+    (drain,) = posts(replica(0), going)
+    assert (drain.uid, drain.peers) == (going.uid, (replica(0).key,))
+    assert posts(going) == []
+    assert posts(replica(0), going, asked={going.uid: True}) == []
+
+
 def test_what_the_replicas_measured_is_written_with_the_usage_and_not_before() -> None:
     step = {"secondsPerStep": 0.01, "secondsPerSequence": 0, "secondsPerThousandContextTokens": 0}
     step |= {"secondsPerPromptToken": 0, "rmsErrorSeconds": 0, "steps": 20}

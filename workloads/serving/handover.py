@@ -1,0 +1,168 @@
+"""What the engine's thread does for a request that moves to another replica, between two steps. No torch.
+
+At the source a running request is looked at, its full blocks are pinned while they are read (they never change), and
+for the last stage it is held: it keeps its blocks and computes nothing, until it is let go again or handed over.
+
+At the destination blocks arrive before anybody knows what they are: nobody computes on them. The commit gives them
+their names (`prefix.py`), so the stream that goes on here finds them as it finds the blocks of a preempted request. What
+was committed stays pinned until that has happened, or until nobody has come for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from busbar.workloads.serving.prefix import extend_names, name_of_part
+from busbar.workloads.serving.sequence import State, Step
+
+if TYPE_CHECKING:
+    from busbar.workloads.serving.blocks import BlockPool
+    from busbar.workloads.serving.core import EngineCore
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A running request between two steps."""
+
+    tokens: list[int]
+    computed: int
+    """Of them; one less than all once the prompt is computed."""
+    full: int
+    """Blocks that are complete."""
+    used: int
+    """Blocks with any content."""
+
+
+@dataclass(eq=False)
+class Arriving:
+    """A sequence that is on its way here."""
+
+    salt: bytes
+    tenant: str
+    pool: BlockPool
+    """Whose blocks they are; an engine that has slept has another one."""
+    blocks: dict[int, int] = field(default_factory=dict)
+    """Place in the sequence → block, of those that are held for it."""
+
+
+class Handover:
+    """Of one engine core. Every method runs in the engine's thread."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    # -- the source ---------------------------------------------------------------------------
+
+    def look(self, request_id: str) -> Snapshot | None:
+        """None for a request that has no blocks now, or has ended."""
+        sequence = self._core.sequence_of(request_id)
+        if sequence is None or sequence.state not in (State.RUNNING, State.HELD):
+            return None
+        size = self._core.scheduler.limits.block_tokens
+        return Snapshot(
+            list(sequence.tokens),
+            sequence.computed,
+            sequence.computed // size,
+            -(-sequence.computed // size),
+        )
+
+    def pin(self, request_id: str, first: int, last: int) -> list[int] | None:
+        """The request's blocks `first` to `last - 1`, which must be full or those of a held one: nobody gets them before
+        `unpin`. None where it has been preempted, or has ended."""
+        seen = self.look(request_id)
+        sequence = self._core.sequence_of(request_id)
+        if seen is None or sequence is None or seen.used < last:
+            return None
+        blocks = sequence.blocks[first:last]
+        for block in blocks:
+            self._core.scheduler.pool.share(block)
+        return blocks
+
+    def unpin(self, blocks: list[int]) -> None:
+        self._core.scheduler.pool.give_back(blocks)
+
+    def hold(self, first: Mapping[str, int]) -> list[tuple[Snapshot, list[int]]] | None:
+        """Takes these requests out of the batch; each as it is now, with its blocks from `first` on, which are pinned.
+        None, and nothing is done, where one does not run or still computes its prompt."""
+        request_ids = list(first)
+        sequences = [self._core.sequence_of(each) for each in request_ids]
+        runs = [s for s in sequences if s is not None and s.state is State.RUNNING and s.missing == 1]
+        if len(runs) < len(request_ids):
+            return None
+        for sequence in runs:
+            self._core.scheduler.hold(sequence)
+        found = []
+        for request_id in request_ids:
+            seen = self.look(request_id)
+            assert seen is not None  # it is held
+            pinned = self.pin(request_id, first[request_id], seen.used)
+            assert pinned is not None
+            found.append((seen, pinned))
+        return found
+
+    def let_go(self, request_ids: list[str]) -> None:
+        """Those that were held run on here. Harmless for others."""
+        for request_id in request_ids:
+            sequence = self._core.sequence_of(request_id)
+            if sequence is not None and sequence.state is State.HELD:
+                self._core.scheduler.let_go(sequence)
+
+    # -- the destination ----------------------------------------------------------------------
+
+    def expect(self, salt: bytes, tenant: str, tokens: list[int]) -> tuple[Arriving, int]:
+        """(a sequence to come, how many of its first blocks are here already, and held). For the others, and one more,
+        there is room where blocks are free, so that later messages need not wait for a step to end."""
+        pool, names = self._core.scheduler.pool, list[bytes]()
+        extend_names(names, tokens, self._core.scheduler.limits.block_tokens, salt)
+        arriving, found = Arriving(salt, tenant, pool), pool.locate(names)
+        for place, block in enumerate(found):
+            if block is not None:
+                pool.share(block, tenant)
+                arriving.blocks[place] = block
+        used = -(-(len(tokens) - 1) // self._core.scheduler.limits.block_tokens)
+        self.make_room(arriving, len(found), used + 1)
+        return arriving, len(found)
+
+    def make_room(self, arriving: Arriving, first: int, last: int) -> list[int] | None:
+        """Blocks for these places, whose content may be anything until it has been written. None where none are free;
+        nobody is preempted."""
+        scheduler = self._core.scheduler
+        if scheduler.pool is not arriving.pool:
+            return None
+        wanted = [place for place in range(first, last) if place not in arriving.blocks]
+        if not scheduler.may_hold(arriving.tenant, len(wanted)):
+            return None
+        arriving.blocks |= zip(wanted, scheduler.pool.take(len(wanted), arriving.tenant), strict=True)
+        # What was in these blocks may be on its way to the host.
+        self._core.runner.start_copies(Step((), (), (), *scheduler.pool.take_moves()))
+        return [arriving.blocks[place] for place in range(first, last)]
+
+    def commit(self, arrived: Iterable[tuple[Arriving, list[int]]]) -> None:
+        """All content of each sequence's tokens but the last is here."""
+        for arriving, tokens in arrived:
+            self._commit(arriving, tokens)
+
+    def _commit(self, arriving: Arriving, tokens: list[int]) -> None:
+        pool, names = arriving.pool, list[bytes]()
+        size = self._core.scheduler.limits.block_tokens
+        extend_names(names, tokens, size, arriving.salt)
+        full, part = divmod(len(tokens) - 1, size)
+        for place, block in arriving.blocks.items():
+            if place < full:
+                pool.name(block, names[place])
+        last = arriving.blocks.pop(full, None)
+        if last is not None:
+            if part:
+                name = name_of_part(names[:full], tokens[full * size : -1], arriving.salt)
+                pool.name(last, name, part)
+            pool.give_back([last])  # who goes on writes to it, and so takes it for good
+        spare = [place for place in arriving.blocks if place > full]
+        pool.give_back([arriving.blocks.pop(place) for place in spare])
+
+    def forget(self, sequences: Iterable[Arriving]) -> None:
+        """Gives back what is held for them; what was committed can be found until it is evicted."""
+        for arriving in sequences:
+            arriving.pool.give_back(list(arriving.blocks.values()))
+            arriving.blocks.clear()

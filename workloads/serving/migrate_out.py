@@ -1,0 +1,385 @@
+"""Moves running streams to another replica: POST /migrate, and a drain that knows peers (`migration.py`).
+
+    {"to": "http://10.0.0.7:9400"}            every stream that can move
+    {"to": ..., "limit": 3}                   the longest three
+
+Only streams of the gateway can move, because it alone can go on with them elsewhere. Full blocks go in stages while the
+stream decodes on. When at most LAST_STAGE_BLOCKS are left, the stream is held, the rest is sent and committed, and the
+stream ends with the peer's address. Until that moment every failure means that it goes on here.
+
+The blocks are not sent where computing them anew at the destination would hold the stream up for less time than the
+last stage would, by the rate measured with the earlier stages and the destination's time for a prompt token; nor where
+the destination keeps blocks in another form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+from pydantic import ValidationError
+
+from busbar.kube.contracts.bearers import Role
+from busbar.workloads.serving.adapters import Adapter
+from busbar.workloads.serving.engine import Engine, Stream
+from busbar.workloads.serving.errors import BadRequest, Busy, RequestError, Unauthorized, shown
+from busbar.workloads.serving.fairness import Owner
+from busbar.workloads.serving.handover import Handover, Snapshot
+from busbar.workloads.serving.http_request import read_json
+from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.migration import (
+    LAST_STAGE_BLOCKS,
+    PART_BLOCKS,
+    Abort,
+    Begin,
+    Begun,
+    Blocks,
+    Commit,
+    Done,
+    LastBlocks,
+    SequenceHead,
+    framed,
+    layout_of,
+)
+from busbar.workloads.serving.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+MOST_STAGES = 8
+"""A stream that decodes faster than its blocks can be sent stays."""
+MESSAGE_S, COMMIT_S, ABORT_S = 30.0, 3.0, 1.0
+"""For a message to the peer, for the one during which the stream is held, and for one that nobody needs."""
+RETRY_S = 0.25
+AT_ONCE = 2
+"""Streams that move at the same time."""
+TOLD = {409: "refused", 503: "has no room", 404: "does not know it", 401: "has another bearer"}
+
+
+class StaysError(Exception):
+    """The stream goes on here; why."""
+
+
+@dataclass(eq=False)
+class Movable:
+    """A running stream of the gateway."""
+
+    name: str
+    streams: list[Stream]
+    owner: Owner
+    cache_salt: str
+    adapter: Adapter | None
+    explains: bool
+    """Its prompt's log-probabilities are wanted: their states cannot be sent."""
+    moving: bool = False
+
+    @property
+    def ids(self) -> list[str]:
+        return [stream.request_id for stream in self.streams]
+
+
+@dataclass
+class _Link:
+    """What is known of the way to a peer."""
+
+    bytes_per_second: float | None = None
+    round_trip_s: float = 0.0
+
+
+@dataclass
+class _Course:
+    """A stream on its way."""
+
+    ticket: str
+    sent: dict[str, int]
+    """Of each request the blocks that are there."""
+    blocks: int = 0
+    stages: int = 0
+    recompute: bool = False
+    last_blocks: int = 0
+    held_at: float = 0.0
+    """Monotonic time since which the source holds it; 0: it does not."""
+
+
+@dataclass
+class Departures:
+    """Those of one server."""
+
+    engine: Engine
+    name: str
+    settings: ServerSettings
+    count: Callable[[str], None] = lambda outcome: None
+    """Told of every outcome."""
+    movable: dict[str, Movable] = field(default_factory=dict)
+    _links: dict[str, _Link] = field(default_factory=dict)
+    _session: aiohttp.ClientSession | None = None
+
+    @contextmanager
+    def offered(self, stream: Movable) -> Iterator[None]:
+        """While a stream runs it can be moved."""
+        self.movable[stream.name] = stream
+        try:
+            yield
+        finally:
+            del self.movable[stream.name]
+
+    async def migrate(self, request: web.Request) -> web.Response:
+        """POST /migrate."""
+        if self.settings.bearers is None:
+            raise Unauthorized("only a caller with a bearer may move streams, and this server has none")
+        to, limit = _wish(await read_json(request))
+        done = await self.move_all([to], limit)
+        return web.json_response({"streams": [each.to_wire() for each in done]})
+
+    async def move_all(self, peers: Sequence[str], limit: int | None = None) -> list[Done]:
+        """Every stream, the longest first, to one of the peers in turn; where it stays, to the next one. Raises Busy
+        where one is asked for that moves already."""
+        if self.engine.loaded is None:
+            raise self.engine.unavailable()
+        asked = [each for each in self.movable.values() if not each.moving]
+        if self.movable and not asked:
+            raise Busy("these streams are moving already")
+        looks = {each.name: await self._look(each.ids) for each in asked}
+        asked.sort(key=lambda each: -sum(len(seen.tokens) for seen in looks[each.name].values()))
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(turn: int, stream: Movable) -> Done:
+            done = Done(request=stream.name, outcome="stayed", why="there is no peer")
+            async with slots:
+                for shift in range(len(peers)):
+                    done = await self.move(stream, peers[(turn + shift) % len(peers)])
+                    if done.outcome != "stayed" or stream.name not in self.movable:
+                        break
+            self.count(done.outcome)
+            return done
+
+        return list(await asyncio.gather(*(one(i, each) for i, each in enumerate(asked[:limit]))))
+
+    async def leave(self, peers: Sequence[str]) -> None:
+        """Moves what can be moved, again and again: what computes its prompt now can move a moment later."""
+        while True:
+            try:
+                await self.move_all(peers)
+            except RequestError as error:
+                log.info("nothing moves: %s", error)
+            await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def move(self, stream: Movable, to: str) -> Done:
+        """One stream to one peer."""
+        if stream.moving:
+            return Done(request=stream.name, outcome="stayed", why="it is moving already")
+        stream.moving = True
+        try:
+            return await self._move(stream, to)
+        except (StaysError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            log.warning("stream %s stays: %s", stream.name, why)
+            return Done(request=stream.name, outcome="stayed", why=why)
+        finally:
+            stream.moving = False
+
+    # -- inside -------------------------------------------------------------------------------
+
+    async def _move(self, stream: Movable, to: str) -> Done:
+        loaded = self.engine.loaded
+        assert loaded is not None  # it has streams
+        course = await self._begin(stream, to, loaded, await self._look(stream.ids))
+        try:
+            if not course.recompute:
+                await self._send_ahead(to, course, loaded)
+                await self._send_last(to, course, loaded)
+            if not await self.engine.hand_over(stream.ids, to, held=self._is_held(stream, course)):
+                raise StaysError("it has ended")
+        except BaseException:
+            ids = list(course.sent)
+            self.engine.post(lambda core: Handover(core).let_go(ids))
+            await self._abort(to, course)
+            raise
+        if course.recompute:
+            await self._abort(to, course)
+        return Done(
+            request=stream.name,
+            outcome="recomputed" if course.recompute else "copied",
+            stages=course.stages,
+            blocks=course.blocks,
+            last_blocks=course.last_blocks,
+            stall_seconds=round(time.monotonic() - course.held_at, 6) if course.held_at else 0.0,
+        )
+
+    @staticmethod
+    def _is_held(stream: Movable, course: _Course) -> bool:
+        return bool(course.held_at) and len(course.sent) == len(stream.ids)
+
+    async def _abort(self, to: str, course: _Course) -> None:
+        """Tells the peer that nothing more comes; it finds that out alone, only later."""
+        if course.ticket:
+            with suppress(StaysError, aiohttp.ClientError, TimeoutError, OSError):
+                body = Abort(ticket=course.ticket).model_dump_json(by_alias=True).encode()
+                await self._post(to, "/migrate/abort", body, ABORT_S)
+
+    async def _look(self, ids: Iterable[str]) -> dict[str, Snapshot]:
+        """Those of the requests that run."""
+
+        def work(handover: Handover) -> dict[str, Snapshot]:
+            found = {each: handover.look(each) for each in ids}
+            return {name: seen for name, seen in found.items() if seen is not None}
+
+        return await self.engine.in_turn(lambda core: work(Handover(core)))
+
+    async def _begin(self, stream: Movable, to: str, loaded: Loaded, seen: dict[str, Snapshot]) -> _Course:
+        adapter = stream.adapter
+        # A request that has no blocks (it waits) is told of with one token: the peer must be the right one all the same.
+        heads = [SequenceHead(tokens=each.tokens) for each in seen.values()] or [SequenceHead(tokens=[0])]
+        asked = Begin(
+            sender=self.name,
+            identity=loaded.identity,
+            layout=layout_of(loaded),
+            tenant=stream.owner.tenant,
+            cache_salt=stream.cache_salt,
+            adapter="" if adapter is None else adapter.name,
+            adapter_digest="" if adapter is None else adapter.digest,
+            sequences=heads,
+        )
+        began = time.monotonic()
+        answer = await self._post(to, "/migrate/begin", asked.model_dump_json(by_alias=True).encode())
+        try:
+            begun = Begun.model_validate(answer)
+        except ValidationError as error:
+            raise StaysError(f"{to} answered what is no beginning of a migration") from error
+        link = self._links.setdefault(to, _Link())
+        link.round_trip_s = time.monotonic() - began
+        if not begun.ticket or stream.explains or not seen:
+            return _Course(begun.ticket, {}, recompute=True)
+        course = _Course(begun.ticket, dict(zip(seen, begun.have, strict=True)))
+        size = loaded.core.runner.cache.shape.block_tokens
+        anew = sum(len(each.tokens) - course.sent[name] * size for name, each in seen.items())
+        left = sum(min(each.used - course.sent[name], LAST_STAGE_BLOCKS) for name, each in seen.items())
+        if begun.token_seconds is not None and link.bytes_per_second is not None:
+            copying = left * loaded.core.runner.cache.shape.block_bytes / link.bytes_per_second
+            course.recompute = anew * begun.token_seconds <= copying + link.round_trip_s
+        return course
+
+    async def _send_ahead(self, to: str, course: _Course, loaded: Loaded) -> None:
+        """Stages, until what is left can be the last one."""
+        for _ in range(MOST_STAGES):
+            seen = await self._look(course.sent)
+            if len(seen) < len(course.sent):
+                raise StaysError("it was preempted, or has ended")
+            if all(each.used - course.sent[name] <= LAST_STAGE_BLOCKS for name, each in seen.items()):
+                return
+            course.stages += 1
+            for number, (name, each) in enumerate(seen.items()):
+                while course.sent[name] < each.full:
+                    first = course.sent[name]
+                    last = min(each.full, first + PART_BLOCKS)
+                    data = await self._read(name, first, last, loaded)
+                    header = Blocks(ticket=course.ticket, sequence=number, first=first, count=last - first)
+                    await self._timed(to, "/migrate/blocks", framed(header, data))
+                    course.sent[name] = last
+                    course.blocks += last - first
+        raise StaysError(f"after {MOST_STAGES} stages there is still more to send than the last one may have")
+
+    async def _send_last(self, to: str, course: _Course, loaded: Loaded) -> None:
+        """Holds the stream, sends the rest and commits it."""
+        held = await self.engine.in_turn(lambda core: Handover(core).hold(course.sent))
+        if held is None:
+            raise StaysError("it was preempted, computes its prompt, or has ended")
+        course.held_at = time.monotonic()
+        pinned = [block for _, blocks in held for block in blocks]
+        try:
+            if any(len(blocks) > LAST_STAGE_BLOCKS for _, blocks in held):
+                raise StaysError("it grew by more than a last stage between two messages")
+            # Few, and held for nobody but this: reading them here takes less time than another thread's turn.
+            data = loaded.core.runner.cache.read(pinned)
+        finally:
+            self.engine.post(lambda core: Handover(core).unpin(pinned))
+        parts = [
+            LastBlocks(tokens=seen.tokens, first=course.sent[name], count=len(blocks))
+            for name, (seen, blocks) in zip(course.sent, held, strict=True)
+        ]
+        await self._timed(
+            to, "/migrate/commit", framed(Commit(ticket=course.ticket, sequences=parts), data), COMMIT_S
+        )
+        course.last_blocks = len(pinned)
+        course.blocks += len(pinned)
+
+    async def _read(self, request_id: str, first: int, last: int, loaded: Loaded) -> bytearray:
+        """The content of a request's blocks, which nobody gets while it is read."""
+        pinned = await self.engine.in_turn(lambda core: Handover(core).pin(request_id, first, last))
+        if pinned is None:
+            raise StaysError("it was preempted, or has ended")
+        try:
+            return await asyncio.to_thread(loaded.core.runner.cache.read, pinned)
+        finally:
+            self.engine.post(lambda core: Handover(core).unpin(pinned))
+
+    async def _timed(self, to: str, path: str, body: bytes, limit_s: float = MESSAGE_S) -> None:
+        began = time.monotonic()
+        await self._post(to, path, body, limit_s)
+        link, spent = self._links[to], max(1e-6, time.monotonic() - began)
+        before = link.bytes_per_second
+        now = len(body) / spent
+        link.bytes_per_second = now if before is None else before + (now - before) / 2
+
+    async def _post(self, to: str, path: str, body: bytes, limit_s: float = MESSAGE_S) -> object:
+        """The peer's answer. Raises StaysError for a refusal, and what aiohttp raises."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        bearer = (self.settings.bearers or {}).get(Role.COMMAND, "")
+        headers = {"Authorization": f"Bearer {bearer}"}
+        async with self._session.post(
+            to + path,
+            data=io.BytesIO(body),
+            headers=headers,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=limit_s),
+        ) as answer:
+            text = await answer.read()
+            if answer.status != 200:
+                word = TOLD.get(answer.status, f"answered {answer.status}")
+                raise StaysError(f"{to} {word}: {text[:300].decode(errors='replace')}")
+        try:
+            found: object = json.loads(text)
+        except ValueError as error:
+            raise StaysError("the peer's answer is not JSON") from error
+        return found
+
+
+def peers_in(sent: object) -> list[str]:
+    """The `peers` of a drain's body. Raises BadRequest."""
+    if sent is None:
+        return []
+    found = sent.get("peers", []) if isinstance(sent, dict) else None
+    if not isinstance(found, list) or len(found) > 256:
+        raise BadRequest("peers must be a list of at most 256 addresses", param="peers")
+    return [_address(each, "peers") for each in found]
+
+
+def _wish(sent: object) -> tuple[str, int | None]:
+    if not isinstance(sent, dict) or set(sent) - {"to", "limit"}:
+        raise BadRequest("the body must be an object with `to`, and perhaps `limit`")
+    limit = sent.get("limit")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise BadRequest("limit must be a whole number from 1", param="limit")
+    return _address(sent.get("to"), "to"), limit
+
+
+def _address(value: object, param: str) -> str:
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")) or len(value) > 300:
+        raise BadRequest(
+            f"{param} must be an address as http://10.0.0.7:9400, not {shown(value)}", param=param
+        )
+    if any(c.isspace() or not c.isprintable() for c in value):
+        raise BadRequest(f"{param} must not contain blanks", param=param)
+    return value.rstrip("/")
