@@ -139,11 +139,15 @@ class Round:
         ]
 
     def _undo(self, changes: list[tuple[Assignment, Place]]) -> None:
-        for assignment, _ in changes:
-            self.clear(assignment)
-        for assignment, (placement, candidate, started_at_s, waits) in changes:
-            if placement is not None:
-                self.restore(assignment, placement, candidate, started_at_s, waits)
+        """Put jobs back. Reservations withhold room anew afterwards: what they withheld meanwhile was not there before."""
+        if not changes:
+            return
+        with lifted(self.holds.values()):
+            for assignment, _ in changes:
+                self.clear(assignment)
+            for assignment, (placement, candidate, started_at_s, waits) in changes:
+                if placement is not None:
+                    self.restore(assignment, placement, candidate, started_at_s, waits)
 
     def rewind(self) -> None:
         """Restore the state to what it was when the round began."""

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busbar.workloads.serving.blocks import BlockPool
-from busbar.workloads.serving.budget import MARGIN, TRUSTED_STEPS, step_budget
+from busbar.workloads.serving.budget import MARGIN, step_budget
 from busbar.workloads.serving.fairness import Counters, Owner, Places
 from busbar.workloads.serving.prefix import extend_names, salt_of
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Sequence, State, Step
-from busbar.workloads.serving.speed import StepModel
+from busbar.workloads.serving.speed import TRUSTED_STEPS, StepModel
 
 SIZE = 4
 

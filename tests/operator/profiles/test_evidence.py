@@ -161,7 +161,7 @@ def test_what_another_image_said_is_no_evidence_ended_or_left_behind(ours: bool 
     report = report_of(gone, TENANT_OF)
     assert report is not None
     left = PastAttempt(
-        report.run, Stay(("A100", 1000, "resident", 1.0), NOW, NOW), replace(report, ended=NOW)
+        report.run, Stay(("A100", 1000, "resident", 1.0, 0), NOW, NOW), replace(report, ended=NOW)
     )
     of = written(profile(), of_ended, ran(speed, ours=ours), left=(left,))
     assert of.status is not None

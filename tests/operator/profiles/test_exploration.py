@@ -25,7 +25,7 @@ from busbar.scheduler.performance.learning import EXPLORED
 
 def test_held_time_counts_as_unmeasured_until_a_measurement_is_written() -> None:
     known = read(profile(), {})
-    place = ("A100", 2000, "resident", 1.0)
+    place = ("A100", 2000, "resident", 1.0, 0)
     first = hold(known, [Stay(place, NOW)], NOW + timedelta(seconds=100))
     assert (first.measured, first.unmeasured) == (0.0, 200.0)
     there = replace(known, held=first)

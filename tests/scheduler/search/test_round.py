@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from busbar.scheduler import Job, JobId, JobKind, Policy, Snapshot
+from busbar.scheduler.search.holds import Hold, lifted
 from busbar.scheduler.search.round import Round
 from busbar.scheduler.search.state import PlanningState
 
@@ -88,6 +89,26 @@ def test_a_failure_inside_a_trial_undoes_it() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         fail()
     assert running.stays
+
+
+def test_what_is_undone_leaves_reservations_the_room_that_they_had() -> None:
+    """A gang collects both nodes. A job on one of them is taken away on trial, while the reservation is lifted for another
+    job; then it is back, and the reservation withholds the free node and nothing of the other one."""
+    gang = job("w", size=8, pods=2)
+    round_ = _round(cluster(_running("r", 8), gang, H100=2))
+    holder, running = round_.assignments[gang.id], round_.assignments[JobId("uid-r")]
+    nodes = round_.cluster.pools["H100"]
+    hold = Hold(holder, holder.option.candidates[0], nodes, {0: NOW, 1: NOW}, [0, 1])
+    round_.holds[gang.id] = hold
+    hold.apply()
+    before = [list(free) for free in nodes.free_now]
+    assert [free[nodes.key] for free in nodes.free_now] == [0, 0]
+    with round_.trial(), lifted([hold]):
+        round_.clear(running)
+    assert [list(free) for free in nodes.free_now] == before
+    assert hold.has_room is False, "the job is still there, and does not leave for the gang"
+    hold.lift()
+    assert [free[nodes.key] for free in nodes.free_now] == [0, 8000]
 
 
 def test_the_disruption_budget_counts_what_happened_lately() -> None:
