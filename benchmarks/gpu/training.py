@@ -11,13 +11,15 @@ One decoder (RMSNorm, rotary attention, SwiGLU, tied head; random tokens) is tra
     resident    the engine, state on the device
     half        the engine, the state of the last groups on the host
     offload     the engine, all state on the host, streamed through staging slots
+    blocking    the same, but each step waits for its updates; in all others they run beside the next forward pass
     auto        the engine, as much state on the host as this device and host need
     fsdp2       for comparison: torch's fully_shard with CPUOffloadPolicy on a GPU, AdamW(fused=True) on the host
 
 All losses and final weights but the peer's must be equal bit for bit; otherwise the script says where they differ
 and exits 1. The result begins with this machine's limits: matrix product, both directions of the link alone and
 together, copies in host memory. With --checkpoint FOLDER each engine writes one checkpoint there while a step
-runs, beside torch.save and fsync of the same state. Then tokens per second of each (median of the steps after warm-up, synchronised), peak device memory, and the
+runs, beside torch.save and fsync of the same state. Then tokens per second of each (median of the steps after warm-up, each until
+its loss is on the host), peak device memory, and the
 bytes that crossed the link. The result is JSON with the command, versions, date and device. Without a GPU the
 same code runs a miniature on the CPU and the result says so: then only the equality is meaningful, not the times.
 """
@@ -49,6 +51,7 @@ from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.groups import FlatGroup, bind, make_groups, rebind_gradients
 from busbar.workloads.training.limits import host_limit_bytes
 from busbar.workloads.training.optimizer import OffloadedAdamW
@@ -264,7 +267,7 @@ class Engine:
         offloaded: Callable[[int], int] | None,
         dtype: str = "float32",
     ) -> None:
-        self.name, self.model = name, model
+        self.name, self.model, self.gated = name, model, name != "blocking"
         groups = make_groups(model)
         on_gpu = device.type == "cuda"
         demand = Demand(tuple(group.size for group in groups), dtype, 1, ACTIVATION_BYTES if on_gpu else 0)
@@ -281,20 +284,30 @@ class Engine:
         if device.type == "cuda":
             self.host_arena.pin()
         self.groups: tuple[FlatGroup, ...] = bind(groups, self.device_arena, DTYPES[dtype])
-        self.streams: Streams = open_streams(device)
+        self.streams: Streams = open_streams(device, gated=self.gated)
         self.optimizer = OffloadedAdamW(
             self.groups, SETTINGS, self.plan, self.device_arena, self.host_arena, self.streams, fused=True
         )
+        self.gates = Gates(model, self.groups, self.streams.compute)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         rebind_gradients(self.groups)
+        if self.gated:
+            self.optimizer.pipeline.prefetch()
         loss: torch.Tensor = self.model(tokens)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step(SETTINGS.learning_rate)
+        _, updated = self.optimizer.step(SETTINGS.learning_rate)
+        self.gates.shut(updated)
+        if not self.gated:
+            self.drain()
         return loss.detach()
 
+    def drain(self) -> None:
+        self.gates.reach_all()
+        self.optimizer.pipeline.drain()
+
     def facts(self) -> dict[str, Any]:
-        moved = self.optimizer.loaded_bytes + self.optimizer.stored_bytes
+        moved = self.optimizer.pipeline.loaded_bytes + self.optimizer.pipeline.stored_bytes
         return {
             "plan": self.plan.to_json(),
             "chunks": len(self.optimizer.chunks),
@@ -322,6 +335,7 @@ def make(
         "resident": lambda groups: 0,
         "half": lambda groups: groups // 2,
         "offload": lambda groups: groups,
+        "blocking": lambda groups: groups,
     }
     if name == "fsdp2":
         return FullyShard(model, device, DTYPES[dtype])
@@ -385,7 +399,7 @@ def checkpoint(way: Engine, tokens: torch.Tensor, folder: Path, device: torch.de
     started = time.perf_counter()
     saver.save(1, {})
     way.step(tokens)
-    _wait(device)
+    way.drain()
     saver.drain()
     durable = time.perf_counter() - started
     blocked = saver.stalled_seconds  # in `save`, and in the step's update
@@ -424,13 +438,13 @@ def run(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     losses, seconds = [], []
+    _wait(device)
     for tokens in batches(shape, device):
-        _wait(device)
         started = time.perf_counter()
-        loss = way.step(tokens)
-        _wait(device)
+        losses.append(way.step(tokens).item())
         seconds.append(time.perf_counter() - started)
-        losses.append(loss.item())
+    if isinstance(way, Engine):
+        way.drain()
     per_step = statistics.median(seconds[shape.warm_up :])
     report = {
         "tokensPerSecond": round(shape.batch * shape.sequence / per_step, 1),
@@ -488,7 +502,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=SHAPES, help="default: 1b on a GPU, miniature without one")
     parser.add_argument(
         "--ways",
-        default="plain,resident,half,offload,fsdp2",
+        default="plain,resident,half,offload,blocking,fsdp2",
         help="which, in order; the first is compared with",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

@@ -51,6 +51,13 @@ class Activations(StrEnum):
     SWAP = "swap"
 
 
+class UpdateSchedule(StrEnum):
+    """Whether the next forward pass runs beside the optimizer's updates."""
+
+    GATED = "gated"
+    BLOCKING = "blocking"
+
+
 class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -356,6 +363,11 @@ class TrainingEngine(SpecModel):
         default=Activations.AUTO,
         description="keep holds the activations of a micro-batch until backward; recompute holds only the inputs of the "
         "blocks and computes the rest again, with equal results in about 4/3 of the time; auto keeps them where they fit.",
+    )
+    schedule: UpdateSchedule = Field(
+        default=UpdateSchedule.BLOCKING,
+        description="gated runs the optimizer's updates beside the next forward pass, in which each block waits for its "
+        "own update only; blocking ends a step when all of them are done. The results are equal bit for bit.",
     )
     state: StateFormat = Field(default=StateFormat.EXACT, description="Format of the offloaded state.")
     device_memory: Quantity | None = Field(

@@ -40,7 +40,7 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
     assert result["miniature"] is True
     assert result["machine"]["gpu"] is None
     assert result["machine"]["device"] == "cpu"
-    assert set(result["ways"]) == {"plain", "resident", "half", "offload", "fsdp2"}
+    assert set(result["ways"]) == {"plain", "resident", "half", "offload", "blocking", "fsdp2"}
     assert set(result["ways"]["offload"]["timesAsFastAs"]) == {"fsdp2"}
     assert "equality" not in result["ways"]["fsdp2"]
     assert set(result["limits"]) == {"matmulTflops", "hostCopyGBps"}  # there is no link to measure

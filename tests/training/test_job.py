@@ -26,6 +26,7 @@ BAD = [
     ("mode", "offload", "optimizer-offload", "spec.engine.mode"),
     ("activations", "swap", "recompute", "spec.engine"),
     ("activations", "drop", "keep", "spec.engine.activations"),
+    ("schedule", "fused", "blocking", "spec.engine.schedule"),
     ("dtype", "float16", "bfloat16", "spec.engine.dtype"),
     ("deviceMemory", "lots", "256Mi", "spec.engine.deviceMemory"),
     ("state", "int8", "exact", "spec.engine.state"),
@@ -80,6 +81,7 @@ def test_mode_memory_steps_and_threads_do_not_change_what_a_run_is() -> None:
         engine(
             mode="resident",
             activations="recompute",
+            schedule="gated",
             deviceMemory="1Gi",
             evaluation={"ngramOrder": 3},
             maxBadSteps=3,

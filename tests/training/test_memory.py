@@ -119,17 +119,20 @@ def test_a_stream_keeps_order_and_waits_for_events_of_another() -> None:
     second.close()
 
 
-def test_a_failing_copy_surfaces_at_synchronize_and_blocks_nobody() -> None:
-    stream = WorkerStream("bad")
+def test_a_failing_copy_surfaces_to_all_who_wait_and_blocks_nobody() -> None:
+    stream, other = WorkerStream("bad"), WorkerStream("other")
     skipped = list[int]()
     stream.submit(lambda: torch.zeros(2).copy_(torch.zeros(3)))
     stream.submit(lambda: skipped.append(1))
     event = stream.record()
-    event.wait()
-    with pytest.raises(RuntimeError, match="size"):
-        stream.synchronize()
+    other.wait(event)
+    other.submit(lambda: skipped.append(2))
+    for wait in (event.wait, stream.synchronize, other.synchronize):
+        with pytest.raises(RuntimeError, match="size"):
+            wait()
     assert skipped == []
     stream.close()
+    other.close()
 
 
 def test_the_callers_stream_works_at_once() -> None:

@@ -48,6 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
         model={"config": {**LLAMA, "tie_word_embeddings": False}}, mode="auto"
     ),
     "rows with nothing to learn": case(seed=11),
+    "rows with nothing to learn, gated": case(seed=11, schedule="gated"),
+    "dropout, gated": case(model={"config": GPT2}, schedule="gated"),
     "a step that is not finite on one rank": case(),
     "frozen first block and, by the head's name, the table": case(freeze=["lm_head.*", "model.layers.0.*"]),
 }
@@ -96,6 +98,7 @@ def train(ranks: Ranks, documents: dict[str, dict[str, Any]], base: Path | None 
             spoil_second_step(trainer)
         data = packed(document, masked="rows" in name)
         steps = [trainer.step(data) for _ in range(STEPS)]
+        trainer.drain()
         weights = {key: each.detach().clone() for key, each in trainer.model.named_parameters()}
         losses = [step.loss for step in steps]
         found[name] = losses, weights, facts(trainer), [step.gradient_norm for step in steps]

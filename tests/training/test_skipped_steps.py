@@ -142,6 +142,7 @@ def test_a_run_ends_after_as_many_bad_steps_as_it_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nan(trainer: Trainer, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
+        trainer.gates.reach_all()  # as a forward pass does
         for parameter in trainer.model.parameters():
             assert parameter.grad is not None
             parameter.grad.fill_(math.inf)

@@ -179,9 +179,8 @@ def release_free_memory() -> None:
 
 
 def rebind_gradients(groups: Sequence[FlatGroup]) -> None:
-    """Zero the gradients and make sure that each parameter's `.grad` is its view."""
+    """Make sure that each parameter's `.grad` is its view."""
     for flat in groups:
-        flat.gradients.zero_()
         for member in flat.group.members:
             extent = slice(member.start, member.start + member.parameter.numel())
             member.parameter.grad = flat.gradients[extent].view(member.parameter.shape)

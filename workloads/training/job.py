@@ -44,6 +44,7 @@ DEFAULT_ORDER = Order.FAST.value
 _NEUTRAL = {
     "mode",
     "activations",
+    "schedule",
     "deviceMemory",
     "evaluation",
     "state",
@@ -131,6 +132,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         adapter=None if engine.adapter is None else _adapter(engine.adapter),
         freeze=patterns,
         activations=engine.activations.value,
+        schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
     )
 

@@ -58,6 +58,7 @@ class Loop:
         due = self.together.first and self.session.run.checkpoint.due(result.step, seconds)
         asked, due = self.together.any(bool(waiting), due)
         if asked or due:
+            self.trainer.drain()
             self._attempt(lambda: self.saver.save(result.step, self.trainer.counters()))
             self._last_save = time.monotonic()
         if asked:
@@ -82,7 +83,8 @@ class Loop:
 
     def _publish(self) -> None:
         optimizer = self.trainer.optimizer
-        self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self.saver.stalled_seconds)
+        moved = optimizer.pipeline
+        self.status.count_traffic(moved.loaded_bytes, moved.stored_bytes, self.saver.stalled_seconds)
         self.status.update(
             skippedSteps=optimizer.skipped,
             replayedSteps=self.journal.replayed,
@@ -138,6 +140,7 @@ class Loop:
     def _durable(self, occasion: str, left_s: float | None = None) -> None:
         """Save and wait, at most for the remaining time."""
         done = self.trainer.done
+        self.trainer.drain()
         if done:
             self.saver.save_last(done, self.trainer.counters(), left_s)
             self.reporter.note(f"checkpoint of step {self.saver.durable_step} is durable ({occasion})")

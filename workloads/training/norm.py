@@ -1,6 +1,6 @@
-"""The global gradient norm and clipping: of whole gradients in one process, of slices over several.
+"""The global gradient norm and the factor that clips by it: of whole gradients in one process, of slices over several.
 
-In one process both are torch's own functions over the model's parameters in their order.
+In one process the norm is that of torch's own function over the model's parameters in their order.
 
 Over several ranks each has the summed gradients of its slices only. The norm is then taken of runs of 1024 elements of
 each parameter, in fp32, and of those norms in the order of the parameters: every run lies within a rank's slice, so the
@@ -24,9 +24,6 @@ class Norm(Protocol):
     def total(self) -> torch.Tensor:
         """The norm of all gradients of the step."""
 
-    def clip(self, limit: float, total: torch.Tensor) -> None:
-        """Scale the gradients to a norm of `limit` at most; `total` is their norm."""
-
 
 class ParameterNorm:
     """Of the parameters' gradients, by torch."""
@@ -37,9 +34,6 @@ class ParameterNorm:
 
     def total(self) -> torch.Tensor:
         return torch.nn.utils.get_total_norm([gradient(parameter) for parameter in self._parameters])
-
-    def clip(self, limit: float, total: torch.Tensor) -> None:
-        torch.nn.utils.clip_grads_with_norm_(self._parameters, limit, total)
 
 
 class RowNorm:
@@ -70,10 +64,13 @@ class RowNorm:
             start += rows
         return [found[index] for index in sorted(found)]
 
-    def clip(self, limit: float, total: torch.Tensor) -> None:
-        factor = torch.clamp(limit / (total + 1e-6), max=1.0)  # as torch's clip_grads_with_norm_
-        for flat in self._groups:
-            flat.own_gradients.mul_(factor)
+
+def clip_factor(limit: float, total: torch.Tensor) -> torch.Tensor:
+    """What gradients of the norm `total` are multiplied by for a norm of `limit` at most.
+
+    Source: torch.nn.utils.clip_grads_with_norm_
+    """
+    return torch.clamp(limit / (total + 1e-6), max=1.0)
 
 
 def _row_norms(flat: torch.Tensor) -> torch.Tensor:

@@ -1,24 +1,14 @@
 """AdamW whose state is where the plan put it, with results equal to `torch.optim.AdamW` bit for bit.
 
-State is kept in chunks of a group. A chunk's fp32 tensors lie side by side, so that one chunk is one copy:
-
-    float32     [ m | v ]
-    bfloat16    [ m | v | low half of the master weight, int16 ]
-
 Under bfloat16 the fp32 master weight is split: the weight is its high half, rounded half away from zero, and the
 low half is what that leaves, `bits - (high << 16)`, which fits into 16 bits for every finite number. So the master
 is exact and takes two bytes beside the weight instead of four.
 
-A resident chunk is updated in place. A chunk on the host goes through a ring of staging slots:
-
-    load     wait freed[slot];    copy host -> slot;   record loaded
-    compute  wait loaded;         update the slot;     record updated
-    store    wait updated;        copy slot -> host;   record freed[slot]
-
-The update itself is torch's own functional AdamW on views, for both places and on every device: the equality
-is by construction, as long as pieces are cut at multiples of 1024 elements (see `groups`). The clip factor is
-known before any update (see `norm`). Over several ranks the chunks are those of this rank's slices. A step whose
-gradient norm is not finite changes nothing: no weight, no moment, no step count of AdamW.
+The update itself is torch's own functional AdamW on views, for both places of state and on every device: the equality
+is by construction, as long as pieces are cut at multiples of 1024 elements (see `groups`). Norm, clip factor and
+whether the norm is finite stay on the device, so that the updates of a step are queued (see `pipeline`) before the host
+knows any of them. Over several ranks the chunks are those of this rank's slices. A step whose gradient norm is not
+finite changes nothing: no weight, no moment, no step count of AdamW. Each update leaves the gradients zero.
 """
 
 from __future__ import annotations
@@ -31,36 +21,13 @@ import torch
 from torch.optim.adamw import adamw
 
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.chunks import Chunk, cut, state_elements
 from busbar.workloads.training.groups import FlatGroup, Piece
-from busbar.workloads.training.norm import Norm, ParameterNorm, gradient
-from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
+from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor, gradient
+from busbar.workloads.training.pipeline import Pipeline
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.settings import AdamW
 from busbar.workloads.training.streams import Event, Stream, Streams
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A run of one group, its pieces, and where its state lives."""
-
-    flat: FlatGroup
-    start: int  # in the group, elements
-    length: int
-    pieces: tuple[Piece, ...]
-    state: torch.Tensor  # flat, as fp32, on the device when resident, else on the host
-    resident: bool
-
-    def parts(self, buffer: torch.Tensor, piece: Piece) -> list[torch.Tensor]:
-        """m, v and, under bfloat16, the low half of the master weight of `piece` as views of `buffer`."""
-        found = [buffer[part * self.length + piece.offset :][: piece.length] for part in range(2)]
-        if buffer.numel() > 2 * self.length:
-            low = buffer[2 * self.length :].view(torch.int16)
-            found.append(low[piece.offset :][: piece.length])
-        return found
-
-
-def state_elements(length: int, dtype: str) -> int:
-    """Size of the state of `length` parameters, in fp32 elements."""
-    return 2 * length if dtype == "float32" else 2 * length + length // 2
 
 
 def join(high: torch.Tensor, low: torch.Tensor, target: torch.Tensor) -> None:
@@ -75,6 +42,16 @@ def split(master: torch.Tensor, high: torch.Tensor, low: torch.Tensor, scratch: 
     rounded.copy_(bits).add_(0x8000).bitwise_right_shift_(16)
     high.view(torch.int16).copy_(rounded)
     low.copy_(bits.sub_(rounded.bitwise_left_shift_(16)))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the updates of one step share. Tensors are on the device."""
+
+    learning_rate: float
+    updates: float  # of AdamW so far
+    factor: torch.Tensor | None  # by which gradients are multiplied; None: by nothing
+    bad: torch.Tensor  # 1.0: the norm is not finite, and the step is to change nothing; else 0.0
 
 
 class OffloadedAdamW:
@@ -94,84 +71,59 @@ class OffloadedAdamW:
     ) -> None:
         self.settings, self.streams, self.fused = settings, streams, fused
         self._norm = norm or ParameterNorm(groups)
-        self.chunks = [chunk for flat in groups for chunk in _cut(flat, plan, device, host)]
+        by_group = [(flat, list(cut(flat, plan, device, host))) for flat in groups]
+        self.chunks = [chunk for _, chunks in by_group for chunk in chunks]
         size = state_elements(plan.chunk_parameters, plan.dtype)
-        self._slots = [device.carve("staging", size, torch.float32) for _ in range(plan.slots)]
+        slots = [device.carve("staging", size, torch.float32) for _ in range(plan.slots)]
+        self.pipeline = Pipeline(by_group, slots, streams)
         self._wide = [  # a chunk's gradient and master weights in fp32, under bfloat16
             device.carve("staging", plan.chunk_parameters, torch.float32)
             for _ in range(0 if plan.dtype == "float32" else 2)
         ]
         self.updates = 0  # AdamW's step count: skipped steps are not in it
         self.skipped = 0  # steps whose gradient norm was not finite
-        self.loaded_bytes = self.stored_bytes = 0
         # called before a stream changes weights or state of a group: a checkpoint may have to copy them first
         self.before_update: Callable[[FlatGroup, Stream], object] = lambda flat, stream: None
 
-    def step(self, learning_rate: float) -> float:
-        """Clip, then update every parameter (of this rank's slices), unless the gradient norm is not finite.
+    def step(self, learning_rate: float) -> tuple[float, list[Event]]:
+        """Queue clipping and the update of every parameter (of this rank's slices).
 
-        Returns the norm before clipping.
+        Returns:
+            The norm before clipping (not finite: nothing is changed), and an event per group: its weights are updated.
         """
         total = self._norm.total()
-        norm = float(total)
-        if not math.isfinite(norm):
+        limit = self.settings.gradient_clip
+        step = _Step(
+            learning_rate,
+            float(self.updates),
+            None if limit is None else clip_factor(limit, total),
+            (~torch.isfinite(total)).float(),
+        )
+        done = self.pipeline.launch(
+            lambda flat: self.before_update(flat, self.streams.update),
+            lambda chunk, state: self._update(chunk, state, step),
+            lambda flat: flat.gradients.zero_(),
+        )
+        norm = float(total)  # on a GPU the host waits here, when all is queued
+        if math.isfinite(norm):
+            self.updates += 1
+        else:
             self.skipped += 1
-            return norm
-        if self.settings.gradient_clip is not None:
-            self._norm.clip(self.settings.gradient_clip, total)
-        self.updates += 1
-        resident = [chunk for chunk in self.chunks if chunk.resident]
-        streamed = [chunk for chunk in self.chunks if not chunk.resident]
-        self._stream(streamed, learning_rate, resident)
-        return norm
+        return norm, done
 
-    def _stream(self, chunks: Sequence[Chunk], learning_rate: float, resident: Sequence[Chunk]) -> None:
-        """Update `chunks` through the slots; `resident` ones while the first loads are under way."""
-        load, compute, store = self.streams.load, self.streams.compute, self.streams.store
-        freed: list[Event | None] = [None] * len(self._slots)
-        loaded: list[Event] = []
-
-        def start_load(index: int) -> None:
-            slot = index % len(self._slots)
-            if (before := freed[slot]) is not None:
-                load.wait(before)
-            chunk, staging = chunks[index], self._staging(slot, chunks[index])
-            load.submit(lambda: staging.copy_(chunk.state, non_blocking=True))
-            loaded.append(load.record())
-            self.loaded_bytes += staging.numel() * 4
-
-        for index in range(min(len(self._slots), len(chunks))):
-            start_load(index)
-        for chunk in resident:
-            self.before_update(chunk.flat, compute)
-            compute.submit(lambda chunk=chunk: self._update(chunk, chunk.state, learning_rate))  # type: ignore[misc]
-        for index, chunk in enumerate(chunks):
-            slot = index % len(self._slots)
-            staging = self._staging(slot, chunk)
-            compute.wait(loaded[index])
-            self.before_update(chunk.flat, compute)
-            compute.submit(lambda c=chunk, s=staging: self._update(c, s, learning_rate))  # type: ignore[misc]
-            store.wait(compute.record())
-            store.submit(lambda c=chunk, s=staging: c.state.copy_(s, non_blocking=True))  # type: ignore[misc]
-            freed[slot] = store.record()
-            self.stored_bytes += staging.numel() * 4
-            if index + len(self._slots) < len(chunks):
-                start_load(index + len(self._slots))
-        load.synchronize()
-        store.synchronize()
-
-    def _staging(self, slot: int, chunk: Chunk) -> torch.Tensor:
-        return self._slots[slot][: chunk.state.numel()]
-
-    def _update(self, chunk: Chunk, state: torch.Tensor, learning_rate: float) -> None:
+    def _update(self, chunk: Chunk, state: torch.Tensor, step: _Step) -> None:
+        if not self.fused and bool(step.bad):  # the other kernel always updates
+            return
         with torch.no_grad():
+            if step.factor is not None:
+                chunk.flat.gradients[chunk.start :][: chunk.length].mul_(step.factor)
             for decay in (True, False):
                 pieces = [piece for piece in chunk.pieces if piece.member.decayed is decay]
                 if pieces:
-                    self._adamw(chunk, pieces, state, learning_rate, decay)
+                    self._adamw(chunk, pieces, state, step, decay)
 
     def _adamw(
-        self, chunk: Chunk, pieces: list[Piece], state: torch.Tensor, learning_rate: float, decay: bool
+        self, chunk: Chunk, pieces: list[Piece], state: torch.Tensor, step: _Step, decay: bool
     ) -> None:
         parts = [chunk.parts(state, piece) for piece in pieces]
         weights = [_view(piece, piece.member.parameter.detach()) for piece in pieces]
@@ -193,13 +145,14 @@ class OffloadedAdamW:
             [part[1] for part in parts],
             [],
             # filled there, not copied there: on a GPU a copy of one number would wait for the whole queue
-            [torch.full((), float(self.updates - 1), device=self._step_device(state)) for _ in pieces],
+            [torch.full((), step.updates, device=self._step_device(state)) for _ in pieces],
             foreach=False,
             fused=self.fused,
+            found_inf=step.bad if self.fused else None,
             amsgrad=False,
             beta1=self.settings.betas[0],
             beta2=self.settings.betas[1],
-            lr=learning_rate,
+            lr=step.learning_rate,
             weight_decay=self.settings.weight_decay if decay else 0.0,
             eps=self.settings.eps,
             maximize=False,
@@ -218,16 +171,6 @@ class OffloadedAdamW:
                 extent = slice(piece.start, piece.start + piece.length)
                 for label, part in zip(("m", "v", "low"), chunk.parts(chunk.state, piece), strict=False):
                     yield f"{label}/{piece.member.name}", part, extent
-
-
-def _cut(flat: FlatGroup, plan: MemoryPlan, device: Arena, host: Arena) -> Iterator[Chunk]:
-    resident = flat.group.name not in plan.offloaded
-    arena = device if resident else host
-    start = flat.start  # of this rank's slice, which is all of the group where there is one rank
-    for length in chunk_sizes(flat.length, plan.chunk_parameters):
-        state = arena.carve("optimizer", state_elements(length, plan.dtype), torch.float32)
-        yield Chunk(flat, start, length, tuple(flat.group.pieces(start, length)), state, resident)
-        start += length
 
 
 def _view(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:

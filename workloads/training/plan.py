@@ -11,7 +11,9 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
     exchange      over several ranks or in fixed order: the largest group's gradients, and in fast order a rank's
                              slice of them beside
     staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
-                             and its master weight in fp32; nothing when all state is resident in float32
+                             and its master weight in fp32; nothing when all state is resident in float32. Three slots
+                             are enough; in the gated schedule more are taken from what the device has left, up to
+                             three quarters of what travels, because loads run during backward as far as there are slots
     activations   what forward and backward of one micro-batch keep alive at their worst moment, or an evaluation,
                   or merging an adapter; with recomputation (`recompute`) the inputs of all blocks and the inside of one
 
@@ -50,6 +52,10 @@ MIN_BLOCK, MAX_BLOCK = 256 * 1024, 16 * 2**20  # bytes of one snapshot buffer
 MIN_BLOCKS = 2  # one is filled while the other is written
 RANDOM_STATE_BYTES = 8192
 SLOTS = 3  # one loading, one updating, one storing
+AHEAD = (
+    3,
+    4,
+)  # of the travelling chunks may be loaded before the norm is known: backward is that part of a step at most
 MIN_CHUNK, MAX_CHUNK = 64 * 1024, 32 * 1024 * 1024  # parameters
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # what a job may say of its activations
@@ -80,6 +86,7 @@ class Demand:
     partial_sums: int = 0  # copies of the gradients that a fixed order keeps beside them
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
+    gated: bool = False  # updates run beside the next forward pass
 
     @property
     def parameters(self) -> int:
@@ -235,6 +242,8 @@ def lay_out(
     on_host = state_bytes(offloaded)
     checkpoint = demand.parameters * (demand.weight_bytes + state) + RANDOM_STATE_BYTES
     own = -(-checkpoint // demand.ranks) + (RANDOM_STATE_BYTES if demand.ranks > 1 else 0)  # this rank's part
+    more = _more_slots(demand, limits, offloaded, sum(device.values()), on_host + own)
+    device["staging"] += more * aligned(chunk * state)
     others = on_host + (sum(device.values()) if limits.device_is_host else 0)
     made = demand.model_bytes  # before it moves into the arena
     beside = {
@@ -251,7 +260,7 @@ def lay_out(
         dtype=demand.dtype,
         offloaded=tuple(group.name for group in offloaded),
         chunk_parameters=chunk,
-        slots=slots,
+        slots=slots + more,
         device=device,
         host={"optimizer": on_host, "checkpoint": blocks * block},
         limits=limits,
@@ -270,6 +279,21 @@ def lay_out(
         activations=RECOMPUTE if recompute else KEEP,
         why=_why(demand, recompute),
     )
+
+
+def _more_slots(
+    demand: Demand, limits: MemoryLimits, offloaded: tuple[GroupSize, ...], device_bytes: int, host_bytes: int
+) -> int:
+    """Slots beyond the least number that the device has room for; a whole snapshot on the host goes before them."""
+    if not demand.gated or limits.device_bytes is None:
+        return 0
+    chunk = chunk_parameters(demand)
+    travelling = sum(len(chunk_sizes(group.parameters // demand.ranks, chunk)) for group in offloaded)
+    room = limits.device_bytes - device_bytes
+    if limits.device_is_host and limits.host_bytes is not None:
+        room = min(room, limits.host_bytes - EVALUATION_BYTES - host_bytes - device_bytes)
+    wanted = travelling * AHEAD[0] // AHEAD[1] - SLOTS
+    return max(0, min(wanted, room // aligned(chunk * demand.state_bytes_per_parameter)))
 
 
 def _why(demand: Demand, recompute: bool) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+GATED, BLOCKING = "gated", "blocking"
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -121,4 +123,7 @@ class EngineSpec:
     adapter: Adapter | None = None  # None: the model's own weights are trained
     freeze: tuple[str, ...] = ()  # patterns of names of those that are not (see `freeze`)
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
+    schedule: str = (
+        BLOCKING  # gated | blocking: whether updates run beside the next forward pass (see `gates`)
+    )
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)

@@ -3,7 +3,7 @@
     every micro-batch of this rank    forward, backward; gradients are added up (see `division`)
     reduce-scatter, group by group    each rank gets the sum of its slice of every group's gradients
     norm, clip, update                of this rank's slices (see `norm`, `optimizer`), whose state no other rank has
-    all-gather, group by group        the updated weights
+    all-gather, group by group        the updated weights, when the next forward pass reaches them (see `gates`)
 
 In fixed order the slices are exchanged as they are and added up here, as the upper levels of the tree.
 """
@@ -42,13 +42,18 @@ class Spread:
         self.sent_bytes = 0  # handed over for other ranks, by this one
 
     def gradients(
-        self, step: int, parts: Sequence[Part | None], work: Callable[[Part], torch.Tensor]
+        self,
+        step: int,
+        parts: Sequence[Part | None],
+        work: Callable[[Part], torch.Tensor],
+        computed: Callable[[], object],
     ) -> float:
         """Compute this rank's `parts` of the step and add up its slices over all ranks; returns the step's loss.
 
         Args:
             parts: of the whole step; None: nothing is learned from it.
             work: forward and backward of one part; returns its share of the loss.
+            computed: called before gradients are read that no forward pass may have waited for.
         """
         self.ranks.at(f"computing step {step + 1}")
         losses = torch.zeros(len(parts), device=self._groups[0].weights.device)
@@ -61,7 +66,9 @@ class Spread:
                 torch.manual_seed(micro_batch_seed(self._seed, step, index))
                 if (part := parts[index]) is not None:
                     losses[index] = work(part)
+            computed()
             self._merge(number, len(own))
+        computed()
         self.ranks.at(f"adding up the gradients of step {step + 1}")
         for flat in self._groups:
             self._exchange(flat)
@@ -92,11 +99,9 @@ class Spread:
         self.ranks.all_to_all(room, flat.gradients)
         flat.own_gradients.copy_(_tree(room.view(self.ranks.size, -1)))
 
-    def gather_weights(self) -> None:
-        """Bring every rank the slices that the others have updated."""
-        if self.ranks.size == 1:
-            return
-        for flat in self._groups:
+    def gather_weights(self, flat: FlatGroup) -> None:
+        """Bring every rank the slices of a group that the others have updated."""
+        if self.ranks.size > 1:
             self._count(flat)
             self.ranks.all_gather(flat.weights, flat.own_weights)
 

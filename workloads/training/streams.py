@@ -1,11 +1,12 @@
 """Ordered queues of copies and updates, and events between them: one interface, two implementations.
 
 The optimizer is written once against `Stream` and `Event`. On a GPU they are CUDA streams and events. On a
-CPU a stream that copies is a thread working through its queue, so that order, waiting and reuse of staging
-slots are exercised by the same call sites; the stream that computes is the caller itself.
+CPU a stream is a thread working through its queue, so that order, waiting and reuse of staging slots are exercised by
+the same call sites; the stream in which forward and backward run is the caller itself.
 
 Rule that both sides share: an event is recorded on its stream *before* any other stream waits for it
-(CUDA ignores a wait for an event that was never recorded).
+(CUDA ignores a wait for an event that was never recorded). On a CPU whoever waits for an event of a stream whose work
+failed gets that failure, so that nothing goes on with what was not computed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ import torch
 
 class Event(Protocol):
     def wait(self) -> object:
-        """Block the host until the work before the event is done."""
+        """Block the host until the work before the event is done; on a CPU raises what that work raised."""
 
 
 class Stream(Protocol):
     def submit(self, work: Callable[[], object]) -> None:
         """Append `work` to the queue."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Append a copy between host and device."""
 
     def record(self) -> Event:
         """An event that happens when everything submitted so far is done."""
@@ -46,6 +50,9 @@ class CallerStream:
 
     def submit(self, work: Callable[[], object]) -> None:
         work()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
 
     def record(self) -> Event:
         event = threading.Event()
@@ -74,9 +81,12 @@ class WorkerStream:
     def submit(self, work: Callable[[], object]) -> None:
         self._queue.put(work)
 
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.submit(lambda: target.copy_(source))
+
     def record(self) -> Event:
-        event = threading.Event()
-        self._queue.put(event.set)
+        event = _WorkerEvent(self)
+        self._queue.put(event.happen)
         return event
 
     def wait(self, event: Event) -> None:
@@ -84,6 +94,8 @@ class WorkerStream:
 
     def synchronize(self) -> None:
         self.record().wait()
+
+    def raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
@@ -99,11 +111,25 @@ class WorkerStream:
             try:
                 work()
             except BaseException as failure:
-                self._failure = failure
+                self._failure = self._failure or failure
+
+
+class _WorkerEvent:
+    """Happens when the thread of `stream` gets there; a failure of what came before is raised to who waits."""
+
+    def __init__(self, stream: WorkerStream) -> None:
+        self._stream, self._happened = stream, threading.Event()
+
+    def happen(self) -> None:
+        self._happened.set()
+
+    def wait(self) -> None:
+        self._happened.wait()
+        self._stream.raise_failure()
 
 
 def _is_signal(work: Callable[[], object]) -> bool:
-    return isinstance(getattr(work, "__self__", None), threading.Event)
+    return isinstance(getattr(work, "__self__", None), _WorkerEvent)
 
 
 class CudaEvent:
@@ -124,6 +150,9 @@ class CudaStream:
         with torch.cuda.stream(self._stream):
             work()
 
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.submit(lambda: target.copy_(source, non_blocking=True))
+
     def record(self) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
@@ -142,26 +171,32 @@ class CudaStream:
 
 @dataclass(frozen=True)
 class Streams:
-    """The three queues of an offloaded update. `compute` is where forward and backward run."""
+    """The queues of a step. `compute` is where forward and backward run."""
 
     load: Stream  # host to device
     compute: Stream
+    update: Stream  # the same as `compute` where nothing shall run beside the next forward pass
     store: Stream  # device to host
 
     def close(self) -> None:
-        for stream in (self.load, self.compute, self.store):
+        for stream in (self.load, self.update, self.store, self.compute):
             stream.close()
 
 
-def open_streams(device: torch.device) -> Streams:
-    """Streams for `device`; they live for the whole run (fresh streams would grow allocator pools)."""
+def open_streams(device: torch.device, *, gated: bool) -> Streams:
+    """Streams for `device`; they live for the whole run (fresh streams would grow allocator pools).
+
+    Args:
+        gated: updates run beside the next forward pass (see `pipeline`), so they have a stream of their own.
+    """
     if device.type == "cuda":
-        return Streams(
-            CudaStream(torch.cuda.Stream(device)),  # type: ignore[no-untyped-call]
-            CudaStream(torch.cuda.current_stream(device)),
-            CudaStream(torch.cuda.Stream(device)),  # type: ignore[no-untyped-call]
-        )
-    return Streams(WorkerStream("load"), CallerStream(), WorkerStream("store"))
+        compute = CudaStream(torch.cuda.current_stream(device))
+        fresh = [CudaStream(torch.cuda.Stream(device)) for _ in range(3 if gated else 2)]  # type: ignore[no-untyped-call]
+        return Streams(fresh[0], compute, fresh[2] if gated else compute, fresh[1])
+    caller = CallerStream()
+    return Streams(
+        WorkerStream("load"), caller, WorkerStream("update") if gated else caller, WorkerStream("store")
+    )
 
 
 def enforce_device_limit(

@@ -1,6 +1,8 @@
 """One step of training: forward and backward by micro-batches, then the optimizer.
 
 All code that affects the numbers is here, in `groups`, `spread`, `norm` and `optimizer`; no other module changes weights.
+In the gated schedule `step` returns while its updates run, and the next forward pass waits for each group's own (see
+`gates`). Who reads weights or state calls `drain` first. In the blocking one `step` does so itself.
 Over several ranks, or in fixed order, `spread` shares the micro-batches.
 The loss of a step is the sum of its micro-batches' mean losses divided by their number, as in a plain loop. Where
 some tokens of the step are not learned, each micro-batch counts by its share of those that are, so that the loss is
@@ -22,6 +24,7 @@ from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.freeze import frozen
+from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.groups import bind, make_groups, rebind_gradients, settle
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
@@ -31,10 +34,10 @@ from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.plan import RECOMPUTE, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
-from busbar.workloads.training.settings import EngineSpec
+from busbar.workloads.training.settings import GATED, EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
-from busbar.workloads.training.streams import open_streams
+from busbar.workloads.training.streams import Streams, open_streams
 
 Scale = Callable[[torch.Tensor], torch.Tensor]  # of a micro-batch's mean loss to its share of the step's
 MicroBatch = tuple[torch.Tensor, torch.Tensor, Scale]  # tokens, labels, scale
@@ -66,7 +69,9 @@ class Trainer:
         *,
         fused: bool = True,
         ranks: Ranks | None = None,
+        streams: Streams | None = None,
     ) -> None:
+        """`streams` are those of the device, unless they are given."""
         ranks = ranks or Alone()
         self.spec, self.plan, self.device = spec, plan, device
         self.model = recipe.build()  # on the host; the arenas take their memory as it moves out
@@ -82,7 +87,8 @@ class Trainer:
         check_causal(self.model, recipe.config.vocab_size)
         if plan.activations == RECOMPUTE:
             recompute_blocks(self.model)
-        self.streams = open_streams(device)
+        self._gated = spec.schedule == GATED
+        self.streams = streams or open_streams(device, gated=self._gated)
         self.spread: Spread | None = None  # None: the plain loop's order, in one process
         norm: Norm = ParameterNorm(self.groups)
         if ranks.size > 1 or spec.order == FIXED:
@@ -93,6 +99,8 @@ class Trainer:
         self.optimizer = OffloadedAdamW(
             self.groups, spec.optimizer, plan, *arenas, self.streams, fused=fused, norm=norm
         )
+        gather = (lambda flat: None) if self.spread is None else self.spread.gather_weights
+        self.gates = Gates(self.model, self.groups, self.streams.compute, gather)
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
         self.done = 0  # finished steps
         self.bad_in_a_row = 0  # the newest steps that were skipped
@@ -101,7 +109,8 @@ class Trainer:
         """Continue after the steps of a checkpoint."""
         self.snapshot.restore(loaded)
         if self.spread is not None:
-            self.spread.gather_weights()
+            for flat in self.groups:
+                self.spread.gather_weights(flat)
         self.done = loaded.step
         self.optimizer.updates = int(loaded.manifest["updates"])
         self.optimizer.skipped = int(loaded.manifest["skipped"])
@@ -115,29 +124,44 @@ class Trainer:
             "badInARow": self.bad_in_a_row,
         }
 
+    def micro_batches(self, data: Packed) -> list[MicroBatch | None]:
+        """Those of the next step; None in the place of one from which nothing is learned."""
+        batch = self.spec.batch
+        tokens = torch.from_numpy(data.batch(self.done, batch.sequences))
+        labels = data.labels(self.done, batch.sequences)
+        wanted = None if labels is None else torch.from_numpy(labels)
+        return list(_micro_batches(tokens, wanted, batch.micro_batch))
+
     def step(self, data: Packed) -> StepResult:
         """Train on the batch of the next step."""
         started = time.monotonic()
-        batch = self.spec.batch
-        tokens = torch.from_numpy(data.batch(self.done, batch.sequences))
+        parts = self.micro_batches(data)
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
-        labels = data.labels(self.done, batch.sequences)
-        wanted = None if labels is None else torch.from_numpy(labels)
-        parts = list(_micro_batches(tokens, wanted, batch.micro_batch))
+        if self._gated:
+            self.optimizer.pipeline.prefetch()
+        loss: float | torch.Tensor
         if self.spread is None:
             loss = self._forward_and_backward(parts)
-            norm = self.optimizer.step(rate)
-            value = float(loss)
+            self.gates.reach_all()
         else:
-            value = self.spread.gradients(self.done, parts, self._measured)
-            norm = self.optimizer.step(rate)
-            self.spread.gather_weights()
+            loss = self.spread.gradients(self.done, parts, self._measured, self.gates.reach_all)
+        norm, done = self.optimizer.step(rate)
+        self.gates.shut(done)
+        value = float(loss)
+        if not self._gated:
+            self.drain()
         self.done += 1
         seconds = time.monotonic() - started
-        result = StepResult(self.done, value, norm, rate, seconds, tokens.numel())
+        tokens = self.spec.batch.sequences * self.spec.data.sequence_length
+        result = StepResult(self.done, value, norm, rate, seconds, tokens)
         self.bad_in_a_row = self.bad_in_a_row + 1 if result.skipped else 0
         return result
+
+    def drain(self) -> None:
+        """Wait until weights and state are those after the last step; over several ranks all of them call it."""
+        self.gates.reach_all()
+        self.optimizer.pipeline.drain()
 
     def _forward_and_backward(self, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
@@ -156,10 +180,15 @@ class Trainer:
         self.device_arena.observe("activations", max(1, count.peak))
         return loss
 
-    def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
+    def loss(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
+        """A micro-batch's share of the step's loss."""
         there = tokens.to(self.device)
         wanted = there if labels is tokens else labels.to(self.device)
-        loss = scale(self.model(input_ids=there, labels=wanted, use_cache=False).loss)
+        return scale(self.model(input_ids=there, labels=wanted, use_cache=False).loss)
+
+    def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
+        loss = self.loss(tokens, labels, scale)
+        self.gates.reach_all()  # of what this pass did not use: gradients are zero only behind the gates
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

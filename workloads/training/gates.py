@@ -1,0 +1,79 @@
+"""Where a forward pass waits for the updates of the step before.
+
+Each group of weights has a gate. A forward pass reaches the gates in forward order: that of a block when the block
+begins, that of what follows the blocks when the last one has ended, and in any case when a module that owns weights
+outside the blocks begins. On a GPU the stream waits, not the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from busbar.workloads.training.groups import FlatGroup, blocks
+from busbar.workloads.training.streams import Event, Stream
+
+
+class Gates:
+    """Of one model; open until they are shut by the events of an update."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[FlatGroup],
+        stream: Stream,
+        passed: Callable[[FlatGroup], object] = lambda flat: None,
+    ) -> None:
+        """`stream` is where the forward pass runs; `passed` is called for each group in order, when it was updated."""
+        self._groups, self._stream, self._passed = groups, stream, passed
+        self._events: Sequence[Event] = ()
+        self._next = 0  # the first gate that was not reached
+        self._attach(model)
+
+    def shut(self, events: Sequence[Event]) -> None:
+        """Make the next forward pass wait for `events`, one per group."""
+        self._events, self._next = events, 0
+
+    def reach(self, index: int) -> None:
+        """Wait for the group with this index and all before it."""
+        while self._next <= index and self._next < len(self._events):
+            self._stream.wait(self._events[self._next])
+            self._passed(self._groups[self._next])
+            self._next += 1
+
+    def reach_all(self) -> None:
+        """Wait for whatever no forward pass has reached."""
+        self.reach(len(self._groups) - 1)
+
+    def _attach(self, model: nn.Module) -> None:
+        inner = blocks(model)
+        by_name = {flat.group.name: index for index, flat in enumerate(self._groups)}
+        owner = {
+            id(member.parameter): index
+            for index, flat in enumerate(self._groups)
+            for member in flat.group.members
+        }
+        inside = {id(module) for block in inner for module in block.modules()}
+        for module in model.modules():
+            own = [owner[id(each)] for each in module.parameters(recurse=False) if id(each) in owner]
+            if own and id(module) not in inside:
+                self._before(module, max(own))
+        for number, block in enumerate(inner):
+            if (index := by_name.get(f"block-{number}")) is not None:
+                self._before(block, index)
+        if not inner:
+            self._before(model, len(self._groups) - 1)
+        elif (
+            "embedding" in by_name
+        ):  # also where the model's own code reads a table without calling its module
+            self._before(model, by_name["embedding"])
+        if inner and "head" in by_name:
+            inner[-1].register_forward_hook(lambda *_: self._reached(by_name["head"]))
+
+    def _before(self, module: nn.Module, index: int) -> None:
+        module.register_forward_pre_hook(lambda *_: self._reached(index))
+
+    def _reached(self, index: int) -> Any:
+        self.reach(index)  # and None, which tells torch that the hook changes nothing
