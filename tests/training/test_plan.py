@@ -362,3 +362,13 @@ def test_every_fix_of_every_refusal_makes_it_fit(
     assert refusal(demand, limits, mode) == tuple(fix.text(demand, limits) for fix in fixes)
     for fix in fixes:
         assert with_fix(fix, demand, limits, mode).device_bytes > 0
+
+
+def test_a_gated_plan_takes_slots_from_what_the_device_has_left() -> None:
+    gated = replace(DEMAND, gated=True)
+    total = len(gated.groups)
+    least = lay_out(gated, UNLIMITED, "optimizer-offload", total)
+    room = MemoryLimits(least.device_bytes + 10 * 2**30, None, device_is_host=False)
+    plan = lay_out(gated, room, "optimizer-offload", total)
+    assert plan.slots > least.slots == lay_out(DEMAND, room, "optimizer-offload", total).slots == 3
+    assert least.device_bytes < plan.device_bytes <= least.device_bytes + 10 * 2**30
