@@ -102,6 +102,8 @@ def _rows(tenant: dict[str, Any]) -> Iterator[list[object]]:
             f"{left:.6g}",
             f"{100 * used / limit:.0f}%" if limit else "100%",
             use.get("state"),
+            None,  # no forecast of these
+            None,
             None,
             _moment(use.get("ends")),
         ]

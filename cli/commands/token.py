@@ -7,7 +7,6 @@ from itertools import islice
 import click
 
 from busbar.cli.output import columns, emit, output_option, wire
-from busbar.cli.results import TokenBudget, TokenLimits
 from busbar.cli.session import Session, connected
 
 SCOPES = ("rest", "inference")
@@ -31,14 +30,14 @@ class Scopes(click.ParamType[tuple[str, ...]]):
         return scopes
 
 
-class Budget(click.ParamType[TokenBudget]):
-    """Money per period, as COST/PERIOD."""
+class Budget(click.ParamType[tuple[float, str]]):
+    """Money per period, written as COST/PERIOD."""
 
     name = "budget"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> TokenBudget:
-        if isinstance(value, TokenBudget):
-            return value
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, str]:
         cost, _, period = str(value).partition("/")
         try:
             amount = float(cost)
@@ -50,7 +49,7 @@ class Budget(click.ParamType[TokenBudget]):
                 param,
                 ctx,
             )
-        return TokenBudget(period=period, cost=amount)
+        return amount, period
 
 
 @click.group(
@@ -140,7 +139,7 @@ def create(
     expires_in_days: float | None,
     requests_per_minute: int | None,
     tokens_per_minute: int | None,
-    budgets: tuple[TokenBudget, ...],
+    budgets: tuple[tuple[float, str], ...],
     subject: str | None,
     role: str,
     output: str,
@@ -150,10 +149,12 @@ def create(
     Standard output contains only the token. Limits are of inference with this token; those of the Tenant's
     spec.inference apply as well.
     """
+    from busbar.cli.results import TokenBudget, TokenLimits  # loads pydantic, which --help does without
+
     limits = TokenLimits(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
-        budgets=list(budgets) or None,
+        budgets=[TokenBudget(period=period, cost=cost) for cost, period in budgets] or None,
     )
     made = session.client.create_token(
         scopes=scopes,

@@ -86,7 +86,7 @@ async def test_jobs_and_samples_survive_the_second_migration_and_back(empty_url:
     assert (used["uid"], used["at"], used["cost"]) == ("x", at, 7.0)
     assert [(p["step"], p["loss"]) for p in points] == [(5, 1.5)] * 2
     await engine.dispose()
-    await migrate(empty_url, "0001")
+    await migrate(empty_url, "-3")
     assert await table_names(empty_url) == set(tables.metadata.tables) - {"compute", "leases", "spending"}
     await migrate(empty_url)
     await run_check(empty_url)
