@@ -265,7 +265,7 @@ def test_a_killed_run_resumes_to_the_same_bits_from_checkpoints_of_what_is_train
     shutil.copytree(claims, whole, dirs_exist_ok=True)
     given = job(base=base)
     assert train_in_a_process(given, whole) == 0
-    point = Point("snapshot:Snapshot", "take", 2)  # which waits until the first checkpoint is written
+    point = Point("snapshot:Snapshot", "begin", 2)  # which waits until the first checkpoint is written
     assert train_in_a_process(given, claims, point) == -signal.SIGKILL
     assert train_in_a_process(given, claims) == 0
     status = json.loads((claims / "status.json").read_text())
