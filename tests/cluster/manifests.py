@@ -202,6 +202,7 @@ def pool() -> JSON:
     return _document(
         "AcceleratorPool",
         {
+            "interconnect": {"linkClass": "pcie5"},
             "accelerator": "H100",
             "resourceName": "nvidia.com/gpu",
             "nodeSelector": {"busbar.dev/accelerator": "H100"},
@@ -279,7 +280,9 @@ def profile() -> JSON:
             "cells": [
                 {
                     "accelerator": "H100",
+                    "linkClass": "pcie5",
                     "accelerators": 8,
+                    "nodes": 2,
                     "mode": "resident",
                     "powerCapPercent": 80,
                     "tokensPerSecond": 90_000.5,

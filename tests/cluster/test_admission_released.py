@@ -58,7 +58,8 @@ def test_a_released_namespace_refuses_what_a_tenants_namespace_refuses(
 def test_the_operator_makes_no_pod_without_the_gate_in_a_released_namespace(operator: Client) -> None:
     owner = {"apiVersion": "busbar.dev/v1alpha1", "kind": "TrainingJob", "name": "one", "uid": "1234"}
     owned = {"metadata/ownerReferences": [owner | {"controller": True}], "metadata/namespace": LET_GO}
-    refused(lambda **p: operator.create(edited(JUMPS[0].bad(), owned), **p), "without waiting in the queue")
+    # The queue's policy refuses it, and the operator's, for which the namespace has no tenant: either may answer.
+    refused(lambda **p: operator.create(edited(JUMPS[0].bad(), owned), **p), "denied request")
 
 
 def test_no_gate_is_lifted_in_a_released_namespace(
