@@ -148,8 +148,14 @@ def _action(
         wrong.append(f"{name}: a start of a running job, or to nowhere")
     if kind is ActionKind.PREEMPT and (now is None or to is not None):
         wrong.append(f"{name}: a preemption of a waiting job, or to somewhere")
-    if kind in (ActionKind.MOVE, ActionKind.GROW, ActionKind.SHRINK) and (now is None or to is None):
+    if kind not in (ActionKind.START, ActionKind.PREEMPT) and (now is None or to is None):
         wrong.append(f"{name}: {kind} of a waiting job, or to nowhere")
+    if kind is ActionKind.LIFT:
+        if now is not None and to is not None and replace(now, power_cap=to.power_cap) != to:
+            wrong.append(f"{name}: a lift to another place")
+        elif now is not None and to is not None and to.power_cap <= now.power_cap:
+            wrong.append(f"{name}: a lift to a lower cap")
+        return wrong
     if (
         kind is not ActionKind.START
         and not job.preemptible
@@ -184,6 +190,8 @@ def _placements(snapshot: Snapshot, jobs: Mapping[str, Job], new: Mapping[str, P
         if not job.min_pods <= len(placement.nodes) <= job.max_pods:
             wrong.append(f"{job.key}: {len(placement.nodes)} pods, wanted {job.min_pods}..{job.max_pods}")
         wrong += _enough(job, pool, placement)
+        if placement.power_cap < 1:
+            wrong += _capped(job, placement, nodes)
         if pool.shareable and placement.per_pod.accelerators_m < 1000 and pool.resource_name != "cpu":
             if len(placement.devices) != len(placement.nodes):
                 wrong.append(f"{job.key}: its shares do not say on which devices they stand")
@@ -225,6 +233,21 @@ def _enough(job: Job, pool: Pool, placement: Placement) -> list[str]:
     if not enough or given.memory_mib < ask.memory_mib or given.ephemeral_mib < ask.ephemeral_mib:
         return [f"{job.key}: its pods get less than they ask for"]
     return []
+
+
+def _capped(job: Job, placement: Placement, nodes: Mapping[str, Node]) -> list[str]:
+    """Boards are held to a limit where an agent does that, and all those of a node together. Where the job has been all
+    along, nothing is asked again."""
+    has = () if job.run is None else job.run.placement.nodes
+    fresh = [nodes[name] for name in sorted(set(placement.nodes).difference(has)) if name in nodes]
+    wrong = [
+        f"{job.key}: the boards of node {one.name} take no limits" for one in fresh if not one.limits_boards
+    ]
+    if any(placement.per_pod.accelerators_m != one.capacity.accelerators_m for one in fresh):
+        wrong.append(f"{job.key}: under a power cap beside others on a node")
+    if placement.power_cap <= 0 or job.kind != "training":
+        wrong.append(f"{job.key}: it must not run under a power cap of {placement.power_cap:g}")
+    return wrong
 
 
 def _node(job: Job, pool: Pool, node: Node) -> list[str]:
@@ -374,8 +397,11 @@ class _Watts:
         if not pods or (pool is not None and pool.resource_name == "cpu"):
             return 0
         size_m = placement.per_pod.accelerators_m * len(placement.nodes)
-        found = self.table.estimate(job.workload_class, kind, placement.mode, size_m, job.tenant)
-        each = self.table.nameplate_watts(kind) if found is None else found.watts
+        cap, most = placement.power_cap, self.table.nameplate_watts(kind)
+        found = self.table.estimate(job.workload_class, kind, placement.mode, size_m, job.tenant, cap)
+        each = most if found is None else found.watts
+        if cap < 1 and most:
+            each = min(each, cap * most)
         more = max(0.0, each - self.table.idle_watts(kind))
         return pods * math.ceil(placement.per_pod.accelerators_m * more / 1000)
 

@@ -60,6 +60,7 @@ from .search.start import Blocked, order, start_waiting
 from .search.state import Assignment, Memo, PlanningState, RankedCandidate
 from .search.swap import improve
 from .search.transfer import transfer
+from .search.watts import lift, watt_prices
 
 SAMPLE = 16
 """Blocked jobs that are looked at to say whether watts are short."""
@@ -98,6 +99,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     blocked = take_from_sleepers(round_, blocked, last=True)
     grow(round_)
     transfer(round_)
+    lift(round_, blocked)
     prices = tuple(Price(kind, price) for kind, price in sorted(state.market.prices.items()))
     value = state.value()
     identity = _identity(snapshot, policy, now)
@@ -112,6 +114,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         reservations=kept,
         prices=prices,
         share_prices=tuple(SharePrice(*item) for item in sorted(state.share_prices.items())),
+        power_prices=watt_prices(round_, blocked),
         deadlines=state.deadlines,
         value=value,
         bound=max(state.market.bound, value),
@@ -204,6 +207,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
             round_, [assignment for assignment in touched.values() if assignment.placement is None]
         )
     left = take_from_sleepers(round_, left, last=True)
+    lift(round_, left, {record.domain for record in last.waiting if record.code is WaitCode.POWER})
     identity = _next_identity(last, event)
     made = actions(round_)
     kept = reservations(round_, made)

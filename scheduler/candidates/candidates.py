@@ -1,7 +1,7 @@
 """Candidates: every way a job could run, as (value, resource vector, watts).
 
-One candidate per pool, engine mode and number of pods. Elastic goodput, serving replicas, power caps and
-deadlines only add candidates or change a value; nothing else in the planner needs to know. Where the table knows that a
+One candidate per pool, engine mode and number of pods, and per power cap where watts are limited (`capped.py`).
+Elastic goodput, serving replicas, power caps and deadlines only add candidates or change a value; nothing else in the planner needs to know. Where the table knows that a
 gang is faster on fewer nodes, there is one candidate per number of nodes that makes a difference (`Candidate.nodes`):
 each is worth the speed of the cell that it names, and is placed on no more nodes.
 
@@ -21,6 +21,7 @@ from ..model.plans import DeadlineShare, Objective, Policy
 from ..model.snapshot import Job, JobId, JobKind, Placement, Pool, Resources, Snapshot
 from ..model.table import Estimate, TableView, named_nodes
 from . import makespan
+from .capped import PowerCaps
 from .draw import Draws
 from .value import makespan_value, urgent_value, weight
 
@@ -50,6 +51,8 @@ class Candidate:
     """Different nodes that it may stand on at most; 0: any number, at the speed of the most that are known."""
     link: str = ""
     """Link class of the pool."""
+    power_cap: float = 1.0
+    """As in `Placement`; below 1, only on nodes whose boards take limits."""
 
     @property
     def accelerators_m(self) -> int:
@@ -58,7 +61,15 @@ class Candidate:
     def placed(self, nodes: tuple[str, ...], devices: tuple[int, ...] = ()) -> Placement:
         """This candidate on these nodes, shares on these devices of them (one per rank)."""
         return Placement(
-            self.pool, self.accelerator, self.mode, nodes, self.per_pod, devices, self.draw_w, self.link
+            self.pool,
+            self.accelerator,
+            self.mode,
+            nodes,
+            self.per_pod,
+            devices,
+            self.draw_w,
+            self.link,
+            self.power_cap,
         )
 
 
@@ -106,6 +117,7 @@ class Options:
                 and candidate.mode == placement.mode
                 and candidate.pods == placement.pods
                 and candidate.per_pod == placement.per_pod
+                and candidate.power_cap == placement.power_cap
             ):
                 if not candidate.nodes and not found:
                     return candidate  # most jobs: no speed is known by nodes
@@ -166,6 +178,7 @@ class CandidateBuilder:
         self._differ_in_nodes = False
         """Whether some candidates differ in nodes only."""
         self._largest_m = _largest_m(snapshot)
+        self._caps = PowerCaps(snapshot, self.draws, self._largest_m)
         self._by_tenant = self._differs_by_tenant()
         self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
         self._makespan = makespan.Solution({}, 0.0)
@@ -193,7 +206,7 @@ class CandidateBuilder:
             i
             for i, c in enumerate(found)
             if place is not None
-            and (c.pool, c.mode, c.pods) == (place.pool, place.mode, place.pods)
+            and (c.pool, c.mode, c.pods, c.power_cap) == (place.pool, place.mode, place.pods, place.power_cap)
             and (not c.nodes or c.nodes >= len(set(place.nodes)))
         ]
         return makespan.Asked(
@@ -218,9 +231,11 @@ class CandidateBuilder:
 
     def follow_nodes(self, snapshot: Snapshot) -> bool:
         """Use the nodes of another snapshot from now on; False: gangs have other candidates there, as the largest node of
-        a pool has another size, and a new builder is needed."""
+        a pool has another size, or jobs may run under a power cap in other pools, and a new builder is needed."""
         largest_m = _largest_m(snapshot)
         if self._differ_in_nodes and largest_m != self._largest_m:
+            return False
+        if PowerCaps(snapshot, self.draws, largest_m).whole_m != self._caps.whole_m:
             return False
         self._largest_m = largest_m
         return True
@@ -254,7 +269,9 @@ class CandidateBuilder:
         found = option.listed(placement)
         if found is None and option.job.min_pods < placement.pods < option.job.max_pods:
             nodes = len(set(placement.nodes))
-            found = self.sized(option, placement.pool, placement.mode, placement.pods, nodes)
+            found = self.sized(
+                option, placement.pool, placement.mode, placement.pods, nodes, placement.power_cap
+            )
             if found is not None and found.per_pod != placement.per_pod:
                 return None
         return found
@@ -263,23 +280,28 @@ class CandidateBuilder:
         """A candidate on these nodes: worth what the job is worth on so many."""
         if not self._differ_in_nodes or candidate.pods == 1:
             return candidate
-        found = self.sized(option, candidate.pool, candidate.mode, candidate.pods, len(set(nodes)))
+        found = self.sized(
+            option, candidate.pool, candidate.mode, candidate.pods, len(set(nodes)), candidate.power_cap
+        )
         return candidate if found is None or found.per_pod != candidate.per_pod else found
 
-    def sized(self, option: Options, pool: str, mode: str, pods: int, nodes: int = 0) -> Candidate | None:
+    def sized(
+        self, option: Options, pool: str, mode: str, pods: int, nodes: int = 0, power_cap: float = 1.0
+    ) -> Candidate | None:
         """The job with this many pods, be they a candidate or not; None: it could not run so.
 
         Args:
             nodes: different nodes that the pods stand on; 0: as few as make a difference.
         """
-        listed = [c for c in option.candidates if (c.pool, c.mode, c.pods) == (pool, mode, pods)]
+        wanted = (pool, mode, pods, power_cap)
+        listed = [c for c in option.candidates if (c.pool, c.mode, c.pods, c.power_cap) == wanted]
         if listed:
             return on_nodes(listed, nodes)
         job = option.job
         key = (*self._key(job), pool, mode, pods)
         if key not in self._sized:
             self._sized[key] = self._size(job, option, pool, mode, pods)
-        found = on_nodes(self._sized[key], nodes)
+        found = on_nodes((one for one in self._sized[key] if one.power_cap == power_cap), nodes)
         if found is None:
             return None
         part = self._makespan.parts.get(job.id)
@@ -294,16 +316,27 @@ class CandidateBuilder:
             return ()
         own = [one for one in self._pools if one.name == pool]
         sized = replace(job, min_pods=pods, max_pods=pods, modes=(mode,))
-        found, _ = _speeds(sized, own, self._table, self._largest_m)
+        found, _ = _speeds(sized, own, self._table, self._largest_m, self._caps)
         return tuple(self._candidate(one, option.best_speed) for one in found)
 
     def _candidate(self, found: _Found, best: float) -> Candidate:
-        pool, mode, pods, per_pod, nodes, estimate = found
+        pool, mode, pods, per_pod, nodes, cap, estimate = found
         speed, watts = estimate.speed, estimate.watts
         value = self._value(pool, pods * per_pod.accelerators_m, speed / best)
         draw_w = self.draws.per_pod(pool.name, pool.key, per_pod.accelerators_m, watts)
         return Candidate(
-            pool.name, pool.accelerator, mode, pods, per_pod, speed, value, watts, draw_w, nodes, pool.link
+            pool.name,
+            pool.accelerator,
+            mode,
+            pods,
+            per_pod,
+            speed,
+            value,
+            watts,
+            draw_w,
+            nodes,
+            pool.link,
+            cap,
         )
 
     def least_speed(self, job: Job, candidate: Candidate) -> float:
@@ -312,7 +345,7 @@ class CandidateBuilder:
         size = candidate.pods * per_pod_on(job, pool, None).accelerators_m
         nodes = named_nodes(size, candidate.nodes or candidate.pods)
         found = self._table.estimate(
-            job.workload_class, pool.key, candidate.mode, size, job.tenant, nodes=nodes
+            job.workload_class, pool.key, candidate.mode, size, job.tenant, candidate.power_cap, nodes
         )
         return candidate.speed if found is None else found.low
 
@@ -335,14 +368,24 @@ class CandidateBuilder:
             job.pools,
             job.modes,
             job.tenant if self._by_tenant else "",
+            self._caps.allow(job),
         )
 
     def _build(self, job: Job) -> SharedCandidates:
-        found, excluded = _speeds(job, self._pools, self._table, self._largest_m)
+        found, excluded = _speeds(job, self._pools, self._table, self._largest_m, self._caps)
         best = max((estimate.speed for *_, estimate in found), default=0.0)
         candidates = [self._candidate(one, best) for one in found]
         self._differ_in_nodes = self._differ_in_nodes or any(c.nodes for c in candidates)
-        candidates.sort(key=lambda c: (-c.value, c.accelerators_m, c.pool, job.modes.index(c.mode), c.nodes))
+        candidates.sort(
+            key=lambda c: (
+                -c.value,
+                c.accelerators_m,
+                c.pool,
+                job.modes.index(c.mode),
+                c.nodes,
+                -c.power_cap,
+            )
+        )
         sizes = tuple(dict.fromkeys((c.accelerator, c.accelerators_m) for c in candidates))
         return SharedCandidates(tuple(candidates), best, excluded, sizes)
 
@@ -357,12 +400,23 @@ class CandidateBuilder:
 def _scaled(c: Candidate, weight: float) -> Candidate:
     value = weight * c.value
     return Candidate(
-        c.pool, c.accelerator, c.mode, c.pods, c.per_pod, c.speed, value, c.watts, c.draw_w, c.nodes, c.link
+        c.pool,
+        c.accelerator,
+        c.mode,
+        c.pods,
+        c.per_pod,
+        c.speed,
+        value,
+        c.watts,
+        c.draw_w,
+        c.nodes,
+        c.link,
+        c.power_cap,
     )
 
 
-_Found = tuple[Pool, str, int, Resources, int, Estimate]
-"""Pool, mode, pods, what each requests, nodes (`Candidate.nodes`), and speed."""
+_Found = tuple[Pool, str, int, Resources, int, float, Estimate]
+"""Pool, mode, pods, what each requests, nodes (`Candidate.nodes`), power cap, and speed."""
 
 
 def _largest_m(snapshot: Snapshot) -> dict[str, int]:
@@ -406,7 +460,7 @@ def _by_nodes(
 
 
 def _speeds(
-    job: Job, pools: list[Pool], table: TableView, largest_m: Mapping[str, int]
+    job: Job, pools: list[Pool], table: TableView, largest_m: Mapping[str, int], caps: PowerCaps
 ) -> tuple[list[_Found], tuple[str, ...]]:
     found: list[_Found] = []
     typed = [p for p in pools if _type_allowed(job, p)]
@@ -415,7 +469,15 @@ def _speeds(
         for mode in job.modes:
             for pods in pod_counts(job):
                 for nodes, estimate in _by_nodes(job, pool, mode, pods, table, largest_m.get(pool.name, 0)):
-                    found.append((pool, mode, pods, per_pod_on(job, pool, estimate), nodes, estimate))
+                    per_pod = per_pod_on(job, pool, estimate)
+                    found.append((pool, mode, pods, per_pod, nodes, 1.0, estimate))
+                    if not nodes:
+                        found += (
+                            (pool, mode, pods, per_pod, nodes, cap, under)
+                            for cap, under in caps.of(
+                                job, pool, mode, pods, per_pod.accelerators_m, estimate, table
+                            )
+                        )
     if found:
         return found, ()
     if not typed:

@@ -55,6 +55,8 @@ def _after(job: Job, action: Action, now: float) -> Job:
         return job
     if action.to is None:
         return replace(job, run=None, preemptions=job.preemptions + 1, last_move_at_s=now)
+    if action.kind is ActionKind.LIFT and job.run is not None:
+        return replace(job, run=replace(job.run, placement=action.to))
     moved = job.last_move_at_s if action.kind is ActionKind.START else now
     taken = job.preemptions + (action.kind is ActionKind.SHRINK or action.makes_room_for is not None)
     return replace(

@@ -24,6 +24,7 @@ class ActionKind(StrEnum):
     GROW = "grow"
     SHRINK = "shrink"
     MOVE = "move"
+    LIFT = "lift"
     PREEMPT = "preempt"
 
 
@@ -40,8 +41,9 @@ class Objective(StrEnum):
 class Action:
     """One thing to do.
 
-    `start`, `grow`, `shrink` and `move` carry the placement wanted in `to`. All but `start` mean: save,
-    stop, release, and (except `preempt`) start again as `to` says once the old pods are gone.
+    `start`, `grow`, `shrink`, `move` and `lift` carry the placement wanted in `to`. All but `start` and `lift` mean:
+    save, stop, release, and (except `preempt`) start again as `to` says once the old pods are gone. `lift` gives a job
+    that runs on a higher power cap.
     A start whose room must first be made by a preemption in the same plan lists those jobs in `after`.
     """
 
@@ -354,6 +356,14 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class PowerPrice:
+    """What one watt-hour more would bring on a power domain, in value (`search/watts.py`); 0: nobody lacks watts."""
+
+    domain: str
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
 class SharePrice:
     """What a request for a share costs where it leaves a part of an accelerator less useful: in thousandths of
     an accelerator, as the share itself."""
@@ -428,6 +438,8 @@ class Plan:
     share_prices: tuple[SharePrice, ...] = ()
     """Prices at which the free parts of shared accelerators are valued (`fragment_prices.py`), if jobs
     request shares."""
+    power_prices: tuple[PowerPrice, ...] = ()
+    """Of the power domains that limit, by name; as of `priced_at_s`."""
     deadlines: tuple[DeadlineShare, ...] = ()
     """What jobs with deadlines need, by job; those of unknown length are left out."""
     value: float = 0.0

@@ -125,6 +125,8 @@ class Node:
     """An administrator closed it (`kubectl cordon`); `ready` is False too. Only explanations read this."""
     domain: str = ""
     """The power domain that it hangs on, and so on all above that one; "": none."""
+    limits_boards: bool = False
+    """Its boards can be held to a limit below their highest: jobs may be placed there under a power cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class PowerDomain:
 
     Counted on a domain, besides `reserved_w` of itself and of all below it: each accelerator that a job of the snapshot
     holds, with the watts that the table has for the job's class there (or else the nameplate, `Rate.watts`), and each
-    free one with `Rate.idle_watts`. A pod's watts are counted whole, rounded up. The processors of CPU pools count
+    free one with `Rate.idle_watts`. Under a power cap those of the cell with that cap count, and never more than this part
+    of the nameplate. A pod's watts are counted whole, rounded up. The processors of CPU pools count
     nothing here: they belong to the host.
     """
 
@@ -274,6 +277,8 @@ class Placement:
     """What each pod adds to its power domains, as the planner counts it where one limits; no part of the place."""
     link: str = field(default="", compare=False)
     """Link class of the pool when the job was placed; no part of the place."""
+    power_cap: float = 1.0
+    """What its boards may draw at most, as a part of their highest limit; 1: they are not capped."""
 
     @property
     def key(self) -> str:

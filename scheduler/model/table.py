@@ -306,6 +306,19 @@ class TableView:
         cells = () if known is None else known.cells
         return tuple(sorted({mode for owner, _, mode, _ in cells if owner in ("", tenant)}))
 
+    def power_caps(
+        self, workload_class: str, accelerator: str, mode: str, tenant: str = ""
+    ) -> tuple[float, ...]:
+        """The power caps below 1 for which the class has cells of its own on this accelerator key, descending."""
+        known = self._classes.get(workload_class)
+        keys = (accelerator, type_of(accelerator))
+        found = {
+            cap
+            for owner, key, own, cap in (() if known is None else known.cells)
+            if cap < 1 and own == mode and key in keys and owner in ("", tenant)
+        }
+        return tuple(sorted(found, reverse=True))
+
     def node_counts(self, workload_class: str, mode: str, tenant: str = "") -> tuple[int, ...]:
         """The numbers of nodes for which the class has cells in this mode, ascending."""
         known = self._classes.get(workload_class)

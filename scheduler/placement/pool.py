@@ -101,6 +101,7 @@ class PoolNodes:
         """Power domains that limit; None: there are none."""
         self._chains: list[Chain] = []
         self._by_chain: dict[Chain, frozenset[int]] = {}
+        self._limited = frozenset(i for i, node in enumerate(self.nodes) if node.limits_boards)
         self._build_indexes()
 
     def hang_on(self, feeds: Feeds | None) -> None:
@@ -481,6 +482,13 @@ class PoolNodes:
     def selected_nodes(self, job: Job) -> frozenset[int] | None:
         """Nodes that the job's node selector allows; None: all usable nodes of the pool."""
         return self._with(job.node_selector)
+
+    def open_to(self, job: Job, power_cap: float) -> frozenset[int] | None:
+        """The same of a candidate: under a power cap, only nodes whose boards take limits."""
+        own = self._with(job.node_selector)
+        if power_cap >= 1:
+            return own
+        return self._limited if own is None else own & self._limited
 
     def _with(self, selector: _Selector) -> frozenset[int] | None:
         """Nodes with these labels; None: any."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
+from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from ..model.plans import Action, ActionKind
 from ..model.snapshot import JobId, Placement
@@ -15,6 +17,7 @@ def actions(round_: Round) -> tuple[Action, ...]:
     """The actions of the round: releases first."""
     releases: list[Action] = []
     starts: list[Action] = []
+    lifts: list[tuple[Assignment, Placement]] = []
     leaving = _leaving(round_)
     taken: dict[str, list[int]] = {}
     # The stronger right is given room that is free now; the others wait for room that is being released.
@@ -23,7 +26,9 @@ def actions(round_: Round) -> tuple[Action, ...]:
         before = None if run is None else run.placement
         if assignment.stays or (run is not None and run.releasing) or before is assignment.placement is None:
             continue
-        if assignment.placement is None:
+        if before is not None and _is_lift(before, assignment.placement):
+            lifts.append((assignment, before))
+        elif assignment.placement is None:
             releases.append(_action(round_, assignment, ActionKind.PREEMPT, before, ()))
         elif assignment.waits_for_release:
             # Its next place is not free yet: a running job stops now, a waiting one goes on waiting.
@@ -34,7 +39,30 @@ def actions(round_: Round) -> tuple[Action, ...]:
             after = _after(assignment, leaving, round_.waits_for(assignment.placement, taken))
             starts.append(_action(round_, assignment, kind, before, after))
     starts.sort(key=lambda action: (len(action.after) > 0, action.job))
-    return tuple(releases + starts)
+    return (*releases, *starts, *_lifts(round_, lifts, taken))
+
+
+def _lifts(
+    round_: Round, lifts: list[tuple[Assignment, Placement]], taken: dict[str, list[int]]
+) -> list[Action]:
+    """Lifts for which there are watts already, beside all that starts; others are for a later plan."""
+    feeds, found = round_.cluster.feeds, []
+    for assignment, before in lifts:
+        place = assignment.placement
+        assert place is not None
+        drawn = round_.state.candidates.draws.counted(assignment.job, before).watts
+        if feeds is None or not feeds.short_at_start(replace(place, watts=place.watts - drawn), taken):
+            found.append(_action(round_, assignment, ActionKind.LIFT, before, ()))
+    return found
+
+
+def _is_lift(before: Placement, after: Placement | None) -> bool:
+    """Whether only the power cap is another one, and higher."""
+    return (
+        after is not None
+        and after.power_cap > before.power_cap
+        and after == replace(before, power_cap=after.power_cap)
+    )
 
 
 def _right(round_: Round, assignment: Assignment) -> Right:
@@ -64,7 +92,8 @@ def _leaving(round_: Round) -> dict[str, set[JobId]]:
     feeds = round_.cluster.feeds
     for assignment in round_.changed:
         run = assignment.job.run
-        if run is not None and not run.releasing and not assignment.stays:
+        moves = run is not None and not run.releasing and not assignment.stays
+        if run is not None and moves and not _is_lift(run.placement, assignment.placement):
             for name in run.placement.nodes:
                 for key in (name, *(feeds.keys_of(name) if feeds is not None else ())):
                     leaving.setdefault(key, set()).add(assignment.job.id)
@@ -91,7 +120,7 @@ def _action(
     if before is not None and assignment.job.run is not None:
         run = assignment.job.run
         saved = run.started_at_s if run.saved_at_s is None else run.saved_at_s
-        lost_s = assignment.job.restart_s + max(0.0, round_.now - saved)
+        lost_s = 0.0 if kind is ActionKind.LIFT else assignment.job.restart_s + max(0.0, round_.now - saved)
         units = round_.holdings.units_of(before.accelerator, before.accelerators_m)
     makes_room_for = round_.gave_way.get(assignment.job.id) if kind is ActionKind.MOVE else None
     text = repr(
@@ -124,7 +153,9 @@ def _where(placement: Placement | None) -> object:
         return None
     ask = placement.per_pod
     amounts = (ask.accelerators_m, ask.cpu_m, ask.memory_mib, ask.ephemeral_mib)
-    return placement.pool, placement.accelerator, placement.mode, placement.nodes, placement.devices, amounts
+    capped = () if placement.power_cap == 1 else (placement.power_cap,)
+    where = (placement.pool, placement.accelerator, placement.mode, placement.nodes, placement.devices)
+    return (*where, amounts, *capped)
 
 
 def _reason(round_: Round, assignment: Assignment, kind: ActionKind, lost_s: float) -> str:
@@ -137,6 +168,10 @@ def _reason(round_: Round, assignment: Assignment, kind: ActionKind, lost_s: flo
     share = candidate.speed / best if best > 0 else 1.0
     where = f"{candidate.pods} x {_count(candidate.per_pod.accelerators_m)} {candidate.accelerator} in pool {candidate.pool}"
     mode = "" if candidate.mode == "resident" else f", mode {candidate.mode}"
+    if kind is ActionKind.LIFT:
+        limit = _limit(candidate) or ", without a limit"
+        return f"runs on{limit}: {share:.0%} of its best speed, as its power domains have watts left"
+    mode += _limit(candidate)
     if kind is ActionKind.SHRINK:
         return f"goes on with less, on {where}{mode}, for a job with a stronger claim; costs {lost_s:.0f} s of work"
     if kind is ActionKind.START:
@@ -146,6 +181,11 @@ def _reason(round_: Round, assignment: Assignment, kind: ActionKind, lost_s: flo
             f"moves to {where}{mode}, so that a job that needs its place fits; costs {lost_s:.0f} s of work"
         )
     return f"continues on {where}{mode}: {share:.0%} of its best speed; costs {lost_s:.0f} s of work"
+
+
+def _limit(candidate: Candidate) -> str:
+    cap = candidate.power_cap
+    return "" if cap >= 1 else f", its boards limited to {cap:.0%} for their power domains"
 
 
 def _count(amount_m: int) -> str:

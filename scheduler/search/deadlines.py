@@ -51,7 +51,7 @@ def _asked(state: PlanningState, assignment: Assignment) -> Asked:
     assert job.remaining_work is not None
     sizes: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
     for candidate in assignment.option.candidates:
-        if state.cluster.could_hold(job, candidate):
+        if candidate.power_cap == 1 and state.cluster.could_hold(job, candidate):
             sizes[candidate.pool, candidate.mode].append(candidate)
     ways = (_way(state, assignment, found) for found in sizes.values())
     return Asked(

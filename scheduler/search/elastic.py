@@ -39,7 +39,9 @@ def _smaller(
 ) -> Iterator[Candidate]:
     """The job as in the placement with so many pods instead, of these numbers those with which it could run."""
     for count in pods:
-        found = round_.state.candidates.sized(assignment.option, placement.pool, placement.mode, count)
+        found = round_.state.candidates.sized(
+            assignment.option, placement.pool, placement.mode, count, power_cap=placement.power_cap
+        )
         if found is not None and found.per_pod == placement.per_pod:
             yield found
 

@@ -141,7 +141,8 @@ def _program(round_: Round, choices: list[_Choice]) -> highs.Program:
 
 def _candidates(choice: _Choice) -> tuple[Candidate, ...]:
     """The job's candidates and, where it is of another size, that."""
-    found, now = choice.assignment.option.candidates, choice.now
+    now = choice.now  # the same place under a power cap is worth less, and the solver knows no watts
+    found = tuple(one for one in choice.assignment.option.candidates if one.power_cap == 1 or one is now)
     return found if now is None or any(candidate is now for candidate in found) else (*found, now)
 
 

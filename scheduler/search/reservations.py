@@ -273,7 +273,7 @@ def _options(round_: Round, assignment: Assignment) -> list[Candidate]:
         candidate = row.candidate
         key = (candidate.pool, candidate.mode)
         smaller = key not in least or candidate.pods < least[key].pods
-        if smaller and not _refused(round_, assignment, candidate):
+        if smaller and candidate.power_cap == 1 and not _refused(round_, assignment, candidate):
             least[key] = candidate
     return list(least.values())[:OPTIONS]
 

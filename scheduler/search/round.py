@@ -429,14 +429,17 @@ class Round:
     def pods_that_fit(self, job: Job, candidate: Candidate) -> int:
         """How many pods of this candidate fit, now or after stopping jobs have released their nodes."""
         nodes = self.cluster.pools[candidate.pool]
-        ask, allowed = request(candidate.per_pod, nodes.pool.is_cpu), nodes.selected_nodes(job)
+        ask = request(candidate.per_pod, nodes.pool.is_cpu)
+        allowed = nodes.open_to(job, candidate.power_cap)
         later = self.cluster.is_releasing(candidate.pool)
         rooms = nodes.rooms(ask, later, allowed)
         return sum(room for _, room in nodes.powered(rooms, candidate.draw_w, LATER if later else NOW))
 
     def sized(self, assignment: Assignment, candidate: Candidate, pods: int) -> Candidate | None:
         """The candidate with another number of pods that make the same request; None: it could not run so."""
-        found = self.state.candidates.sized(assignment.option, candidate.pool, candidate.mode, pods)
+        found = self.state.candidates.sized(
+            assignment.option, candidate.pool, candidate.mode, pods, power_cap=candidate.power_cap
+        )
         return found if found is not None and found.per_pod == candidate.per_pod else None
 
     def pods_if_empty(self, job: Job, candidate: Candidate, closed: bool = False) -> int:

@@ -185,8 +185,11 @@ class PlanningState:
             self._known_demand = dict(self._demand.counts)
 
     def _bids(self, job: Job, option: Options) -> tuple[Candidate, ...]:
-        """The candidates with which the job could run if no other job did. What fits on no node must raise no price."""
-        return tuple(one for one in option.candidates if self.cluster.could_hold(job, one))
+        """The candidates with which the job could run if no other job did. What fits on no node must raise no price, nor
+        does the same place under a power cap, which is worth less."""
+        return tuple(
+            one for one in option.candidates if one.power_cap == 1 and self.cluster.could_hold(job, one)
+        )
 
     def ranked(self, assignment: Assignment) -> list[RankedCandidate]:
         """The job's candidates, most profit first."""
@@ -209,6 +212,7 @@ class PlanningState:
                 job.required_domain,
                 candidate.draw_w,
                 candidate.nodes,
+                candidate.power_cap,
             )
             profit = (
                 candidate.value - prices.get(candidate.accelerator, 0.0) * candidate.accelerators_m / 1000

@@ -184,3 +184,47 @@ def powered(draw: st.DrawFn) -> Snapshot:
     )
     table = replace(snapshot.table, rates=rates, cells=cells)
     return replace(snapshot, table=table, nodes=nodes, domains=domains)
+
+
+@st.composite
+def capped(draw: st.DrawFn) -> Snapshot:
+    """A powered snapshot in which jobs may start under power caps, and some of those that have nodes to themselves run
+    so."""
+    snapshot = draw(powered())
+    caps = draw(st.sets(st.sampled_from((0.25, 0.4, 0.5, 0.6, 0.7, 0.85)), min_size=1))
+    cells = tuple(
+        replace(
+            cell,
+            power_cap=cap,
+            speed=cell.speed * draw(st.sampled_from((cap, 1.0, 1.1))),
+            watts=draw(st.sampled_from((0.0, 50.0, 200.0))),
+        )
+        for cell in snapshot.table.cells
+        for cap in sorted(caps)
+    )
+    nodes = tuple(
+        replace(node, limits_boards=draw(st.sampled_from((True, True, False)))) for node in snapshot.nodes
+    )
+    sizes = {node.name: node.capacity.accelerators_m for node in nodes}
+    whole = sorted({node.capacity for node in nodes}, key=repr)
+    asked = tuple(
+        replace(
+            job,
+            workload_class="x",
+            kind=JobKind.TRAINING,
+            per_pod=replace(draw(st.sampled_from(whole)), cpu_m=1),
+        )
+        if job.run is None and draw(st.booleans())
+        else job
+        for job in snapshot.jobs
+    )
+    jobs = tuple(
+        replace(job, run=replace(job.run, placement=replace(job.run.placement, power_cap=min(caps))))
+        if job.run is not None
+        and all(sizes[name] == job.per_pod.accelerators_m for name in job.run.placement.nodes)
+        and draw(st.booleans())
+        else job
+        for job in asked
+    )
+    table = replace(snapshot.table, cells=snapshot.table.cells + cells)
+    return replace(snapshot, table=table, nodes=nodes, jobs=jobs)

@@ -25,7 +25,7 @@ from busbar.scheduler import (
 )
 
 from .build import NOW, cluster, job, placed, speeds, tenant
-from .strategies import powered
+from .strategies import capped, powered
 
 POLICY = Policy(solver_seconds=None)
 quiet = settings(
@@ -56,7 +56,7 @@ def made(snapshot: Snapshot) -> Plan:
 
 
 @quiet
-@given(powered())
+@given(powered() | capped())
 def test_no_plan_puts_more_into_a_domain_than_it_may_carry(snapshot: Snapshot) -> None:
     result, memo = plan(snapshot, POLICY, NOW)
     assert check_plan(snapshot, result) == []

@@ -1,0 +1,202 @@
+"""Power-capped columns: jobs start under a limit where watts are short, and are lifted where watts are left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from busbar.scheduler import (
+    ActionKind,
+    Cell,
+    Event,
+    Job,
+    JobKind,
+    PerformanceTable,
+    Placement,
+    Plan,
+    Policy,
+    PowerDomain,
+    Rate,
+    Snapshot,
+    WaitCode,
+    applied,
+    check_plan,
+    plan,
+    react,
+)
+from busbar.scheduler.candidates.candidates import CandidateBuilder
+from busbar.scheduler.model.table import TableView
+
+from ..build import NOW, cluster, job, placed
+
+POLICY = Policy(solver_seconds=None)
+CAPS = {1.0: (10.0, 700.0), 0.85: (9.5, 590.0), 0.7: (9.0, 480.0), 0.5: (6.0, 350.0)}
+"""Speed and watts of one accelerator by cap."""
+
+
+def cells(caps: dict[float, tuple[float, float]] = CAPS, size: int = 8) -> tuple[Cell, ...]:
+    return tuple(
+        Cell("llm", "H100", size * 1000, speed=speed, watts=watts, power_cap=cap)
+        for cap, (speed, watts) in caps.items()
+    )
+
+
+def rack(
+    *jobs: Job,
+    watts: float,
+    nodes: int = 2,
+    caps: dict[float, tuple[float, float]] = CAPS,
+    limits: bool = True,
+) -> Snapshot:
+    """Nodes of eight H100 on one domain."""
+    base = cluster(*jobs, H100=nodes)
+    table = PerformanceTable(cells(caps), (Rate("H100", 1.0, 700.0),))
+    on = tuple(replace(node, domain="rack", limits_boards=limits) for node in base.nodes)
+    return replace(base, table=table, nodes=on, domains=(PowerDomain("rack", watts),))
+
+
+def llm(name: str, size: int = 8, on: Placement | None = None, **kept: object) -> Job:
+    return replace(job(name, size=size, on=on, workload_class="llm"), **kept)  # type: ignore[arg-type]
+
+
+def at(name: str, cap: float = 1.0) -> Placement:
+    return replace(placed("H100", name, size=8), power_cap=cap)
+
+
+def made(snapshot: Snapshot) -> Plan:
+    result = plan(snapshot, POLICY, NOW)[0]
+    assert check_plan(snapshot, result) == []
+    return result
+
+
+def acted(result: Plan) -> dict[str, tuple[str, float]]:
+    return {str(a.job)[4:]: (a.kind.value, a.to.power_cap) for a in result.actions if a.to is not None}
+
+
+def caps_of(snapshot: Snapshot, which: int = 0) -> list[float]:
+    builder = CandidateBuilder(snapshot, TableView(snapshot.table), POLICY, NOW)
+    return [candidate.power_cap for candidate in builder.of(snapshot.jobs[which]).candidates]
+
+
+def test_a_job_that_lacks_watts_starts_under_the_highest_cap_that_fits() -> None:
+    both = rack(llm("a"), llm("b"), watts=8 * (700 + 480))
+    result = made(both)
+    assert sorted(acted(result).values()) == [("start", 0.7), ("start", 1.0)]
+    capped = next(a for a in result.actions if a.to is not None and a.to.power_cap < 1)
+    assert "limited to 70%" in capped.reason
+    assert "90% of its best speed" in capped.reason
+    assert plan(applied(both, result, NOW), POLICY, NOW)[0].actions == ()
+
+
+def test_without_cells_for_caps_it_waits_as_before() -> None:
+    both = rack(llm("a"), llm("b"), watts=8 * 1180, caps={1.0: (10.0, 700.0)})
+    result = made(both)
+    assert list(acted(result).values()) == [("start", 1.0)]
+    [record] = result.waiting
+    assert record.code is WaitCode.POWER
+    bare = replace(both, nodes=tuple(replace(node, limits_boards=False) for node in both.nodes))
+    assert plan(bare, POLICY, NOW)[0].to_json() == result.to_json()
+
+
+def test_clusters_without_limiting_domains_have_no_more_candidates() -> None:
+    capped = rack(llm("a"), watts=9e4)
+    assert caps_of(capped) == [1.0, 0.85, 0.7, 0.5]
+    for domains in ((), (PowerDomain("rack", 9e4, limits=False),)):
+        nodes = tuple(replace(node, domain="rack" if domains else "") for node in capped.nodes)
+        assert caps_of(replace(capped, domains=domains, nodes=nodes)) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "one", [llm("half", size=4), llm("serves", kind=JobKind.SERVING), llm("other", workload_class="unknown")]
+)
+def test_only_training_jobs_with_nodes_to_themselves_and_measured_caps_are_capped(one: Job) -> None:
+    assert caps_of(rack(one, watts=100.0)) == [1.0]
+
+
+def test_nodes_whose_boards_take_no_limits_are_left_out() -> None:
+    one = rack(llm("a"), watts=8 * 480)
+    assert acted(made(one)) == {"a": ("start", 0.7)}
+    nodes = tuple(replace(node, limits_boards=node.name.endswith("1")) for node in one.nodes)
+    [action] = made(replace(one, nodes=nodes)).actions
+    assert action.to is not None
+    assert action.to.nodes == ("H100-0001",)
+    assert made(rack(llm("a"), watts=8 * 480, limits=False)).actions == ()
+
+
+def test_a_cap_that_saves_nothing_is_left_out_and_four_are_the_most() -> None:
+    useless = CAPS | {0.69: (8.0, 480.0)}
+    assert caps_of(rack(llm("a"), watts=9e4, caps=useless)) == [1.0, 0.85, 0.7, 0.5]
+    many = {cap / 10: (float(cap), cap * 70.0) for cap in range(1, 11)}
+    assert caps_of(rack(llm("a"), watts=9e4, caps=many)) == [1.0, 0.9, 0.6, 0.4, 0.1]
+
+
+def test_a_cap_bounds_what_is_counted_whatever_the_cell_says() -> None:
+    dishonest = {1.0: (10.0, 700.0), 0.5: (6.0, 690.0)}
+    assert acted(made(rack(llm("a"), watts=8 * 350, caps=dishonest))) == {"a": ("start", 0.5)}
+    assert made(rack(llm("a"), watts=8 * 350 - 1, caps=dishonest)).actions == ()
+
+
+def test_a_job_is_lifted_without_a_restart_when_watts_come_free() -> None:
+    runs = llm("a", on=at("H100-0000", 0.7), preemptible=False)
+    full = rack(runs, watts=8 * 600)
+    result = made(full)
+    [action] = result.actions
+    assert (action.kind, acted(result), action.cost) == (ActionKind.LIFT, {"a": ("lift", 0.85)}, 0.0)
+    after = applied(full, result, NOW)
+    assert after.jobs[0].run is not None
+    assert full.jobs[0].run is not None
+    assert after.jobs[0].run.started_at_s == full.jobs[0].run.started_at_s
+    assert plan(after, POLICY, NOW)[0].actions == ()
+    assert acted(made(rack(runs, watts=8 * 700))) == {"a": ("lift", 1.0)}
+
+
+def test_an_event_lifts_too() -> None:
+    other = llm("b", on=at("H100-0001"))
+    before = rack(llm("a", on=at("H100-0000", 0.7)), other, watts=8 * 1180)
+    first, memo = plan(before, POLICY, NOW)
+    assert first.actions == ()
+    gone = replace(before, jobs=before.jobs[:1])
+    answer, _ = react(gone, first, Event.between(before, gone, NOW + 1), memo)
+    assert acted(answer) == {"a": ("lift", 1.0)}
+    assert check_plan(gone, answer) == []
+
+
+def test_a_job_that_waits_for_watts_comes_before_a_lift() -> None:
+    runs = llm("a", on=at("H100-0000", 0.5), preemptible=False)
+    waits = job("w", size=8, workload_class="opaque")
+    both = rack(runs, waits, watts=8 * (350 + 600))
+    result = made(both)
+    assert result.actions == ()
+    assert [record.code for record in result.waiting] == [WaitCode.POWER]
+    assert acted(made(rack(runs, watts=8 * (350 + 600)))) == {"a": ("lift", 1.0)}
+
+
+def test_no_lift_on_a_closed_domain() -> None:
+    runs = rack(llm("a", on=at("H100-0000", 0.5)), watts=9e4)
+    closed = replace(runs, domains=(PowerDomain("rack", 9e4, closed=True),))
+    assert made(closed).actions == ()
+
+
+def test_watts_have_a_price_where_they_are_short() -> None:
+    short = made(rack(llm("a"), llm("b"), watts=8 * 1180))
+    [price] = short.power_prices
+    assert price.domain == "rack"
+    assert price.price > 0
+    enough = made(rack(llm("a"), llm("b"), watts=9e4))
+    assert [one.price for one in enough.power_prices] == [0.0]
+    assert Plan.from_json(short.to_json()) == short
+
+
+def test_the_checker_refuses_what_no_agent_would_hold() -> None:
+    one = rack(llm("a"), watts=8 * 480)
+    result = made(one)
+    assert check_plan(replace(one, domains=(PowerDomain("rack", 8 * 479.0),)), result)
+    bare = replace(one, nodes=tuple(replace(node, limits_boards=False) for node in one.nodes))
+    assert any("take no limits" in wrong for wrong in check_plan(bare, result))
+    serves = replace(one, jobs=(replace(one.jobs[0], kind=JobKind.SERVING),))
+    assert any("must not run under a power cap" in wrong for wrong in check_plan(serves, result))
+    [action] = result.actions
+    down = replace(action, kind=ActionKind.LIFT, assumed=at("H100-0000"), to=at("H100-0000", 0.5))
+    runs = rack(llm("a", on=at("H100-0000")), watts=9e4)
+    assert any("a lower cap" in wrong for wrong in check_plan(runs, replace(result, actions=(down,))))
