@@ -35,6 +35,15 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Lift:
+    """Run on under this power cap, a part of the boards' highest limit; 1: under none."""
+
+    power_cap: float
+    message: str
+    assumed_version: str
+
+
+@dataclass(frozen=True)
 class Wait:
     """The object waits; the reason."""
 
@@ -68,4 +77,4 @@ class Deadline:
     share: DeadlineShare | None = None
 
 
-Decision = Admit | Release | Wait | Forecast | Reserved | Deadline
+Decision = Admit | Release | Lift | Wait | Forecast | Reserved | Deadline

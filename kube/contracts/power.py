@@ -148,6 +148,10 @@ class LeaseMessage(WireModel):
     """Depth of the node's bucket in joules: the lease bounds the mean, and the boards are limited while the bucket is
     empty. 0: the limits alone keep the lease."""
 
+    board_part: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What each board may draw at most, as a part of its nameplate, however much the lease leaves; not less than its
+    lowest limit. Below 1 where the job that holds the boards was admitted under a power cap."""
+
     @property
     def releases(self) -> bool:
         return self.watts is None

@@ -142,6 +142,11 @@ class PowerDomainStatus(StatusModel):
         "what was stopped, with all boards at their lowest limits. Nothing starts there meanwhile. Absent: nothing "
         "is lacking.",
     )
+    boards_limited: bool | None = Field(
+        default=None,
+        description="Whether all nodes of this feed have reported, with agents that set limits and boards that take them: "
+        "jobs may start under a power cap on those that hang on this domain itself. Absent where nothing is limited.",
+    )
     capped_nodes: Count | None = Field(
         default=None,
         description="Nodes with a board whose limit in force is below the most that it can draw.",

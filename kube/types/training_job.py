@@ -269,6 +269,14 @@ class Admission(StatusModel):
         default_factory=list, description="Node of each rank."
     )
     per_pod: PerPod | None = Field(default=None, description="Resources of each pod.")
+    power_cap_percent: Annotated[int, Field(ge=1, le=99)] | None = Field(
+        default=None,
+        description="What its boards may draw at most, per cent of their highest limit, as its power domains carried no "
+        "more. Absent: it is not capped.",
+    )
+    power_cap_changed_at: datetime | None = Field(
+        default=None, description="When the cap was raised while it ran; absent: never."
+    )
     admitted_at: datetime | None = Field(default=None, description="When.")
     started_at: datetime | None = Field(default=None, description="When all its pods were running.")
     image: CheckedImage | None = Field(

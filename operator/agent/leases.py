@@ -6,7 +6,7 @@ as the controller counts it, because the boards need that time to be lowered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from busbar.kube.contracts.power import LeaseMessage, LeaseState
 
@@ -26,6 +26,8 @@ class Held:
     until_clock_s: float = 0.0
     burst_j: float = 0.0
     """Depth of the bucket; 0: none."""
+    board_part: float = 1.0
+    """Of its nameplate, the most for each board."""
 
     @property
     def boards_w(self) -> float:
@@ -55,7 +57,13 @@ def taken(held: Held, epoch: str, message: LeaseMessage, clock_s: float) -> Held
     if clock_s >= until_s:
         raise LeaseRefused(f"it has ended {clock_s - until_s:.1f} s before it arrived")
     return Held(
-        LeaseState.LEASED, message.sequence, message.watts, message.host_watts, until_s, message.burst_j
+        LeaseState.LEASED,
+        message.sequence,
+        message.watts,
+        message.host_watts,
+        until_s,
+        message.burst_j,
+        message.board_part,
     )
 
 
@@ -68,4 +76,4 @@ def at(held: Held, clock_s: float) -> Held:
 
 def standing(held: Held) -> Held:
     """The standing cap; the sequence stays, so that no older message is taken."""
-    return replace(held, state=LeaseState.STANDING, watts=0.0, host_w=0.0, until_clock_s=0.0, burst_j=0.0)
+    return Held(LeaseState.STANDING, held.sequence)

@@ -5,6 +5,8 @@ not the one written last is a conflict: somebody else writes limits, or the driv
 it is too high, and for a minute not raised. A board counts with its nameplate, and the others share what is left, while
 it takes no limit or draws clearly more than its limit.
 
+A lease may say that no board gets more than a part of its nameplate: the job on them has a power cap.
+
 A lease with a bucket (`bucket.py`) bounds the mean: the boards have their default limits while the bucket is not empty.
 """
 
@@ -185,7 +187,11 @@ class Limiter:
             left_w = self.held.boards_w - sum(self._found[uuid].nameplate_w for uuid in refusing)
             sharing = [self._board(board) for board in self._found.values() if board.uuid not in refusing]
             if self._is_free:
-                free = {board.uuid: max(board.floor_w, board.default_w) for board in self._found.values()}
+                part = self.held.board_part
+                free = {
+                    board.uuid: max(board.floor_w, min(board.default_w, part * board.nameplate_w))
+                    for board in self._found.values()
+                }
                 return {u: w for u, w in free.items() if not self._waits(u, now_s)}
             if self._split is None or self._split[0] != (left_w, sharing):
                 self._split = (left_w, sharing), split(left_w, sharing)
@@ -196,9 +202,8 @@ class Limiter:
     def _board(self, board: BoardLimit) -> Board:
         want = self._wants.get(board.uuid)
         want_w = want.watts if want is not None else board.nameplate_w
-        most_w = max(
-            board.floor_w, min(board.nameplate_w, board.default_w)
-        )  # no lease raises above the default
+        # No lease raises above the default, nor above the cap of the job that holds the boards.
+        most_w = max(board.floor_w, min(self.held.board_part * board.nameplate_w, board.default_w))
         return Board(board.uuid, board.floor_w, most_w, want_w)
 
     def _waits(self, uuid: str, now_s: float) -> bool:

@@ -22,6 +22,7 @@ from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
+from busbar.operator.power.caps import job_caps
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
@@ -115,7 +116,8 @@ class PowerKeeper:
         try:
             while True:
                 found = self.tick()
-                await self.lessor.round(self.membership, self.gatherer.readings, found)
+                caps = job_caps(self.membership, self._caches.jobs.items.values())
+                await self.lessor.round(self.membership, self.gatherer.readings, found, caps)
                 await asyncio.sleep(TICK_S - self._clock() % TICK_S)
         finally:
             await self.gatherer.close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from busbar.kube.contracts.power import LeaseMessage, LeaseState
 from busbar.operator.agent.split import BoardWant, wanted
@@ -99,8 +100,13 @@ def take_round(
     readings: Mapping[str, Reading],
     now_s: float,
     settings: ControlSettings,
+    caps: Mapping[str, float] = MappingProxyType({}),
 ) -> Round:
-    """One round over all domains."""
+    """One round over all domains.
+
+    Args:
+        caps: by node, the part of their nameplates that its boards may draw: the job on them was admitted so.
+    """
     state = _heard(state, found, readings, now_s, settings)
     placed = _Placed.of(found, readings, state)
     state = _forgetting(state, {name for name in state.counted if name not in placed.leaf})
@@ -122,7 +128,12 @@ def take_round(
     }
     telemetry = {
         name: _telemetry(
-            readings[name], nodes[name], state.lines[name], state.wants[name], state.draws.get(name, ())
+            readings[name],
+            nodes[name],
+            state.lines[name],
+            state.wants[name],
+            state.draws.get(name, ()),
+            caps.get(name, 1.0),
         )
         for name in placed.leaf
     }
@@ -142,6 +153,7 @@ def take_round(
                 clock_s=reading.clock_s,
                 ttl_s=settings.ttl_s,
                 burst_j=lease.burst_s * lease.watts,
+                board_part=caps.get(lease.node, 1.0),
             )
         )
     counted = {
@@ -315,9 +327,15 @@ def _wants(last: Mapping[str, BoardWant], reading: Reading, now_s: float) -> dic
 
 
 def _telemetry(
-    reading: Reading, node: NodePower, line: Line, wants: Mapping[str, BoardWant], draws: Sequence[float]
+    reading: Reading,
+    node: NodePower,
+    line: Line,
+    wants: Mapping[str, BoardWant],
+    draws: Sequence[float],
+    cap: float,
 ) -> NodeTelemetry:
-    """The reading in the controller's words."""
+    """The reading in the controller's words. Boards under a cap want no more than that, and still count with their
+    nameplates wherever nothing is known to hold them."""
     obeying = {uuid: board for uuid, board in reading.boards.items() if not board.refuses}
     limits_w = [board.nameplate_w if board.limit_w is None else board.limit_w for board in obeying.values()]
     limits = reading.limits
@@ -330,6 +348,7 @@ def _telemetry(
     spread_w = 0.0
     if obeying:
         want_w = sum(max(wants[uuid].watts, board.floor_w) for uuid, board in obeying.items()) / len(obeying)
+        want_w = min(want_w, max(cap * node.board_max_w, node.board_min_w))
         phases, spread_w = fitted(draws, want_w, node)
     return NodeTelemetry(
         node=reading.node,

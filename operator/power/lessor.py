@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -79,14 +80,24 @@ class Lessor:
         return {node: watts for node, (_, watts) in state.counted.items()} if state is not None else {}
 
     async def round(
-        self, found: Membership, readings: Mapping[str, Reading], sources: Iterable[Source]
+        self,
+        found: Membership,
+        readings: Mapping[str, Reading],
+        sources: Iterable[Source],
+        caps: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Decides in a thread, and begins to send."""
+        """Decides in a thread, and begins to send.
+
+        Args:
+            caps: see `take_round`.
+        """
         if self.left_s() <= 0:
             return
         state = self._state or new_leader(self._clock())
         self._state = state
-        made = await asyncio.to_thread(take_round, state, found, dict(readings), self._clock(), self._control)
+        made = await asyncio.to_thread(
+            take_round, state, found, dict(readings), self._clock(), self._control, caps
+        )
         self._state, self.feeds = made.state, made.feeds
         self._count_actuation(readings)
         by_node = {message.node: message for message in made.messages}

@@ -71,7 +71,10 @@ def reconcile(
             numbers["leased_watts"] = round(seen.leases.leased_w, 1)
         short_w = seen.relief.short_w if seen.relief is not None else None
         numbers["short_watts"] = round(short_w, 1) if short_w is not None else None
+        if limited:
+            numbers["boards_limited"] = not seen.draw.refusing and not seen.draw.unknown
     if not limited:
+        numbers["boards_limited"] = None
         numbers["leased_watts"] = None
     before = {c.type: c for c in old.conditions or () if limited or c.type != ConditionType.CAP_CONFLICT}
     new = old.model_copy(
@@ -240,4 +243,5 @@ def _condition(
 def _facts(status: PowerDomainStatus) -> tuple[object, ...]:
     """What is written at once when it changes."""
     conditions = [(c.type, c.status, c.reason) for c in status.conditions or ()]
-    return status.observed_generation, status.nodes, status.short_watts is None, conditions
+    short = status.short_watts is None
+    return status.observed_generation, status.nodes, short, status.boards_limited, conditions

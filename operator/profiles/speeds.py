@@ -66,12 +66,15 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
     place = status.admission
     if place.started_at is None:  # the progress is still that of the attempt before, on another placement
         return None
+    if place.power_cap_changed_at is not None:  # nobody knows which part of the run was under which cap
+        return None
     size_m = place.pods * place.accelerators_per_pod * 1000
     record = Record(
         workload_class=workload_class,
         accelerator=accelerator_key(place.accelerator, place.link_class or ""),
         accelerators_m=size_m,
         mode=place.mode or "resident",
+        power_cap=1.0 if place.power_cap_percent is None else place.power_cap_percent / 100,
         tenant=tenant,
         job=job.metadata.uid,
         reports=1,

@@ -39,7 +39,7 @@ from busbar.operator.pools.capacities import Capacities, Use
 from busbar.operator.pools.nodes import scheduler_pool
 from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of
 from busbar.operator.queue.controller import Item
-from busbar.operator.scheduling.power_domains import PowerDomains, is_closed
+from busbar.operator.scheduling.power_domains import PowerDomains, holds_boards, is_closed
 from busbar.operator.serving import claims as serving
 from busbar.operator.training import claim as training
 from busbar.operator.watch.caches import tenant_of_namespace
@@ -423,7 +423,7 @@ def _terms(kind: str, obj: Any) -> object:
 
 
 def _feed(domain: Any) -> object:
-    return None if domain is None else (domain.spec, is_closed(domain))
+    return None if domain is None else (domain.spec, is_closed(domain), holds_boards(domain))
 
 
 def _selects(pool: AcceleratorPool) -> object:

@@ -89,15 +89,31 @@ class PowerDomains:
             )
             for name, watts in reserved.items()
         )
-        hung = {node.name: self._with_domain(node, leaf.get(node.name, "")) for node in nodes}
+        holding = {domain.metadata.name for domain in domains if holds_boards(domain)}
+        hung = {
+            node.name: self._with_domain(
+                node, leaf.get(node.name, ""), holding.issuperset(found.feeds.get(node.name, ("",)))
+            )
+            for node in nodes
+        }
         self._hung = {node.name: (node, hung[node.name]) for node in nodes}
         self._made = self._made[0] if made == self._made[0] else made, tuple(hung.values())
 
-    def _with_domain(self, node: SNode, domain: str) -> SNode:
+    def _with_domain(self, node: SNode, domain: str, holds: bool) -> SNode:
         known = self._hung.get(node.name)
-        if known is not None and known[0] is node and known[1].domain == domain:
+        if (
+            known is not None
+            and known[0] is node
+            and (known[1].domain, known[1].limits_boards) == (domain, holds)
+        ):
             return known[1]
-        return replace(node, domain=domain) if domain else node
+        return replace(node, domain=domain, limits_boards=holds) if domain else node
+
+
+def holds_boards(domain: PowerDomain) -> bool:
+    """Whether agents hold the boards of all nodes that hang on the domain to their leases, by its last status."""
+    limited = domain.status is not None and domain.status.boards_limited is True
+    return limited and domain.spec.policy is not Policy.OBSERVE
 
 
 def is_closed(domain: PowerDomain) -> bool:

@@ -39,7 +39,7 @@ from typing import Any
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
 from busbar.operator.accounting.allocations import PoolRemarks
-from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Release, Reserved, Wait
+from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift, Release, Reserved, Wait
 from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
@@ -449,6 +449,8 @@ class Rounds:
             if action.to is None or any(other is not None and other.run is not None for other in before):
                 return None  # jobs that it waits for still hold resources
             return Admit(action.to, action.reason, target.version, target.index)
+        if action.kind is ActionKind.LIFT:
+            return Lift(action.to.power_cap if action.to is not None else 1.0, action.reason, target.version)
         reason = RELEASE_REASONS[action.kind]
         taken = action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK) or action.makes_room_for is not None
         return Release(reason, action.reason, target.version, target.index, taken=taken)

@@ -6,7 +6,7 @@ from typing import Any
 
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.training_job import TERMINAL_PHASES
-from busbar.operator.scheduling.power_domains import is_closed
+from busbar.operator.scheduling.power_domains import holds_boards, is_closed
 from busbar.operator.watch.projections import Pod, Sleep
 
 
@@ -20,7 +20,7 @@ def matters(kind: str, old: Any, new: Any) -> bool:
         return _job_matters(old, new)
     if kind == "ModelService":
         return _service_facts(old) != _service_facts(new)
-    if kind == "PowerDomain" and is_closed(old) != is_closed(new):
+    if kind == "PowerDomain" and any(asked(old) != asked(new) for asked in (is_closed, holds_boards)):
         return True
     if kind in ("AcceleratorPool", "Tenant", "PerformanceProfile", "PowerDomain"):
         return bool(old.metadata.generation != new.metadata.generation)

@@ -30,7 +30,7 @@ from busbar.kube.types.training_job import (
     Preview,
     TrainingJobStatus,
 )
-from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Release, Reserved, Wait
+from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift, Release, Reserved, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
 from busbar.operator.training.deadline import with_deadline
@@ -201,6 +201,7 @@ def _admit(view: JobView, decision: Admit) -> TrainingJobStatus:
         accelerators_per_pod=view.job.spec.shape.accelerators_per_pod,
         nodes=list(placement.nodes),
         per_pod=per_pod_of(placement),
+        power_cap_percent=_percent(placement.power_cap),
         admitted_at=view.now,
         reason=clip(decision.reason),
     )
@@ -241,6 +242,8 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
         return begin_release(view, Reason.BUDGET_SPENT, view.budget.why)
     if isinstance(decision, Release) and decision.assumed_version == view.job.metadata.resource_version:
         return begin_release(view, decision.reason, decision.message, moved=True, taken=decision.taken)
+    if isinstance(decision, Lift) and decision.assumed_version == view.job.metadata.resource_version:
+        return JobUpdate(_lifted(view, admission, decision))
     if status.start_time is not None and _left_s(view, admission) <= 0:
         text = f"The job ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)."
         return fail(view, Reason.DEADLINE_EXCEEDED, text)
@@ -263,6 +266,20 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
         lifts = tuple(LiftGate(p.key, p.uid, p.gate_index) for p in gated)
         return JobUpdate(None, lifts, view.settings.gang_timeout_s)
     return _running(view, current, admission)
+
+
+def _lifted(view: JobView, admission: Admission, decision: Lift) -> TrainingJobStatus:
+    """The status under a higher power cap: the pods run on, and the node's agent is told with its next lease."""
+    fields = {
+        "power_cap_percent": _percent(decision.power_cap),
+        "power_cap_changed_at": view.now,
+        "reason": clip(decision.message),
+    }
+    return view.status.model_copy(update={"admission": admission.model_copy(update=fields)})
+
+
+def _percent(power_cap: float) -> int | None:
+    return None if power_cap >= 1 else round(100 * power_cap)
 
 
 def _held_s(view: JobView, admission: Admission) -> float:

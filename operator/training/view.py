@@ -122,6 +122,7 @@ def placement_of(admission: Admission) -> Placement:
         nodes=tuple(admission.nodes),
         per_pod=resources_of(per_pod),
         link=admission.link_class or "",
+        power_cap=1.0 if admission.power_cap_percent is None else admission.power_cap_percent / 100,
     )
 
 

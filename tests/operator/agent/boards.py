@@ -78,5 +78,13 @@ def lease(
     )
 
 
+def capped(
+    watts: float, sequence: int, part: float, clock_s: float = 1000.0, burst_j: float = 0.0
+) -> LeaseMessage:
+    """The same under which no board gets more than a part of its nameplate."""
+    told = lease(watts, sequence, clock_s)
+    return told.model_copy(update={"board_part": part, "burst_j": burst_j})
+
+
 def release(sequence: int, epoch: str = EPOCH) -> LeaseMessage:
     return LeaseMessage(node="n", epoch=epoch, sequence=sequence)

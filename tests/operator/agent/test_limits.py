@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operator.agent.boards import EPOCH, Boards, Clock, lease, release
+from tests.operator.agent.boards import EPOCH, Boards, Clock, capped, lease, release
 
 from busbar.kube.contracts.power import LeaseState
 from busbar.operator.agent.leases import LeaseRefused
@@ -200,3 +200,20 @@ def test_limits_are_within_the_lease_whatever_happens(seed: int) -> None:
         held = made.limiter.held
         most_w = max(held.boards_w, 400.0) if held.state is LeaseState.LEASED else 400.0
         assert made.boards.total_w <= most_w + 4 * NEAR_W / 2, "each to half of what drivers round"
+
+
+@pytest.mark.parametrize("burst_j", [0.0, 1e6])
+def test_no_board_gets_more_than_the_cap_of_its_job_however_much_the_lease_leaves(burst_j: float) -> None:
+    made = Made()
+    made.limiter.take(capped(9000.0, 1, 0.7, made.clock.now_s, burst_j))
+    assert {made.boards.limit_w(name) for name in made.boards.names} == {280.0}
+    made.limiter.take(capped(900.0, 2, 0.7, made.clock.now_s))
+    assert made.boards.total_w == 400.0, "and no more than the lease"
+    made.limiter.take(capped(9000.0, 3, 0.1, made.clock.now_s, burst_j))
+    assert made.boards.total_w == 400.0, "no less than the lowest limit"
+    made.limiter.take(capped(9000.0, 4, 0.9, made.clock.now_s, burst_j))
+    assert made.boards.total_w == 1440.0
+    made.looks(11.0)
+    assert made.boards.total_w == 400.0, "a lease that has ended is the standing cap"
+    made.lease(9000.0, 5)
+    assert made.boards.total_w == 1600.0

@@ -121,3 +121,28 @@ def test_a_domain_below_one_at_fault_is_leased_and_bound_by_the_next_sound_one()
     assert {message.node for message in made.messages} == {"n0", "n1"}
     assert set(made.feeds) == {"hall", "rack"}
     assert made.feeds["hall"].leased_w == 1800.0, "with the nameplate of the node that nobody leases"
+
+
+def test_the_cap_of_a_job_goes_with_the_lease_and_its_boards_want_no_more() -> None:
+    """Two nodes that draw all they may: the one under a cap of half leaves what it cannot use to the other."""
+    found, state, caps = membership([RACK], NODES), new_leader(0.0), {"n0": 0.5}
+    told, leased = dict.fromkeys(("n0", "n1"), 0), dict.fromkeys(("n0", "n1"), 300.0)
+    for second in range(40):
+        readings = {}
+        for name, sequence in told.items():
+            limit_w = min(400.0 * caps.get(name, 1.0), leased[name] - 200.0)
+            reading = standing(name, float(second), sequence, a=(limit_w, limit_w * second))
+            meters = {"a": replace(reading.meters["a"], limit_w=limit_w)}
+            state_ = LeaseState.LEASED if sequence else LeaseState.STANDING
+            limits = LimitsReport(state=state_, sequence=sequence)
+            readings[name] = replace(reading, meters=meters, limits=limits)
+        tight = [domain("rack", 1000.0, None, "Lease", 200.0, rack="a")]
+        made = take_round(state, membership(tight, NODES), readings, second + 0.5, CONTROL, caps)
+        state = made.state
+        for message in made.messages:
+            told[message.node], leased[message.node] = message.sequence, message.watts or 0.0
+            assert message.board_part == caps.get(message.node, 1.0)
+    assert found.is_limited("n0")
+    assert sum(leased.values()) <= 990.0
+    assert leased["n0"] == pytest.approx(400.0, abs=10.0), "200 W of the host, and half of a board of 400 W"
+    assert leased["n1"] > 570.0

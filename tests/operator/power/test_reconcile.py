@@ -154,6 +154,9 @@ def test_a_limited_feed_says_what_is_leased_capped_refused_and_fought_over() -> 
     assert said(status)["CapConflict"] == ("False", "NoConflict")
     text = (status.conditions or [])[0].message
     assert "Node n0 has boards that take no limits" in text
+    assert status.boards_limited is False
+    assert leases(LEASED, replace(draw, refusing=()), FeedLeases(980.0)).boards_limited is True
+    assert leases(LEASED, replace(draw, refusing=(), unknown=1), FeedLeases(980.0)).boards_limited is False
     fought = replace(draw, conflicts=("n0", "n1", "n2"))
     again = leases(written(LEASED, status), fought, FeedLeases(980.0))
     assert said(again)["CapConflict"] == ("True", "CapConflict")
@@ -161,6 +164,7 @@ def test_a_limited_feed_says_what_is_leased_capped_refused_and_fought_over() -> 
     after = leases(observed, draw, None)
     assert "CapConflict" not in said(after)
     assert (after.leased_watts, said(after)["Ready"]) == (None, ("True", "Observing"))
+    assert after.boards_limited is None
     at_once = reconcile(observed, membership([observed], NODES), None, NOW, due=False)
     assert at_once is not None
     assert (at_once.leased_watts, at_once.draw_watts) == (None, 800.0)

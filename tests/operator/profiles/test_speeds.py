@@ -10,6 +10,7 @@ import pytest
 from tests.operator.builders import ENGINE, NOW, job, pool, tenant
 
 from busbar.kube.types import TrainingJob
+from busbar.operator.profiles.speeds import speed_report
 from busbar.operator.profiles.table import performance_table, workload
 from busbar.operator.scheduling.snapshot import ClusterObjects, build
 from busbar.scheduler import Cell, PerformanceTable, Snapshot, Source
@@ -237,3 +238,18 @@ def test_of_several_jobs_the_one_that_drew_most_counts() -> None:
     jobs = (drew(300.0, name="a"), drew(220.0, name="b"), drew(None, name="c"))
     for order in (jobs, jobs[::-1]):
         assert 300.0 <= watts_of(performance_table(order, POOLS, TENANTS), "A100") <= 320.0
+
+
+def test_a_run_under_a_power_cap_teaches_the_cell_of_that_cap_and_nothing_once_it_was_lifted() -> None:
+    def under(**admission: Any) -> TrainingJob:
+        of = ran(500.0)
+        assert of.status is not None
+        assert of.status.admission is not None
+        place = of.status.admission.model_copy(update=admission)
+        return of.model_copy(update={"status": of.status.model_copy(update={"admission": place})})
+
+    found = speed_report(under(power_cap_percent=70), "x", tokens(), "team")
+    assert found is not None
+    assert found.record.power_cap == 0.7
+    assert speed_report(under(power_cap_percent=85, power_cap_changed_at=NOW), "x", tokens(), "team") is None
+    assert speed_report(under(power_cap_changed_at=NOW), "x", tokens(), "team") is None

@@ -81,6 +81,21 @@ def test_a_domain_that_lacks_watts_for_what_runs_is_closed_until_it_does_not() -
     assert not build(seen(short), NOW).domains[0].closed, "what a status says is not asked then"
 
 
+def test_jobs_may_run_under_caps_where_the_domains_own_agents_hold_all_boards() -> None:
+    limited = domain("red", 10_000.0, None, "Lease", 500.0, rack="red")
+    held = limited.model_copy(update={"status": PowerDomainStatus(boards_limited=True)})
+    builder = builder_of(seen(limited))
+    assert {one.name: one.limits_boards for one in builder.snapshot(NOW).nodes} == {"n0": False, "n1": False}
+    builder.put(DOMAIN, Key("", "red"), held)
+    after = builder.snapshot(NOW, full=False)
+    assert {one.name: one.limits_boards for one in after.nodes} == {"n0": True, "n1": False}
+    assert matters("PowerDomain", limited, held)
+    row = domain("row", 20_000.0, None, "Static")
+    observing = domain("red", 10_000.0, "row", "Observe", 500.0, rack="red")
+    observing = observing.model_copy(update={"status": PowerDomainStatus(boards_limited=True)})
+    assert not any(one.limits_boards for one in build(seen(row, observing), NOW).nodes)
+
+
 def test_a_node_of_no_pool_counts_with_what_is_stated_for_it() -> None:
     limited = domain("red", 10_000.0, None, "Lease", 500.0, rack="red")
     limited.spec.unreported_node_watts = 6500.0

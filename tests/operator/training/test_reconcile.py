@@ -18,6 +18,7 @@ from tests.operator.builders import (
     gang,
     gated,
     job,
+    placement,
     pod,
     running,
     view,
@@ -28,11 +29,11 @@ from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.resources import PODS, SECRETS, SERVICES, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_job import Progress, TrainingJobStatus, Usage
-from busbar.operator.decisions import Release, Wait
+from busbar.operator.decisions import Lift, Release, Wait
 from busbar.operator.pods.readings import parse_reading
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.reconcile import reconcile
-from busbar.operator.training.view import JobUpdate, holders
+from busbar.operator.training.view import JobUpdate, holders, placement_of
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Apply, Create, Delete, LiftGate, PostToPod
 
@@ -73,6 +74,31 @@ def test_an_admission_is_one_write_and_no_action() -> None:
     assert update.status.admission is not None
     assert update.status.admission.nodes == ["node-0"]
     assert update.status.attempt == 1
+
+
+def test_a_power_cap_is_written_with_the_admission_and_lifted_without_a_restart() -> None:
+    decision = replace(admit(), placement=placement(power_cap=0.7))
+    of = with_status(job(), reconcile(view(job()), decision))
+    assert of.status is not None
+    assert of.status.admission is not None
+    assert of.status.admission.power_cap_percent == 70
+    assert placement_of(of.status.admission) == decision.placement
+    own = running(0)
+    for cap, percent in ((0.85, 85), (1.0, None)):
+        update = reconcile(view(of, own), Lift(cap, "has watts", "7"))
+        assert update.actions == ()
+        assert update.status is not None
+        lifted = update.status.admission
+        assert lifted is not None
+        assert (lifted.power_cap_percent, lifted.power_cap_changed_at) == (percent, NOW)
+        assert (lifted.id, lifted.admitted_at, update.status.attempt) == (
+            of.status.admission.id,
+            of.status.admission.admitted_at,
+            1,
+        )
+    late = reconcile(view(of, own), Lift(1.0, "has watts", "6")).status
+    assert late is None or late.admission is None or late.admission.power_cap_percent == 70
+    assert reconcile(view(job()), admit()).status.admission.power_cap_percent is None  # type: ignore[union-attr]
 
 
 def test_an_order_made_on_an_older_object_is_refused() -> None:
