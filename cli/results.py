@@ -151,6 +151,13 @@ class Preview(WireModel):
     finishes_in_low_seconds: float | None = None
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
+    accelerator_hours: float | None = None
+    watts: float | None = None
+    kilowatt_hours: float | None = None
+    kilowatt_hours_low: float | None = None
+    kilowatt_hours_high: float | None = None
+    power_cap_percent: int | None = None
+    power_cap_speed: float | None = None
     changes: list[Change] = Field(default_factory=list)
     deadline: str = ""
     start_p50_seconds: float | None = None

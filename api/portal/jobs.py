@@ -8,9 +8,12 @@ from fastapi.responses import Response
 
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, InNamespace, services_of
+from busbar.api.errors import Unavailable
 from busbar.api.portal import object_pages
+from busbar.api.portal.power_views import JobPower, job_power
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.portal.views import FILTERS, job_view, matches
+from busbar.api.portal.views import FILTERS, JobView, job_view, matches
+from busbar.api.services import Services
 from busbar.kube.resources import TRAINING_JOBS
 from busbar.kube.types import TrainingJob
 
@@ -43,11 +46,13 @@ def router() -> APIRouter:
         services = services_of(request)
         obj = await services.objects.get(caller, TrainingJob, namespace, name)
         view = job_view(obj, services.clock())
+        power = await _power(services, caller, view)
         if is_fragment(request):
-            return html("job_status.html", {"job": view})
+            return html("job_status.html", {"job": view, "power": power})
         pods = await services.pods.ranks(caller, TRAINING_JOBS, namespace, name)
         context = {
             "job": view,
+            "power": power,
             "ranks": sorted({pod.rank for pod in pods}) or [0],
             **await object_pages.of_object(request, caller, TRAINING_JOBS, obj),
         }
@@ -55,6 +60,16 @@ def router() -> APIRouter:
 
     routes.include_router(object_pages.router(TRAINING_JOBS, "jobs"))
     return routes
+
+
+async def _power(services: Services, caller: Caller, view: JobView) -> JobPower | None:
+    """What the job draws now, as far as nodes that the caller may see report it."""
+    if not view.nodes:
+        return None
+    try:
+        return job_power(view.nodes, view.accelerators_per_pod, await services.power.nodes(caller))
+    except Unavailable:
+        return None
 
 
 def _filtered(jobs: list[TrainingJob], show: str, text: str, now: datetime) -> dict[str, Any]:

@@ -37,15 +37,38 @@ class Curve:
     path: str
     budget_y: float
     label: str
+    leased: str = ""
+    """Path of what the nodes might draw by their leases; empty where nothing was leased."""
+    forecast: str = ""
+    """Path of what they were expected to draw at most."""
 
 
-def curve(name: str, watts: Sequence[float | None], budget_w: float, span: Span) -> Curve | None:
+def curve(
+    name: str,
+    watts: Sequence[float | None],
+    budget_w: float,
+    span: Span,
+    leased: Sequence[float | None] = (),
+    forecast: Sequence[float | None] = (),
+) -> Curve | None:
     """None: nothing was measured in this time."""
-    groups = _joined(list(watts)[-span.periods :])
+    groups, *beside = (_joined(list(each)[-span.periods :]) for each in (watts, leased, forecast))
     known = [value for value in groups if value is not None]
     if not known:
         return None
-    most_w = 1.05 * max(budget_w, *known)
+    promised = [value for value in beside[0] if value is not None]
+    most_w = 1.05 * max(budget_w, *known, *promised, *(value or 0.0 for value in beside[1]))
+    label = (
+        f"Draw of {name}, the last {span.value}: {kilowatts(min(known))} to {kilowatts(max(known))}, "
+        f"of a budget of {kilowatts(budget_w)}"
+    )
+    if promised:
+        label += f"; by leases at most {kilowatts(max(promised))}"
+    path, *more = (_path(each, most_w) for each in (groups, *beside))
+    return Curve(path, round(_y(budget_w, most_w), 1), label, *more)
+
+
+def _path(groups: Sequence[float | None], most_w: float) -> str:
     step = WIDTH / max(len(groups) - 1, 1)
     parts, pen = [], "M"
     for index, value in enumerate(groups):
@@ -56,11 +79,7 @@ def curve(name: str, watts: Sequence[float | None], budget_w: float, span: Span)
         if pen == "M":
             parts.append("h0.1")  # a point between two gaps is seen, too
         pen = "L"
-    label = (
-        f"Draw of {name}, the last {span.value}: {kilowatts(min(known))} to {kilowatts(max(known))}, "
-        f"of a budget of {kilowatts(budget_w)}"
-    )
-    return Curve("".join(parts), round(_y(budget_w, most_w), 1), label)
+    return "".join(parts)
 
 
 def _y(value: float, most_w: float) -> float:

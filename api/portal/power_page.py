@@ -41,7 +41,8 @@ def router() -> APIRouter:
                 found = await views.series(caller, feed.name, "", span.resolution)
             except NotFound:  # deleted in between
                 return feed.name, None
-            return feed.name, curve(feed.name, found.watts, feed.budget_watts, span)
+            drawn = curve(feed.name, found.watts, feed.budget_watts, span, found.leased, found.forecast)
+            return feed.name, drawn
 
         try:
             feeds = await views.feeds(caller)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from busbar.api.portal.formatting import number
 from busbar.api.portal.pool_views import NodeView
+from busbar.kube.contracts.power import Backend
 from busbar.kube.contracts.power_view import FeedPower, NodePower
 
 
@@ -102,6 +103,40 @@ def node_view(node: NodePower) -> NodeView:
     return NodeView(
         name=node.name, heat=round(10 * min(1.0, share)), label=label, amount=amount, ready=not node.silent
     )
+
+
+@dataclass(frozen=True)
+class JobPower:
+    """What a job draws now."""
+
+    draw: str
+    told: str
+
+
+def job_power(ranks: Sequence[str], accelerators: int, nodes: Sequence[NodePower]) -> JobPower | None:
+    """What the pods draw by the meters of their nodes, hosts included: of a node that they share, their part of its
+    boards. None where nothing is measured.
+
+    Args:
+        ranks: the node of each pod.
+        accelerators: of each pod.
+    """
+    measured = {
+        node.name: node for node in nodes if node.watts is not None and node.boards and not node.silent
+    }
+    found = [measured[name] for name in ranks if name in measured]
+    if not found or not accelerators:
+        return None
+    watts = sum((node.watts or 0.0) * min(1.0, accelerators / node.boards) for node in found)
+    said = ["with its part of the hosts"]
+    if len(found) < len(ranks):
+        said.append(f"{len(found)} of {len(ranks)} pods are on nodes that report")
+    capped = len({node.name for node in found if node.capped})
+    if capped:
+        said.append(f"boards limited on {capped} node{'' if capped == 1 else 's'}")
+    if any(node.boards_from is Backend.SIMULATED for node in found):
+        said.append("simulated")
+    return JobPower(kilowatts(watts), ", ".join(said))
 
 
 def kilowatts(watts: float | None) -> str:

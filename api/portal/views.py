@@ -15,6 +15,7 @@ from busbar.kube.types.model_service import ModelServiceStatus, ServicePhase
 from busbar.kube.types.service_words import access_facts, adapter_facts, change_words, level_facts, pool_words
 from busbar.kube.types.training_job import (
     TERMINAL_PHASES,
+    Admission,
     CheckpointStatus,
     EvaluationResult,
     LostWork,
@@ -106,6 +107,13 @@ class JobView:
     accelerator_hours: str
     energy: str
     """kWh; empty where none was measured."""
+    energy_in_all: str
+    """kWh at its end, if the rest uses as much for each step; empty where nobody knows."""
+    power_cap: str
+    """The limit of its boards, if it was admitted under one."""
+    nodes: tuple[str, ...]
+    """Of each rank of its admission; empty once it has ended."""
+    accelerators_per_pod: int
     suspended: bool
     finished: bool
     deleting: bool
@@ -165,6 +173,12 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         cost=money(usage.cost),
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
         energy=kilowatt_hours(usage.energy_joules),
+        energy_in_all=kilowatt_hours(usage.energy_joules * total / step)
+        if usage.energy_joules and 0 < step < total and phase not in TERMINAL_PHASES
+        else "",
+        power_cap=power_cap(admission) if admission is not None else "",
+        nodes=tuple(admission.nodes) if admission is not None and phase not in TERMINAL_PHASES else (),
+        accelerators_per_pod=admission.accelerators_per_pod if admission is not None else 0,
         suspended=spec.suspend,
         finished=phase in TERMINAL_PHASES,
         deleting=meta.deletion_timestamp is not None,
@@ -177,6 +191,15 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         forecast=_forecast(status.forecast, now),
         place=status.reservation.sentence(now) if status.reservation is not None else "",
     )
+
+
+def power_cap(admission: Admission) -> str:
+    """The limit of the boards, in per cent and where their nameplate is known in watts; empty without one."""
+    percent, each_w = admission.power_cap_percent, admission.power_cap_watts
+    if percent is None:
+        return ""
+    watts = f" ({each_w:,.0f} W)" if each_w is not None else ""
+    return f"{percent} % of each board's limit{watts}"
 
 
 def _what_is_trained(model: TrainedModel | None) -> str:

@@ -63,6 +63,8 @@ def router() -> APIRouter:
             resolution=found.resolution,
             period_seconds=found.resolution.period_s,
             watts=list(found.watts),
+            leased_watts=list(found.leased),
+            forecast_watts=list(found.forecast),
         )
 
     return routes

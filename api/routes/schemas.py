@@ -186,6 +186,23 @@ class PreviewInfo(Answer):
     finishes_in_low_seconds: float | None = None
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
+    accelerator_hours: float | None = Field(default=None, description="Until it has finished.")
+    watts: float | None = Field(
+        default=None, description="What its accelerators draw together; without the hosts."
+    )
+    kilowatt_hours: float | None = Field(
+        default=None, description="What its accelerators use until it has finished."
+    )
+    kilowatt_hours_low: float | None = None
+    kilowatt_hours_high: float | None = None
+    power_cap_percent: int | None = Field(
+        default=None,
+        description="It would start with its boards limited to this part of their highest limit, as its power domains "
+        "carry no more; null: without a limit.",
+    )
+    power_cap_speed: float | None = Field(
+        default=None, description="Its speed then, as a part of that without the limit."
+    )
     changes: list[ChangeInfo] = Field(description="Smallest changes that would let it start now.")
     deadline: str = Field(
         default="",
@@ -362,6 +379,12 @@ class PowerSeriesInfo(Answer):
     period_seconds: int
     watts: list[float | None] = Field(
         description="Means of the periods until now, oldest first; null where nothing was measured."
+    )
+    leased_watts: list[float | None] = Field(
+        description="Of a domain, in the same periods: the most that its nodes might draw by their leases; empty of a node."
+    )
+    forecast_watts: list[float | None] = Field(
+        description="Of a domain: what its nodes were expected to draw at most; empty of a node."
     )
 
 

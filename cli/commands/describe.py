@@ -136,6 +136,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
     return [
         *_placement(status),
         *_forecast(status),
+        ("Power cap", _power_cap(_part(status, "admission"))),
         ("Place", _place(status)),
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),
@@ -231,6 +232,12 @@ def _forecast(status: dict[str, Any]) -> list[tuple[str, object]]:
     return [("Starts", said("startP50", "startP90")), ("Ends", said("endP50", "endP90"))]
 
 
+def _power_cap(admission: dict[str, Any]) -> str | None:
+    percent = admission.get("powerCapPercent")
+    watts = f" ({admission['powerCapWatts']:,.0f} W)" if admission.get("powerCapWatts") else ""
+    return f"{percent} % of each board's limit{watts}, until its feed has watts left" if percent else None
+
+
 def _deadline(found: Object) -> str | None:
     """The deadline, and what is said of it."""
     at, said = found.spec.get("deadline"), _part(found.status, "deadline")
@@ -260,8 +267,17 @@ def _usage(status: dict[str, Any]) -> list[tuple[str, object]]:
     return [
         ("Used", f"{duration(seconds)} of accelerators" if seconds else None),
         ("Cost", f"{usage['cost']:.2f}" if usage.get("cost") else None),
-        ("Energy", f"{usage['energyJoules'] / 3.6e6:.3f} kWh" if usage.get("energyJoules") else None),
+        ("Energy", _energy(usage.get("energyJoules") or 0.0, _part(status, "progress"))),
     ]
+
+
+def _energy(joules: float, progress: dict[str, Any]) -> str | None:
+    """So far, and at the end if the rest uses as much for each step."""
+    if not joules:
+        return None
+    step, total = progress.get("step") or 0, progress.get("totalSteps") or 0
+    in_all = f", about {joules * total / step / 3.6e6:.3f} at its end" if 0 < step < total else ""
+    return f"{joules / 3.6e6:.3f} kWh so far{in_all}"
 
 
 def _part(document: dict[str, Any], name: str) -> dict[str, Any]:

@@ -85,6 +85,13 @@ def _table(found: Preview) -> str:
             ("Finishes", finish),
             ("Cost", f"{found.cost_per_hour:.2f} per hour" if found.cost_per_hour is not None else None),
             ("Cost in all", f"{found.estimated_cost:.2f}" if found.estimated_cost is not None else None),
+            (
+                "Accelerator hours",
+                f"{found.accelerator_hours:.2f}" if found.accelerator_hours is not None else None,
+            ),
+            ("Power", f"{found.watts:,.0f} W, without the hosts" if found.watts is not None else None),
+            ("Energy", _energy(found)),
+            ("Power cap", _cap(found)),
         ]
     )
     if found.changes:
@@ -99,6 +106,21 @@ def _range(p50: float | None, p90: float | None) -> str | None:
     if p50 is None or p90 is None:
         return None
     return f"likely in {duration(p50)}, nine times in ten within {duration(p90)}"
+
+
+def _energy(found: Preview) -> str | None:
+    if found.kilowatt_hours is None:
+        return None
+    low, high = found.kilowatt_hours_low, found.kilowatt_hours_high
+    between = f" ({low:.3g} to {high:.3g})" if low is not None and high is not None else ""
+    return f"{found.kilowatt_hours:.3g} kWh{between}"
+
+
+def _cap(found: Preview) -> str | None:
+    if found.power_cap_percent is None:
+        return None
+    slower = f", speed {found.power_cap_speed:.0%} of uncapped" if found.power_cap_speed is not None else ""
+    return f"{found.power_cap_percent} % of each board's limit{slower}, until its feed has watts left"
 
 
 def _record(found: Preview) -> str | None:

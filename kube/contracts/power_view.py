@@ -89,3 +89,7 @@ class PowerSeries(WireModel):
     resolution: Resolution
     watts: tuple[float | None, ...] = ()
     """Means of the periods, oldest first; the last one is still going on."""
+    leased: tuple[float | None, ...] = ()
+    """Of a feed, in the same periods: the most that its nodes might draw by their leases; empty of a node."""
+    forecast: tuple[float | None, ...] = ()
+    """Of a feed, in the same periods: what its nodes were expected to draw at most; empty of a node."""

@@ -59,6 +59,18 @@ class PreviewAnswer(WireModel):
     finishes_in_low_seconds: float | None = None
     finishes_in_high_seconds: float | None = None
     estimated_cost: float | None = None
+    accelerator_hours: float | None = None
+    """Until it has finished."""
+    watts: float | None = None
+    """What its accelerators draw together, by the performance table or else their nameplates; without the hosts."""
+    kilowatt_hours: float | None = None
+    """What its accelerators use until it has finished, likely and with the high and low speeds."""
+    kilowatt_hours_low: float | None = None
+    kilowatt_hours_high: float | None = None
+    power_cap_percent: int | None = None
+    """It would start with its boards limited to this part of their highest limit, as its power domains carry no more."""
+    power_cap_speed: float | None = None
+    """Its speed then, as a part of that without the cap."""
     changes: tuple[Change, ...] = ()
     deadline: str = ""
     """Whether its deadline would be promised, and if not what that would break; empty without one."""

@@ -274,6 +274,9 @@ class Admission(StatusModel):
         description="What its boards may draw at most, per cent of their highest limit, as its power domains carried no "
         "more. Absent: it is not capped.",
     )
+    power_cap_watts: Amount | None = Field(
+        default=None, description="The same for one board of this type; absent: not capped, or not known."
+    )
     power_cap_changed_at: datetime | None = Field(
         default=None, description="When the cap was raised while it ran; absent: never."
     )

@@ -62,6 +62,8 @@ class Feed:
     draw: Draw | None = None
     overrun: Overrun | None = None
     series: Series = field(default_factory=Series)
+    leased: Series = field(default_factory=Series)
+    forecast: Series = field(default_factory=Series)
     written_s: float = -math.inf
 
 
@@ -187,7 +189,13 @@ class PowerKeeper:
         """The means of the feed, or of the node where no feed is named."""
         kept = self.feeds.get(feed)
         found = kept.series if kept is not None else self.gatherer.series.get(node) if not feed else None
-        return series_of(feed or node, found, resolution, self._clock())
+        series = series_of(feed or node, found, resolution, self._clock())
+        if kept is None:
+            return series
+        leased, forecast = (
+            series_of(feed, of, resolution, self._clock()).watts for of in (kept.leased, kept.forecast)
+        )
+        return series.model_copy(update={"leased": leased, "forecast": forecast})
 
     def show(self) -> None:
         """Sets the metrics."""
@@ -228,6 +236,9 @@ class PowerKeeper:
         feed.draw = draw = draw_of(members, self.gatherer.readings, self._ticked_s, fresh_s)
         if draw.fresh:
             feed.series.add(self._ticked_s, draw.watts)
+        if (leases := self.lessor.feeds.get(name)) is not None:
+            feed.leased.add(self._ticked_s, leases.leased_w)
+            feed.forecast.add(self._ticked_s, leases.forecast_w)
         above_w = draw.watts - budget_w if draw.fresh else -budget_w
         feed.overrun = watched(feed.overrun, above_w, passed_s, utc_now())
         self._metrics.overrun.labels(name).inc(passed_s if above_w > 0 else 0.0)

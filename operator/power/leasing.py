@@ -82,6 +82,9 @@ class FeedLeases:
     floor_above_budget: bool = False
     unknown: tuple[str, ...] = ()
     """Nodes that have never reported, and of which nobody knows what they draw."""
+    forecast_w: float = 0.0
+    """What its nodes are expected to draw at most: boards as much as they wanted in the last minute, or as their limits
+    leave them; nodes that nothing limits, their nameplates."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,9 @@ def take_round(
     after = replace(state, memory=decision.memory, lines=lines, counted=counted)
     ended = _released(after, found, readings, decision, limiting, now_s, settings)
     return replace(
-        ended, messages=(*messages, *ended.messages), feeds=_feeds(decision, placed, limiting, found)
+        ended,
+        messages=(*messages, *ended.messages),
+        feeds=_feeds(decision, placed, limiting, found, _expected(nodes, telemetry)),
     )
 
 
@@ -363,13 +368,33 @@ def _telemetry(
     )
 
 
+def _expected(nodes: Mapping[str, NodePower], telemetry: Mapping[str, NodeTelemetry]) -> dict[str, float]:
+    """What each node is expected to draw at most."""
+    found = {}
+    for name, node in nodes.items():
+        most_w = max((load.board_w for load in telemetry[name].phases), default=node.board_max_w)
+        found[name] = min(node.nameplate_w, node.host_w + node.slope * most_w)
+        if node.controllable:
+            found[name] = min(found[name], max(telemetry[name].limit_w, node.floor_w))
+    return found
+
+
 def _feeds(
-    decision: Decision, placed: _Placed, limiting: set[str], found: Membership
+    decision: Decision,
+    placed: _Placed,
+    limiting: set[str],
+    found: Membership,
+    expected_w: Mapping[str, float],
 ) -> dict[str, FeedLeases]:
+    on: dict[str, float] = dict.fromkeys(limiting, 0.0)
+    for node, leaf in placed.leaf.items():
+        for name in limiting.intersection(_up(leaf, found)):
+            on[name] += expected_w[node]
     reports = {report.domain: report for report in decision.domains}
     return {
         name: FeedLeases(
             leased_w=reports[name].counted_w + placed.reserved_w.get(name, 0.0),
+            forecast_w=on[name] + placed.reserved_w.get(name, 0.0),
             floor_above_budget=name not in placed.unknown and reports[name].reason is not None,
             unknown=placed.unknown.get(name, ()),
         )

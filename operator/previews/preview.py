@@ -27,6 +27,7 @@ from busbar.scheduler import (
     Action,
     ActionKind,
     Job,
+    Placement,
     Plan,
     Policy,
     Snapshot,
@@ -158,9 +159,13 @@ def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool) -> Prev
     count = placement.accelerators_m / 1000
     cost = pool.price_per_hour * count
     after = len(action.after)
-    speed = _speeds(snapshot, job, action)
+    table = TableView(snapshot.table)
+    speed = _speeds(table, job, placement, placement.power_cap)
     seconds = [job.remaining_work / s for s in speed] if speed and job.remaining_work else [None, None, None]
     finish = seconds[0]
+    watts = count * _watts(table, job, placement) if not pool.is_cpu else 0.0
+    energy = [None if s is None or not watts else round(watts * s / 3.6e6, 3) for s in seconds]
+    full = _speeds(table, job, placement, 1.0) if placement.power_cap < 1 else None
     return PreviewAnswer(
         starts_now=not after,
         possible=True,
@@ -177,17 +182,34 @@ def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool) -> Prev
         finishes_in_low_seconds=seconds[2],
         finishes_in_high_seconds=seconds[1],
         estimated_cost=round(cost * finish / 3600, 4) if finish is not None else None,
+        accelerator_hours=round(count * finish / 3600, 3) if finish is not None else None,
+        watts=round(watts, 1) or None,
+        kilowatt_hours=energy[0],
+        kilowatt_hours_low=energy[2],
+        kilowatt_hours_high=energy[1],
+        power_cap_percent=None if placement.power_cap >= 1 else round(100 * placement.power_cap),
+        power_cap_speed=round(speed[0] / full[0], 3) if speed and full else None,
     )
 
 
-def _speeds(snapshot: Snapshot, job: Job, action: Action) -> tuple[float, float, float] | None:
-    """Mean, low and high speed at the placement, if the table knows the class."""
-    placement = action.to
-    table = TableView(snapshot.table)
-    if placement is None or not job.workload_class or not table.knows(job.workload_class, job.tenant):
+def _watts(table: TableView, job: Job, placement: Placement) -> float:
+    """What one accelerator of the job draws there; 0: not known."""
+    nameplate_w, cap = table.nameplate_watts(placement.key), placement.power_cap
+    found = table.estimate(
+        job.workload_class, placement.key, placement.mode, placement.accelerators_m, job.tenant, cap
+    )
+    watts = nameplate_w if found is None else found.watts
+    return min(watts, cap * nameplate_w) if cap < 1 and nameplate_w else watts
+
+
+def _speeds(
+    table: TableView, job: Job, placement: Placement, cap: float
+) -> tuple[float, float, float] | None:
+    """Mean, low and high speed at the placement under a power cap, if the table knows the class."""
+    if not job.workload_class or not table.knows(job.workload_class, job.tenant):
         return None
     size_m, nodes = placement.accelerators_m, placement.spread
-    found = table.estimate(job.workload_class, placement.key, placement.mode, size_m, job.tenant, nodes=nodes)
+    found = table.estimate(job.workload_class, placement.key, placement.mode, size_m, job.tenant, cap, nodes)
     if found is None or found.speed <= 0 or found.low <= 0 or not math.isfinite(found.speed):
         return None
     return found.speed, found.low, found.high

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from busbar.kube.resources import PODS, SECRETS, SERVICES
 from busbar.kube.types import TrainingPhase
@@ -65,6 +66,7 @@ from busbar.operator.write.status import (
     clip,
     seconds_until,
 )
+from busbar.scheduler.fit.accelerators import accelerator
 
 NAME_TAKEN_AGAIN_S = 1.0
 """The end of another's pod is no event of this job, so it is looked for."""
@@ -201,7 +203,7 @@ def _admit(view: JobView, decision: Admit) -> TrainingJobStatus:
         accelerators_per_pod=view.job.spec.shape.accelerators_per_pod,
         nodes=list(placement.nodes),
         per_pod=per_pod_of(placement),
-        power_cap_percent=_percent(placement.power_cap),
+        **_cap(placement.accelerator, placement.power_cap),
         admitted_at=view.now,
         reason=clip(decision.reason),
     )
@@ -271,15 +273,20 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
 def _lifted(view: JobView, admission: Admission, decision: Lift) -> TrainingJobStatus:
     """The status under a higher power cap: the pods run on, and the node's agent is told with its next lease."""
     fields = {
-        "power_cap_percent": _percent(decision.power_cap),
+        **_cap(admission.accelerator, decision.power_cap),
         "power_cap_changed_at": view.now,
         "reason": clip(decision.message),
     }
     return view.status.model_copy(update={"admission": admission.model_copy(update=fields)})
 
 
-def _percent(power_cap: float) -> int | None:
-    return None if power_cap >= 1 else round(100 * power_cap)
+def _cap(kind: str, power_cap: float) -> dict[str, Any]:
+    """The fields of an admission that say under which power cap its boards are."""
+    if power_cap >= 1:
+        return {"power_cap_percent": None, "power_cap_watts": None}
+    known = accelerator(kind)
+    watts = None if known is None else round(power_cap * known.watts, 1)
+    return {"power_cap_percent": round(100 * power_cap), "power_cap_watts": watts}
 
 
 def _held_s(view: JobView, admission: Admission) -> float:

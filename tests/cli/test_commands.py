@@ -289,6 +289,16 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             "etaSeconds": 300,
         },
         "checkpoint": {"step": 10, "savedAt": "2026-03-01T12:00:00Z"},
+        "admission": {
+            "id": "x",
+            "pool": "cpu",
+            "accelerator": "A100",
+            "pods": 1,
+            "nodes": ["n"],
+            "powerCapPercent": 70,
+            "powerCapWatts": 280.0,
+        },
+        "usage": {"energyJoules": 3.6e6},
         "model": {"adapter": "LoRA of rank 8 on q_proj", "parameters": 64_000, "trainableParameters": 1024},
         "conditions": [
             {
@@ -307,6 +317,8 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "20 of 100 steps",
         "LoRA of rank 8 on q_proj: 1,024 of 64,000 parameters",
         "812 tokens/s",
+        "70 % of each board's limit (280 W)",
+        "1.000 kWh so far, about 5.000 at its end",
         "5m00s",
         "Training on pool cpu.",
         "step 10",

@@ -177,7 +177,13 @@ async def test_power_is_told_with_its_gaps() -> None:
             assert (await response.json())["nodes"][0]["name"] == "node-0"
         async with session.get(f"{url}/series?node=n&resolution=minute", headers=API) as response:
             found = await response.json()
-            assert found == {"name": "n", "resolution": "minute", "watts": [1.0, None]}
+            assert found == {
+                "name": "n",
+                "resolution": "minute",
+                "watts": [1.0, None],
+                "leased": [],
+                "forecast": [],
+            }
         async with session.get(f"{url}/series?node=n&resolution=hour", headers=API) as response:
             assert response.status == 400
 

@@ -15,7 +15,7 @@ from busbar.api.objects.budgets import budget_lines
 from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml, whole_or_none
 from busbar.api.portal.formatting import ago, number
 from busbar.api.portal.pool_views import node_view, pool_view, profile_view, tenant_view
-from busbar.api.portal.power_views import feed_views
+from busbar.api.portal.power_views import JobPower, feed_views, job_power
 from busbar.api.portal.render import STATIC, static_files, templates
 from busbar.api.portal.views import job_view, matches, service_view, waiting_facts
 from busbar.kube.contracts.power import Backend
@@ -640,3 +640,44 @@ def test_a_tenants_budgets_are_a_line_for_each_limit() -> None:
     assert "kWh" in page
     assert "2026-11-22 00:00" in page
     assert templates().get_template("usage_budgets.html").render(budgets=[], number=number).strip() == ""
+
+
+def test_a_job_draws_its_part_of_its_nodes_as_far_as_they_report() -> None:
+    def node(name: str, watts: float | None, **more: Any) -> NodePower:
+        return NodePower(name=name, watts=watts, boards=8, silent=watts is None, **more)
+
+    nodes = [
+        node("a", 6000.0),
+        node("b", 4000.0, capped=True, boards_from=Backend.SIMULATED),
+        node("c", None),
+    ]
+    assert job_power(("a",), 4, nodes) == JobPower("3 kW", "with its part of the hosts")
+    whole = job_power(("a", "b"), 8, nodes)
+    assert whole == JobPower("10 kW", "with its part of the hosts, boards limited on 1 node, simulated")
+    assert job_power(("a", "a", "c"), 4, nodes) == JobPower(
+        "6 kW", "with its part of the hosts, 2 of 3 pods are on nodes that report"
+    )
+    assert job_power(("c",), 8, nodes) is None
+    assert job_power((), 8, nodes) is None
+
+
+def test_a_job_page_says_its_cap_and_what_it_will_have_used() -> None:
+    admission = {
+        "id": "x",
+        "pool": "p",
+        "accelerator": "A100",
+        "pods": 1,
+        "acceleratorsPerPod": 8,
+        "nodes": ["n"],
+    }
+    capped = admission | {"powerCapPercent": 70, "powerCapWatts": 280.0}
+    used = {"usage": {"energyJoules": 3.6e6}, "progress": {"step": 25, "totalSteps": 100}}
+    view = job_view(made(JOB, phase="Running", admission=capped, **used), NOW)
+    assert (view.power_cap, view.energy, view.energy_in_all) == (
+        "70 % of each board's limit (280 W)",
+        "1 kWh",
+        "4 kWh",
+    )
+    assert (view.nodes, view.accelerators_per_pod) == (("n",), 8)
+    ended = job_view(made(JOB, phase="Succeeded", admission=admission, **used), NOW)
+    assert (ended.power_cap, ended.energy_in_all, ended.nodes) == ("", "", ())

@@ -37,3 +37,16 @@ def test_only_the_span_is_shown_and_no_peak_of_it_is_lost() -> None:
     assert len(_points(found.path)) == POINTS
     assert "1.9 kW" in found.label
     assert "1.9 kW" not in _curve(watts, Span.HOUR).label
+
+
+def test_leases_and_forecasts_stand_beside_the_draw_on_its_scale() -> None:
+    found = curve("row", [1000.0, 1200.0], 2000.0, Span.HOUR, [None, 4000.0], [1500.0, 1600.0])
+    assert found is not None
+    assert found.budget_y == round(HEIGHT * (1 - 1 / 2.1), 1)
+    assert [pen for pen, _, _ in _points(found.leased)] == ["M"]
+    [(_, _, leased_y)] = _points(found.leased)
+    assert (
+        leased_y < min(y for _, _, y in _points(found.forecast)) < min(y for _, _, y in _points(found.path))
+    )
+    assert found.label.endswith("; by leases at most 4 kW")
+    assert (_curve([1.0]).leased, _curve([1.0]).forecast) == ("", "")

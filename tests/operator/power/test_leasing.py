@@ -146,3 +146,4 @@ def test_the_cap_of_a_job_goes_with_the_lease_and_its_boards_want_no_more() -> N
     assert sum(leased.values()) <= 990.0
     assert leased["n0"] == pytest.approx(400.0, abs=10.0), "200 W of the host, and half of a board of 400 W"
     assert leased["n1"] > 570.0
+    assert made.feeds["rack"].forecast_w == pytest.approx(sum(leased.values()), abs=12.0)

@@ -33,6 +33,7 @@ from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
 from busbar.operator.watch.projections import Node
 from busbar.scheduler import (
+    Cell,
     Finished,
     JobId,
     PerformanceTable,
@@ -158,6 +159,45 @@ def test_a_draft_that_lacks_watts_is_told_of_the_power_domain() -> None:
     assert (found.possible, found.starts_now, found.code) == (True, False, "InsufficientPower")
     assert "300 W of the 1,000 W" in found.reason
     assert found.when == "When other jobs on its power domain have ended, or its budget is raised"
+
+
+def test_a_draft_is_told_what_it_will_use_and_under_which_cap_it_would_start() -> None:
+    question = asked(job("draft"))
+    [own] = question.snapshot.jobs
+    own = replace(
+        own,
+        accelerators=(),
+        workload_class="llm",
+        per_pod=Resources(8000),
+        modes=("resident",),
+        remaining_work=72_000.0,
+    )
+    known = ((1.0, 10.0, 700.0), (0.7, 9.0, 480.0))
+    cells = tuple(
+        Cell("llm", "H100", 8000, speed=speed, low=0.9 * speed, high=1.1 * speed, watts=watts, power_cap=cap)
+        for cap, speed, watts in known
+    )
+    rich = replace(
+        question.snapshot,
+        pools=(Pool("gpus", "H100", price_per_hour=2.0),),
+        nodes=(SNode("n", "gpus", Resources(8000), domain="rack", limits_boards=True),),
+        domains=(PowerDomain("rack", 9000.0),),
+        table=PerformanceTable(cells, rates=(Rate("H100", watts=700.0),)),
+        jobs=(own,),
+    )
+    found = answer(replace(question, base=rich))
+    assert (found.accelerator_hours, found.estimated_cost, found.watts) == (16.0, 32.0, 5600.0)
+    assert (found.kilowatt_hours, found.kilowatt_hours_low, found.kilowatt_hours_high) == (
+        11.2,
+        10.182,
+        12.444,
+    )
+    assert (found.power_cap_percent, found.power_cap_speed) == (None, None)
+    tight = answer(replace(question, base=replace(rich, domains=(PowerDomain("rack", 4000.0),))))
+    assert tight.starts_now
+    assert (tight.power_cap_percent, tight.power_cap_speed, tight.watts) == (70, 0.9, 3840.0)
+    assert tight.kilowatt_hours == round(3840 * 8000 / 3.6e6, 3)
+    assert "limited to 70%" in tight.reason
 
 
 def test_a_service_that_may_sleep_says_what_wakes_it() -> None:
