@@ -13,7 +13,7 @@ venv: ## virtual environment from the hashed lock file
 
 .PHONY: demo
 demo: venv ## the main job: a cluster on this machine, a model trained, served, seen (CLUSTER=current REGISTRY=... for your own cluster)
-	@$(PY) examples/demo.py $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(REGISTRY),--registry $(REGISTRY))
+	@$(PY) -m examples.demo $(if $(CLUSTER),--cluster $(CLUSTER)) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: test
 test: ## every test tier, each with its time budget

@@ -8,7 +8,9 @@ ordinary ``openai`` client for completions).  Steps:
    uninterrupted twin.  At the end both have the same fingerprint of losses and weights, bit for bit.
 3. ``serve-python-stdlib.yaml``: completions streamed through the gateway while the service is scaled
    1 → 2 → 0; a request at 0 wakes it.  Not one request may fail.
-4. The story with its numbers, the portal's address, a login and three commands to try.
+4. On the one-machine cluster: two simulated servers on a feed that does not carry both at full power (power-feed.yaml).
+   The second of two jobs starts at once with its boards limited, and is lifted without a restart when the first ends.
+5. The story with its numbers, the portal's address, a login and three commands to try.
 
 Exit code 0 only when every claim of the story was checked.
 """
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -27,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from examples.demo_parts import NAMESPACE, Cluster, DemoError, Teller
+from examples.demo_power import share_a_feed
 
 HERE = Path(__file__).resolve().parent
 BUSBAR = [sys.executable, "-m", "busbar.cli.main"]
-NAMESPACE = "demo"
 JOB = "python-stdlib"
 TWIN = "python-stdlib-uninterrupted"
 SERVICE = "python-stdlib"
@@ -41,81 +43,6 @@ PROMPTS = (
     "class Error(Exception):\n    ",
     "    return self.",
 )
-
-
-class DemoError(Exception):
-    """A claim of the demo did not hold; the message says which."""
-
-
-@dataclass
-class Cluster:
-    """Where the platform runs: how to call kubectl, and the two addresses people use."""
-
-    kubectl: str
-    kubeconfig: str | None
-    portal_url: str
-    gateway_url: str
-    forwards: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def kube(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
-        """Run kubectl and return its output; raises ``DemoError`` with kubectl's own words."""
-        env = {**os.environ, **({"KUBECONFIG": self.kubeconfig} if self.kubeconfig else {})}
-        try:
-            done = subprocess.run(
-                [self.kubectl, *arguments],
-                input=stdin,
-                capture_output=True,
-                text=True,
-                env=env,
-                timeout=timeout_s,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise DemoError(
-                f"kubectl {' '.join(arguments[:6])} gave no answer in {timeout_s:g} s; is the machine overloaded?"
-            ) from error
-        if done.returncode:
-            raise DemoError(
-                f"kubectl {' '.join(arguments[:6])}: {done.stderr.strip() or done.stdout.strip()}"
-            )
-        return done.stdout
-
-    def status(self, kind: str, name: str) -> dict[str, Any]:
-        """The status of one of our objects; empty while there is none."""
-        text = self.kube("-n", NAMESPACE, "get", kind, name, "-o", "json")
-        status: dict[str, Any] = json.loads(text).get("status") or {}
-        return status
-
-    def close(self) -> None:
-        """End the port-forwards."""
-        for process in self.forwards:
-            process.terminate()
-
-
-class Teller:
-    """Prints progress so that a person can read it: one changing line on a terminal, few lines elsewhere."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.live = sys.stdout.isatty()
-        self._last = 0.0
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        clear = "\r\033[K" if self.live else ""
-        print(f"{clear}[{self.elapsed():>6}] {text}", flush=True)
-
-    def tick(self, text: str) -> None:
-        """A line that the next one replaces; off a terminal, at most one every 15 s."""
-        if self.live:
-            print(f"\r\033[K[{self.elapsed():>6}] {text[:150]}", end="", flush=True)
-        elif time.monotonic() - self._last > 15:
-            self._last = time.monotonic()
-            print(f"[{self.elapsed():>6}] {text}", flush=True)
-
-    def elapsed(self) -> str:
-        """Time since the start as m:ss."""
-        seconds = int(time.monotonic() - self.started)
-        return f"{seconds // 60}:{seconds % 60:02d}"
 
 
 def run_busbar(*arguments: str) -> None:
@@ -383,7 +310,13 @@ def make_token(cluster: Cluster, scopes: str, subject: str, role: str) -> str:
 
 
 def story(
-    cluster: Cluster, teller: Teller, job: dict[str, Any], killed_at: int, traffic: Traffic, login: str
+    cluster: Cluster,
+    teller: Teller,
+    job: dict[str, Any],
+    killed_at: int,
+    traffic: Traffic,
+    login: str,
+    power: str,
 ) -> None:
     """Tell what happened."""
     evaluation, usage = job["evaluation"], job.get("usage") or {}
@@ -402,6 +335,7 @@ What happened
   Bits per byte on files it never saw: {evaluation["bitsPerByte"]:.3f}; a bigram needs {evaluation["bigramBitsPerByte"]:.3f}, an order-3 n-gram {evaluation["ngramBitsPerByte"]:.3f}.
   It used {usage.get("acceleratorSeconds", 0):.0f} accelerator-seconds.
   Served over the OpenAI API while scaled 1 → 2 → 0 → 1: {traffic.finished} requests, {traffic.tokens} tokens, {len(traffic.failures)} failures.
+  {power}
   All of it took {teller.elapsed()} after the set-up.
 
 Portal   {portal}
@@ -441,7 +375,10 @@ def main() -> int:
         check_training(job, twin, killed_at, teller)
         login = make_token(cluster, "rest,inference", "demo-user", "user")
         traffic = serve(cluster, teller, login)
-        story(cluster, teller, job, killed_at, traffic, login)
+        power = "Power was left out: on a cluster of your own no power is simulated."
+        if arguments.cluster == "local":
+            power = share_a_feed(cluster, teller)
+        story(cluster, teller, job, killed_at, traffic, login, power)
     except DemoError as error:
         print(f"\ndemo: {error}", file=sys.stderr)
         print("demo: `.venv/bin/busbar status` says what runs and where the logs are", file=sys.stderr)

@@ -17,7 +17,7 @@ from busbar.local.images.recipe import package_folder
 from busbar.local.kubectl import Kubectl, Object
 from busbar.local.parts import CLIENTS
 from busbar.local.progress import say, step
-from busbar.local.simulated import POOL_TAINT, tolerating
+from busbar.local.simulated import POOL_TAINT, simulated_power, tolerating
 
 NAMESPACE = "busbar-system"
 RELEASE = "busbar"
@@ -167,6 +167,7 @@ def local_values(registry: str, tag: str, portal_url: str, gateway_url: str) -> 
         "placement": {"tolerations": [tolerating(POOL_TAINT)]},
         "admission": {"podWriters": [CLIENTS["kwok"][0]]},  # it simulates the kubelets of simulated nodes
         "operator": requests("100m"),
+        "power": {"simulatedNodes": simulated_power(), "agent": {"setLimits": True}},
         "api": {"publicUrl": portal_url, "publicGatewayUrl": gateway_url, **requests("50m")},
         "gateway": requests("75m"),
     }

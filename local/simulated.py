@@ -18,6 +18,10 @@ from busbar.local.kubectl import Object
 DURATION = "simulation/seconds"
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 POOL_TAINT = {"key": "busbar.dev/pool", "value": "cpu", "effect": "NoSchedule"}
+POWER = "sim.busbar.dev/power"
+RACK = "topology.kubernetes.io/rack"
+FEED_NODES = ("sim-feed-0", "sim-feed-1")
+"""Made by the demo (examples/power-feed.yaml)."""
 DEMO_USER = "demo-user"
 
 
@@ -192,12 +196,14 @@ def nodes(counts: dict[str, int]) -> list[Object]:
                 "kubernetes.io/os": "linux",
                 "kubernetes.io/arch": "amd64",
                 "node.kubernetes.io/instance-type": f"simulated-{model.per_node}x{model.accelerator}",
-                "topology.kubernetes.io/rack": f"rack-{index // 4}",
+                RACK: f"rack-{index // 4}",
                 "nvidia.com/gpu.product": model.product,
                 "nvidia.com/gpu.count": str(model.per_node),
                 "nvidia.com/gpu.memory": str(model.memory_gib * 1024),
                 "busbar.dev/accelerator": model.accelerator,
             }
+            if model.accelerator == "A100":
+                labels[POWER] = "true"
             annotations = {
                 "kwok.x-k8s.io/node": "fake",
                 "sim.busbar.dev/cpu": str(model.cpu),
@@ -208,6 +214,30 @@ def nodes(counts: dict[str, int]) -> list[Object]:
                 {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [TAINT]}}
             )
     return made
+
+
+def simulated_power() -> list[str]:
+    """The nodes whose power is played: those of eight A100, whose boards are the ones that the player knows."""
+    found = [node["metadata"]["name"] for node in nodes({}) if POWER in node["metadata"]["labels"]]
+    return [*found, *FEED_NODES]
+
+
+def feeds() -> list[Object]:
+    """The feeds of the simulated A100: a hall, and its racks below. They observe, so jobs are placed as without them."""
+    racks = sorted(
+        {node["metadata"]["labels"][RACK] for node in nodes({}) if POWER in node["metadata"]["labels"]}
+    )
+    return [
+        _busbar("PowerDomain", "sim-hall", {"budgetWatts": 36000}),
+        *(
+            _busbar(
+                "PowerDomain",
+                f"sim-{rack}",
+                {"parent": "sim-hall", "budgetWatts": 18000, "nodeSelector": {RACK: rack, POWER: "true"}},
+            )
+            for rack in racks
+        ),
+    ]
 
 
 def tolerating(taint: dict[str, str]) -> Object:

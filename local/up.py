@@ -74,7 +74,7 @@ def bring_up(instance: Instance, wishes: Wishes, tag: str) -> None:
         values = local_values(REGISTRY, tag, portal, models)
         objects = simulated.demo(instance)
         if wishes.simulate:
-            objects += [*simulated.pools(), *simulated.tenants()]
+            objects += [*simulated.pools(), *simulated.tenants(), *simulated.feeds()]
         if install(Helm(instance.kubeconfig), kubectl, values, objects) and wishes.simulate:
             cluster.supervise(instance, simulate=True, with_traffic=True, internet=wishes.internet)
         fetching.result()

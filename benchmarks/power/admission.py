@@ -4,7 +4,8 @@
 
 The cluster is that of `benchmarks/scheduling/generator.py`. The nodes hang on racks of 16, rows of 8 racks
 and one hall. A rack's budget is a part of its boards' nameplates; a row and the hall have 97 % of what is below them.
-Every board draws its nameplate in use and 60 W idle. Each plan is checked.
+Every board draws its nameplate in use and 60 W idle. Each plan is checked. The last rows offer every class three power caps besides (0.85, 0.7 and 0.5 of
+the nameplate, at 0.97, 0.93 and 0.8 of the speed) to jobs that have nodes to themselves.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ NAMEPLATES = {"H100": 700.0, "A100": 400.0, "L4": 72.0, "V100": 300.0}
 IDLE_W, RACK, ROW, ABOVE = 60.0, 16, 8, 0.97
 PARTS = (None, 10.0, 0.9, 0.7, 0.5)
 """Of the nameplates; None: no domains."""
+CAPS = {0.85: 0.97, 0.7: 0.93, 0.5: 0.8}
+"""Speed by cap."""
 RESULT = Path(__file__).resolve().parent.parent / "results" / "power_admission.txt"
 
 
@@ -57,6 +60,18 @@ def hung(snapshot: Snapshot, part: float) -> Snapshot:
     )
 
 
+def capped(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with cells for power caps, and agents that hold boards to them."""
+    table = snapshot.table
+    more = tuple(
+        replace(cell, power_cap=cap, speed=cell.speed * speed)
+        for cell in table.cells
+        for cap, speed in CAPS.items()
+    )
+    nodes = tuple(replace(node, limits_boards=True) for node in snapshot.nodes)
+    return replace(snapshot, nodes=nodes, table=replace(table, cells=table.cells + more))
+
+
 def measure(snapshot: Snapshot, repeats: int) -> tuple[float, Plan]:
     """The least CPU seconds of some plans, and the plan."""
     policy, taken = Policy(solver_seconds=None), []
@@ -79,14 +94,20 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {platform.machine()}, a shared machine",
     ]
     least = 0.0
-    for part in PARTS:
+    rows = [(part, False) for part in PARTS] + [(part, True) for part in PARTS if part is None or part < 1]
+    for part, caps in rows:
         snapshot = bare if part is None else hung(bare, part)
+        if caps:
+            snapshot = capped(snapshot)
         seconds, made = measure(snapshot, repeats)
         least = least or seconds
         short = sum(record.code is WaitCode.POWER for record in made.waiting)
         what = (
             "no domains" if part is None else f"{len(snapshot.domains)} domains at {part:.0%} of nameplates"
         )
+        starts = sum(a.to is not None and a.to.power_cap < 1 for a in made.actions)
+        if caps:
+            what += f", three caps known ({starts} jobs start under one)"
         lines.append(
             f"{what}: {seconds:.2f} s, {seconds / least:.2f} x; {len(made.actions)} actions, {short} jobs wait for watts"
         )

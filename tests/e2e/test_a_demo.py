@@ -16,7 +16,8 @@ SIMULATED = ("sim-language", "sim-research", "sim-speech", "sim-vision")
 
 def test_the_demo_trains_kills_resumes_serves_scales_and_tells(cluster: Cluster) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py"), "--name", cluster.name],
+        [sys.executable, "-m", "examples.demo", "--name", cluster.name],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -25,6 +26,7 @@ def test_the_demo_trains_kills_resumes_serves_scales_and_tells(cluster: Cluster)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "bit for bit" in done.stdout
     assert "0 failures" in done.stdout
+    assert "the second of two jobs started at 50 % of its boards' limit" in done.stdout
 
 
 def test_the_finished_job_says_what_happened_in_every_place(cluster: Cluster) -> None:
