@@ -31,6 +31,17 @@ def _smaller(one: Candidate, other: Candidate) -> bool:
     return (-one.accelerators_m, one.pool) > (-other.accelerators_m, other.pool)
 
 
+def _least_drawn(rows: list[RankedCandidate], candidate: Candidate) -> Candidate:
+    """The same place under the lowest power cap that is known for it."""
+    where = (candidate.pool, candidate.mode, candidate.pods, candidate.per_pod)
+    same = [
+        row.candidate
+        for row in rows
+        if (row.candidate.pool, row.candidate.mode, row.candidate.pods, row.candidate.per_pod) == where
+    ]
+    return min(same, key=lambda one: one.power_cap) if any(one.power_cap < 1 for one in same) else candidate
+
+
 class PendingReasons:
     """Makes the records of one round; equal requests of one tenant share one."""
 
@@ -299,7 +310,8 @@ class PendingReasons:
             for row in rows
             if self._unpowered(job, row.candidate, closed=True) >= row.candidate.pods
         )
-        return next(fitting, None)
+        found = next(fitting, None)
+        return None if found is None else _least_drawn(rows, found)
 
     def _never_carried(self, assignment: Assignment, candidate: Candidate) -> WaitingRecord:
         """Its power domains do not carry it even if none of our jobs runs: reports one that comes nearest to it."""
@@ -327,13 +339,16 @@ class PendingReasons:
             limit=max(0, feeds.left[EMPTY][lack.number]),
             holders=(),
             domain=feeds.domains[lack.number].name,
+            power_cap=candidate.power_cap,
         )
 
     def _contended(self, assignment: Assignment, candidate: Candidate) -> WaitingRecord:
         """It could run if other jobs did not."""
         holdings, job = self.round.holdings, assignment.job
-        lack = self.round.cluster.lack(job, candidate)
+        least = _least_drawn(self.round.ranked(assignment), candidate)
+        lack = self.round.cluster.lack(job, least)
         if lack is not None:
+            candidate = least
             changes = (
                 *self.suggestions.fewer_pods(assignment),
                 *self._other_place(assignment),

@@ -40,7 +40,7 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
         WaitCode.CAPACITY: f"Needs {need} {what}, {free} of {limit} are free",
         WaitCode.FRAGMENTED: f"Needs {need} {what}; {free} are free, but not together on the nodes it needs",
         WaitCode.POWER: (
-            f"Needs {need} on the power domain {record.domain}, and {free} of the {limit} that it has for jobs are "
+            f"Needs {need}{_limited(record)} on the power domain {record.domain}, and {free} of the {limit} that it has for jobs are "
             f"free{above}."
         ),
         WaitCode.FAIR_SHARE: (
@@ -57,6 +57,10 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
     if not text.endswith("."):
         text += _holders(record, admin, unit) + "."
     return text + _reserved(record) + _advice(record)
+
+
+def _limited(record: WaitingRecord) -> str:
+    return f", with its boards limited to {record.power_cap:.0%}," if record.power_cap < 1 else ""
 
 
 def _reserved(record: WaitingRecord) -> str:

@@ -183,6 +183,8 @@ class WaitingRecord:
     """The place that is collected for the job, if it is first in line."""
     domain: str = ""
     """Code `InsufficientPower`: the power domain. `limit` is what it has for jobs, `requested` what the job adds to it."""
+    power_cap: float = 1.0
+    """Code `InsufficientPower`: the lowest cap under which it could run, with which it adds so much."""
 
     @property
     def never(self) -> bool:
@@ -221,6 +223,7 @@ class WaitingRecord:
             self.fits_m,
             self.above_limit,
             domain=self.domain,
+            power_cap=self.power_cap,
         )
 
 

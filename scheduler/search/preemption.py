@@ -45,6 +45,8 @@ def _reclaim_one(
         return False
     for ranked in round_.ranked(assignment):
         candidate = ranked.candidate
+        if candidate.power_cap < 1 and _could_be_uncapped(round_, assignment):
+            continue  # others are not stopped for less than full power
         if holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m):
             continue
         right = holdings.right(job.tenant, candidate.accelerator, candidate.accelerators_m)
@@ -58,6 +60,15 @@ def _reclaim_one(
             return True
         hopeless.add(key)
     return False
+
+
+def _could_be_uncapped(round_: Round, assignment: Assignment) -> bool:
+    """Whether the power domains would carry one of its candidates without a cap, if no other job ran."""
+    return any(
+        row.candidate.power_cap == 1
+        and round_.pods_if_empty(assignment.job, row.candidate) >= row.candidate.pods
+        for row in round_.ranked(assignment)
+    )
 
 
 def _start_by_right(claim: Claim) -> bool:

@@ -24,6 +24,7 @@ from busbar.scheduler import (
     check_plan,
     plan,
     react,
+    sentence,
 )
 from busbar.scheduler.candidates.candidates import CandidateBuilder
 from busbar.scheduler.model.table import TableView
@@ -200,3 +201,30 @@ def test_the_checker_refuses_what_no_agent_would_hold() -> None:
     down = replace(action, kind=ActionKind.LIFT, assumed=at("H100-0000"), to=at("H100-0000", 0.5))
     runs = rack(llm("a", on=at("H100-0000")), watts=9e4)
     assert any("a lower cap" in wrong for wrong in check_plan(runs, replace(result, actions=(down,))))
+
+
+def test_the_reason_counts_the_lowest_cap_and_the_least_that_is_missing_for_it() -> None:
+    both = rack(llm("a", on=at("H100-0000"), preemptible=False), llm("b"), watts=8 * (700 + 300))
+    result = made(both)
+    assert result.actions == ()
+    [record] = result.waiting
+    assert (record.power_cap, record.requested, record.free) == (0.5, 2800, 2400)
+    assert sentence(record) == (
+        "Needs 2,800 W, with its boards limited to 50%, on the power domain rack, and 2,400 W of the 8,000 W that it has "
+        "for jobs are free. It would start now with 400 W more there."
+    )
+    more = replace(both, domains=(PowerDomain("rack", 8000.0 + 400.0),))
+    assert acted(made(more)) == {"b": ("start", 0.5)}
+    never = made(rack(llm("a"), watts=2799.0))
+    assert [(one.above_limit, one.requested) for one in never.waiting] == [(True, 2800)]
+
+
+def test_a_state_follows_nodes_whose_boards_begin_to_take_limits() -> None:
+    before = rack(llm("a"), watts=8 * 480, limits=False)
+    first, memo = plan(before, POLICY, NOW)
+    assert first.actions == ()
+    after = replace(before, nodes=tuple(replace(node, limits_boards=True) for node in before.nodes))
+    event = Event.between(before, after, NOW + 1)
+    answer, _ = react(after, first, event, memo)
+    assert answer == react(after, first, event)[0]
+    assert acted(answer) == {"a": ("start", 0.7)}

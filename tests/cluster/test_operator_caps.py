@@ -1,0 +1,132 @@
+"""A job that lacks watts starts with its boards limited, and is lifted while it runs: real operator, agent and guard."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.apiserver import ApiServer
+from tests.cluster.harness import QUICK, Cluster, engine_job
+from tests.cluster.kubelet import add_node
+from tests.cluster.tenancy import becomes
+from tests.cluster.test_operator_budgets import script
+from tests.cluster.test_operator_leases import NAMES, Rack
+from tests.cluster.test_operator_power import KEY
+from tests.cluster.test_operator_watts import POOL
+from tests.operator.agent.lease_keys import KEY as SIGNING
+
+from busbar.kube.client import Object
+from busbar.kube.contracts.power import SIMULATED_LABEL
+from busbar.kube.resources import PERFORMANCE_PROFILES, POWER_DOMAINS, TRAINING_JOBS
+
+HOME = "caps-home"
+"""The platform's namespace here."""
+BUDGET_W = 1450.0
+FEED: Object = {
+    "kind": "PowerDomain",
+    "metadata": {"name": "red"},
+    "spec": {"budgetWatts": BUDGET_W, "policy": "Lease", "hostWatts": 100, "nodeSelector": {"rack": "red"}},
+}
+"""Two hosts of 100 W and four A100: 452 W while they idle, 674 W more with a job on two of them, and 274 W more with one
+whose boards are limited to 200 W; 1,400 W of the 1,435 W that are left after the margin."""
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+}
+
+
+def llm(name: str) -> Object:
+    job = engine_job(
+        name,
+        shape={"minPods": 1, "maxPods": 1, "acceleratorsPerPod": 2},
+        accelerators=["A100"],
+    )
+    job["spec"]["engine"] |= {"model": {"config": CONFIG}, "mode": "resident", "steps": 1_000_000}
+    return job
+
+
+def profile(workload_class: str) -> Object:
+    cells = [
+        {
+            "accelerator": "A100",
+            "accelerators": 2,
+            "powerCapPercent": percent,
+            "tokensPerSecond": speed,
+            "watts": watts,
+        }
+        for percent, speed, watts in ((100, 1000, 400), (50, 800, 200))
+    ]
+    spec = {"workloadClass": workload_class, "cells": cells}
+    return {"kind": "PerformanceProfile", "metadata": {"name": "llm"}, "spec": spec}
+
+
+def is_running(status: dict[str, Any]) -> bool:
+    return bool(status.get("phase") == "Running")
+
+
+async def test_a_job_starts_capped_and_its_boards_are_held_until_it_is_lifted(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    settings = replace(
+        QUICK, namespace=HOME, power_key=KEY, power_lease_key=SIGNING, power_status_s=0.5, power_lease_s=4.0
+    )
+    await asyncio.to_thread(apiserver.make_namespace, HOME)
+    rack = Rack(tmp_path)
+    async with (
+        Cluster(apiserver, nodes=0, settings=settings, script=script) as cluster,
+        rack.process("guard"),
+        rack.process(),
+        rack.watched(),
+    ):
+        for name in NAMES:
+            labels = {"rack": "red", "pool": "watts", SIMULATED_LABEL: ""}
+            await asyncio.to_thread(add_node, apiserver, name, labels=labels, gpus=2)
+        await asyncio.to_thread(lambda: apiserver.admin.create(POOL).expect())
+        await cluster.create(FEED)
+        await cluster.start(power_simulator_url=rack.url)
+        await cluster.until(POWER_DOMAINS, "red", lambda s: s.get("boardsLimited") is True)
+        await rack.has(lambda watts: watts <= BUDGET_W)
+        rack.most_w = BUDGET_W
+
+        await cluster.create(llm("first"))
+        first = await cluster.until(TRAINING_JOBS, "first", is_running)
+        assert "powerCapPercent" not in first["admission"]
+        profiles, _ = await cluster.client.list(PERFORMANCE_PROFILES)
+        known = [p for p in profiles if p["spec"]["workloadClass"] == first["workloadClass"]]
+        wanted = profile(first["workloadClass"])
+        if known:
+            name = known[0]["metadata"]["name"]
+            await cluster.client.patch(PERFORMANCE_PROFILES, name, {"spec": wanted["spec"]})
+        else:
+            await cluster.create(wanted)
+
+        await cluster.create(llm("second"))
+        second = await cluster.until(TRAINING_JOBS, "second", is_running)
+        capped = second["admission"]
+        assert (capped["powerCapPercent"], capped["powerCapWatts"]) == (50, 200)
+        assert "limited to 50%" in capped["reason"]
+        [node] = capped["nodes"]
+        boards = [f"SIMULATED-{node}-{i}" for i in range(2)]
+
+        async def limits() -> list[float]:
+            return [rack.limits.get(uuid, 400.0) for uuid in boards]
+
+        await becomes(limits, lambda found: max(found) <= 200.0)
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            assert max(await limits()) <= 200.0
+
+        await cluster.client.delete(TRAINING_JOBS, "first", cluster.namespace)
+        lifted = await cluster.until(
+            TRAINING_JOBS, "second", lambda s: "powerCapPercent" not in s["admission"]
+        )
+        assert (lifted["admission"]["id"], lifted["attempt"]) == (capped["id"], second["attempt"])
+        assert is_running(lifted)
+        await becomes(limits, lambda found: min(found) > 200.0)
+    assert rack.overruns == []
