@@ -133,7 +133,8 @@ def key_of_line(line: ProfileCell | StatedCell | Evidence) -> str:
 def place_of_admission(at: Admission) -> Place:
     size_m = at.pods * at.accelerators_per_pod * 1000
     nodes = named_nodes(size_m, len(set(at.nodes)))
-    return (accelerator_key(at.accelerator, at.link_class or ""), size_m, at.mode or "resident", 1.0, nodes)
+    cap = 1.0 if at.power_cap_percent is None else at.power_cap_percent / 100
+    return (accelerator_key(at.accelerator, at.link_class or ""), size_m, at.mode or "resident", cap, nodes)
 
 
 def digests(tenants: Iterable[Tenant]) -> dict[str, str]:
