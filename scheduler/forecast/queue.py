@@ -18,6 +18,7 @@ from ..placement.pool import request, tolerated
 from .history import History, Lengths
 from .queue_model import QueueModel
 from .queue_types import Arrival, QueuedJob, QueueRequest, QueueStart, Rules, RunOption, Share
+from .watts import carried
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +50,7 @@ class Queue:
         self.pools = sorted(snapshot.pools, key=lambda pool: pool.name)
         self._pool = {pool.name: i for i, pool in enumerate(self.pools)}
         self._table = TableView(snapshot.table)
+        snapshot = carried(snapshot, self._table)
         self._rate = [self._table.rate(pool.accelerator) / 1000 for pool in self.pools]
         self._tenants = {tenant.name: i for i, tenant in enumerate(_tenants(snapshot))}
         self._requests: dict[tuple[object, ...], QueueRequest] = {}

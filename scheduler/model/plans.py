@@ -194,8 +194,8 @@ class WaitingRecord:
     @property
     def foreseeable(self) -> bool:
         """Whether forecasts can say when it starts, from the ends of other jobs. Nothing says when closed nodes are
-        opened, and forecasts do not count watts."""
-        return not self.never and self.code not in (WaitCode.NODES_CLOSED, WaitCode.POWER)
+        opened."""
+        return not self.never and self.code is not WaitCode.NODES_CLOSED
 
     def stamped(self, job: JobId, offer: float, position: int, round_: str, waited_s: float) -> WaitingRecord:
         """The record for one job of one round. (`dataclasses.replace` takes three times as long, and an event

@@ -48,7 +48,7 @@ def test_the_sentence_names_the_domain_and_what_is_missing_there() -> None:
         "It would start now with 400 W more there."
     )
     assert not record.never
-    assert not record.foreseeable
+    assert record.foreseeable
 
 
 def test_the_domain_named_is_the_one_that_is_short_most() -> None:

@@ -16,10 +16,14 @@ from busbar.scheduler import (
     JobKind,
     Outcome,
     Policy,
+    PowerDomain,
+    Rate,
     Snapshot,
+    TableView,
     WaitCode,
     what_if,
 )
+from busbar.scheduler.forecast.watts import carried
 
 from ..build import NOW, cluster, job, placed, tenant
 from ..strategies import snapshots
@@ -209,3 +213,36 @@ def test_no_forecast_goes_far_beyond_what_was_seen() -> None:
     assert after.raw[1] == pytest.approx(2 * 86400)
     assert after.p90_s is not None
     assert after.p90_s <= 2 * 86400
+
+
+def on_rack(snapshot: Snapshot, watts: float, closed: bool = False) -> Snapshot:
+    """All nodes on one power domain; an H100 draws 700 W."""
+    table = replace(snapshot.table, rates=(Rate("H100", 1.0, 700.0),))
+    nodes = tuple(replace(node, domain="rack") for node in snapshot.nodes)
+    return replace(snapshot, table=table, nodes=nodes, domains=(PowerDomain("rack", watts, closed=closed),))
+
+
+def test_a_job_that_lacks_watts_waits_as_if_the_other_nodes_were_not_there() -> None:
+    two = on_rack(cluster(full(), H100=2), watts=8 * 700 + 699)
+    short = what_if(two, Policy(), job("x", size=8), NOW, HISTORY)
+    assert short.record is not None
+    assert short.record.code is WaitCode.POWER
+    one = what_if(cluster(full(), H100=1), Policy(), job("x", size=8), NOW, HISTORY)
+    assert (short.p50_s, short.p90_s) == (one.p50_s, one.p90_s)
+    assert short.p50_s is not None
+    never = what_if(on_rack(cluster(full(), H100=2), watts=8 * 699), Policy(), job("x", size=8), NOW, HISTORY)
+    assert (never.p50_s, never.record and never.record.above_limit) == (None, True)
+    assert what_if(on_rack(cluster(full(), H100=2), 16 * 700), Policy(), job("x", size=8), NOW).starts_now
+
+
+def test_free_accelerators_beyond_the_watts_are_left_out_deepest_domain_first() -> None:
+    snapshot = on_rack(cluster(full(size=4), H100=3), watts=8 * 700)
+    tree = (PowerDomain("row", 10 * 700.0), PowerDomain("rack", 8 * 700.0, "row"))
+    nodes = tuple(replace(n, domain="row" if n.name.endswith("2") else "rack") for n in snapshot.nodes)
+    found = carried(replace(snapshot, nodes=nodes, domains=tree), TableView(snapshot.table))
+    left = [node.capacity.accelerators_m - (4000 if node.name.endswith("0") else 0) for node in found.nodes]
+    assert left == [4000, 0, 2000], "four more below the rack, and two more on the row"
+    closed = carried(on_rack(cluster(full(size=4), H100=1), 9e9, closed=True), TableView(snapshot.table))
+    assert closed.nodes[0].capacity.accelerators_m == 4000
+    bare = cluster(full(), H100=2)
+    assert carried(bare, TableView(bare.table)) is bare
