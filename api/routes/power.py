@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, services_of
-from busbar.api.routes import schemas
+from busbar.api.routes import power_schemas as schemas
 from busbar.api.routes.schemas import errors
 from busbar.kube.contracts.power_view import Resolution
 

@@ -22,7 +22,8 @@ class PowerMetrics:
         self.domains = Gauge(
             "busbar_power_domain_watts",
             "Of each PowerDomain: draw (mean of the last second of the nodes that report), budget, floor (its nodes "
-            "with all boards at their lowest limit), and leased (the most that its nodes may draw by their leases)",
+            "with all boards at their lowest limit), leased (the most that its nodes may draw by their leases), and forecast "
+            "(what they are expected to draw at most)",
             ["domain", "kind"],
             registry=registry,
         )
@@ -112,6 +113,7 @@ class PowerMetrics:
                 kinds["floor"] = draw.floor_w
             if name in leases:
                 kinds["leased"] = leases[name].leased_w
+                kinds["forecast"] = leases[name].forecast_w
             for kind, watts in kinds.items():
                 self.domains.labels(name, kind).set(watts)
         for reading in readings:

@@ -36,6 +36,7 @@ from busbar.scheduler import (
     plan,
     sentence,
 )
+from busbar.scheduler.candidates.draw import Draws
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool) -> Prev
     speed = _speeds(table, job, placement, placement.power_cap)
     seconds = [job.remaining_work / s for s in speed] if speed and job.remaining_work else [None, None, None]
     finish = seconds[0]
-    watts = count * _watts(table, job, placement) if not pool.is_cpu else 0.0
+    watts = count * _watts(Draws(snapshot, table), table, job, placement) if not pool.is_cpu else 0.0
     energy = [None if s is None or not watts else round(watts * s / 3.6e6, 3) for s in seconds]
     full = _speeds(table, job, placement, 1.0) if placement.power_cap < 1 else None
     return PreviewAnswer(
@@ -192,14 +193,11 @@ def _starting(snapshot: Snapshot, job: Job, action: Action, admin: bool) -> Prev
     )
 
 
-def _watts(table: TableView, job: Job, placement: Placement) -> float:
+def _watts(draws: Draws, table: TableView, job: Job, placement: Placement) -> float:
     """What one accelerator of the job draws there; 0: not known."""
-    nameplate_w, cap = table.nameplate_watts(placement.key), placement.power_cap
-    found = table.estimate(
-        job.workload_class, placement.key, placement.mode, placement.accelerators_m, job.tenant, cap
-    )
-    watts = nameplate_w if found is None else found.watts
-    return min(watts, cap * nameplate_w) if cap < 1 and nameplate_w else watts
+    size_m, cap = placement.accelerators_m, placement.power_cap
+    found = table.estimate(job.workload_class, placement.key, placement.mode, size_m, job.tenant, cap)
+    return draws.watts(placement.key, found, cap)
 
 
 def _speeds(

@@ -437,9 +437,8 @@ class Round:
 
     def sized(self, assignment: Assignment, candidate: Candidate, pods: int) -> Candidate | None:
         """The candidate with another number of pods that make the same request; None: it could not run so."""
-        found = self.state.candidates.sized(
-            assignment.option, candidate.pool, candidate.mode, pods, power_cap=candidate.power_cap
-        )
+        own = assignment.option, candidate.pool, candidate.mode, pods
+        found = self.state.candidates.sized(*own, power_cap=candidate.power_cap)
         return found if found is not None and found.per_pod == candidate.per_pod else None
 
     def pods_if_empty(self, job: Job, candidate: Candidate, closed: bool = False) -> int:
