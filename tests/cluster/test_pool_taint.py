@@ -125,7 +125,7 @@ async def test_only_what_was_queued_and_the_platform_run_on_the_demos_node(
         assert (await cluster.pods())["lacks"]["spec"]["schedulingGates"], "it holds no place"
 
         platforms = of_the_platform(tmp_path)
-        assert len(platforms) == 3
+        assert len(platforms) == 4, "operator, API, gateway, and the player of the simulated nodes' power"
         assert all(own in one["spec"]["tolerations"] for one in platforms)
         operator = next(o for o in platforms if o["spec"]["serviceAccountName"] == "busbar-operator")
         await cluster.client.create(PODS, edited(operator, {"metadata/name": "as-the-operator"}), NAMESPACE)
