@@ -36,11 +36,12 @@ class Release:
 
 @dataclass(frozen=True)
 class Lift:
-    """Run on under this power cap, a part of the boards' highest limit; 1: under none."""
+    """Run on under this power cap, a part of the boards' highest limit; 1: under none. It holds as long as the job runs at
+    this placement: reports of progress change the object all the time, and a plan may not come again soon."""
 
     power_cap: float
     message: str
-    assumed_version: str
+    assumed: Placement
 
 
 @dataclass(frozen=True)

@@ -449,8 +449,8 @@ class Rounds:
             if action.to is None or any(other is not None and other.run is not None for other in before):
                 return None  # jobs that it waits for still hold resources
             return Admit(action.to, action.reason, target.version, target.index)
-        if action.kind is ActionKind.LIFT:
-            return Lift(action.to.power_cap if action.to is not None else 1.0, action.reason, target.version)
+        if action.kind is ActionKind.LIFT and action.to is not None and action.assumed is not None:
+            return Lift(action.to.power_cap, action.reason, action.assumed)
         reason = RELEASE_REASONS[action.kind]
         taken = action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK) or action.makes_room_for is not None
         return Release(reason, action.reason, target.version, target.index, taken=taken)

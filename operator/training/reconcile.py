@@ -244,7 +244,7 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
         return begin_release(view, Reason.BUDGET_SPENT, view.budget.why)
     if isinstance(decision, Release) and decision.assumed_version == view.job.metadata.resource_version:
         return begin_release(view, decision.reason, decision.message, moved=True, taken=decision.taken)
-    if isinstance(decision, Lift) and decision.assumed_version == view.job.metadata.resource_version:
+    if isinstance(decision, Lift) and decision.assumed == placement_of(admission):
         return JobUpdate(_lifted(view, admission, decision))
     if status.start_time is not None and _left_s(view, admission) <= 0:
         text = f"The job ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)."

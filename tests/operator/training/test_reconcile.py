@@ -85,7 +85,7 @@ def test_a_power_cap_is_written_with_the_admission_and_lifted_without_a_restart(
     assert placement_of(of.status.admission) == decision.placement
     own = running(0)
     for cap, percent in ((0.85, 85), (1.0, None)):
-        update = reconcile(view(of, own), Lift(cap, "has watts", "7"))
+        update = reconcile(view(of, own), Lift(cap, "has watts", decision.placement))
         assert update.actions == ()
         assert update.status is not None
         lifted = update.status.admission
@@ -96,7 +96,8 @@ def test_a_power_cap_is_written_with_the_admission_and_lifted_without_a_restart(
             of.status.admission.admitted_at,
             1,
         )
-    late = reconcile(view(of, own), Lift(1.0, "has watts", "6")).status
+    elsewhere = replace(decision.placement, nodes=("node-1",))
+    late = reconcile(view(of, own), Lift(1.0, "has watts", elsewhere)).status
     assert late is None or late.admission is None or late.admission.power_cap_percent == 70
     assert reconcile(view(job()), admit()).status.admission.power_cap_percent is None  # type: ignore[union-attr]
 
