@@ -1,7 +1,8 @@
 """Candidates: every way a job could run, as (value, resource vector, watts).
 
-One candidate per pool, engine mode and number of pods, and per power cap where watts are limited (`capped.py`).
-Elastic goodput, serving replicas, power caps and deadlines only add candidates or change a value; nothing else in the planner needs to know. Where the table knows that a
+One candidate per pool, engine mode and number of pods, and per power cap where watts are limited (`capped.py`). Elastic
+goodput, serving replicas and deadlines only add candidates or change a value; nothing else in the planner needs to know
+(a power cap can be lifted while a job runs: `search/watts.py`). Where the table knows that a
 gang is faster on fewer nodes, there is one candidate per number of nodes that makes a difference (`Candidate.nodes`):
 each is worth the speed of the cell that it names, and is placed on no more nodes.
 
