@@ -1,7 +1,8 @@
 """The endpoint picker: it assigns a replica to each request, and queues the request while there is none.
 
 A request gets a `Lease` on a replica that is ready, not draining, not under suspicion, and can run it soon
-(`replica_load`); of several, the one whose first token is predicted to come soonest (`picking`). Otherwise it waits, in
+(`replica_load`); of several, one in the pool whose turn it is (`pool_shares`), and there the one whose first token is
+predicted to come soonest (`picking`). Otherwise it waits, in
 the order that is fair in tokens between tenants, then a tenant's users, then a user's keys (`fairqueue`), and first come
 first served within a key; a bounded number per service and per user, and for a bounded time. A change of routes, a
 returned lease or the end of a suspicion serves the queue.
@@ -26,10 +27,12 @@ from busbar.gateway.errors import TooManyRequests, Unavailable
 from busbar.gateway.fairqueue import FairQueue, Owner, cost_of
 from busbar.gateway.load_counts import LoadCounts, Progress
 from busbar.gateway.picking import ANY, Ask, Candidate, Choice, choose
+from busbar.gateway.pool_shares import pick
 from busbar.gateway.replica_load import ReplicaLoad, Work, is_last_place
 from busbar.gateway.routes import RouteTable
 from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.routes import Endpoint, ServiceRoute
+from busbar.scheduler.autoscale.shares import Turns
 
 USUAL_OUTPUT = 256.0
 """Tokens of an answer, until a service has given some."""
@@ -79,6 +82,7 @@ class _Service:
     load: LoadCounts = field(default_factory=LoadCounts)
     output_tokens: float = USUAL_OUTPUT
     """Of an answer, on average."""
+    turns: Turns = field(default_factory=Turns)
 
 
 def _demand(state: _Service, now: float) -> ServiceDemand:
@@ -295,7 +299,7 @@ class EndpointPicker:
             now = self._clock()
             found = self._open(state, waiter, now)
             preferred = [candidate for candidate in found if candidate.endpoint.url == waiter.prefer]
-            chosen = self._choice(preferred or found, waiter.ask, self._rng)
+            chosen = pick(state.service, state.turns, preferred or found, waiter.ask, self._choice, self._rng)
             if chosen is None:
                 break
             load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())

@@ -144,6 +144,7 @@ class Operator:
                 [r for r in settings.pod_cidrs.split(",") if r],
                 self.prober.serving,
                 lambda namespace: self.handlers.holds.of_namespace(namespace).stops,
+                self.handlers.shares_of,
             )
         )
         self.server = Server(

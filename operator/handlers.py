@@ -51,6 +51,7 @@ from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.serving.replicas import wanted_indexes
 from busbar.operator.serving.service_plan import refused, service_plan
+from busbar.operator.serving.shares import Shares
 from busbar.operator.serving.view import ServiceView, model_uri
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
@@ -277,6 +278,10 @@ class Handlers:
             self._fleets.without_target(service.metadata.uid)
             return None
         return await asyncio.to_thread(self._fleets.plan, self._seen(key, service, own))
+
+    def shares_of(self, uid: str) -> Shares:
+        """Where each class of a service's prompts shall go, by pool."""
+        return self._fleets.shares(uid)
 
     async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer:
         """The cheapest replicas of a service for a stated load. Raises Busy."""

@@ -6,110 +6,19 @@ for action in plan_.actions: ...
 for record in plan_.waiting: sentence(record, snapshot, viewer)
 """
 
-from .check import Checker, check_plan
-from .errors import DecodeError, SchedulerError, SnapshotError, SolverError, StaleActionError, TraceError
-from .explain.sentences import sentence
-from .forecast.history import Finished, History, Outcome
-from .forecast.what_if import Forecast, what_if
-from .model.apply import applied, stale
-from .model.events import Event, Happened, Happening
-from .model.plans import (
-    Action,
-    ActionKind,
-    Change,
-    DeadlineAnswer,
-    DeadlineShare,
-    Holder,
-    Objective,
-    Plan,
-    Policy,
-    Price,
-    WaitCode,
-    WaitingRecord,
-)
-from .model.snapshot import (
-    DecayedUsage,
-    Delta,
-    Job,
-    JobId,
-    JobKind,
-    Node,
-    Placement,
-    Pool,
-    PowerDomain,
-    Quota,
-    Reservation,
-    Resources,
-    Run,
-    Snapshot,
-    Taint,
-    Tenant,
-    Toleration,
-    User,
-    updated,
-)
-from .model.table import Cell, Estimate, PerformanceTable, Rate, Source, TableView
-from .planner import plan, react
-from .search.state import Memo
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Action",
-    "ActionKind",
-    "Cell",
-    "Change",
-    "Checker",
-    "DeadlineAnswer",
-    "DeadlineShare",
-    "DecayedUsage",
-    "DecodeError",
-    "Delta",
-    "Estimate",
-    "Event",
-    "Finished",
-    "Forecast",
-    "Happened",
-    "Happening",
-    "History",
-    "Holder",
-    "Job",
-    "JobId",
-    "JobKind",
-    "Memo",
-    "Node",
-    "Objective",
-    "Outcome",
-    "PerformanceTable",
-    "Placement",
-    "Plan",
-    "Policy",
-    "Pool",
-    "PowerDomain",
-    "Price",
-    "Quota",
-    "Rate",
-    "Reservation",
-    "Resources",
-    "Run",
-    "SchedulerError",
-    "Snapshot",
-    "SnapshotError",
-    "SolverError",
-    "Source",
-    "StaleActionError",
-    "TableView",
-    "Taint",
-    "Tenant",
-    "Toleration",
-    "TraceError",
-    "User",
-    "WaitCode",
-    "WaitingRecord",
-    "applied",
-    "check_plan",
-    "plan",
-    "react",
-    "sentence",
-    "stale",
-    "updated",
-    "what_if",
-]
+if TYPE_CHECKING:
+    from .exports import *  # noqa: F403 - mypy knows them by its __all__
+
+
+def __getattr__(name: str) -> Any:
+    """The names of `exports`, loaded when one is first used: who needs one room alone (the gateway `autoscale.shares`, engines
+    `fit`) loads neither the planner nor numpy."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    try:
+        return getattr(import_module(".exports", __name__), name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

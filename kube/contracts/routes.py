@@ -4,9 +4,12 @@ NDJSON: one document for each change and one every 15 s. So a gateway that misse
 and one that has received nothing for longer knows that its routes are stale (it keeps using them).
 """
 
+from typing import Annotated
+
 from pydantic import Field
 
 from busbar.kube.contracts.allowances import Price
+from busbar.kube.contracts.demand import PROMPT_EDGES
 from busbar.kube.contracts.wire import WireModel
 
 PATH = "/routes"
@@ -26,6 +29,7 @@ class Endpoint(WireModel):
     """One replica."""
 
     pod: str
+    pool: str = ""
     url: str
     ready: bool
     draining: bool = False
@@ -44,6 +48,15 @@ class Promise(WireModel):
 
     ttft_ms: int | None = None
     tpot_ms: int | None = None
+
+
+class BucketShares(WireModel):
+    """Where the requests of one class of prompts (`demand.PROMPT_EDGES`) go."""
+
+    prompt: Annotated[int, Field(ge=0, le=len(PROMPT_EDGES))]
+    """Index of the class."""
+    pools: dict[str, Annotated[float, Field(ge=0, le=1)]]
+    """Shares of the pools that serve it within the target; 0: only where the others wait too long."""
 
 
 class AdapterRoute(WireModel):
@@ -86,6 +99,8 @@ class ServiceRoute(WireModel):
     """Its model server orders requests by the field `priority`, lowest first: vLLM with that scheduling policy."""
     bearer: str = Field(repr=False)
     endpoints: list[Endpoint] = Field(default_factory=list)
+    shares: list[BucketShares] = Field(default_factory=list)
+    """By the mix of pools that keeps the latency target; a class that is not here goes where the gateway thinks best."""
 
     @property
     def key(self) -> str:

@@ -35,10 +35,11 @@ from busbar.operator.serving.fleet_input import (
     target_of,
 )
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
+from busbar.operator.serving.shares import Shares, shares_now
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import WINDOW_S, Trust
 from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Fleet, Observation
-from busbar.scheduler.autoscale.mix import capacity
+from busbar.scheduler.autoscale.mix import capacity, carried_at, spread
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError
 
@@ -96,11 +97,25 @@ class Plan:
     attainment_hour: tuple[float | None, int] = (None, 0)
     unreachable: str | None = ""
     """Why no type keeps the target at any load; None: not known yet."""
+    shares: Shares = ()
+    """Where the gateway shall send each class of prompts; empty: where it thinks best."""
 
     def scaled_by(self, service: ModelService) -> ScaledBy:
         if service.spec.replicas is not None:
             return ScaledBy.EXTERNAL
         return ScaledBy.PROMISE if self.target is not None else ScaledBy.IN_FLIGHT
+
+
+@dataclass(frozen=True)
+class _Rooms:
+    """Requests per second within the target, and where they go for it."""
+
+    of: object
+    """What it was computed from."""
+    all_ready: float
+    each: Mapping[str, float]
+    """Of one replica, by pool."""
+    shares: Shares
 
 
 @dataclass
@@ -122,8 +137,7 @@ class _State:
     waiting_since: dict[str, float] = field(default_factory=dict)
     blocked_until: dict[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=lambda: Plan(unreachable=None))
-    rooms: tuple[object, float, Mapping[str, float]] | None = None
-    """What the capacities were computed from, what all ready replicas sustain, and what one does by pool."""
+    rooms: _Rooms | None = None
 
 
 class Fleets:
@@ -140,6 +154,11 @@ class Fleets:
     def without_target(self, uid: str) -> None:
         """Forgets a service that has no latency target (any more)."""
         self._states.pop(uid, None)
+
+    def shares(self, uid: str) -> Shares:
+        """Where the gateway shall send each class of a service's prompts."""
+        state = self._states.get(uid)
+        return state.plan.shares if state is not None else ()
 
     def outlook(self, uid: str, demand: ServiceDemand | None) -> tuple[Sizes, float]:
         """The sizes of a service's requests, and the part of the computed rates that is believed. Of a service that has
@@ -228,7 +247,7 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
         _decide(state, seen, fleet, rate, demand)
     except ServingModelError as error:
         message = str(error)
-    room, _ = _rooms(state, seen, fleet)
+    room = _rooms(state, seen, fleet).all_ready
     settled = sum(ready(seen).values()) == sum((state.target or {}).values())
     if state.trust.take(demand.window(WINDOW_S), slo.percentile, room, settled, seen.now_s):
         state.columns_at_s = 0.0
@@ -315,7 +334,7 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     )
     if decision is not None and deciding:
         state.target = {name: count for name, count in decision.target.items() if count}
-        room, _ = _rooms(state, seen, fleet)
+        room = _rooms(state, seen, fleet).all_ready
         state.change = Change(
             CAUSES[decision.cause],
             _sentence(decision.cause, decision.load_rps, rate, room),
@@ -365,7 +384,7 @@ def _sentence(cause: Cause, load: float, rate: float, room: float) -> str:
 
 
 def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: str) -> Plan:
-    room, rates = _rooms(state, seen, fleet)
+    rooms = _rooms(state, seen, fleet)
     ahead = None
     if rate is not None:
         made = fleet.forecast.forecast(seen.now_s)
@@ -377,17 +396,19 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         believed = f"Replicas count for {100 * state.trust.factor:.0f} % of their computed rate: answers were late below it."
         message = f"{believed} {message}".rstrip()
     target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
-    return Plan(target, message, state.change, ahead, room, rates)
+    return Plan(target, message, state.change, ahead, rooms.all_ready, rooms.each, shares=rooms.shares)
 
 
-def _rooms(state: _State, seen: Seen, fleet: Fleet) -> tuple[float, Mapping[str, float]]:
-    """Requests per second within the target: of all ready replicas, and of one in each pool with a speed."""
+def _rooms(state: _State, seen: Seen, fleet: Fleet) -> _Rooms:
+    """What the ready replicas sustain together, and one in each pool with a speed."""
     here = ready(seen)
     of = (state.columns_at_s, state.sized_at_s, sorted(here.items()))
-    if state.rooms is None or state.rooms[0] != of:
-        shares = state.sizes.shares
+    if state.rooms is None or state.rooms.of != of:
+        sizes, before = state.sizes.shares, state.rooms.shares if state.rooms is not None else ()
         each = {
-            c.key: capacity([c], shares, {c.key: 1}) for c in fleet.columns if c.key in state.speeds.models
+            c.key: capacity([c], sizes, {c.key: 1}) for c in fleet.columns if c.key in state.speeds.models
         }
-        state.rooms = of, capacity(fleet.columns, shares, here), each
-    return state.rooms[1:]
+        level = spread(fleet.columns, sizes, here)
+        shares = shares_now(fleet.columns, level, before)
+        state.rooms = _Rooms(of, carried_at(level, sizes), each, shares)
+    return state.rooms

@@ -11,6 +11,7 @@ from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.routes import (
     AccessRoute,
     AdapterRoute,
+    BucketShares,
     Endpoint,
     Promise,
     ReplicaSpeed,
@@ -24,6 +25,7 @@ from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.prober import address_of
 from busbar.operator.serving.replica_speed import LEAST_STEPS
+from busbar.operator.serving.shares import Shares
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node, Pod
 
@@ -35,12 +37,14 @@ def build_routes(
     pod_cidrs: Iterable[str] = (),
     readings: Mapping[str, ServingStatus] = MappingProxyType({}),
     is_stopped: Callable[[str], bool] = lambda namespace: False,
+    shares_of: Callable[[str], Shares] = lambda uid: (),
 ) -> Routes:
     """The whole document as of now.
 
     Args:
         readings: the last answers of replicas, by pod uid.
         is_stopped: whether a spent budget stops what runs in a namespace.
+        shares_of: where each class of a service's prompts shall go, by its uid.
     """
     tenant_of = caches.tenant_of
     services: list[ServiceRoute] = []
@@ -74,6 +78,11 @@ def build_routes(
                 adapters=[AdapterRoute(name=a.name, tenants=a.tenants) for a in spec.adapters or ()],
                 bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
                 endpoints=endpoints,
+                shares=[
+                    BucketShares(prompt=prompt, pools=pools)
+                    for prompt, pools in enumerate(shares_of(service.metadata.uid))
+                    if pools
+                ],
                 max_model_len=_context_length(spec, pods, readings),
             )
         )
@@ -141,6 +150,7 @@ def _endpoint(
     report = told.report if told is not None else None
     return Endpoint(
         pod=pod.key.name,
+        pool=pod.pool,
         url=url,
         ready=pod.takes_requests,
         draining=pod.leaving or pod.parked,

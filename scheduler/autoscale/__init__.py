@@ -1,6 +1,6 @@
 """How many replicas a service should have, and of which GPU types: pure decisions.
 
-    target, state = decide(scaling, demand, state, now)      what the operator does today: one number, from in-flight
+    target, state = decide(scaling, demand, state, now)      one number, from requests in flight
 
 Up at once: requests that wait or run now decide. Down slowly: only after the lower number has been enough for
 `down_after_s`, one step at a time. To zero: after `idle_s` without any request, if the minimum allows it. A
@@ -9,7 +9,9 @@ request at zero wakes one replica immediately.
     rate = max_rate(model, bucket, slo)                      what one replica of a type sustains
     mix = cheapest(columns, load, limits)                    which types, how many, and who gets which bucket
 
-These two, `demand_forecast.py` and `fleet.py` serve `busbar plan-capacity`; the operator does not use them yet.
+    pool = turns.next(bucket, shares, able, wait_s, patience)    whose turn it is, by the mix's shares
+
+With `demand_forecast.py` and `fleet.py` these serve the operator, for services with a latency target, and `busbar plan-capacity`.
 """
 
 from .replicas import Demand, Scaling, ScalingState, decide

@@ -91,6 +91,15 @@ class Mix:
     """False: a limit struck; this is the best that was found."""
 
 
+def routing_shares(columns: Sequence[Column], mix: Mix) -> tuple[dict[str, float], ...]:
+    """Per bucket, the share of each column that has replicas and serves the bucket within the SLO, also where that is 0."""
+    live = [c for c in columns if mix.replicas.get(c.key, 0) > 0]
+    return tuple(
+        {c.key: weights.get(c.key, 0.0) for c in live if c.rates[bucket] > 0}
+        for bucket, weights in enumerate(mix.weights)
+    )
+
+
 def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> bool:
     """Whether these replicas keep all limits, whatever they carry."""
     count = {c.key: replicas.get(c.key, 0) for c in columns}

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from .. import highs
 from ..errors import ServingModelError
-from .columns import TOLERANCE, Column, Effort, Limits, Mix, Switching, allowed, limit_rows
+from .columns import TOLERANCE, Column, Effort, Limits, Mix, Switching, allowed, limit_rows, routing_shares
 
 __all__ = [
     "Column",
@@ -36,7 +36,9 @@ __all__ = [
     "Switching",
     "allowed",
     "best_single_type",
+    "carried_at",
     "cheapest",
+    "routing_shares",
     "spread",
 ]
 
@@ -140,10 +142,12 @@ def spread(columns: Sequence[Column], load: Sequence[float], replicas: Mapping[s
 
 def capacity(columns: Sequence[Column], shares: Sequence[float], replicas: Mapping[str, int]) -> float:
     """Requests per second, `shares` of them in each bucket, that these replicas carry within the SLO."""
-    if not any(replicas.get(c.key, 0) > 0 for c in columns):
-        return 0.0
-    fullest = spread(columns, shares, replicas).fullest
-    return sum(shares) / fullest if fullest > 0 else 0.0
+    return carried_at(spread(columns, shares, replicas), shares)
+
+
+def carried_at(level: Mix, shares: Sequence[float]) -> float:
+    """The same from what `spread` said for these shares."""
+    return sum(shares) / level.fullest if level.fullest > 0 else 0.0
 
 
 def best_single_type(

@@ -3,8 +3,9 @@
 Every second the policy sees what a gateway and the pods would report, and answers with replicas by column. A new
 replica is ready after the start time (or the wake time, while replicas sleep); a surplus one takes no more requests
 and leaves when its last has ended. It costs from the decision to the end. The gateway splits each bucket over the
-columns by weights for what is ready, recomputed when that changes, and takes the replica with the least work in the
-column; where prompts queue there, the shortest queue of any type that serves the bucket. The first `warm_up_s` are simulated and not counted.
+columns by the shares for what is ready, recomputed when that changes (`autoscale.shares`, which the real gateway runs, too),
+and takes the replica with the least work in the column; where prompts queue there, the shortest queue of any type that
+serves the bucket. The first `warm_up_s` are simulated and not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..autoscale.fleet import RATE_S, Decision, Observation
-from ..autoscale.mix import Column, spread
+from ..autoscale.mix import Column, routing_shares, spread
+from ..autoscale.shares import PATIENCE, Turns
 from ..autoscale.step_model import Slo, StepModel
 from .serving_replica import Replica, Request
 from .serving_trace import Buckets, ServingTrace
@@ -123,8 +125,8 @@ class _Cluster:
     result: ServingResult
     members: list[_Member] = field(default_factory=list)
     ready: dict[str, list[_Member]] = field(default_factory=dict)
-    weights: tuple[Mapping[str, float], ...] = ()
-    credits: list[dict[str, float]] = field(default_factory=list)
+    shares: tuple[Mapping[str, float], ...] = ()
+    turns: Turns = field(default_factory=Turns)
     held: list[Request] = field(default_factory=list)
     asleep: int = 0
     dozing: Counter[str] = field(default_factory=Counter)
@@ -172,39 +174,29 @@ class _Cluster:
 
     def reroute(self, rates: Sequence[float], now_s: float) -> None:
         ready, _ = self.counts(now_s)
-        self.weights = spread(self.columns, rates, ready).weights
+        self.shares = routing_shares(self.columns, spread(self.columns, rates, ready))
         self.ready = {
             key: [m for m in self.members if m.column.key == key and not m.draining and m.ready_s <= now_s]
             for key, count in ready.items()
             if count
         }
-        self.credits = [dict.fromkeys(row, 0.0) for row in self.weights]
 
     def route(self, request: Request, now_s: float) -> None:
-        """To the column whose turn it is by weight, and there to the replica with the least work; to another column's
-        if the prompts before it there take half the TTFT target."""
+        """To the column whose turn it is, as the gateway does it, and there to the replica with the least work."""
         if not self.ready:
             self.held.append(request)
             return
-        chosen = _least(self.ready[self._column(request.bucket)])
-        if chosen.replica.prompt_s > self.slo.ttft_s / 2:
-            able = [_least(m) for m in self.ready.values() if m[0].column.rates[request.bucket] > 0]
-            chosen = min([chosen, *able], key=lambda m: m.replica.prompt_s)
-        chosen.replica.take(request, now_s)
-
-    def _column(self, bucket: int) -> str:
-        weights = self.weights[bucket] if bucket < len(self.weights) else {}
-        if len(weights) == 1:
-            return next(iter(weights))
-        if not weights:
+        column = self.turns.next(
+            request.bucket, self.shares[request.bucket], self.ready, self._wait_s, PATIENCE * self.slo.ttft_s
+        )
+        if column is None:
             # Nothing ready serves this bucket within the SLO, or it is new: the fastest prompt processing.
-            return min(self.ready, key=lambda key: (self.models[key].d_s, key))
-        turn = self.credits[bucket]
-        for key, share in weights.items():
-            turn[key] += share
-        best = max(turn, key=turn.__getitem__)
-        turn[best] -= 1
-        return best
+            column = min(self.ready, key=lambda key: (self.models[key].d_s, key))
+        _least(self.ready[column]).replica.take(request, now_s)
+
+    def _wait_s(self, column: str) -> float:
+        """Seconds of prompts before a request that goes there now."""
+        return _least(self.ready[column]).replica.prompt_s
 
 
 def _least(members: Sequence[_Member]) -> _Member:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.scheduler import build
 
-from busbar import scheduler
-from busbar.scheduler import WaitCode
+from busbar.scheduler import WaitCode, exports
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -86,7 +85,7 @@ def test_the_waiting_reasons_of_the_first_walk_are_all_codes_that_there_are() ->
 
 def test_the_example_of_the_first_walk_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     code = _section(WALKS[0]).partition("```python\n")[2].partition("```")[0]
-    exec(code, {"replace": replace, **vars(scheduler), **vars(build)})
+    exec(code, {"replace": replace, **vars(exports), **vars(build)})
     assert capsys.readouterr().out.strip() == code.splitlines()[-1].removeprefix("# ")
 
 

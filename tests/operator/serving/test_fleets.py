@@ -325,6 +325,29 @@ def test_of_two_types_the_one_that_carries_the_load_for_less_is_chosen_and_its_s
     assert plan.target["l4"] >= 2
 
 
+def test_the_shares_of_the_ready_pools_leave_when_one_does_and_hardly_change_with_the_load() -> None:
+    world = one(
+        spec={"minReplicas": 2},
+        pools=(kind("l4", 1.0, capacity=1), kind("h100", 4.0)),
+        lines=[line("L4"), line("H100", secondsPerStep=0.005)],
+    )
+    rate = each(world)
+    assert world.plans[-1].shares == (), "one pool takes all"
+    plan = world.run(60, 0.8 * rate)
+    assert plan.target == {"l4": 1, "h100": 1}
+    served = plan.shares[2]
+    assert (set(served), round(sum(served.values()), 6)) == ({"l4", "h100"}, 1.0)
+    assert served["h100"] > served["l4"] > 0, "as much as each of them sustains"
+    assert abs(served["h100"] / served["l4"] - plan.rates["h100"] / plan.rates["l4"]) < 0.5
+    assert world.fleets.shares(world.service.metadata.uid) == plan.shares
+    before = plan.shares
+    assert world.run(60, 0.9 * rate).shares is before
+    world.pods = {rank: (pod, at) for rank, (pod, at) in world.pods.items() if pod.pool == "l4"}
+    world.full = {"h100"}
+    assert world.run(2, 0.8 * rate).shares == ()
+    assert world.fleets.shares("another") == ()
+
+
 def test_a_pool_that_places_nothing_is_given_up_for_another_after_half_a_minute() -> None:
     world = one(pools=(kind("l4", 4.0), kind("t4", 1.0)), lines=[line("L4"), line("T4")], full={"t4"})
     rate = each(world)

@@ -20,17 +20,26 @@ from busbar.kube.informer import Key
 from busbar.kube.login import Login
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.routes import build_routes
+from busbar.operator.serving.shares import Shares
 from busbar.operator.watch.caches import Caches
 
 
-def route(told: ServingStatus = AWAKE, **spec: Any) -> ServiceRoute:
+def route(told: ServingStatus = AWAKE, shares: Shares = (), **spec: Any) -> ServiceRoute:
     """The route of a service with one replica that says this of itself."""
     caches = Caches(KubeClient(Login(server="http://127.0.0.1:1")), lambda *_: None, inactivity_s=60.0)
     caches.services.items[Key("team", "web")] = service(**spec)
     pod = replace(replica(0), ip="10.0.0.5")
     caches.pods.items[pod.key] = pod
     caches._pod_changed(pod.key, None, pod)
-    made = build_routes(caches, RENDERING.workload_key, 1, ("10.0.0.0/8",), {pod.uid: told})
+    uid = caches.services.items[Key("team", "web")].metadata.uid
+    made = build_routes(
+        caches,
+        RENDERING.workload_key,
+        1,
+        ("10.0.0.0/8",),
+        {pod.uid: told},
+        shares_of={uid: shares}.__getitem__,
+    )
     return made.services[0]
 
 
@@ -47,6 +56,15 @@ def measured(steps: int = 100, **fields: float) -> ServingStatus:
         workload_class="c", accelerator="cpu", kv_bytes=1000, kv_bytes_per_token=7, step_model=model
     )
     return AWAKE.model_copy(update={"report": report.model_copy(update=fields)})
+
+
+def test_the_shares_of_the_mix_come_by_class_of_prompts_and_name_the_replicas_pool() -> None:
+    made = route(shares=({}, {"l4": 0.7, "h100": 0.3}, {"h100": 1.0}))
+    assert [(row.prompt, row.pools) for row in made.shares] == [
+        (1, {"l4": 0.7, "h100": 0.3}), (2, {"h100": 1.0})
+    ]  # fmt: skip
+    assert made.endpoints[0].pool == replica(0).pool
+    assert route().shares == []
 
 
 def test_the_step_model_of_a_replica_comes_in_two_digits_and_without_noise_below_zero() -> None:
