@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH, SLEEP_PATH, WAKE_PATH
@@ -50,6 +51,7 @@ from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.serving.replicas import wanted_indexes
+from busbar.operator.serving.room import RoomReader
 from busbar.operator.serving.service_plan import refused, service_plan
 from busbar.operator.serving.shares import Shares
 from busbar.operator.serving.view import ServiceView, model_uri
@@ -111,6 +113,7 @@ class Handlers:
         """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
         self._fleets = Fleets()
+        self._room = RoomReader()
         self._plans_asked = 0
         self.clock: Callable[[], float] = time.monotonic
         """Seconds by which services are scaled; another one in tests."""
@@ -277,7 +280,14 @@ class Handlers:
         if service.spec.slo is None:
             self._fleets.without_target(service.metadata.uid)
             return None
-        return await asyncio.to_thread(self._fleets.plan, self._seen(key, service, own))
+        return await asyncio.to_thread(self._planned, self._seen(key, service, own), self._rounds.outcome)
+
+    def _planned(self, seen: Seen, snapshot: Snapshot | None) -> Plan:
+        """In a thread: `ServiceRooms` looks at every job."""
+        tenant = self._caches.tenant_of.get(seen.service.metadata.namespace or "", "")
+        names = [pool.metadata.name for pool in seen.pools]
+        room = self._room.of(snapshot, seen.service, tenant, names)
+        return self._fleets.plan(replace(seen, room=room))
 
     def shares_of(self, uid: str) -> Shares:
         """Where each class of a service's prompts shall go, by pool."""

@@ -10,12 +10,14 @@ from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.operator.errors import TargetUnreachable
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.replica_speed import Speeds
+from busbar.operator.serving.room import no_less_than
 from busbar.operator.serving.sizes import BUCKETS, Sizes
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.autoscale.fleet import FleetSettings
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
 from busbar.scheduler.errors import ServingModelError
+from busbar.scheduler.explain.service_room import ServiceRoom
 
 START_S = 60.0
 """A start takes so long until one was seen."""
@@ -42,6 +44,8 @@ class Seen:
     """How long the gateway has counted."""
     now_s: float
     off: bool = False
+    room: ServiceRoom | None = None
+    """What quota, power and the pools leave to it; None: not known yet."""
 
 
 def columns_of(
@@ -137,16 +141,20 @@ def start_seconds(service: ModelService, pods: Iterable[Pod]) -> dict[str, float
 
 
 def limits_of(seen: Seen, target: Mapping[str, int], blocked: Iterable[str]) -> Limits:
-    """In replicas: what the pools hold, and the service's bounds. Pools in `blocked` take no more."""
+    """In replicas: what the pools hold, what quota and power allow, and the service's bounds. Pools in `blocked` take no
+    more. What is there or wanted already is never above a limit: taking it back is the scheduler's to decide."""
     spec, blocked = seen.service.spec, set(blocked)
     stock: dict[str, int] = {}
     for pool in seen.pools:
         name, now = pool.metadata.name, target.get(pool.metadata.name, 0)
         told = pool.status.capacity if pool.status is not None else None
         most = spec.replica_ceiling if told is None else int(told) // spec.shape.accelerators_per_pod
+        if seen.room is not None:
+            most = min(most, seen.room.stock.get(name, most))
         stock[name] = now if name in blocked else max(most, now)
     ceiling = max(spec.replica_ceiling, spec.min_replicas, 1)
-    return Limits(stock=stock, quota=ceiling, min_replicas=max(spec.min_replicas, 1))
+    rows = no_less_than(seen.room.rows, target) if seen.room is not None else ()
+    return Limits(stock=stock, quota=ceiling, min_replicas=max(spec.min_replicas, 1), rows=rows)
 
 
 def moved(

@@ -35,6 +35,7 @@ from busbar.operator.serving.fleet_input import (
     target_of,
 )
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
+from busbar.operator.serving.room import held_back
 from busbar.operator.serving.shares import Shares, shares_now
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import WINDOW_S, Trust
@@ -390,12 +391,14 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         made = fleet.forecast.forecast(seen.now_s)
         lead_s = fleet.settings.forecast.horizon_s
         ahead = Ahead(rate, made.expected, made.upper, lead_s, made.method, fleet.forecast.calibration)
+    target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
+    if not message and ahead is not None:
+        message = held_back(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)
     if not message and state.speeds.refused:
         message = "Not chosen yet: " + "; ".join(sorted(set(state.speeds.refused.values()))) + "."
     if state.trust.factor < 1:
         believed = f"Replicas count for {100 * state.trust.factor:.0f} % of their computed rate: answers were late below it."
         message = f"{believed} {message}".rstrip()
-    target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
     return Plan(target, message, state.change, ahead, rooms.all_ready, rooms.each, shares=rooms.shares)
 
 

@@ -35,6 +35,17 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """One limit over several pools."""
+
+    name: str
+    """For people: what it is."""
+    weights: Mapping[str, float]
+    """What one replica takes of it, by pool."""
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the replicas must stay within. Missing entries do not limit."""
 
@@ -48,6 +59,8 @@ class Limits:
     min_replicas: int = 0
     min_per_domain: Mapping[str, int] = field(default_factory=dict)
     """Replicas per failure domain."""
+    rows: tuple[Row, ...] = ()
+    """Whatever else is limited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,19 @@ def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limi
     )
 
 
+def held_back_by(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> list[str]:
+    """The names of the rows of which not one more replica of some column has room."""
+    used = {
+        row.name: sum(row.weights.get(c.pool, 0.0) * replicas.get(c.key, 0) for c in columns)
+        for row in limits.rows
+    }
+    return [
+        row.name
+        for row in limits.rows
+        if any(used[row.name] + row.weights.get(c.pool, 0.0) > row.most + TOLERANCE for c in columns)
+    ]
+
+
 def limit_rows(
     columns: Sequence[Column], limits: Limits
 ) -> list[tuple[list[tuple[Column, float]], float, float]]:
@@ -124,6 +150,9 @@ def limit_rows(
         rows.append(([(c, c.watts) for c in columns if c.power_domain == domain], -math.inf, watts))
     if limits.budget_per_h is not None:
         rows.append(([(c, c.cost_per_h) for c in columns], -math.inf, limits.budget_per_h))
+    for one in limits.rows:
+        weights = [(c, one.weights[c.pool]) for c in columns if one.weights.get(c.pool)]
+        rows.append((weights, -math.inf, one.most))
     if limits.min_replicas > 0:
         rows.append(([(c, 1.0) for c in columns], float(limits.min_replicas), math.inf))
     for domain, least in sorted(limits.min_per_domain.items()):

@@ -26,18 +26,32 @@ from dataclasses import dataclass, replace
 
 from .. import highs
 from ..errors import ServingModelError
-from .columns import TOLERANCE, Column, Effort, Limits, Mix, Switching, allowed, limit_rows, routing_shares
+from .columns import (
+    TOLERANCE,
+    Column,
+    Effort,
+    Limits,
+    Mix,
+    Row,
+    Switching,
+    allowed,
+    held_back_by,
+    limit_rows,
+    routing_shares,
+)
 
 __all__ = [
     "Column",
     "Effort",
     "Limits",
     "Mix",
+    "Row",
     "Switching",
     "allowed",
     "best_single_type",
     "carried_at",
     "cheapest",
+    "held_back_by",
     "routing_shares",
     "spread",
 ]

@@ -16,6 +16,8 @@ from busbar.kube.types.model_service import ScaledBy, ScalingCause
 from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
 from busbar.operator.watch.projections import Pod
+from busbar.scheduler.autoscale.columns import Row
+from busbar.scheduler.explain.service_room import ServiceRoom
 
 SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
 STEP = {
@@ -66,6 +68,8 @@ class World:
     """By rank, with the time at which each becomes ready."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     reading: int = 0
+    room: ServiceRoom | None = None
+    """What quota, power and other work leave."""
 
     @property
     def service(self) -> ModelService:
@@ -96,7 +100,17 @@ class World:
             replace(pod, ready=self.now_s >= at, ready_since=NOW + START if self.now_s >= at else None)
             for pod, at in self.pods.values()
         )
-        return Seen(self.service, pods, self.pools, (), demand, self.reading, self.counted_s, self.now_s)
+        return Seen(
+            self.service,
+            pods,
+            self.pools,
+            (),
+            demand,
+            self.reading,
+            self.counted_s,
+            self.now_s,
+            room=self.room,
+        )
 
     def follow(self, target: dict[str, int]) -> None:
         """What the reconcile and the scheduler do with a target."""
@@ -346,6 +360,34 @@ def test_the_shares_of_the_ready_pools_leave_when_one_does_and_hardly_change_wit
     world.full = {"h100"}
     assert world.run(2, 0.8 * rate).shares == ()
     assert world.fleets.shares("another") == ()
+
+
+def test_quota_and_power_are_rows_of_the_mix_and_the_message_names_those_that_hold_it_back() -> None:
+    dear, cheap = kind("l4", 4.0), kind("t4", 1.0)
+    world = one(pools=(dear, cheap), lines=[line("L4"), line("T4")])
+    world.room = ServiceRoom({"t4": 5, "l4": 16}, (Row("the tenant's quota of T4", {"t4": 1.0}, 2.0),))
+    rate = each(world)
+    assert world.run(1, 3.4 * rate).target == {"l4": 2, "t4": 2}, "the dear pool gets what the quota forbids"
+    assert world.plans[-1].message == ""
+    world.room = replace(
+        world.room, rows=(*world.room.rows, Row("the power of domain feed", {"l4": 60.0, "t4": 60.0}, 300.0))
+    )
+    world.run(120, 7 * rate)
+    plan = world.plans[-1]
+    assert plan.target == {"l4": 3, "t4": 2}
+    assert plan.message.endswith(
+        "need more replicas, held back by the tenant's quota of T4 and by the power of domain feed."
+    )
+    world.room = replace(world.room, rows=(Row("the tenant's quota of T4", {"t4": 1.0}, 1.0),))
+    target = world.run(60, 7 * rate).target
+    assert target is not None
+    assert (target["t4"], target["l4"] > 3) == (2, True), "a quota below what runs stops nothing else"
+
+
+def test_what_others_hold_for_good_is_no_stock() -> None:
+    world = one(room=ServiceRoom({"l4": 2}))
+    rate = each(world)
+    assert world.run(120, 6 * rate).target == {"l4": 2}
 
 
 def test_a_pool_that_places_nothing_is_given_up_for_another_after_half_a_minute() -> None:

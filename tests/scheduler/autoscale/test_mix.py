@@ -14,10 +14,12 @@ from busbar.scheduler.autoscale.mix import (
     Effort,
     Limits,
     Mix,
+    Row,
     Switching,
     allowed,
     best_single_type,
     cheapest,
+    held_back_by,
     spread,
 )
 from busbar.scheduler.errors import ServingModelError
@@ -188,6 +190,76 @@ def test_hysteresis_keeps_what_runs_when_the_gain_is_small() -> None:
     assert cheapest(columns, (4.0,), effort=EXACT).replicas == {"a": 0, "b": 4}
     kept = cheapest(columns, (4.0,), switching=Switching(running, 0.1, 0.0), effort=EXACT)
     assert kept.replicas == running
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_with_every_kind_of_row_the_mix_costs_what_brute_force_finds(seed: int) -> None:
+    rng = random.Random(100 + seed)
+    columns = [
+        column(
+            key, rng.uniform(0.5, 4), rng.uniform(0.5, 3), rng.uniform(0.5, 3),
+            watts=rng.uniform(100, 400), power_domain=rng.choice("xy"), failure_domain=rng.choice("rs"),
+        )
+        for key in ("a", "b", "c")
+    ]  # fmt: skip
+    load = [rng.uniform(0.5, 4), rng.uniform(0.5, 4)]
+    quota = Row("the quota", {"a": 1.0, "b": rng.uniform(1, 3)}, rng.uniform(2, 12))
+    limits = Limits(
+        stock={"a": rng.randint(1, 5), "b": rng.randint(1, 5), "c": rng.randint(1, 5)},
+        quota=rng.randint(4, 12),
+        watts={"x": rng.uniform(300, 1800), "y": rng.uniform(300, 1800)},
+        budget_per_h=rng.uniform(3, 30),
+        min_replicas=rng.randint(0, 2),
+        min_per_domain={c.failure_domain: 1 for c in columns},
+        rows=(quota,),
+    )
+    best = None
+    for counts in itertools.product(range(6), repeat=3):
+        replicas = dict(zip("abc", counts, strict=True))
+        if within_by_hand(columns, replicas, limits):
+            routed = spread(columns, load, replicas)
+            cost = sum(c.cost_per_h * replicas[c.key] for c in columns)
+            if routed.fullest <= 1 + 1e-9 and not routed.impossible and (best is None or cost < best):
+                best = cost
+    try:
+        mix = cheapest(columns, load, limits, effort=EXACT)
+    except ServingModelError:
+        assert best is None
+        return
+    if best is None:
+        assert mix.carried < 1
+    else:
+        assert (mix.carried, mix.cost_per_h) == (1, pytest.approx(best))
+    assert within_by_hand(columns, mix.replicas, limits)
+
+
+def within_by_hand(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> bool:
+    """Every limit, without the code under test."""
+    assert limits.quota is not None
+    assert limits.budget_per_h is not None
+    pools = all(replicas[pool] <= stock for pool, stock in limits.stock.items())
+    watts = all(
+        sum(c.watts * replicas[c.key] for c in columns if c.power_domain == domain) <= most + 1e-6
+        for domain, most in limits.watts.items()
+    )
+    spread_out = all(
+        sum(replicas[c.key] for c in columns if c.failure_domain == domain) >= least
+        for domain, least in limits.min_per_domain.items()
+    )
+    rows = all(sum(w * replicas[p] for p, w in row.weights.items()) <= row.most + 1e-6 for row in limits.rows)
+    count, cost = sum(replicas.values()), sum(c.cost_per_h * replicas[c.key] for c in columns)
+    return (
+        pools and watts and spread_out and rows
+        and limits.min_replicas <= count <= limits.quota and cost <= limits.budget_per_h + 1e-6
+    )  # fmt: skip
+
+
+def test_the_rows_that_leave_no_room_for_one_more_are_named() -> None:
+    rows = (Row("the quota", {"small": 1.0}, 3.0), Row("the power", {"big": 700.0}, 1500.0))
+    limits = Limits(rows=rows)
+    assert held_back_by(SMALL, {"small": 2, "big": 1}, limits) == []
+    assert held_back_by(SMALL, {"small": 3, "big": 1}, limits) == ["the quota"]
+    assert held_back_by(SMALL, {"small": 3, "big": 2}, limits) == ["the quota", "the power"]
 
 
 def test_bounds_add_to_what_runs_or_take_from_it() -> None:

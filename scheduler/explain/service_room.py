@@ -1,0 +1,139 @@
+"""How many replicas of a service the quota of its tenant, its power domains and its pools have room for, by pool.
+
+The rows that the mix of a service must keep (`autoscale.columns.Row`), from the snapshot that the planner decides on:
+
+- quota: each row of the tenant's quota, less what the tenant's other work holds. What the service's replicas hold is its own.
+- power: each domain that limits and that all nodes of a pool hang on, less what everybody else on it draws. A pool whose nodes
+  hang on several domains counts only in those above all of them.
+- stock: the nodes' capacity, less work of others that cannot be stopped.
+
+Work that can be stopped counts as room: whether the service has the right to its place is the planner's to say. So this is the
+most that the planner may admit, not a promise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..autoscale.columns import Row
+from ..candidates.draw import Draws
+from ..fairness.quota import limit
+from ..model.snapshot import Job, JobKind, Node, Placement, Pool, Quota, Snapshot
+from ..model.table import TableView
+from ..placement.feeds import NOW, Feeds
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRoom:
+    """What a service's replicas may be, its own of now included."""
+
+    stock: Mapping[str, int]
+    """Replicas by pool."""
+    rows: tuple[Row, ...] = ()
+
+
+class ServiceRooms:
+    """What one snapshot leaves to services."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._pools = {pool.name: pool for pool in snapshot.pools}
+        self._tenants = {tenant.name: tenant for tenant in snapshot.tenants}
+        self._table = TableView(snapshot.table)
+        self._draws = Draws(snapshot, self._table)
+        self._feeds = Feeds(snapshot, self._table)
+        self._nodes: dict[str, list[Node]] = {name: [] for name in self._pools}
+        for node in snapshot.nodes:
+            if node.pool in self._nodes:
+                self._nodes[node.pool].append(node)
+        self._held: Counter[tuple[str, str, str]] = Counter()
+        """Thousandths of accelerators, by tenant, service ("" for other work) and type."""
+        self._fixed: dict[str, list[tuple[str, Placement]]] = {}
+        """By node: the services ("" for other work) and places of what cannot be stopped."""
+        self._drawn: Counter[tuple[int, str]] = Counter()
+        """Watts by domain and service."""
+        for job in snapshot.jobs:
+            if job.run is not None:
+                self._count(job, job.run.placement)
+
+    def _count(self, job: Job, place: Placement) -> None:
+        self._held[job.tenant, job.service, place.accelerator] += place.accelerators_m
+        counted = self._draws.counted(job, place)
+        if counted.watts:
+            self._feeds.take(counted, -1, -1)
+            for name in place.nodes:
+                for number in self._feeds.chains.get(name, ()):
+                    self._drawn[number, job.service] += counted.watts
+        if not job.yields and (job.kind is JobKind.SERVING or not job.preemptible):
+            for name in place.nodes:
+                self._fixed.setdefault(name, []).append((job.service, place))
+
+    def of(self, replica: Job, pools: Iterable[str]) -> ServiceRoom:
+        """The room of the service that this replica belongs to, in some pools."""
+        sizes = {
+            name: _size_m(replica, self._pools[name]) for name in sorted(set(pools)) if name in self._pools
+        }
+        sizes = {name: size for name, size in sizes.items() if size > 0}
+        stock = {name: self._stock(name, size, replica.service) for name, size in sizes.items()}
+        return ServiceRoom(stock, (*self._quotas(replica, sizes), *self._powers(replica, sizes)))
+
+    def _stock(self, pool: str, size_m: int, service: str) -> int:
+        cpu = self._pools[pool]
+        count = 0
+        for node in self._nodes[pool]:
+            fixed = self._fixed.get(node.name, ())
+            own = sum(of == service for of, _ in fixed)
+            whole = (
+                cpu.cpu_accelerators_m(node.capacity.cpu_m) if cpu.is_cpu else node.capacity.accelerators_m
+            )
+            taken = sum(place.per_pod.accelerators_m for of, place in fixed if of != service)
+            count += max(0, whole - taken) // size_m if node.ready else own
+        return count
+
+    def _quotas(self, replica: Job, sizes: Mapping[str, int]) -> Iterable[Row]:
+        tenant = self._tenants.get(replica.tenant)
+        for quota in tenant.quotas if tenant is not None else ():
+            weights = {
+                name: weight
+                for name, size in sizes.items()
+                if (weight := self._counts(quota, name, size)) > 0
+            }
+            others = sum(
+                self._amount(quota, kind, held_m)
+                for (of, service, kind), held_m in self._held.items()
+                if of == replica.tenant and service != replica.service
+            )
+            if weights:
+                kind = "accelerators" if quota.accelerator == "*" else quota.accelerator
+                yield Row(f"the tenant's quota of {kind}", weights, (limit(quota) - others) / 1000)
+
+    def _counts(self, quota: Quota, pool: str, size_m: int) -> float:
+        return self._amount(quota, self._pools[pool].accelerator, size_m) / 1000
+
+    def _amount(self, quota: Quota, kind: str, amount_m: float) -> float:
+        """What an amount of a type counts on a quota row, in its thousandths."""
+        if quota.accelerator == "*":
+            return amount_m * self._table.rate(kind)
+        return amount_m if quota.accelerator == kind else 0.0
+
+    def _powers(self, replica: Job, sizes: Mapping[str, int]) -> Iterable[Row]:
+        rows: dict[int, dict[str, float]] = {}
+        for name, size in sizes.items():
+            pool = self._pools[name]
+            watts = self._draws.per_pod(name, pool.accelerator, size, self._table.nameplate_watts(pool.key))
+            chains = [set(self._feeds.chains.get(node.name, ())) for node in self._nodes[name]]
+            for number in set.intersection(*chains) if chains and watts else ():
+                rows.setdefault(number, {})[name] = float(watts)
+        for number, weights in sorted(rows.items()):
+            domain, left = self._feeds.domains[number], self._feeds.left[NOW][number]
+            left = min(left, 0) if domain.closed else left
+            own = self._drawn[number, replica.service]
+            yield Row(f"the power of domain {domain.name}", weights, float(left + own))
+
+
+def _size_m(replica: Job, pool: Pool) -> int:
+    """Thousandths of accelerators that one replica takes of a pool."""
+    if pool.is_cpu and replica.per_pod.cpu_m:
+        return pool.cpu_accelerators_m(replica.per_pod.cpu_m)
+    return replica.per_pod.accelerators_m
