@@ -255,6 +255,7 @@ class Handlers:
             plan=await self._latency_plan(key, service, own),
             refused=refused,
             has_tenant=self._has_tenant(key),
+            tenant=self._caches.tenant_of.get(key.namespace, ""),
             energy_joules=self._energy(
                 service.metadata.uid, service.status.usage if service.status is not None else None
             ),

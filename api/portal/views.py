@@ -292,7 +292,7 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         pools=", ".join(pool_words(row) for row in status.pools or ()),
         url=status.url or "",
         suspended=spec.suspend,
-        external=spec.replicas is not None,
+        external=spec.external_replicas is not None,
         deleting=meta.deletion_timestamp is not None,
         cost=money(usage.cost),
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),

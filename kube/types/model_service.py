@@ -155,6 +155,20 @@ class Scaling(SpecModel):
     warm: Warm | None = Field(
         default=None, description="Replicas that sleep instead of leaving, and wake before others start."
     )
+    external: (
+        Annotated[
+            dict[DnsLabel, Annotated[int, Field(ge=0, le=MAX_REPLICAS)]], Field(min_length=1, max_length=32)
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Replicas by AcceleratorPool, decided from outside, that Busbar obeys and never writes. In place of "
+        "spec.replicas.",
+    )
+    max_cost_per_hour: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="The most that all replicas may cost per hour by their pools' pricePerHour; needs slo.ttftMilliseconds.",
+    )
 
 
 class ServiceLevel(SpecModel):
@@ -231,6 +245,21 @@ class ModelServiceSpec(SpecModel):
                 spec.engine is not ServiceEngine.VLLM
                 or spec.scaling.warm is None
                 or spec.scaling.warm.level is WarmLevel.LOADED
+            ),
+        ),
+        Rule(
+            cel="!has(self.replicas) || !has(self.scaling) || !has(self.scaling.external)",
+            message="replicas and scaling.external each decide the number of replicas; give one of them",
+            holds=lambda spec: spec.replicas is None or spec.scaling.external is None,
+        ),
+        Rule(
+            cel="!has(self.scaling) || !has(self.scaling.maxCostPerHour)"
+            " || (has(self.slo) && has(self.slo.ttftMilliseconds))",
+            message="scaling.maxCostPerHour needs slo.ttftMilliseconds and slo.tpotMilliseconds: only replicas counted by"
+            " the latency target are chosen by price",
+            holds=lambda spec: (
+                spec.scaling.max_cost_per_hour is None
+                or (spec.slo is not None and spec.slo.ttft_milliseconds is not None)
             ),
         ),
         immutable("engine", required=True),
@@ -324,6 +353,12 @@ class ModelServiceSpec(SpecModel):
         """The autoscaler's ceiling with its default filled in."""
         return self.max_replicas if self.max_replicas is not None else max(self.min_replicas, 1)
 
+    @property
+    def external_replicas(self) -> int | None:
+        """The number of replicas that somebody outside decides; None: Busbar decides."""
+        by_pool = self.scaling.external
+        return self.replicas if by_pool is None else sum(by_pool.values())
+
 
 class PoolReplicas(StatusModel):
     """Replicas in one pool."""
@@ -335,7 +370,8 @@ class PoolReplicas(StatusModel):
         default=None, description="Of these, how many sleep: any job that waits may take their place."
     )
     desired: Count | None = Field(
-        default=None, description="Replicas wanted there, where the latency target decides."
+        default=None,
+        description="Replicas wanted there, where the latency target or an external target decides.",
     )
     accelerator: ShortText | None = Field(default=None, description="Accelerator type of the pool.")
     cost_per_hour: Amount | None = Field(default=None, description="Price of one replica there.")
@@ -393,6 +429,7 @@ class ScalingCause(StrEnum):
     WOKEN = "Woken"
     NO_ROOM = "NoRoom"
     BOUNDS = "Bounds"
+    BUDGET = "Budget"
     OFF = "Off"
 
 

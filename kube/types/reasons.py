@@ -25,7 +25,7 @@ class ConditionType(StrEnum):
     CAPACITY_HELD_ELSEWHERE = "CapacityHeldElsewhere"
     """Pods of no job use capacity of a pool."""
     EXTERNALLY_SCALED = "ExternallyScaled"
-    """`spec.replicas` of a service decides the number of its replicas, not Busbar."""
+    """`spec.replicas` or `spec.scaling.external` of a service decides the number of its replicas, not Busbar."""
 
 
 class Reason(StrEnum):
@@ -81,11 +81,13 @@ class Reason(StrEnum):
     WAKE_FAILED = "WakeFailed"
     """A replica did not wake in time; another one replaces it."""
     EXTERNAL_TARGET = "ExternalTarget"
-    """`spec.replicas` is set."""
+    """`spec.replicas` or `spec.scaling.external` is set."""
+    EXTERNAL_TARGET_UNUSABLE = "ExternalTargetUnusable"
+    """`spec.scaling.external` asks for replicas in a pool that does not exist or that the service may not use."""
     EXTERNAL_TARGET_ALTERNATES = "ExternalTargetAlternates"
     """`spec.replicas` went up and down repeatedly within minutes: several may write it."""
     NO_EXTERNAL_TARGET = "NoExternalTarget"
-    """`spec.replicas` is not set."""
+    """Neither is set."""
     NODES_READY = "NodesReady"
     NO_NODES = "NoNodes"
     OBSERVING = "Observing"

@@ -17,7 +17,7 @@ from busbar.kube.types.model_service import (
 _BY = {
     ScaledBy.PROMISE: "the latency target",
     ScaledBy.IN_FLIGHT: "requests in flight",
-    ScaledBy.EXTERNAL: "spec.replicas",
+    ScaledBy.EXTERNAL: "an external target",
 }
 
 

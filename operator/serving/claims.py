@@ -11,7 +11,7 @@ from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
-from busbar.operator.serving.replicas import place_of, startable, wanted_indexes, wanted_types
+from busbar.operator.serving.replicas import is_pinned, place_of, startable, wanted_indexes, wanted_places
 from busbar.operator.serving.view import model_uri
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.scheduler import Job, JobId, JobKind, Run
@@ -50,11 +50,14 @@ def claims(
         wanted = [i for i in wanted_indexes(service, pods) if i not in held]
         if budget.why:
             wanted = wanted[: startable(service, pods, budget)]
-        types = wanted_types(service, pods)
+        places, pinned = wanted_places(service, pods), is_pinned(service)
         for order, index in enumerate(wanted):
             job = replica(service, index, tenant, now)
-            chosen = (types[order],) if order < len(types) else job.accelerators
-            found.append(Claim(replace(job, accelerators=chosen)))
+            if order < len(places) and pinned:
+                job = replace(job, pools=(places[order].pool,))
+            elif order < len(places):
+                job = replace(job, accelerators=(places[order].accelerator or "",))
+            found.append(Claim(job))
     return found
 
 

@@ -3,7 +3,7 @@
 ``Ready`` and ``Running`` follow the phase. ``Ready`` is false as well where no accelerator type keeps the latency
 target, because the object then does not reach what its spec asks for, although replicas answer.
 
-``ExternallyScaled`` is true while ``spec.replicas`` is there. Who wrote it is not known here: the cache leaves
+``ExternallyScaled`` is true while ``spec.replicas`` or ``spec.scaling.external`` is there. Who wrote it is not known here: the cache leaves
 ``managedFields`` out. Two writers that disagree show in the history: the number goes up and down within minutes, which
 no single autoscaler with a window for going down does.
 """
@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from busbar.kube.types import Condition, ServicePhase
-from busbar.kube.types.model_service import ModelServiceSpec, ScalingCause, ScalingDecision
+from busbar.kube.types.model_service import ScalingCause, ScalingDecision
 from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.operator.serving.external import external_words, unusable
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.write.status import clip, conditions
 
@@ -24,7 +25,11 @@ READY_PHASES = (ServicePhase.READY, ServicePhase.IDLE, ServicePhase.SUSPENDED)
 ALTERNATES_WITHIN = timedelta(minutes=5)
 ALTERNATES_TURNS = 2
 """Up, down and up again, or the reverse; one turn may be a correction by hand."""
-NOTICED = (Reason.TARGET_UNREACHABLE, Reason.EXTERNAL_TARGET_ALTERNATES)
+NOTICED = (
+    Reason.TARGET_UNREACHABLE,
+    Reason.EXTERNAL_TARGET_ALTERNATES,
+    Reason.EXTERNAL_TARGET_UNUSABLE,
+)
 """Reasons that are also told by an event."""
 
 
@@ -49,7 +54,7 @@ def conditions_of(
     return [
         made(ConditionType.READY, *(ready if unreachable else (phase in READY_PHASES, reason, message))),
         made(ConditionType.RUNNING, running, reason, message),
-        made(ConditionType.EXTERNALLY_SCALED, *_external(view.service.spec, history, view.now)),
+        made(ConditionType.EXTERNALLY_SCALED, *_external(view, history)),
     ]
 
 
@@ -76,17 +81,17 @@ def _unreachable(view: ServiceView) -> str:
     return next(told, "")
 
 
-def _external(
-    spec: ModelServiceSpec, history: Iterable[ScalingDecision], now: datetime
-) -> tuple[bool, Reason, str]:
-    """Whether `spec.replicas` decides, and whether it looks as if several wrote it."""
-    if spec.replicas is None:
+def _external(view: ServiceView, history: Iterable[ScalingDecision]) -> tuple[bool, Reason, str]:
+    """Whether an external target decides, whether its pools can be used, and whether it looks as if several wrote it."""
+    spec, now = view.service.spec, view.now
+    if spec.external_replicas is None:
         return False, Reason.NO_EXTERNAL_TARGET, "spec.replicas is not set; Busbar decides."
-    text = f"spec.replicas is {spec.replicas}: it decides, and Busbar does not."
-    if spec.replicas == spec.min_replicas == 0:
-        text = (
-            "spec.replicas is 0: it decides, except that a request wakes the service until it is idle again."
-        )
+    text = f"{external_words(spec)}: it decides, and Busbar does not."
+    if spec.external_replicas == spec.min_replicas == 0:
+        text = f"{external_words(spec)}: it decides, except that a request wakes the service until it is idle again."
+    wrong = unusable(spec, view.pools, view.tenant)
+    if wrong:
+        return True, Reason.EXTERNAL_TARGET_UNUSABLE, f"{text} {' '.join(wrong)}"
     turns = _turns(history, now)
     if turns < ALTERNATES_TURNS:
         return True, Reason.EXTERNAL_TARGET, text

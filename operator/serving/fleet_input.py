@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
@@ -14,7 +14,7 @@ from busbar.operator.serving.room import no_less_than
 from busbar.operator.serving.sizes import BUCKETS, Sizes
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.autoscale.fleet import FleetSettings
-from busbar.scheduler.autoscale.mix import Column, Effort, Limits
+from busbar.scheduler.autoscale.mix import Column, Effort, Limits, cheapest
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
 from busbar.scheduler.errors import ServingModelError
 from busbar.scheduler.explain.service_room import ServiceRoom
@@ -111,10 +111,15 @@ def _nearest(models: Iterable[StepModel], bucket: Bucket) -> str:
 def prices_of(service: ModelService, pools: Iterable[AcceleratorPool]) -> dict[str, float]:
     """What a replica costs per hour in each pool; the types' exchange rates where a pool has no price."""
     pools, count = tuple(pools), service.spec.shape.accelerators_per_pod
-    if all(pool.spec.price_per_hour > 0 for pool in pools):
+    if priced(pools):
         return {pool.metadata.name: pool.spec.price_per_hour * count for pool in pools}
     rates = rates_of(pools)
     return {pool.metadata.name: max(rates[pool.spec.accelerator], 1e-3) * count for pool in pools}
+
+
+def priced(pools: Iterable[AcceleratorPool]) -> bool:
+    """Whether every pool has a price, so that costs are money."""
+    return all(pool.spec.price_per_hour > 0 for pool in pools)
 
 
 def settings_of(seen: Seen) -> FleetSettings:
@@ -154,7 +159,31 @@ def limits_of(seen: Seen, target: Mapping[str, int], blocked: Iterable[str]) -> 
         stock[name] = now if name in blocked else max(most, now)
     ceiling = max(spec.replica_ceiling, spec.min_replicas, 1)
     rows = no_less_than(seen.room.rows, target) if seen.room is not None else ()
-    return Limits(stock=stock, quota=ceiling, min_replicas=max(spec.min_replicas, 1), rows=rows)
+    return Limits(
+        stock=stock,
+        quota=ceiling,
+        budget_per_h=spec.scaling.max_cost_per_hour if priced(seen.pools) else None,
+        min_replicas=max(spec.min_replicas, 1),
+        rows=rows,
+    )
+
+
+def split(
+    columns: Sequence[Column], limits: Limits, load: Sequence[float], before: Mapping[str, int], count: int
+) -> dict[str, int]:
+    """So many replicas over the pools, whatever the load needs: the cheapest that carry it, else those that carry most. What is
+    there stays where it is more than before, and nothing is added where it is fewer."""
+    now = sum(before.values())
+    if now == count:
+        return dict(before)
+    exact = replace(limits, quota=count, budget_per_h=None, min_replicas=count)
+    known = {column.key: before.get(column.key, 0) for column in columns}
+    try:
+        least, most = (known, None) if count > now else (None, known)
+        made = cheapest(columns, load, exact, effort=EFFORT, least=least, most=most)
+    except ServingModelError:  # more than the pools hold: the scheduler says what they wait for
+        return moved(columns, limits, before, count, count)
+    return {name: replicas for name, replicas in made.replicas.items() if replicas}
 
 
 def moved(

@@ -30,8 +30,10 @@ from busbar.operator.serving.fleet_input import (
     columns_of,
     limits_of,
     moved,
+    priced,
     ready,
     settings_of,
+    split,
     target_of,
 )
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
@@ -55,6 +57,7 @@ CAUSES = {
     Cause.PANIC: ScalingCause.PANIC,
     Cause.IDLE: ScalingCause.IDLE,
     Cause.SWITCH: ScalingCause.SWITCH,
+    Cause.BUDGET: ScalingCause.BUDGET,
 }
 
 
@@ -102,7 +105,7 @@ class Plan:
     """Where the gateway shall send each class of prompts; empty: where it thinks best."""
 
     def scaled_by(self, service: ModelService) -> ScaledBy:
-        if service.spec.replicas is not None:
+        if service.spec.external_replicas is not None:
             return ScaledBy.EXTERNAL
         return ScaledBy.PROMISE if self.target is not None else ScaledBy.IN_FLIGHT
 
@@ -203,7 +206,7 @@ def _held(state: _State, seen: Seen) -> dict[str, int] | None:
 
 def _blind(state: _State, seen: Seen) -> Plan:
     """The gateway does not answer, or has no routes yet: the target stays as it is."""
-    if seen.service.spec.replicas is not None:
+    if seen.service.spec.external_replicas is not None:
         state.target = None  # it may be given back before the gateway answers: then what is there stays
     target = _held(state, seen)
     text = "The gateway says nothing of the requests; the replicas stay as they are."
@@ -303,10 +306,11 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     running = alive(seen)
     fleet.limits = limits_of(seen, state.target or {}, _blocked(state, seen))
     desired = seen.service.status.desired_replicas if seen.service.status is not None else None
-    deciding = seen.service.spec.replicas is None and not seen.off and bool(desired)
-    if seen.service.spec.replicas is not None:
+    spec = seen.service.spec
+    deciding = spec.external_replicas is None and not seen.off and bool(desired)
+    if spec.external_replicas is not None:
         # Whoever wrote it knew why: once it is taken away, nothing leaves before a whole window was seen.
-        state.target = moved(fleet.columns, fleet.limits, running, desired or 0, desired or 0)
+        state.target = _external(state, seen, fleet, rate, desired or 0)
         _rest(state, seen)
     elif not deciding:
         state.target = running  # who takes over again begins with what runs
@@ -342,6 +346,21 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
             decision.load_rps,
             room,
         )
+
+
+def _external(state: _State, seen: Seen, fleet: Fleet, rate: float, desired: int) -> dict[str, int]:
+    """The pools of the replicas that somebody outside decides: as they say, or by the mix."""
+    by_pool, running = seen.service.spec.scaling.external, alive(seen)
+    if by_pool is not None:
+        return {name: count for name, count in by_pool.items() if count}
+    if sum(running.values()) == desired:
+        return running
+    target = dict(state.target if state.target is not None else running)
+    if sum(target.values()) == desired:
+        _give_up_where_nothing_is_placed(state, seen, fleet, target, running)
+    limits = limits_of(seen, target, _blocked(state, seen))
+    load = [rate * share for share in state.sizes.shares]
+    return split(fleet.columns, limits, load, target, desired)
 
 
 def _give_up_where_nothing_is_placed(
@@ -381,6 +400,7 @@ def _sentence(cause: Cause, load: float, rate: float, room: float) -> str:
         Cause.FORECAST: f"{load:.3g} requests/s are expected when a new replica would be ready; {have}.",
         Cause.IDLE: f"The load of the last minutes needs fewer, {load:.3g} requests/s are expected; {have}.",
         Cause.SWITCH: f"Another mix of types carries {load:.3g} requests/s for less.",
+        Cause.BUDGET: "The replicas cost more than spec.scaling.maxCostPerHour; the mix within it that carries most remains.",
     }[cause]
 
 
@@ -394,6 +414,8 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
     target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
     if not message and ahead is not None:
         message = held_back(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)
+    if not message and seen.service.spec.scaling.max_cost_per_hour is not None and not priced(seen.pools):
+        message = "scaling.maxCostPerHour limits nothing: not every pool has a pricePerHour."
     if not message and state.speeds.refused:
         message = "Not chosen yet: " + "; ".join(sorted(set(state.speeds.refused.values()))) + "."
     if state.trust.factor < 1:

@@ -64,7 +64,7 @@ def _again(view: ServiceView, desired: int) -> float:
         return min(1.0, view.settings.drain_settle_s)
     if any(p.unschedulable_since for p in view.pods):
         return min(view.settings.unschedulable_s, view.settings.usage_period_s)
-    if desired > 0 and (spec.replicas is None or spec.min_replicas == 0):
+    if desired > 0 and (spec.external_replicas is None or spec.min_replicas == 0):
         return min(5.0, float(spec.scaling.idle_seconds))
     return view.settings.usage_period_s
 

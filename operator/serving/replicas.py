@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 
 from busbar.kube.types import ModelService
+from busbar.kube.types.model_service import PoolReplicas
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Placement, Resources
@@ -29,17 +31,36 @@ def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
     first = {pod.uid for pod in wanted}
     others = [p for p in alive if p.uid not in first]
     others.sort(key=lambda p: (p.parked, p.parked and room.get(p.pool, 0) <= 0))
+    if is_pinned(service):  # the others stay until those in the right pools serve
+        return [*wanted, *others[: max(0, desired - sum(p.takes_requests for p in wanted))]]
     return [*wanted, *others][:desired]
+
+
+def is_pinned(service: ModelService) -> bool:
+    """Whether replicas in other pools than those wanted are replaced, and not only the missing ones made there."""
+    return bool(service.spec.scaling.external) and any(
+        row.desired for row in (service.status.pools if service.status is not None else None) or ()
+    )
+
+
+def _in_wrong_pools(service: ModelService, kept: Iterable[Pod]) -> int:
+    """How many of the kept replicas stay only until those in the right pools serve."""
+    if not is_pinned(service):
+        return 0
+    held = Counter(pod.pool for pod in kept)
+    rows = (service.status.pools if service.status is not None else None) or ()
+    return held.total() - sum(min(held[row.pool], row.desired or 0) for row in rows)
 
 
 def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:
     """The replica numbers that should exist: those kept, and the lowest free ones for what is missing."""
     pods = tuple(pods)
     desired = (service.status.desired_replicas if service.status is not None else None) or 0
-    kept = [p.rank for p in kept_pods(service, pods)]
+    stay = kept_pods(service, pods)
+    kept, extra = [p.rank for p in stay], _in_wrong_pools(service, stay)
     taken = {p.rank for p in pods}
     index = 0
-    while len(kept) < desired:
+    while len(kept) < desired + extra:
         if index not in taken:
             kept.append(index)
             taken.add(index)
@@ -47,17 +68,17 @@ def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:
     return sorted(kept)
 
 
-def wanted_types(service: ModelService, pods: Iterable[Pod]) -> list[str]:
-    """Accelerator types for the replicas that are missing, in the order of their numbers, where the latency target
-    chose them. There may be fewer of them than missing replicas: those others may have any type."""
+def wanted_places(service: ModelService, pods: Iterable[Pod]) -> list[PoolReplicas]:
+    """The rows of the status for the replicas that are missing, in the order of their numbers, where the latency target or an
+    external target chose their pools. There may be fewer of them than missing replicas: those others may have any type."""
     held: dict[str, int] = {}
     for pod in kept_pods(service, pods):
         held[pod.pool] = held.get(pod.pool, 0) + 1
     rows = (service.status.pools if service.status is not None else None) or ()
     return [
-        row.accelerator
+        row
         for row in rows
-        if row.accelerator
+        if row.accelerator or is_pinned(service)
         for _ in range((row.desired or 0) - held.get(row.pool, 0))
     ]
 

@@ -1,6 +1,6 @@
 """How many replicas a service should have now, from its spec, its status and the demand.
 
-``busbar.scheduler.autoscale`` decides: a service that is off has none; ``spec.replicas``, where present, is an
+``busbar.scheduler.autoscale`` decides: a service that is off has none; ``spec.replicas`` or ``spec.scaling.external``, where present, is an
 external target, which a held request may exceed by one where the target and ``minReplicas`` are zero; without it,
 demand decides. After a restart the autoscaler's state is rebuilt from the object's status: a wake-up shows as one
 desired replica under a target of zero that was seen before. Only the timing of a scale-down starts again.
@@ -17,6 +17,7 @@ from datetime import datetime
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import ModelService
 from busbar.kube.types.model_service import ScalingCause
+from busbar.operator.serving.external import external_words
 from busbar.operator.serving.fleets import Change, Plan
 from busbar.scheduler.autoscale import Demand, Scaling, ScalingState, decide
 
@@ -46,7 +47,7 @@ def desired_replicas(
     scaling = Scaling(
         min_replicas=spec.min_replicas,
         max_replicas=spec.replica_ceiling,
-        replicas=spec.replicas,
+        replicas=spec.external_replicas,
         target_in_flight=float(spec.scaling.target_in_flight_per_replica),
         idle_s=float(spec.scaling.idle_seconds),
         down_after_s=min(DOWN_AFTER_S, float(spec.scaling.idle_seconds)),
@@ -55,18 +56,18 @@ def desired_replicas(
     seen = Demand(known=False)
     if demand is not None:
         seen = Demand(demand.in_flight, demand.waiting, demand.last_request_age_seconds)
-    if spec.replicas is None:
+    if spec.external_replicas is None:
         # More than the ceiling, from an external target or an earlier ceiling: down to it, and on from there slowly.
         state = replace(state, replicas=min(state.replicas, max(spec.replica_ceiling, spec.min_replicas)))
     before = state.replicas
     count, state = decide(scaling, seen, state, now.timestamp())
     if off:
         return count, Change(ScalingCause.OFF, off), state
-    if spec.replicas:
+    if spec.external_replicas:
         state = replace(
             state, busy_at_s=now.timestamp()
         )  # given back, the service is idle only after its time
-    if plan is not None and plan.target and spec.replicas is None and before > 0 and count > 0:
+    if plan is not None and plan.target and spec.external_replicas is None and before > 0 and count > 0:
         least, most = spec.min_replicas, max(spec.replica_ceiling, spec.min_replicas)
         count = min(max(sum(plan.target.values()), least), most)  # a held target may be older than the bounds
         change = plan.change or Change(ScalingCause.FORECAST, "The latency target decides from now on.")
@@ -88,7 +89,7 @@ def remembered(service: ModelService, now: datetime) -> ScalingState:
     return ScalingState(
         replicas=status.desired_replicas,
         busy_at_s=max(busy, default=now.timestamp()),
-        woken=seen and service.spec.replicas == 0 and status.desired_replicas > 0,
+        woken=seen and service.spec.external_replicas == 0 and status.desired_replicas > 0,
     )
 
 
@@ -96,8 +97,8 @@ def _why(service: ModelService, demand: Demand, state: ScalingState, count: int)
     spec = service.spec
     if state.woken:
         return Change(ScalingCause.WOKEN, "A request woke the service.")
-    if spec.replicas is not None:
-        return Change(ScalingCause.EXTERNAL, f"spec.replicas is {spec.replicas}.")
+    if spec.external_replicas is not None:
+        return Change(ScalingCause.EXTERNAL, f"{external_words(spec)}.")
     if not demand.known:
         return Change(ScalingCause.BOUNDS, "The gateway says nothing; the count is kept within its bounds.")
     if count == 0:

@@ -30,8 +30,8 @@ def pool_rows(
         pods: the replicas that have not ended.
     """
     pods = tuple(pods)
-    decides = plan is not None and plan.scaled_by(service) is ScaledBy.PROMISE and desired > 0
-    target = dict(plan.target or {}) if plan is not None and decides else {}
+    told = _by_pool(service, plan, desired)
+    target, decides = told or {}, told is not None
     old = {row.pool: row for row in (service.status.pools if service.status is not None else None) or ()}
     starts = start_seconds(service, pods)
     rows = []
@@ -55,6 +55,20 @@ def pool_rows(
             )
         )
     return rows
+
+
+def _by_pool(service: ModelService, plan: Plan | None, desired: int) -> dict[str, int] | None:
+    """The replicas wanted in each pool; None: in any that the scheduler chooses."""
+    if desired <= 0:
+        return None
+    by_pool = service.spec.scaling.external
+    if by_pool is not None:
+        return dict(by_pool) if sum(by_pool.values()) == desired else None
+    if plan is None or plan.target is None or plan.scaled_by(service) is ScaledBy.IN_FLIGHT:
+        return None
+    if plan.scaled_by(service) is ScaledBy.EXTERNAL and sum(plan.target.values()) != desired:
+        return None
+    return dict(plan.target)
 
 
 def level_status(service: ModelService, plan: Plan | None) -> ServiceLevelStatus | None:

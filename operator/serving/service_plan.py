@@ -12,7 +12,7 @@ from dataclasses import replace
 from busbar.kube.contracts.service_plan import PlannedPool, ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.types import AcceleratorPool
 from busbar.kube.types.model_service import ModelServiceSpec
-from busbar.operator.serving.fleet_input import Seen, columns_of
+from busbar.operator.serving.fleet_input import Seen, columns_of, priced
 from busbar.operator.serving.replica_speed import Speeds, speeds
 from busbar.operator.serving.sizes import Sizes
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits, Mix, capacity, cheapest
@@ -47,7 +47,7 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
         alone = {c.key: _alone(c, load, limits) for c in columns}
     except SchedulerError as error:
         return _framed(refused(asked, _sentence(str(error))), slo, sizes)
-    priced = all(pool.spec.price_per_hour > 0 for pool in seen.pools)
+    in_money = priced(seen.pools)
     kinds = {pool.metadata.name: pool.spec.accelerator for pool in seen.pools}
     answer = ServicePlanAnswer(
         possible=_carries_all(mix),
@@ -59,13 +59,13 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
                 accelerator=kinds[c.key],
                 replicas=mix.replicas.get(c.key, 0),
                 requests_per_second=_digits(capacity([c], shares, {c.key: 1})),
-                cost_per_hour=c.cost_per_h if priced else None,
+                cost_per_hour=c.cost_per_h if in_money else None,
                 alone=alone[c.key],
             )
             for c in columns
         ),
-        cost_per_hour=round(mix.cost_per_h, 6) if priced else None,
-        notes=_notes(seen, known, mix, trust, priced),
+        cost_per_hour=round(mix.cost_per_h, 6) if in_money else None,
+        notes=_notes(seen, known, mix, trust, in_money),
     )
     return _framed(answer, slo, sizes)
 
@@ -120,12 +120,12 @@ def _reason(mix: Mix, rate: float, sizes: Sizes) -> str:
     )
 
 
-def _notes(seen: Seen, known: Speeds, mix: Mix, trust: float, priced: bool) -> tuple[str, ...]:
+def _notes(seen: Seen, known: Speeds, mix: Mix, trust: float, in_money: bool) -> tuple[str, ...]:
     """What is not known, and what would stop the service from having the mix."""
     spec, count = seen.service.spec, sum(mix.replicas.values())
     found = [_sentence(why) for why in sorted(set(known.refused.values()))]
     found += [f"The capacity of pool {name} is not known yet." for name in _unknown_stock(seen.pools)]
-    if not priced:
+    if not in_money:
         found.append(
             "Not every pool has a pricePerHour; the types' exchange rates stand in, and no cost is told."
         )

@@ -48,6 +48,7 @@ class ServiceView:
     plan: Plan | None = None  # what the latency target says; None: there is none
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     has_tenant: bool = True  # whether a Tenant has the namespace
+    tenant: str = ""  # its name
     energy_joules: float | None = None  # its new total; None: nothing is measured
     budget: Hold = FREE  # what its tenant's budgets do to it
     holders: Mapping[int, Pod] = field(

@@ -128,11 +128,17 @@ def held_back_by(columns: Sequence[Column], replicas: Mapping[str, int], limits:
         row.name: sum(row.weights.get(c.pool, 0.0) * replicas.get(c.key, 0) for c in columns)
         for row in limits.rows
     }
-    return [
+    names = [
         row.name
         for row in limits.rows
         if any(used[row.name] + row.weights.get(c.pool, 0.0) > row.most + TOLERANCE for c in columns)
     ]
+    cost = sum(c.cost_per_h * replicas.get(c.key, 0) for c in columns)
+    over = (
+        limits.budget_per_h is not None
+        and cost + max(c.cost_per_h for c in columns) > limits.budget_per_h + TOLERANCE
+    )
+    return [*names, "the budget per hour"] if over else names
 
 
 def limit_rows(

@@ -9,6 +9,7 @@ In this order:
 - forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready. What is missing is
   added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
   the old ones leave when those are ready.
+- budget: where what is live costs more per hour than it may, the mix within the budget that carries most remains.
 - idle: what the load of the last `down_after_s` did not need leaves, one type at a time, and only if the replicas
   that are ready carry the load without it.
 
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..errors import ServingModelError
+from .columns import TOLERANCE
 from .demand_forecast import BIN_S, DemandForecast, ForecastSettings
 from .mix import Column, Effort, Limits, Mix, Switching, allowed, cheapest, spread
 from .step_model import Slo
@@ -41,6 +43,7 @@ class Cause(Enum):
     PANIC = "panic"
     IDLE = "idle"
     SWITCH = "switch"
+    BUDGET = "budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,9 @@ class Fleet:
             self._learn(seen)
         if not self._shares:
             self._shares = _normalised(seen.rates)
+        if self._shares and self._costs_too_much(seen.live):
+            load = self._load(sum(seen.rates))
+            return Decision(dict(self._cheapest(load, live=seen.live).replicas), Cause.BUDGET, sum(load))
         decision = self._panic(seen) if seen.now_s >= self._futile_until_s else None
         if decision is not None and not _changes(decision.target, seen.live):
             # The limits leave nothing to add: not asked again every second.
@@ -170,6 +176,12 @@ class Fleet:
             self._next_plan_s = seen.now_s + self.settings.period_s
             decision = self._planned(seen)
         return decision if decision is not None and _changes(decision.target, seen.live) else None
+
+    def _costs_too_much(self, live: Mapping[str, int]) -> bool:
+        """What is live is above the budget: it was lowered, or prices have risen."""
+        most = self.limits.budget_per_h
+        cost = sum(c.cost_per_h * live.get(c.key, 0) for c in self.columns)
+        return most is not None and cost > most + TOLERANCE
 
     def _learn(self, seen: Observation) -> None:
         missed = math.floor((seen.now_s - self._next_bin_s) / BIN_S)

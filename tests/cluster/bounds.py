@@ -240,7 +240,7 @@ def _items(bound: Bound, old: list[Any], count: int) -> list[Any]:
 
 def _entries(old: dict[str, Any], count: int) -> dict[str, Any]:
     value = next(iter(old.values()))
-    return {f"example.com/k{i}": value for i in range(count)}
+    return {f"k{i}": value for i in range(count)}  # a label, a qualified key and a name
 
 
 if __name__ == "__main__":

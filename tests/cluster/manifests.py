@@ -185,10 +185,11 @@ def model_service() -> JSON:
 
 
 def model_service_from_weights() -> JSON:
-    """A ModelService of weights on a claim, by our own engine, with a limit on the time per token."""
+    """A ModelService of weights on a claim, by our own engine, with a latency target, scaled by pool from outside."""
     document = model_service()
     spec = document["spec"]
-    del spec["image"], spec["args"]
+    del spec["image"], spec["args"], spec["replicas"]
+    spec["scaling"] |= {"external": {"l4": 1, "h100": 2}, "maxCostPerHour": 12.5}
     spec |= {
         "model": {"uri": "pvc://stdlib/model"},
         "engine": "builtin",

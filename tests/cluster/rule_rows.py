@@ -450,6 +450,20 @@ SERVICE = (
         {"spec/scaling/warm/replicas": 2, "spec/minReplicas": 2, "spec/maxReplicas": ...},
     ),
     Row(
+        m.model_service_from_weights,
+        "spec",
+        "replicas and scaling.external each decide the number of replicas; give one of them",
+        {"spec/replicas": 1},
+        {"spec/replicas": 1, "spec/scaling/external": ...},
+    ),
+    Row(
+        m.model_service_from_weights,
+        "spec",
+        "scaling.maxCostPerHour needs slo.ttftMilliseconds and slo.tpotMilliseconds",
+        {"spec/slo": {"tpotMilliseconds": 50}},
+        {"spec/slo": {"tpotMilliseconds": 50}, "spec/scaling/maxCostPerHour": ...},
+    ),
+    Row(
         m.model_service,
         "spec",
         "Busbar does not use the sleep mode of engine vllm; set scaling.warm.level to loaded",

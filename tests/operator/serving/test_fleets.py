@@ -384,6 +384,52 @@ def test_quota_and_power_are_rows_of_the_mix_and_the_message_names_those_that_ho
     assert (target["t4"], target["l4"] > 3) == (2, True), "a quota below what runs stops nothing else"
 
 
+def test_replicas_from_outside_are_split_over_the_types_by_the_mix() -> None:
+    dear, cheap = kind("l4", 4.0), kind("t4", 1.0, capacity=2)
+    world = one(pools=(dear, cheap), lines=[line("L4"), line("T4")])
+    rate = each(world)
+    world.run(60, 0.5 * rate)
+    world.spec = {"replicas": 4}
+    world.desired = 4
+    plan = world.run(1, 0.5 * rate)
+    assert plan.scaled_by(world.service) is ScaledBy.EXTERNAL
+    assert plan.target == {"l4": 2, "t4": 2}, "what runs stays, the cheap ones are full"
+    world.desired = 2
+    assert world.run(1, 0.5 * rate).target in ({"l4": 1, "t4": 1}, {"t4": 2})
+    world.spec, world.desired = {"scaling": {"external": {"l4": 3, "t4": 0}}}, 3
+    assert world.run(1, 0.5 * rate).target == {"l4": 3}, "by pool, as it says"
+
+
+def test_pools_that_place_nothing_are_not_asked_for_replicas_from_outside_either() -> None:
+    world = one(pools=(kind("l4", 4.0), kind("t4", 1.0)), lines=[line("L4"), line("T4")], full={"t4"})
+    rate = each(world)
+    world.spec, world.desired = {"replicas": 3}, 3
+    assert world.run(1, rate).target == {"l4": 1, "t4": 2}
+    assert world.run(33, rate).target == {"l4": 3}
+
+
+def test_the_most_that_replicas_may_cost_is_kept_also_when_it_is_lowered() -> None:
+    limit = {"scaling": {"maxCostPerHour": 9.0}}
+    world = one(
+        spec=limit, pools=(kind("l4", 4.0), kind("t4", 1.0, capacity=2)), lines=[line("L4"), line("T4")]
+    )
+    rate = each(world)
+    plan = world.run(120, 9 * rate)
+    assert plan.target is not None
+    assert (plan.target["t4"], plan.target.get("l4", 0)) == (2, 1)
+    assert plan.message.endswith("need more replicas, held back by the budget per hour.")
+    world.spec = {"scaling": {"maxCostPerHour": 2.5}}
+    plan = world.run(1, 9 * rate)
+    assert plan.target == {"t4": 2}
+    assert plan.change is not None
+    assert plan.change.cause is ScalingCause.BUDGET
+    world.pools = (kind("l4", 0.0), kind("t4", 1.0, capacity=2))
+    plan = world.run(40, 9 * rate)
+    assert plan.target is not None
+    assert plan.target["l4"] > 1
+    assert "limits nothing: not every pool has a pricePerHour." in plan.message
+
+
 def test_what_others_hold_for_good_is_no_stock() -> None:
     world = one(room=ServiceRoom({"l4": 2}))
     rate = each(world)

@@ -108,9 +108,9 @@ def test_the_planner_admits_exactly_what_the_tightest_row_leaves_in_an_idle_clus
     domains = (PowerDomain("feed", rng.uniform(100, 700)),)
     running = tuple(replica(i, f"l4-{i % 2}") for i in range(rng.randint(0, 2)))
     waiting = tuple(replica(i) for i in range(len(running), 12))
-    base = {"pools": POOLS[:1], "nodes": node_list, "domains": domains, "quotas": quotas}
-    found = ServiceRooms(cluster(*running, **base)).of(replica(99), ["l4"])
+    base = cluster(quotas=quotas, pools=POOLS[:1], nodes=node_list, domains=domains)
+    found = ServiceRooms(replace(base, jobs=running)).of(replica(99), ["l4"])
     most = min([found.stock["l4"], *(int(row.most // row.weights["l4"]) for row in found.rows)])
-    made, _ = plan(cluster(*running, *waiting, **base), Policy(), NOW)
+    made, _ = plan(replace(base, jobs=(*running, *waiting)), Policy(), NOW)
     started = sum(action.kind is ActionKind.START for action in made.actions)
     assert started == max(0, most - len(running))
