@@ -7,6 +7,7 @@ for record in plan_.waiting: sentence(record, snapshot, viewer)
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """The names of `exports`, loaded when one is first used: who needs one room alone (the gateway `autoscale.shares`, engines
     `fit`) loads neither the planner nor numpy."""
-    if name.startswith("__"):
-        raise AttributeError(name)
+    if name.startswith("__") or find_spec(f"{__name__}.{name}") is not None:
+        raise AttributeError(name)  # of the modules, the import statement takes care
     try:
-        return getattr(import_module(".exports", __name__), name)
+        found = globals()[name] = getattr(import_module(".exports", __name__), name)
     except AttributeError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return found
