@@ -51,7 +51,7 @@ OTHERS = {
     "plan": "Show what a training job needs, and how fast it would be.",
     "train": "Train on this machine, without Kubernetes.",
     "serve": "Serve a model on this machine, without Kubernetes.",
-    "simulate": "Replay a trace through the scheduler, or a row of servers on one feed.",
+    "simulate": "Replay jobs through the scheduler, also beside a service, or a row of servers on one feed.",
     "plan-capacity": "Plan which GPUs a service needs for a load.",
 }
 

@@ -1,9 +1,10 @@
 """Rows of serving across GPU types: scaling on public loads, the mix solver, a published allocation, the step model.
 
     python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps solver melange step_model --data DIR
+    python -m benchmarks.serving_scale.kit shared_12 shared_12_elastic shared_16_elastic --data DIR
 
 `DIR/azure_llm_2023` holds AzureLLMInferenceTrace_conv.csv of Azure/AzurePublicDataset, `DIR/servegen/m-small` the
-category of alibaba/ServeGen, `DIR/melange_paper` the allocations that arXiv:2404.14527 prints. Each case writes one
+category of alibaba/ServeGen, `DIR/melange_paper` the allocations that arXiv:2404.14527 prints, `DIR/philly` the jobs of msr-fiddle/philly-traces as one CSV. Each case writes one
 file to `benchmarks/results/serving_scale/` with the command, versions, commit and date. A row that misses its bar stays.
 """
 
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from benchmarks.serving_scale import shared
 
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits, Switching, best_single_type, cheapest
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
@@ -348,6 +351,9 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "servegen_180_9": servegen_day(9, 180, attainment=0.97, cost_over_static=0.72),
     "steps": stepped,
     "solver": solver,
+    "shared_12": shared.case(3, 4, may_shrink=False),
+    "shared_12_elastic": shared.case(3, 4, may_shrink=True),
+    "shared_16_elastic": shared.case(2, 8, may_shrink=True),
     "melange": melange,
     "step_model": step_model,
 }
@@ -365,7 +371,7 @@ def main() -> None:
         head = {
             "case": case,
             "command": f"python -m benchmarks.serving_scale.kit {case} --data DIR",
-            "pools": POOLS,
+            "pools": shared.POOL if case.startswith("shared") else POOLS,
             "commit": _commit(),
             "versions": {name: version(name) for name in ("numpy", "highspy")}
             | {"python": platform.python_version()},

@@ -28,21 +28,26 @@ Examples:
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --policy makespan --output out/ --plots
   busbar simulate jobs.trace --cluster v100=36,p100=36,k80=36 --node-mtbf 720 --repair 4 --checkpoint 30
   busbar simulate --power --servers 40..60 --budget-servers 40
+  busbar simulate --serving servegen/m-small --day 2 --peak 120 --pools A100=9@3.67 \\
+      --jobs philly_jobs.csv --begin 640 --cluster A100=3x4
 """
 
 
 class _Simulate(click.Command):
-    """With `--power` another command with options of its own takes the line."""
+    """With `--power` or `--serving` another command with options of its own takes the line."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        if "--power" not in args:
+        other = next((word for word in ("--power", "--serving") if word in args), None)
+        if other is None:
             return super().make_context(info_name, args, parent, **extra)
         from .power_command import power
+        from .shared_command import serving
 
-        others = [word for word in args if word != "--power"]
-        return power.make_context(f"{info_name} --power", others, parent, **extra)
+        command = power if other == "--power" else serving
+        others = [word for word in args if word != other]
+        return command.make_context(f"{info_name} {other}", others, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
@@ -137,6 +142,12 @@ class _Simulate(click.Command):
     is_flag=True,
     expose_value=False,
     help="Simulate servers on one electrical feed instead; see: busbar simulate --power --help",
+)
+@click.option(
+    "--serving",
+    is_flag=True,
+    expose_value=False,
+    help="Simulate a model service and training jobs on one cluster instead; see: busbar simulate --serving --help",
 )
 def simulate(
     trace: Path,

@@ -27,7 +27,7 @@ from ..check import check_plan
 from ..model.apply import applied
 from ..model.copies import copier
 from ..model.events import Event
-from ..model.plans import Plan, Policy
+from ..model.plans import Action, Plan, Policy
 from ..model.snapshot import Job, JobId, Node, Pool, Resources, Run, Snapshot, Tenant
 from ..planner import plan, react
 from ..search.state import Memo
@@ -75,7 +75,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class _Live:
+class LiveJob:
     """A job in the system, as it really is."""
 
     job: TraceJob
@@ -115,7 +115,7 @@ def simulate(
         AssertionError: the checker refused a plan (a defect of the planner).
         ValueError: a job can never start, or jobs have phases and speeds are to be learned.
     """
-    engine = _Engine(trace, cluster, policy, settings or Settings(), learner, progress, decide)
+    engine = ClusterEngine(trace, cluster, policy, settings or Settings(), learner, progress, decide)
     return engine.run(name or policy.objective.value)
 
 
@@ -123,7 +123,9 @@ _ARRIVE, _END, _FAIL, _BACK, _PLAN, _PHASE = range(6)
 _changed = copier(Job)
 
 
-class _Engine:
+class ClusterEngine:
+    """One run."""
+
     def __init__(
         self,
         trace: Trace,
@@ -145,7 +147,8 @@ class _Engine:
         self.decide = decide
         self.past = Past(policy.usage_half_life_s)
         self.shares = Shares(cluster)
-        self.live: dict[JobId, _Live] = {}
+        self.jobs = {job.id: job for job in trace.jobs}
+        self.live: dict[JobId, LiveJob] = {}
         self.done: dict[str, JobResult] = {}
         self.events: list[tuple[float, int, int, str]] = []
         self.counter = 0
@@ -182,33 +185,43 @@ class _Engine:
         heapq.heappush(self.events, (at, kind, self.counter, what))
         return self.counter
 
-    def run(self, name: str) -> Result:
-        jobs = {job.id: job for job in self.trace.jobs}
+    def begin(self) -> None:
+        """Put the arrivals and failures in line."""
         for job in sorted(self.trace.jobs, key=lambda job: (job.arrival_s, job.id)):
             self._push(job.arrival_s, _ARRIVE, job.id)
         for at, node, back in self.settings.failures:
             self._push(at, _FAIL, node)
             self._push(at + back, _BACK, node)
-        now = self.busy_since = min(job.arrival_s for job in self.trace.jobs)
+        self.busy_since = min((job.arrival_s for job in self.trace.jobs), default=0.0)
         if self.settings.node_mtbf_s is not None:
             for one in self.snapshot.nodes:
                 self.chance[one.name] = Random(f"{self.settings.seed}/{one.name}")
-                self._fail_later(one.name, now)
-        while self.events:
-            now = self.events[0][0]
-            if len(self.done) == len(jobs):
-                break
-            wanted = False
-            while self.events and self.events[0][0] <= now:
-                _, kind, number, what = heapq.heappop(self.events)
-                wanted = self._event(now, kind, number, what, jobs) or wanted
-            if not wanted:
-                continue
+                self._fail_later(one.name, self.busy_since)
+
+    def step(self) -> float:
+        """The events of the next moment, and the plan for them; returns that moment."""
+        now = self.events[0][0]
+        wanted = False
+        while self.events and self.events[0][0] <= now:
+            _, kind, number, what = heapq.heappop(self.events)
+            wanted = self._event(now, kind, number, what) or wanted
+        if wanted:
             at = self._grid(now)
             if at > now:
                 self._plan_later(at)
             else:
                 self._plan(now)
+        return now
+
+    def run(self, name: str) -> Result:
+        """All jobs to their ends."""
+        self.begin()
+        now = self.busy_since
+        while self.events:
+            if len(self.done) == len(self.jobs):
+                now = self.events[0][0]
+                break
+            now = self.step()
         notes = {
             "policy": self.policy.hash,
             "decision_ms_p50": percentile(self.decisions, 50) * 1000,
@@ -230,10 +243,10 @@ class _Engine:
             self.plan_at = at
             self._push(at, _PLAN, "")
 
-    def _event(self, now: float, kind: int, number: int, what: str, jobs: dict[str, TraceJob]) -> bool:
+    def _event(self, now: float, kind: int, number: int, what: str) -> bool:
         """Handle one event; returns whether it calls for a plan."""
         if kind == _ARRIVE:
-            self.live[JobId(what)] = self._arrived(jobs[what])
+            self.live[JobId(what)] = self._arrived(self.jobs[what])
             return True
         if kind == _END:
             entry = self.live.get(JobId(what))
@@ -254,7 +267,7 @@ class _Engine:
         self._node(what, now, back=kind == _BACK)
         return True
 
-    def _arrived(self, job: TraceJob) -> _Live:
+    def _arrived(self, job: TraceJob) -> LiveJob:
         seen = Job(
             JobId(job.id),
             job.id,
@@ -271,12 +284,12 @@ class _Engine:
             restart_s=self._restart_s(job),
             deadline_s=job.deadline_s,
         )
-        return _Live(job, job.work, seen)
+        return LiveJob(job, job.work, seen)
 
     def _restart_s(self, job: TraceJob) -> float:
         return self.settings.charge_s if job.restart_s is None else job.restart_s
 
-    def _finish(self, entry: _Live, now: float) -> None:
+    def _finish(self, entry: LiveJob, now: float) -> None:
         self._advance(entry, now)
         self._account(now)
         run = entry.seen.run
@@ -297,7 +310,7 @@ class _Engine:
         self.learner.ended(entry.job)
         del self.live[entry.seen.id]
 
-    def _advance(self, entry: _Live, now: float) -> None:
+    def _advance(self, entry: LiveJob, now: float) -> None:
         """Bring a running job up to date."""
         run = entry.seen.run
         if run is None:
@@ -353,7 +366,7 @@ class _Engine:
         assert mean_s is not None
         self._push(now + self.chance[name].expovariate(1 / mean_s), _FAIL, name)
 
-    def _unsaved_s(self, entry: _Live, run: Run, now: float) -> float:
+    def _unsaved_s(self, entry: LiveJob, run: Run, now: float) -> float:
         """Seconds of progress since the last checkpoint that the run made by itself."""
         saves = (now - run.started_at_s) // self.settings.checkpoint_s
         saved_at = run.started_at_s + saves * self.settings.checkpoint_s
@@ -368,7 +381,7 @@ class _Engine:
         tenants = self.past.known(self.snapshot.tenants)
         return replace(self.snapshot, tenants=tenants, jobs=tuple(jobs), table=table)
 
-    def _seen(self, entry: _Live, now: float) -> Job:
+    def _seen(self, entry: LiveJob, now: float) -> Job:
         """The job as the policy sees it now; the same object if that has not changed."""
         seen, run = entry.seen, entry.seen.run
         left = self.learner.remaining(entry.job, entry.left) if self.settings.steps_known else None
@@ -388,7 +401,7 @@ class _Engine:
             assert not wrong, wrong
         self._carry_out(result, now, memo)
         idle = [entry.job.tenant for entry in self.live.values() if entry.seen.run is None]
-        waiting = len(idle)
+        waiting = len(idle) + self._others_wait()
         self.shares.planned(now, set(idle))
         self.series.append((now, waiting, self.busy_m / 1000))
         if self.settings.settle_s is not None and waiting and result.priced_at_s < now:
@@ -397,7 +410,7 @@ class _Engine:
             self._plan_later(min(self.full_at, now + self.settings.round_s))
         if self.progress is not None:
             self.progress(len(self.done), len(self.trace.jobs), now)
-        if waiting == len(self.live) and waiting and not self._something_comes():
+        if len(idle) == len(self.live) and idle and not self._something_comes():
             raise ValueError(f"nothing runs and {waiting} jobs of {self.trace.name} can never start")
 
     def _decided(self, now: float) -> tuple[Plan, object]:
@@ -420,6 +433,9 @@ class _Engine:
             if after[name].promised and not entry.seen.promised:
                 entry.seen = replace(entry.seen, promised=True)
         for action in result.actions:
+            if action.job not in self.live:
+                self._other(action, after[action.job], now)
+                continue
             entry = self.live[action.job]
             before = entry.seen.run
             entry.seen = after[action.job]
@@ -429,7 +445,15 @@ class _Engine:
             if entry.seen.run is not None:
                 self._started(entry, entry.seen.run, now)
 
-    def _started(self, entry: _Live, run: Run, now: float) -> None:
+    def _others_wait(self) -> int:
+        """How many jobs wait that are not of the trace."""
+        return 0
+
+    def _other(self, action: Action, job: Job, now: float) -> None:
+        """Carry out an action on a job that is not of the trace."""
+        raise KeyError(action.job)
+
+    def _started(self, entry: LiveJob, run: Run, now: float) -> None:
         first = entry.first_start_s is None
         charge = 0.0 if first and not self.settings.charge_first else self._restart_s(entry.job)
         entry.lost_s += charge
@@ -442,7 +466,7 @@ class _Engine:
         entry.updated_s = now
         self._progress(entry, run, entry.progress_from_s)
 
-    def _change_phase(self, entry: _Live, now: float) -> None:
+    def _change_phase(self, entry: LiveJob, now: float) -> None:
         """The job's next phase begins: it makes progress at another speed from now on."""
         self._advance(entry, now)
         run, job = entry.seen.run, entry.job
@@ -451,7 +475,7 @@ class _Engine:
         entry.left = min(entry.left, job.work if begun is None else job.work - begun)
         self._progress(entry, run, now)
 
-    def _progress(self, entry: _Live, run: Run, since: float) -> None:
+    def _progress(self, entry: LiveJob, run: Run, since: float) -> None:
         """Set the speed of a running job, and when it ends or its next phase begins."""
         job, place, done = entry.job, run.placement, entry.job.work - entry.left
         entry.speed = job.speed(place.accelerator, place.accelerators_m, len(set(place.nodes)), done)

@@ -122,7 +122,7 @@ def plan_capacity(
         question = Question(
             pools=parse_pools(pools),
             slo=parse_slo(slo),
-            shape=_shape(model),
+            shape=read_shape(model),
             start_s=start,
             sleeping=sleeping,
             warm=warm,
@@ -132,9 +132,9 @@ def plan_capacity(
             quota=quota,
             min_replicas=min_replicas,
         )
-        trace = _read(source, scale, day, peak, seed)
+        trace = read_requests(source, scale, day, peak, seed)
         trace = trace.until(3600 * hours) if hours is not None else trace
-        with _progress() as progress:
+        with progress_bars() as progress:
             plan = answer(trace, question, progress)
     except (SchedulerError, ValueError) as error:
         raise click.ClickException(str(error)) from error
@@ -144,7 +144,8 @@ def plan_capacity(
         _print(plan, question)
 
 
-def _read(source: Path, scale: float, day: int | None, peak: float | None, seed: int) -> ServingTrace:
+def read_requests(source: Path, scale: float, day: int | None, peak: float | None, seed: int) -> ServingTrace:
+    """A CSV file of requests, or a day of a ServeGen folder. Raises ValueError."""
     from .serving_trace import requests_csv, servegen
 
     if source.is_dir():
@@ -158,7 +159,8 @@ def _read(source: Path, scale: float, day: int | None, peak: float | None, seed:
     return requests_csv(source, scale, seed)
 
 
-def _shape(path: Path | None) -> ModelShape:
+def read_shape(path: Path | None) -> ModelShape:
+    """The dimensions of a model by its config.json; Llama-3-8B's without one. Raises ValueError."""
     from ..fit.model import ModelShape
     from .serving_pools import LLAMA_8B
 
@@ -174,7 +176,7 @@ def _shape(path: Path | None) -> ModelShape:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, float, float], None]]:
+def progress_bars() -> Iterator[Callable[[str, float, float], None]]:
     """A bar per step on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

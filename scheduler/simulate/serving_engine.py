@@ -28,6 +28,19 @@ REROUTE_S = 30.0
 _END_S = 1e12
 
 
+class Places(Protocol):
+    """Where replicas run, if not anywhere at once: a cluster that others use, too (`shared_cluster.py`)."""
+
+    def ask(self, pool: str, now_s: float) -> str:
+        """One more replica is wanted; returns its name."""
+
+    def give_back(self, name: str, now_s: float) -> None:
+        """A replica has left, or is not wanted any more."""
+
+    def advance(self, now_s: float) -> list[tuple[str, float]]:
+        """Replicas that have been placed since the last call, each with the time from which its place is free."""
+
+
 class Policy(Protocol):
     """Decides replicas by column, every second."""
 
@@ -114,6 +127,8 @@ class _Member:
     replica: Replica
     woken: bool
     draining: bool = False
+    place: str = ""
+    """Its name at `Places`."""
 
 
 @dataclass(slots=True)
@@ -131,10 +146,19 @@ class _Cluster:
     asleep: int = 0
     dozing: Counter[str] = field(default_factory=Counter)
     """Replicas that sleep where they are, by column (`ServingSettings.warm`)."""
+    places: Places | None = None
+    """None: there is room for all."""
+    unplaced: dict[str, Column] = field(default_factory=dict)
+    """Replicas that wait for a place."""
 
-    def add(self, column: Column, now_s: float, ready_s: float, woken: bool = False) -> None:
+    def add(self, column: Column, now_s: float, ready_s: float, woken: bool = False, place: str = "") -> None:
         replica = Replica.of(self.models[column.key], self.slo, ready_s)
-        self.members.append(_Member(column, ready_s, replica, woken))
+        self.members.append(_Member(column, ready_s, replica, woken, place=place))
+
+    def admit(self, now_s: float, start_s: float) -> None:
+        """The replicas that have a place now start."""
+        for name, free_s in self.places.advance(now_s) if self.places is not None else ():
+            self.add(self.unplaced.pop(name), now_s, max(now_s, free_s) + start_s, place=name)
 
     def counts(self, now_s: float) -> tuple[dict[str, int], dict[str, int]]:
         """Ready and starting replicas by column, without those that drain."""
@@ -143,14 +167,23 @@ class _Cluster:
         for member in self.members:
             if not member.draining:
                 (ready if member.ready_s <= now_s else starting)[member.column.key] += 1
+        for column in self.unplaced.values():
+            starting[column.key] += 1
         return ready, starting
 
     def resize(self, target: Mapping[str, int], now_s: float) -> None:
         """Start what is missing; stop what is too much, starting ones first, then the least work."""
         for column in self.columns:
             own = [m for m in self.members if m.column.key == column.key and not m.draining]
-            missing = target.get(column.key, 0) - len(own)
+            waiting = [name for name, of in self.unplaced.items() if of.key == column.key]
+            missing = target.get(column.key, 0) - len(own) - len(waiting)
+            for name in waiting[len(waiting) + missing :] if missing < 0 else ():
+                self._withdraw(name, now_s)
+                missing += 1
             for _ in range(missing):
+                if self.places is not None:
+                    self.unplaced[self.places.ask(column.pool, now_s)] = column
+                    continue
                 here = self.dozing[column.key] > 0
                 self.dozing[column.key] -= here
                 woken = not here and self.asleep > 0
@@ -163,10 +196,17 @@ class _Cluster:
             for member in own[: max(-missing, 0)]:
                 member.draining = True
 
+    def _withdraw(self, name: str, now_s: float) -> None:
+        assert self.places is not None
+        del self.unplaced[name]
+        self.places.give_back(name, now_s)
+
     def leave(self, now_s: float) -> None:
         """Drained replicas go; their last requests are counted."""
         gone = [m for m in self.members if m.draining and (m.ready_s > now_s or not m.replica.in_flight)]
         for member in gone:
+            if self.places is not None:
+                self.places.give_back(member.place, now_s)
             self.asleep += member.woken
             if member.ready_s <= now_s and self.dozing.total() < self.settings.warm:
                 self.dozing[member.column.key] += 1
@@ -212,17 +252,26 @@ def run(
     policy: Policy,
     settings: ServingSettings | None = None,
     progress: Callable[[float, float], None] | None = None,
+    places: Places | None = None,
 ) -> ServingResult:
-    """Replay a trace under a policy."""
+    """Replay a trace under a policy.
+
+    Args:
+        places: gives replicas their places; None: there is room for all, at once.
+    """
     settings = settings or ServingSettings()
     result = ServingResult(policy.name)
-    cluster = _Cluster(columns, models, slo, settings, result, asleep=settings.sleeping)
+    cluster = _Cluster(columns, models, slo, settings, result, asleep=settings.sleeping, places=places)
     index = [buckets.index(prompt) for prompt in trace.prompts]
     first = _first_rates(trace, index, len(buckets.means), settings.warm_up_s)
     begun = policy.begin(first)
-    for column in columns:
-        for _ in range(begun.get(column.key, 0)):
-            cluster.add(column, 0.0, 0.0)
+    if places is not None:
+        cluster.resize(begun, 0.0)
+        cluster.admit(0.0, 0.0)
+    else:
+        for column in columns:
+            for _ in range(begun.get(column.key, 0)):
+                cluster.add(column, 0.0, 0.0)
     cluster.reroute(first, 0.0)
     _Loop(trace, index, cluster, policy, len(buckets.means)).run(progress)
     return result
@@ -273,6 +322,7 @@ class _Loop:
 
     def _tick(self, now_s: float, current: list[int]) -> None:
         cluster = self.cluster
+        cluster.admit(now_s, cluster.settings.start_s)
         self.seconds.append(current)
         for bucket, count in enumerate(current):
             self.counts[bucket] += count

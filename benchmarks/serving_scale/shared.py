@@ -1,0 +1,68 @@
+"""Rows of training and serving on one cluster, by the code of `busbar simulate --serving`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from busbar.scheduler.autoscale.step_model import Slo
+from busbar.scheduler.simulate.readers import philly
+from busbar.scheduler.simulate.serving_pools import LLAMA_8B, parse_pools
+from busbar.scheduler.simulate.serving_trace import servegen
+from busbar.scheduler.simulate.shared_cluster import elastic, window
+from busbar.scheduler.simulate.shared_run import SharedQuestion, reference_speeds, share
+from busbar.scheduler.simulate.trace import TraceCluster
+
+Row = dict[str, Any]
+POOL = "A100=9@3.67"
+"""What the service is guaranteed, and may have at most."""
+
+
+def case(nodes: int, each: int, may_shrink: bool) -> Callable[[Path], list[Row]]:
+    """A ServeGen day at 120 requests/s and Philly jobs on one cluster of A100s, beside a fixed split of it."""
+
+    def run(data: Path) -> list[Row]:
+        cluster = TraceCluster({"A100": nodes}, {"A100": each}, prices={"A100": 3.67})
+        trace = servegen(data / "servegen/m-small", 2, 120)
+        begin_s, backlog_s = 640 * 3600.0, 6 * 3600.0
+        source = philly(data / "philly/philly_jobs.csv", per_node=each)
+        jobs = window(source, begin_s, trace.duration_s, backlog_s, nodes * each, reference_speeds(cluster))
+        jobs = elastic(jobs) if may_shrink else jobs
+        question = SharedQuestion(parse_pools(POOL), cluster, Slo(), LLAMA_8B)
+
+        def progress(name: str, done: float, total: float) -> None:
+            if done % 3600 == 0:
+                print(f"  {name} {done / total:.0%}", end="\r", file=sys.stderr)
+
+        found = share(trace, jobs, question, progress)
+        ours, split = found.results
+        measured = {
+            "attainment": round(ours.serving.attainment, 5),
+            "attainment_of_the_split": round(split.serving.attainment, 5),
+            "training_over_split": round(ours.training.work_h / split.training.work_h, 4),
+            "bound_over_split": round(found.bound_ratio or 0.0, 4),
+            "lost_share": round(ours.training.lost_h / ours.training.held_h, 5),
+            "lost_share_of_the_split": round(split.training.lost_h / split.training.held_h, 5),
+            "used_of_what_serving_left": round(
+                ours.training.held_h / (24 * found.capacity - sum(ours.serving.replica_hours.values())),
+                4,
+            ),
+        }
+        missed = ["attainment"] if measured["attainment"] < 0.99 else []
+        missed += ["training_over_split"] if measured["training_over_split"] < 1.25 else []
+        missed += ["lost_share"] if measured["lost_share"] > 0.01 else []
+        kind = "elastic to half their size" if may_shrink else "rigid"
+        return [
+            {
+                "row": f"train and serve: ServeGen day 2, peak 120 req/s, and {len(jobs.jobs)} Philly jobs ({kind}) on"
+                f" {nodes} x {each} A100, fixed split: {found.static_replicas} serve",
+                "measured": measured,
+                "bars": {"attainment": 0.99, "training_over_split": 1.25, "lost_share": 0.01},
+                "missed": missed,
+                "detail": found.to_json(),
+            }
+        ]
+
+    return run

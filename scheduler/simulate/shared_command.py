@@ -1,0 +1,201 @@
+"""`busbar simulate --serving`: what would one cluster do with a model service and with training jobs?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import SchedulerError
+
+if TYPE_CHECKING:
+    from .shared_run import SharedAnswer
+    from .trace import Trace, TraceCluster
+
+_EPILOG = """\b
+Examples:
+  busbar simulate --serving servegen/m-small --day 2 --peak 120 --pools A100=9@3.67 \\
+      --jobs philly_jobs.csv --begin 640 --backlog 6 --elastic --cluster A100=3x4
+  busbar simulate --serving AzureLLMInferenceTrace_conv.csv --scale 12 --pools A100=24@3.67,H100=8@7.516 \\
+      --jobs philly_jobs.csv --begin 640 --cluster A100=4x8,H100=1x8 --policy busbar --policy hpa -o json
+"""
+
+
+@click.command("simulate --serving", epilog=_EPILOG)
+@click.argument("requests", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--jobs",
+    "jobs_file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Training jobs as CSV in the form of Philly's (timestamp, duration, num_gpus, cluster); durations are those on A100s.",
+)
+@click.option("--cluster", required=True, help="Accelerators by type: TYPE=NODES or TYPE=NODESxPER_NODE, …")
+@click.option(
+    "--pools",
+    required=True,
+    help="What the service is guaranteed, and may have at most, and its price: TYPE=COUNT@PRICE_PER_HOUR, …",
+)
+@click.option(
+    "--begin",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Hours of the jobs' trace to skip.",
+)
+@click.option(
+    "--backlog",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Jobs of so many hours before that wait from the beginning.",
+)
+@click.option(
+    "--elastic", "is_elastic", is_flag=True, help="Jobs of two GPUs and more can run on half of them."
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(["busbar", "static", "hpa"]),
+    help="Of the service's fleet; repeat to compare. static is a fixed split of the cluster. Default: busbar and static.",
+)
+@click.option(
+    "--slo", default="ttft=2,tpot=0.1,percentile=99", show_default=True, help="As of plan-capacity."
+)
+@click.option(
+    "--model",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The model's config.json. Default: the dimensions of Llama-3-8B.",
+)
+@click.option(
+    "--start", default=60.0, show_default=True, help="Seconds from a place to a replica that serves."
+)
+@click.option(
+    "--give",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Seconds until training that gives way has freed its accelerators.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="CSV: so many times the trace's requests.",
+)
+@click.option("--day", type=click.IntRange(min=1), help="ServeGen: which day; the first is 1.")
+@click.option(
+    "--peak", type=click.FloatRange(min=0, min_open=True), help="ServeGen: requests/s of the busiest window."
+)
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Only the first so many hours.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Of generated arrivals; the same seed, the same result."
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def serving(
+    requests: Path,
+    jobs_file: Path,
+    cluster: str,
+    pools: str,
+    begin: float,
+    backlog: float,
+    is_elastic: bool,
+    policies: tuple[str, ...],
+    slo: str,
+    model: Path | None,
+    start: float,
+    give: float,
+    scale: float,
+    day: int | None,
+    peak: float | None,
+    hours: float | None,
+    seed: int,
+    output: str,
+) -> None:
+    """Replay requests and training jobs on one cluster, with the code that decides in production.
+
+    The service's fleet asks for replicas; the planner places them, and stops or shrinks training inside the
+    service's guarantee. The policy static holds the fleet of the busiest minute for good, which is a fixed
+    split of the cluster. Without training jobs: busbar plan-capacity.
+    """
+    from .command import parse_cluster
+    from .serving_command import progress_bars, read_requests, read_shape
+    from .serving_pools import parse_pools, parse_slo
+    from .shared_run import SharedQuestion, share
+
+    try:
+        machines = parse_cluster(cluster)
+        question = SharedQuestion(
+            parse_pools(pools),
+            machines,
+            parse_slo(slo),
+            read_shape(model),
+            start,
+            give,
+            policies or ("busbar", "static"),
+        )
+        trace = read_requests(requests, scale, day, peak, seed)
+        trace = trace.until(3600 * hours) if hours is not None else trace
+        jobs = _jobs(jobs_file, machines, 3600 * begin, trace.duration_s, 3600 * backlog, is_elastic)
+        with progress_bars() as progress:
+            answer = share(trace, jobs, question, progress)
+    except (SchedulerError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if output == "json":
+        click.echo(json.dumps(answer.to_json(), indent=1))
+    else:
+        _print(answer, len(jobs.jobs))
+
+
+def _jobs(
+    path: Path, cluster: TraceCluster, begin_s: float, length_s: float, backlog_s: float, is_elastic: bool
+) -> Trace:
+    from .readers import philly
+    from .shared_cluster import elastic, window
+    from .shared_run import reference_speeds
+
+    per_node = min(cluster.per_node(kind) for kind in cluster.nodes)
+    largest = max(cluster.capacity().values())
+    made = window(
+        philly(path, per_node=per_node), begin_s, length_s, backlog_s, largest, reference_speeds(cluster)
+    )
+    if not made.jobs:
+        raise ValueError(f"--jobs: no job of {path.name} arrives in this time; choose another --begin")
+    return elastic(made) if is_elastic else made
+
+
+def _print(answer: SharedAnswer, jobs: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 110
+    table = Table(box=None)
+    for number, name in enumerate(
+        ("fleet", "attained", "cost/h", "training GPU-h", "lost", "resized", "done", "waiting")
+    ):
+        table.add_column(name, justify="left" if number == 0 else "right")
+    for row in answer.results:
+        had = row.training
+        lost = had.lost_h / had.held_h if had.held_h else 0.0
+        table.add_row(
+            row.policy,
+            f"{100 * row.serving.attainment:.2f} %",
+            f"{row.serving.cost_per_h:.2f}",
+            f"{had.work_h:.1f}",
+            f"{100 * lost:.2f} %",
+            str(had.resized),
+            str(had.done),
+            str(had.waiting),
+        )
+    console.print(table)
+    text = f"{jobs} jobs on {answer.capacity} accelerators; the fixed split gives the service"
+    text += f" {answer.static_replicas} {answer.static_type}."
+    if answer.bound_ratio is not None:
+        text += f" A fleet that knows the future would leave training {answer.bound_ratio:.2f} times what the split does."
+    console.print(text, soft_wrap=True)
