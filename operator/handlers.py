@@ -285,10 +285,14 @@ class Handlers:
 
     def _planned(self, seen: Seen, snapshot: Snapshot | None) -> Plan:
         """In a thread: `ServiceRooms` looks at every job."""
+        return self._fleets.plan(self._with_room(seen, snapshot))
+
+    def _with_room(self, seen: Seen, snapshot: Snapshot | None) -> Seen:
+        """With what quota, power and other work leave to the service."""
         tenant = self._caches.tenant_of.get(seen.service.metadata.namespace or "", "")
         names = [pool.metadata.name for pool in seen.pools]
         room = self._room.of(snapshot, seen.service, tenant, names)
-        return self._fleets.plan(replace(seen, room=room))
+        return replace(seen, room=room)
 
     def shares_of(self, uid: str) -> Shares:
         """Where each class of a service's prompts shall go, by pool."""
@@ -304,9 +308,11 @@ class Handlers:
             raise Busy("other plans are being computed; try again in a few seconds")
         self._plans_asked += 1
         try:
-            seen = self._seen(key, service, ())
+            seen, snapshot = self._seen(key, service, ()), self._rounds.outcome
             sizes, trust = self._fleets.outlook(service.metadata.uid, seen.demand)
-            return await asyncio.to_thread(service_plan, seen, sizes, trust, asked)
+            return await asyncio.to_thread(
+                lambda: service_plan(self._with_room(seen, snapshot), sizes, trust, asked)
+            )
         finally:
             self._plans_asked -= 1
 

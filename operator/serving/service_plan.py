@@ -15,14 +15,24 @@ from busbar.kube.types.model_service import ModelServiceSpec
 from busbar.operator.serving.fleet_input import Seen, columns_of, priced
 from busbar.operator.serving.replica_speed import Speeds, speeds
 from busbar.operator.serving.sizes import Sizes
-from busbar.scheduler.autoscale.mix import Column, Effort, Limits, Mix, capacity, cheapest
+from busbar.scheduler.autoscale.mix import (
+    Column,
+    Effort,
+    Limits,
+    Mix,
+    allowed,
+    capacity,
+    cheapest,
+    held_back_by,
+)
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import SchedulerError
 
 EFFORT = Effort(nodes=500, seconds=1.0)
 WHOLE = 1 - 1e-6
 """A mix that carries this part of the load carries it."""
-NOT_LOOKED_AT = "Quota, power, budget and what others hold in the pools are not looked at."
+NOT_LOOKED_AT = "Work of others that can be stopped counts as room; budgets of tenants are not looked at."
+NOTHING_PLANNED = "Quota, power and what others hold are not looked at before the scheduler's first round."
 
 
 def refused(asked: ServicePlanRequest, reason: str) -> ServicePlanAnswer:
@@ -51,7 +61,7 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
     kinds = {pool.metadata.name: pool.spec.accelerator for pool in seen.pools}
     answer = ServicePlanAnswer(
         possible=_carries_all(mix),
-        reason=_reason(mix, asked.rate, sizes),
+        reason=_reason(mix, asked.rate, sizes, held_back_by(columns, mix.replicas, limits)),
         rate=asked.rate,
         pools=tuple(
             PlannedPool(
@@ -80,19 +90,23 @@ def _slo(spec: ModelServiceSpec, asked: ServicePlanRequest) -> Slo | None:
 
 
 def _limits(seen: Seen) -> Limits:
-    """What the pools hold, as far as it is known, and the fewest replicas."""
+    """What the pools hold and quota and power allow, as far as it is known, and the fewest replicas."""
     each = seen.service.spec.shape.accelerators_per_pod
     stock = {
         pool.metadata.name: int(pool.status.capacity) // each
         for pool in seen.pools
         if pool.status is not None and pool.status.capacity is not None
     }
-    return Limits(stock=stock, min_replicas=max(seen.service.spec.min_replicas, 1))
+    room = seen.room
+    if room is not None:
+        stock = {name: min(stock.get(name, count), count) for name, count in room.stock.items()}
+    least = max(seen.service.spec.min_replicas, 1)
+    return Limits(stock=stock, min_replicas=least, rows=room.rows if room is not None else ())
 
 
 def _alone(column: Column, load: Sequence[float], limits: Limits) -> int | None:
     """Replicas of one pool that carry the load without the others."""
-    if limits.stock.get(column.key, limits.min_replicas) < limits.min_replicas:
+    if not allowed([column], {column.key: limits.min_replicas}, limits):
         return None
     mix = cheapest([column], load, limits, effort=EFFORT)
     return mix.replicas[column.key] if _carries_all(mix) else None
@@ -102,11 +116,12 @@ def _carries_all(mix: Mix) -> bool:
     return mix.carried >= WHOLE and not mix.impossible
 
 
-def _reason(mix: Mix, rate: float, sizes: Sizes) -> str:
+def _reason(mix: Mix, rate: float, sizes: Sizes, rows: Sequence[str]) -> str:
     count = sum(mix.replicas.values())
     if mix.carried < WHOLE:
+        why = f"{' and '.join(rows)} allow no more" if rows else "the pools hold too little"
         return (
-            f"The pools hold too little: {count} replicas carry {100 * mix.carried:.0f} % of {rate:g} requests/s"
+            f"{_sentence(why)[:-1]}: {count} replicas carry {100 * mix.carried:.0f} % of {rate:g} requests/s"
             " within the target."
         )
     words = "1 replica carries" if count == 1 else f"{count} replicas carry"
@@ -134,7 +149,10 @@ def _notes(seen: Seen, known: Speeds, mix: Mix, trust: float, in_money: bool) ->
         found.append(text)
     if count > spec.replica_ceiling:
         found.append(f"spec.maxReplicas allows {spec.replica_ceiling}; this mix has {count}.")
-    return (*found, NOT_LOOKED_AT)
+    most, cost = spec.scaling.max_cost_per_hour, mix.cost_per_h
+    if most is not None and in_money and cost > most:
+        found.append(f"spec.scaling.maxCostPerHour allows {most:g}; this mix costs {cost:g}.")
+    return (*found, NOT_LOOKED_AT if seen.room is not None else NOTHING_PLANNED)
 
 
 def _unknown_stock(pools: Iterable[AcceleratorPool]) -> list[str]:

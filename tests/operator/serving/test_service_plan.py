@@ -16,6 +16,8 @@ from busbar.kube.types import AcceleratorPool
 from busbar.operator.serving.fleets import Fleets
 from busbar.operator.serving.service_plan import service_plan
 from busbar.operator.serving.sizes import Sizes
+from busbar.scheduler.autoscale.columns import Row
+from busbar.scheduler.explain.service_room import ServiceRoom
 
 L4, T4 = kind("l4", 4.0), kind("t4", 1.0, capacity=2)
 BOTH: dict[str, Any] = {"pools": (L4, T4), "lines": [line("L4"), line("T4")]}
@@ -63,6 +65,26 @@ def test_more_than_the_pools_hold_says_how_much_they_carry() -> None:
     found = answer(world, 4 * each(world))
     assert (found.possible, found.pools[0].replicas, found.pools[0].alone) == (False, 2, None)
     assert "hold too little: 2 replicas carry 50 % of " in found.reason
+
+
+def test_quota_power_and_what_others_hold_are_in_the_plan() -> None:
+    world = one(**BOTH, spec={"scaling": {"maxCostPerHour": 5.0}})
+    rate = 3.5 * each(world)
+    quota, power = (
+        Row("the tenant's quota of L4", {"l4": 1.0}, 1.0),
+        Row("the power of domain a", {"l4": 60.0}, 90.0),
+    )
+    world.room = ServiceRoom({"l4": 16, "t4": 1}, (quota, power))
+    found = answer(world, rate)
+    assert [(p.pool, p.replicas) for p in found.pools] == [("l4", 1), ("t4", 1)]
+    assert found.reason.startswith(
+        "The tenant's quota of L4 and the power of domain a allow no more: 2 replicas carry 57 % of "
+    )
+    assert "Work of others that can be stopped counts as room" in found.notes[-1]
+    world.room = ServiceRoom({"l4": 16, "t4": 0}, ())
+    found = answer(world, rate)
+    assert [(p.replicas, p.alone) for p in found.pools] == [(4, 4), (0, None)]
+    assert found.notes[-2] == "spec.scaling.maxCostPerHour allows 5; this mix costs 16."
 
 
 def test_a_type_that_reaches_the_target_never_has_no_part_and_carries_nothing_alone() -> None:
