@@ -285,7 +285,8 @@ class Handlers:
 
     def _planned(self, seen: Seen, snapshot: Snapshot | None) -> Plan:
         """In a thread: `ServiceRooms` looks at every job."""
-        return self._fleets.plan(self._with_room(seen, snapshot))
+        with self._scales.solving.time():
+            return self._fleets.plan(self._with_room(seen, snapshot))
 
     def _with_room(self, seen: Seen, snapshot: Snapshot | None) -> Seen:
         """With what quota, power and other work leave to the service."""

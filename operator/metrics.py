@@ -47,6 +47,12 @@ class Metrics:
             ["kind", "result"],
             registry=registry,
         )
+        self.gives = Counter(
+            "busbar_elastic_gives_total",
+            "Training jobs that gave accelerators to replicas of services, by what became of them",
+            ["became"],
+            registry=registry,
+        )
         self.refused_plans = Counter(
             "busbar_refused_plans_total",
             "Plans that the independent checker refused; nothing of them was carried out",

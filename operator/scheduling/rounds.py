@@ -59,6 +59,7 @@ from busbar.scheduler import (
     Event,
     Job,
     JobId,
+    JobKind,
     Memo,
     Objective,
     Plan,
@@ -85,6 +86,8 @@ RELEASE_REASONS = {
     ActionKind.GROW: "Resized",
     ActionKind.SHRINK: "Resized",
 }
+GAVE = {ActionKind.SHRINK: "shrunk", ActionKind.PREEMPT: "stopped", ActionKind.MOVE: "moved"}
+"""What becomes of a training job that makes room for a replica, as the metric calls it."""
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -169,6 +172,8 @@ class Rounds:
         self._checker = Checker()
         self._last: tuple[Snapshot, Plan] | None = None  # the round before
         self._outcome: tuple[Plan, Snapshot] | None = None
+        self._gave: set[str] = set()
+        """Actions of the last plan that make room for replicas of services."""
         self._planned = True  # False: the last attempt to plan failed
         self._explained: dict[str, tuple[str, str, float]] = {}
         self._waiting = False
@@ -383,6 +388,7 @@ class Rounds:
         """What starts and stops, by object; and the jobs for which that is so."""
         decisions: dict[Item, list[Decision]] = {}
         acted: set[JobId] = set()
+        giving = self._give(builder.job, made)
         for action in made.actions:
             target, job = _target(builder, action.job), builder.job(action.job)
             if target is None or job is None:
@@ -390,11 +396,25 @@ class Rounds:
             decision = self._decision(builder.job, action, job, target)
             self._metrics.actions.labels(str(action.kind), "ordered" if decision else "early").inc()
             if decision is not None:
+                if action.id in giving:
+                    self._metrics.gives.labels(GAVE[action.kind]).inc()
                 acted.add(action.job)
                 decisions.setdefault(target.item, []).append(decision)
                 told = {"action": str(action.kind), "object": str(target.item), "index": target.index}
                 log.info("action planned", extra={"plan": made.id, **told, "reason": action.reason})
         return decisions, acted
+
+    def _give(self, jobs: Callable[[JobId], Job | None], made: Plan) -> set[str]:
+        """The actions by which training makes room for replicas of services, and that no plan before had."""
+        makes_room = {
+            other
+            for action in made.actions
+            if action.after and (job := jobs(action.job)) is not None and job.kind is JobKind.SERVING
+            for other in action.after
+        }
+        found = {action.id for action in made.actions if action.kind in GAVE and action.job in makes_room}
+        before, self._gave = self._gave, found
+        return found - before
 
     def _tell(
         self, builder: SnapshotBuilder, made: Plan, acted: set[JobId], work: Work

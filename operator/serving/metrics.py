@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from busbar.kube.informer import Key
 from busbar.operator.serving.fleets import Change, Plan
@@ -47,6 +47,12 @@ class ScalingMetrics:
             registry=registry,
         )
 
+        self.solving = Histogram(
+            "busbar_mix_solve_seconds",
+            "One decision about a service with a latency target, solver included",
+            buckets=(0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0),
+            registry=registry,
+        )
         self.replicas = Gauge(
             "busbar_service_replicas",
             "Replicas that take requests, that start or wake, and that sleep",

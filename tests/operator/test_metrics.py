@@ -27,6 +27,8 @@ NAMES = {
     "busbar_plan_actions",
     "busbar_power_actuation_seconds",
     "busbar_power_board_limit_watts",
+    "busbar_elastic_gives",
+    "busbar_mix_solve_seconds",
     "busbar_power_board_watts",
     "busbar_power_capped_seconds",
     "busbar_power_domain_watts",

@@ -35,6 +35,7 @@ from busbar.scheduler import (
     ActionKind,
     Job,
     JobId,
+    JobKind,
     Node,
     Plan,
     Policy,
@@ -93,6 +94,23 @@ def test_a_move_counts_as_a_preemption_if_it_is_for_another_job() -> None:
         assert isinstance(decision, Release)
         taken.append(decision.taken)
     assert taken == [False, True]
+
+
+def test_training_that_makes_room_for_a_replica_is_counted_once() -> None:
+    rounds = _rounds()
+    replica, other = replace(_job("r", 1), kind=JobKind.SERVING), _job("y", 1)
+    known = {job.id: job for job in (replica, other, _job("x", 2), _job("z", 1))}
+    actions = (
+        Action("a1", ActionKind.SHRINK, JobId("x")),
+        Action("a2", ActionKind.START, replica.id, after=(JobId("x"),)),
+        Action("a3", ActionKind.PREEMPT, JobId("z")),
+        Action("a4", ActionKind.START, other.id, after=(JobId("z"),)),
+    )
+    made = replace(plan(_cluster(), Policy(), NOW)[0], actions=actions)
+    assert rounds._give(known.get, made) == {"a1"}
+    assert rounds._give(known.get, made) == set()
+    assert rounds._give(known.get, replace(made, actions=())) == set()
+    assert rounds._give(known.get, made) == {"a1"}
 
 
 async def test_a_start_that_was_refused_is_ordered_again() -> None:
