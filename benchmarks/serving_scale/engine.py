@@ -34,7 +34,7 @@ from benchmarks.gpu.serving import SHAPES, make_engine, make_model
 from busbar.kube.contracts.report import StepModelReport
 from busbar.kube.types.performance_profile import StepModel as Reported
 from busbar.operator.serving.replica_speed import usable
-from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
+from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate, token_s
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.sampling import SamplingParams
 
@@ -136,13 +136,6 @@ def within(seen: Sequence[Seen], slo: Slo) -> float:
     return sum(one.ttft_s <= slo.ttft_s and one.tpot_s <= slo.tpot_s for one in counted) / len(counted)
 
 
-def predicted_tpot_s(model: StepModel, bucket: Bucket, rate: float) -> float:
-    """The mean step in the steady state (`step_model.py`)."""
-    context = bucket.prompt_tokens + bucket.output_tokens / 2
-    decode_s = bucket.output_tokens * (model.b_s + model.c_s * context)
-    return model.a_s / (1 - rate * (model.prompt_s(bucket.prompt_tokens) + decode_s))
-
-
 def measured(name: str, size: str, requests: int) -> dict[str, object]:
     rng, clock, bucket = random.Random(0), Clock(), SIZES[size]
     core = make_engine(make_model(MODELS[name], torch.device("cpu"), torch.float32), KV_BYTES, MAX_RUNNING)
@@ -165,7 +158,7 @@ def measured(name: str, size: str, requests: int) -> dict[str, object]:
     for part in (0.5, 0.8):
         seen = run(part * best)
         found = sum(one.tpot_s for one in seen) / len(seen)
-        told = predicted_tpot_s(model, bucket, part * best)
+        told = token_s(model, bucket, part * best)
         tpot[f"{part:g}"] = {
             "predicted_ms": round(1000 * told, 3), "measured_ms": round(1000 * found, 3), "error": round(told / found - 1, 3),
         }  # fmt: skip

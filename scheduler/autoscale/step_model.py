@@ -11,12 +11,12 @@ weights, `c` reads the KV cache, `b` and `d` are two floating-point operations p
 anywhere else.
 
 `max_rate` follows from the steady state. Requests of n prompt and m output tokens arrive at rate r; each costs
-p = d·n + e·n²/2 seconds of prompt processing and k = b + c·(n + m/2) seconds in each of its m steps. With B = r·m·T
-sequences in a step of T seconds:
+p = d·n + e·n²/2 seconds of prompt processing and k = b + c·(n + m/2) seconds in each of its m steps. A request meets
+B = r·m·T others (arrivals see the average of the time) and is one more itself, so the steps that it sees take
 
-    T = a / (1 - r·(p + k·m))
+    T = a + k·(1 + B) + T·r·p  =  (a + k) / (1 - r·(p + k·m))
 
-The batch is near a Poisson variable, so the percentile of an SLO is met at B + z·√B sequences. The prompt waits like
+The batch is near a Poisson variable, so the percentile of an SLO is met at 1 + B + z·√B sequences. The prompt waits like
 a customer of an M/D/1 queue whose server has the part of each step that decoding leaves: the engine sizes prompt
 chunks so that a step stays below the TPOT target, so a prompt that comes costs others no TPOT, but waits itself.
 """
@@ -199,26 +199,35 @@ def max_rate(model: StepModel, bucket: Bucket, slo: Slo) -> float:
     return low
 
 
+def token_s(model: StepModel, bucket: Bucket, rate: float) -> float:
+    """Mean seconds per token that requests see at a rate; infinite where the replica cannot do their work."""
+    busy = rate * (model.prompt_s(bucket.prompt_tokens) + _decode_work_s(model, bucket))
+    return (model.a_s + _own_s(model, bucket)) / (1 - busy) if busy < 1 else math.inf
+
+
 def in_flight(model: StepModel, bucket: Bucket, rate: float) -> float:
     """Mean requests in flight at a sustainable rate (Little's law)."""
     busy = rate * (model.prompt_s(bucket.prompt_tokens) + _decode_work_s(model, bucket))
-    step_s = model.a_s / max(1 - busy, 1e-9)
+    step_s = (model.a_s + _own_s(model, bucket)) / max(1 - busy, 1e-9)
     return rate * (model.prompt_s(bucket.prompt_tokens) + bucket.output_tokens * step_s)
 
 
+def _own_s(model: StepModel, bucket: Bucket) -> float:
+    """What one sequence adds to a step, at half of its output."""
+    return model.b_s + model.c_s * (bucket.prompt_tokens + bucket.output_tokens / 2)
+
+
 def _decode_work_s(model: StepModel, bucket: Bucket) -> float:
-    return bucket.output_tokens * (model.b_s + model.c_s * (bucket.prompt_tokens + bucket.output_tokens / 2))
+    return bucket.output_tokens * _own_s(model, bucket)
 
 
 def _meets(model: StepModel, bucket: Bucket, slo: Slo, rate: float) -> bool:
-    prompt_s = model.prompt_s(bucket.prompt_tokens)
-    busy = rate * (prompt_s + _decode_work_s(model, bucket))
-    if busy >= 1:
+    prompt_s, step_s = model.prompt_s(bucket.prompt_tokens), token_s(model, bucket, rate)
+    if not math.isfinite(step_s):
         return False
-    step_s = model.a_s / (1 - busy)
     context = bucket.prompt_tokens + bucket.output_tokens / 2
-    mean = rate * bucket.output_tokens * step_s
-    batch = mean + slo.z * math.sqrt(mean)
+    others = rate * bucket.output_tokens * step_s
+    batch = 1 + others + slo.z * math.sqrt(others)
     if batch * context > model.kv_tokens:
         return False
     decode_s = model.decode_s(batch, batch * context)

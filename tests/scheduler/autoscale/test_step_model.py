@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
 import pytest
 
-from busbar.scheduler.autoscale.step_model import Bucket, Slo, Step, StepModel, fitted, in_flight, max_rate
+from busbar.scheduler.autoscale.step_model import (
+    Bucket,
+    Slo,
+    Step,
+    StepModel,
+    fitted,
+    in_flight,
+    max_rate,
+    token_s,
+)
 from busbar.scheduler.errors import ServingModelError
 from busbar.scheduler.fit import ModelShape, accelerator
 from busbar.scheduler.simulate.serving_replica import Replica, Request
@@ -138,3 +148,22 @@ def test_a_replica_gives_the_same_times_however_often_it_is_advanced() -> None:
             replica.advance(now)
         ends.append([r.end_s for r in sent])
     assert ends[0] == pytest.approx(ends[1])
+
+
+@pytest.mark.parametrize(("part", "error"), [(0.02, 0.02), (0.3, 0.05), (0.7, 0.12)])
+def test_the_time_per_token_counts_the_request_itself_and_is_that_of_a_simulated_engine(
+    part: float, error: float
+) -> None:
+    model, bucket = StepModel("cpu", 0.0056, 0.0001, 4e-6, 6e-5, 0.0, 50_000), Bucket(384, 24)
+    slo = Slo(0.5, 0.03, 95.0)
+    rate = part * max_rate(model, bucket, slo)
+    rng, now, replica, sent = random.Random(1), 0.0, Replica.of(model, slo, 0.0), []
+    for _ in range(4000):
+        now += rng.expovariate(rate)
+        sent.append(Request(now, 384, 24))
+        replica.take(sent[-1], now)
+    replica.advance(1e12)
+    seen = sum((one.end_s - one.first_token_s) / 23 for one in sent) / len(sent)
+    assert token_s(model, bucket, rate) == pytest.approx(seen, rel=error)
+    assert token_s(model, bucket, 1e-9) == pytest.approx(model.decode_s(1, 384 + 12), rel=1e-6)
+    assert token_s(model, bucket, 1e9) == math.inf
