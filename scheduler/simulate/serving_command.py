@@ -26,6 +26,51 @@ Examples:
 """
 
 
+def load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a command that replays the requests of a service."""
+    options = (
+        click.option(
+            "--slo",
+            default="ttft=2,tpot=0.1,percentile=99",
+            show_default=True,
+            help="Seconds to the first token, seconds per token, and the per cent of requests that must see both.",
+        ),
+        click.option(
+            "--model",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="The model's config.json. Default: the dimensions of Llama-3-8B.",
+        ),
+        click.option(
+            "--scale",
+            type=click.FloatRange(min=0, min_open=True),
+            default=1.0,
+            show_default=True,
+            help="CSV: so many times the trace's requests.",
+        ),
+        click.option("--day", type=click.IntRange(min=1), help="ServeGen: which day; the first is 1."),
+        click.option(
+            "--peak",
+            type=click.FloatRange(min=0, min_open=True),
+            help="ServeGen: requests/s of the busiest window.",
+        ),
+        click.option(
+            "--hours", type=click.FloatRange(min=0, min_open=True), help="Only the first so many hours."
+        ),
+        click.option(
+            "--seed",
+            default=0,
+            show_default=True,
+            help="Of generated arrivals; the same seed, the same result.",
+        ),
+        click.option(
+            "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command("plan-capacity", epilog=_EPILOG)
 @click.option(
     "--trace",
@@ -36,17 +81,6 @@ Examples:
 )
 @click.option(
     "--pools", required=True, help="GPUs and prices: TYPE=COUNT@PRICE_PER_HOUR, …; types have data sheets."
-)
-@click.option(
-    "--slo",
-    default="ttft=2,tpot=0.1,percentile=99",
-    show_default=True,
-    help="Seconds to the first token, seconds per token, and the per cent of requests that must see both.",
-)
-@click.option(
-    "--model",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The model's config.json. Default: the dimensions of Llama-3-8B.",
 )
 @click.option(
     "--start", default=60.0, show_default=True, help="Seconds from a decision to a replica that serves."
@@ -72,22 +106,7 @@ Examples:
 @click.option(
     "--min-replicas", type=click.IntRange(min=0), default=1, show_default=True, help="Never fewer replicas."
 )
-@click.option(
-    "--scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="CSV: so many times the trace's requests.",
-)
-@click.option("--day", type=click.IntRange(min=1), help="ServeGen: which day; the first is 1.")
-@click.option(
-    "--peak", type=click.FloatRange(min=0, min_open=True), help="ServeGen: requests/s of the busiest window."
-)
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Only the first so many hours.")
-@click.option(
-    "--seed", default=0, show_default=True, help="Of generated arrivals; the same seed, the same result."
-)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@load_options
 def plan_capacity(
     source: Path,
     pools: str,

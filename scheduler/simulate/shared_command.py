@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SchedulerError
+from .serving_command import load_options, progress_bars, read_requests, read_shape
 
 if TYPE_CHECKING:
     from .shared_run import SharedAnswer
@@ -63,14 +64,6 @@ Examples:
     help="Of the service's fleet; repeat to compare. static is a fixed split of the cluster. Default: busbar and static.",
 )
 @click.option(
-    "--slo", default="ttft=2,tpot=0.1,percentile=99", show_default=True, help="As of plan-capacity."
-)
-@click.option(
-    "--model",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The model's config.json. Default: the dimensions of Llama-3-8B.",
-)
-@click.option(
     "--start", default=60.0, show_default=True, help="Seconds from a place to a replica that serves."
 )
 @click.option(
@@ -80,22 +73,7 @@ Examples:
     show_default=True,
     help="Seconds until training that gives way has freed its accelerators.",
 )
-@click.option(
-    "--scale",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="CSV: so many times the trace's requests.",
-)
-@click.option("--day", type=click.IntRange(min=1), help="ServeGen: which day; the first is 1.")
-@click.option(
-    "--peak", type=click.FloatRange(min=0, min_open=True), help="ServeGen: requests/s of the busiest window."
-)
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Only the first so many hours.")
-@click.option(
-    "--seed", default=0, show_default=True, help="Of generated arrivals; the same seed, the same result."
-)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@load_options
 def serving(
     requests: Path,
     jobs_file: Path,
@@ -123,7 +101,6 @@ def serving(
     split of the cluster. Without training jobs: busbar plan-capacity.
     """
     from .command import parse_cluster
-    from .serving_command import progress_bars, read_requests, read_shape
     from .serving_pools import parse_pools, parse_slo
     from .shared_run import SharedQuestion, share
 
