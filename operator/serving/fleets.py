@@ -132,6 +132,8 @@ class _State:
     trust: Trust = field(default_factory=Trust)
     sized_at_s: float | None = None
     reading: int = -1
+    asked: int | None = None
+    """The number of replicas that somebody outside decided, when the plan was made."""
     fleet: Fleet | None = None
     columns_at_s: float = 0.0
     """0: they must be made anew."""
@@ -178,9 +180,11 @@ class Fleets:
     def plan(self, seen: Seen) -> Plan:
         """What the target says now. Calls for one service must not overlap."""
         state = self._states.setdefault(seen.service.metadata.uid, _State(seen.now_s, seen.now_s))
-        if seen.demand is not None and seen.reading != state.reading:
-            state.reading = seen.reading
-            _learn(state, seen, seen.demand)
+        asked = seen.service.spec.external_replicas
+        if seen.demand is not None and (seen.reading != state.reading or asked != state.asked):
+            if seen.reading != state.reading:
+                _learn(state, seen, seen.demand)
+            state.reading, state.asked = seen.reading, asked
             state.plan = _plan(state, seen, seen.demand)
         elif seen.demand is None:
             state.plan = _blind(state, seen)
@@ -310,7 +314,7 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     deciding = spec.external_replicas is None and not seen.off and bool(desired)
     if spec.external_replicas is not None:
         # Whoever wrote it knew why: once it is taken away, nothing leaves before a whole window was seen.
-        state.target = _external(state, seen, fleet, rate, desired or 0)
+        state.target = _external(state, seen, fleet, rate, spec.external_replicas or desired or 0)
         _rest(state, seen)
     elif not deciding:
         state.target = running  # who takes over again begins with what runs
