@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.serving_scale import shared
 
+from busbar.operator.serving.fleet_input import EFFORT
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits, Switching, best_single_type, cheapest
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
 from busbar.scheduler.fit import accelerator
@@ -38,7 +39,7 @@ POOLS = "L4=8@0.70,A10G=8@1.01,A100=24@3.67,H100=8@7.516"
 SLO = Slo(ttft_s=2.0, tpot_s=0.1, percentile=99.0)
 RESULTS = Path("benchmarks/results/serving_scale")
 AZURE = "azure_llm_2023/AzureLLMInferenceTrace_conv.csv"
-SECONDS = 0.25
+SECONDS = EFFORT.seconds or 0.0
 """The solver's limit in production."""
 
 
