@@ -11,25 +11,28 @@ from busbar.scheduler import Job, JobId, JobKind, Snapshot
 from busbar.scheduler.autoscale.columns import Column, Limits, Row, held_back_by
 from busbar.scheduler.explain.service_room import ServiceRoom, ServiceRooms
 
+_Key = tuple[str, int | None, str, tuple[str, ...]]
+
 
 class RoomReader:
     """Reads each snapshot once, and each service in it once."""
 
     def __init__(self) -> None:
-        self._last: tuple[Snapshot, ServiceRooms] | None = None
-        self._of: dict[tuple[str, int | None, tuple[str, ...]], ServiceRoom] = {}
+        self._last: tuple[Snapshot, ServiceRooms, dict[_Key, ServiceRoom]] | None = None
 
     def of(
         self, snapshot: Snapshot | None, service: ModelService, tenant: str, pools: Iterable[str]
     ) -> ServiceRoom | None:
-        """None: no round was planned yet."""
+        """None: no round was planned yet. Threads may call it at the same time: at worst a room is computed twice."""
         if snapshot is None:
             return None
-        if self._last is None or self._last[0] is not snapshot:
-            self._last, self._of = (snapshot, ServiceRooms(snapshot)), {}
-        meta = service.metadata
-        key = meta.uid, meta.generation, tuple(sorted(pools))
-        if key not in self._of:
+        last = self._last
+        if last is None or last[0] is not snapshot:
+            last = self._last = (snapshot, ServiceRooms(snapshot), {})
+        meta, names = service.metadata, tuple(sorted(pools))
+        key = meta.uid, meta.generation, tenant, names
+        found = last[2].get(key)
+        if found is None:
             replica = Job(
                 id=JobId(meta.uid),
                 name=meta.name,
@@ -39,8 +42,8 @@ class RoomReader:
                 per_pod=per_pod(service.spec.shape),
                 service=f"{meta.namespace}/{meta.name}",
             )
-            self._of[key] = self._last[1].of(replica, key[2])
-        return self._of[key]
+            found = last[2][key] = last[1].of(replica, names)
+        return found
 
 
 def no_less_than(rows: Iterable[Row], replicas: Mapping[str, int]) -> tuple[Row, ...]:
