@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster
 from tests.cluster.kubelet import Script, add_node
@@ -18,6 +19,7 @@ from tests.cluster.tenancy import becomes
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.contracts.service_plan import ServicePlanRequest
+from busbar.kube.errors import Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES
 from busbar.operator.app import Operator
@@ -188,3 +190,20 @@ async def test_of_two_types_the_cheaper_is_claimed_and_where_it_has_no_room_the_
         assert plan.possible, plan.reason
         assert {pool.pool for pool in plan.pools} == {cluster.namespace, other}
         assert sum(pool.replicas for pool in plan.pools) >= 2
+        uid = load.operator.handlers._caches.services.items[Key(cluster.namespace, "web")].metadata.uid
+        shares = load.operator.handlers.shares_of(uid)[2]
+        assert (set(shares), round(sum(shares.values()), 6)) == ({cluster.namespace, other}, 1.0)
+        target = {"spec": {"scaling": {"external": {cluster.namespace: 1, other: 1}}}}
+        await cluster.client.patch(MODEL_SERVICES, "web", target, cluster.namespace)
+        status = await load.until(
+            3.6 * load.each,
+            lambda s: (
+                {row["pool"]: row["replicas"] for row in s["pools"]} == {cluster.namespace: 1, other: 1}
+            ),
+        )
+        assert status["desiredReplicas"] == 2
+        [scaled] = [c for c in status["conditions"] if c["type"] == "ExternallyScaled"]
+        assert (scaled["status"], scaled["reason"]) == ("True", "ExternalTarget")
+        both = {"spec": {"replicas": 3}}
+        with pytest.raises(Invalid, match="each decide the number of replicas"):
+            await cluster.client.patch(MODEL_SERVICES, "web", both, cluster.namespace)
