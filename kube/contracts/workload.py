@@ -231,6 +231,15 @@ class AdapterReport(WireModel):
     """Why it is not served; None: it is."""
 
 
+class TenantBlocks(WireModel):
+    """KV blocks of one tenant in one replica."""
+
+    tenant: str
+    held: int = Field(ge=0)
+    guaranteed: int = Field(ge=0)
+    most: int = Field(ge=0)
+
+
 class ServingStatus(WireModel):
     """`GET /status` of a serving pod."""
 
@@ -242,6 +251,8 @@ class ServingStatus(WireModel):
     waiting: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
+    kv_tenants: list[TenantBlocks] = Field(default_factory=list)
+    """Tenants with a share of the KV cache of their own."""
     requests_total: int = 0
     tokens_total: int = 0
     adapters: list[AdapterReport] = Field(default_factory=list, max_length=64)

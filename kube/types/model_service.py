@@ -27,7 +27,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.performance_profile import StepModel
-from busbar.kube.types.rules import Rule, exactly_one_of, immutable, not_built
+from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, PodShape
 from busbar.kube.types.training_job import Amount, Count, Usage
 
@@ -89,6 +89,14 @@ class ServedAdapter(SpecModel):
 class AllowedTenant(SpecModel):
     """A tenant that may use the service, and its part of it."""
 
+    rules = (
+        Rule(
+            cel="!has(self.guaranteedKv) || !has(self.maxKv) || self.guaranteedKv <= self.maxKv",
+            message="guaranteedKv must not be greater than maxKv",
+            holds=lambda tenant: tenant.guaranteed_kv is None or tenant.guaranteed_kv <= (tenant.max_kv or 1),
+        ),
+    )
+
     name: DnsLabel = Field(description="The Tenant; the owner's own may be named for its weight.")
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
         default=1.0,
@@ -100,18 +108,30 @@ class AllowedTenant(SpecModel):
     )
     guaranteed_kv: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
-        description="Part of each replica's KV cache that it always gets.",
-        json_schema_extra=not_built("shares of the KV cache are not built yet: leave guaranteedKv out"),
+        description="Part of each replica's KV cache that it always gets; others use it while it is idle.",
     )
     max_kv: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None,
-        description="Most of each replica's KV cache that it may hold.",
-        json_schema_extra=not_built("bounds of the KV cache are not built yet: leave maxKv out"),
+        default=None, description="Most of each replica's KV cache that it may hold; absent: all."
     )
+
+    @property
+    def has_kv_quota(self) -> bool:
+        return self.guaranteed_kv is not None or self.max_kv is not None
+
+
+_PROMISED = "self.tenants.map(t, has(t.guaranteedKv) ? t.guaranteedKv : 0.0).sum()"
 
 
 class Access(SpecModel):
     """Who besides the owner's tenant may use the service."""
+
+    rules = (
+        Rule(
+            cel=f"{_PROMISED} <= 1.000001",  # ten tenths add up to more than 1 in some orders
+            message="the guaranteedKv of all tenants together must not be greater than 1, the whole KV cache",
+            holds=lambda access: sum(t.guaranteed_kv or 0 for t in access.tenants) <= 1.000001,
+        ),
+    )
 
     tenants: Annotated[
         list[AllowedTenant],
@@ -200,6 +220,22 @@ class ServiceLevel(SpecModel):
     )
 
 
+def _kv_quotas(of: str, value: str) -> str:
+    """CEL: a value of each tenant with a part of the KV cache, or nothing where no other tenant may use the service."""
+    tenants = f"{of}.access.tenants.filter(t, has(t.guaranteedKv) || has(t.maxKv))"
+    return f"(has({of}.access) ? {tenants}.map(t, {value}) : [])"
+
+
+_SAME_KV_QUOTAS = " && ".join(
+    f"{_kv_quotas('self', value)} == {_kv_quotas('oldSelf', value)}"
+    for value in (
+        "t.name",
+        "has(t.guaranteedKv) ? t.guaranteedKv : 0.0",
+        "has(t.maxKv) ? t.maxKv : 1.0",
+    )
+)
+
+
 class ModelServiceSpec(SpecModel):
     """The model, its latency target, and the number of replicas."""
 
@@ -213,6 +249,17 @@ class ModelServiceSpec(SpecModel):
             cel="!has(self.slo) || self.engine == 'builtin'",
             message="spec.slo is kept by the builtin engine alone; remove it for engine vllm",
             holds=lambda spec: spec.slo is None or spec.engine is ServiceEngine.BUILTIN,
+        ),
+        Rule(
+            cel="self.engine == 'builtin' || !has(self.access)"
+            " || self.access.tenants.all(t, !has(t.guaranteedKv) && !has(t.maxKv))",
+            message="guaranteedKv and maxKv of spec.access are kept by the builtin engine alone; leave them out for"
+            " engine vllm",
+            holds=lambda spec: (
+                spec.engine is ServiceEngine.BUILTIN
+                or spec.access is None
+                or not any(t.has_kv_quota for t in spec.access.tenants)
+            ),
         ),
         Rule(
             cel=f"self.engine != 'vllm' || !has(self.args) || self.args.all(a, !a.matches('{RESERVED_ARGS}'))",
@@ -272,6 +319,11 @@ class ModelServiceSpec(SpecModel):
         immutable("maxModelLen", while_running=True),
         immutable("kvCacheMemory", while_running=True),
         immutable("adapters", while_running=True),
+        Rule(
+            cel=f"oldSelf.suspend || ({_SAME_KV_QUOTAS})",
+            message="guaranteedKv and maxKv of spec.access can change only while spec.suspend is true, because replicas"
+            " read them at their start; suspend the object first",
+        ),
     )
 
     model: ServedModel = Field(description="Which weights. It can change while the service is suspended.")
@@ -384,11 +436,21 @@ class PoolReplicas(StatusModel):
 
 
 class TenantRequests(StatusModel):
-    """What one tenant asks of a shared service, as the gateway counted it at the last write of the status."""
+    """What one tenant asks of a shared service, as gateway and replicas counted it at the last write of the status."""
 
     name: DnsLabel = Field(description="The Tenant.")
     waiting: Count = Field(default=0, description="Requests that wait for a replica.")
     running: Count = Field(default=0, description="Requests at the replicas.")
+    kv_blocks: Count | None = Field(
+        default=None,
+        description="KV blocks that its running requests hold, of all replicas; absent without shares of the KV cache.",
+    )
+    kv_blocks_guaranteed: Count | None = Field(
+        default=None, description="KV blocks that it always gets, of all replicas."
+    )
+    kv_blocks_most: Count | None = Field(
+        default=None, description="KV blocks that it may hold at most, of all replicas."
+    )
 
 
 class AdapterStatus(StatusModel):

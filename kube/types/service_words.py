@@ -72,6 +72,12 @@ def _guest_words(tenant: AllowedTenant, asks: TenantRequests | None) -> str:
     more = [f"weight {tenant.weight:g}"] if tenant.weight != 1 else []
     if tenant.tokens_per_minute is not None:
         more.append(f"{tenant.tokens_per_minute:,} tokens/min")
+    if tenant.guaranteed_kv:
+        more.append(f"{100 * tenant.guaranteed_kv:g} % of the KV cache guaranteed")
+    if tenant.max_kv is not None:
+        more.append(f"at most {100 * tenant.max_kv:g} % of the KV cache")
+    if asks is not None and asks.kv_blocks is not None:
+        more.append(f"{asks.kv_blocks} of {asks.kv_blocks_most} KV blocks")
     if asks is not None and (asks.running or asks.waiting):
         more.append(f"{asks.running} running, {asks.waiting} waiting")
     return f"{tenant.name} ({', '.join(more)})" if more else tenant.name

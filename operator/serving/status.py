@@ -9,12 +9,10 @@ from busbar.kube.types import ServicePhase
 from busbar.kube.types.meta import LABEL_JOB, LABEL_KIND
 from busbar.kube.types.model_service import (
     MOST_DECISIONS,
-    MOST_TENANTS,
     MeasuredReplica,
     ModelServiceStatus,
     ScalingDecision,
     ServiceLevelStatus,
-    TenantRequests,
 )
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Decision, Wait
@@ -27,6 +25,7 @@ from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.replicas import kept_pods, place_of, startable
 from busbar.operator.serving.scaling_status import forecast_status, level_status, pool_rows
+from busbar.operator.serving.tenant_status import tenant_rows
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.operator.write.status import Held, add_usage, clip
@@ -87,7 +86,7 @@ def status_of(
     level = level_status(service, view.plan)
     if "last_request_time" in fields or transition or due or _rule(level) != _rule(old.slo):
         fields["slo"], fields["forecast"] = level, forecast_status(view.plan)
-        fields["tenants"] = _tenants(view)
+        fields["tenants"] = tenant_rows(view.service, view.demand, serving, view.readings, old.tenants)
     new = old.model_copy(update=fields)
     if transition or (due and holds):
         new = _count(view, new.model_copy(update={"measured": _measured(view, alive)}))
@@ -101,16 +100,6 @@ def _measured(view: ServiceView, alive: list[Pod]) -> list[MeasuredReplica] | No
     engine = EngineImage(view.rendering.workloads_image, view.settings.workloads_digests)
     lines = measured(((pod, place_of(pod)) for pod in alive), view.readings, engine)
     return remembered(view.status.measured, lines) or None
-
-
-def _tenants(view: ServiceView) -> list[TenantRequests] | None:
-    """Requests by tenant, where the service is shared; what it said before where the gateway tells nothing."""
-    if view.service.spec.access is None:
-        return None
-    if view.demand is None:
-        return view.status.tenants
-    rows = view.demand.tenants[:MOST_TENANTS]
-    return [TenantRequests(name=r.tenant, waiting=r.waiting, running=r.in_flight) for r in rows] or None
 
 
 def _rule(level: ServiceLevelStatus | None) -> str | None:

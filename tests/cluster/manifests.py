@@ -194,6 +194,12 @@ def model_service_from_weights() -> JSON:
         "model": {"uri": "pvc://stdlib/model"},
         "engine": "builtin",
         "slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50, "percentile": 99},
+        "access": {
+            "tenants": [
+                {"name": "guest", "guaranteedKv": 0.25},
+                {"name": "research", "maxKv": 0.5},
+            ]
+        },
     }
     return document
 

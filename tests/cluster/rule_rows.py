@@ -366,23 +366,40 @@ _SERVICE_FIELDS: tuple[tuple[str, Change], ...] = (
     ("adapters", {"spec/adapters": [{"name": "support", "uri": "pvc://stdlib/other"}]}),
 )
 
+
+def _shared(**guest: Any) -> JSON:
+    return {"tenants": [{"name": "guest", **guest}, {"name": "research", "maxKv": 0.5}]}
+
+
 BUILTIN: Change = {"spec/image": ..., "spec/engine": "builtin"}
 SERVICE = (
     Row(
         m.model_service,
-        "spec.access.tenants[].guaranteedKv",
-        "shares of the KV cache are not built yet",
-        {"spec/access": {"tenants": [{"name": "guest", "guaranteedKv": 0.5}]}},
-        {"spec/access": {"tenants": [{"name": "guest", "weight": 0.5}]}},
-        blames="spec.access.tenants[0].guaranteedKv",
+        "spec.access.tenants[]",
+        "guaranteedKv must not be greater than maxKv",
+        {"spec/access": {"tenants": [{"name": "guest", "guaranteedKv": 0.5, "maxKv": 0.25}]}, **BUILTIN},
+        {"spec/access": {"tenants": [{"name": "guest", "guaranteedKv": 0.25, "maxKv": 0.25}]}, **BUILTIN},
+        blames="spec.access.tenants[0]",
     ),
     Row(
         m.model_service,
-        "spec.access.tenants[].maxKv",
-        "bounds of the KV cache are not built yet",
+        "spec.access",
+        "the guaranteedKv of all tenants together must not be greater than 1",
+        {
+            "spec/access": {"tenants": [{"name": f"guest{n}", "guaranteedKv": 0.11} for n in range(10)]},
+            **BUILTIN,
+        },
+        {
+            "spec/access": {"tenants": [{"name": f"guest{n}", "guaranteedKv": 0.1} for n in range(10)]},
+            **BUILTIN,
+        },
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        "guaranteedKv and maxKv of spec.access are kept by the builtin engine alone",
         {"spec/access": {"tenants": [{"name": "guest", "maxKv": 0.5}]}},
-        {"spec/access": {"tenants": [{"name": "guest", "tokensPerMinute": 5}]}},
-        blames="spec.access.tenants[0].maxKv",
+        {"spec/access": {"tenants": [{"name": "guest", "maxKv": 0.5}]}, **BUILTIN},
     ),
     Row(
         m.model_service,
@@ -496,6 +513,21 @@ SERVICE = (
             RUNNING,
         )
         for name, change in _SERVICE_FIELDS
+    ),
+    *(
+        Row(
+            m.model_service_from_weights,
+            "spec",
+            "guaranteedKv and maxKv of spec.access can change only while spec.suspend is true",
+            {"spec/access": changed},
+            {"spec/access": _shared(guaranteedKv=0.25, weight=2, tokensPerMinute=5)},
+            RUNNING,
+        )
+        for changed in (
+            _shared(guaranteedKv=0.25, maxKv=0.75),
+            _shared(guaranteedKv=0.125, maxKv=0.5),
+            _shared(),
+        )
     ),
     Row(
         m.model_service,
@@ -739,6 +771,18 @@ STAYS_MUTABLE = (
     *(
         (f"a suspended service changes its {name}", m.model_service, SUSPENDED, change)
         for name, change in _SERVICE_FIELDS
+    ),
+    (
+        "a suspended service changes its tenants' KV cache",
+        m.model_service_from_weights,
+        SUSPENDED,
+        {"spec/access": _shared(maxKv=0.5)},
+    ),
+    (
+        "a running service is opened to a tenant without a part of its KV cache",
+        m.model_service_from_weights,
+        RUNNING,
+        {"spec/access": {"tenants": [*_shared(guaranteedKv=0.25)["tenants"], {"name": "sales"}]}},
     ),
 )
 """What people may change: (why, accepted manifest, before, change)."""

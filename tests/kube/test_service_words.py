@@ -91,4 +91,8 @@ def test_who_shares_a_service_is_said_with_what_each_may_use() -> None:
     asks = {"tenants": [{"name": "guest", "running": 2, "waiting": 1}, {"name": "lab"}]}
     [(_, words)] = access_facts(access, ModelServiceStatus.model_validate(asks))
     assert words.startswith("guest (2 running, 1 waiting), lab")
+    parts = Access.model_validate({"tenants": [{"name": "lab", "guaranteedKv": 0.25, "maxKv": 0.5}]})
+    holds = {"tenants": [{"name": "lab", "kvBlocks": 3, "kvBlocksGuaranteed": 10, "kvBlocksMost": 20}]}
+    [(_, words)] = access_facts(parts, ModelServiceStatus.model_validate(holds))
+    assert words == ("lab (25 % of the KV cache guaranteed, at most 50 % of the KV cache, 3 of 20 KV blocks)")
     assert access_facts(None, quiet) == []

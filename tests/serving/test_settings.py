@@ -114,6 +114,10 @@ def test_the_operators_model_id_wins() -> None:
             {"BUSBAR_SPEC": json.dumps(SPEC | {"adapters": [{"name": "a:b", "uri": "pvc://c"}]})},
             "no name for an adapter",
         ),
+        (
+            {"BUSBAR_SPEC": json.dumps(SPEC | {"access": {"tenants": [{"maxKv": 0.5}]}})},
+            "a list of name, guaranteedKv and maxKv",
+        ),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"drainSeconds": "x"})}, "drainSeconds must be"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"shape": {"cpu": "many"}})}, "not an amount of cores"),
     ],
@@ -143,6 +147,22 @@ def test_the_specs_arguments_set_the_host_tier_and_quotas() -> None:
     assert engine.host_kv_bytes == 2 * 2**20
     assert engine.kv_quotas == (("research", Quota(0.25, 0.5)), ("sales", Quota(0.0, 0.2)))
     assert (from_environment(POD).engine.host_kv_bytes, from_environment(POD).engine.kv_quotas) == (0, ())
+
+
+def test_tenants_of_the_spec_have_their_parts_of_the_kv_cache() -> None:
+    tenants = [
+        {"name": "a", "weight": 2.0},
+        {"name": "b", "guaranteedKv": 0.25},
+        {"name": "c", "maxKv": 0.5},
+        {"name": "d", "guaranteedKv": 0, "maxKv": 1},
+    ]
+    pod = POD | {"BUSBAR_SPEC": json.dumps(SPEC | {"access": {"tenants": tenants}})}
+    given = (("b", Quota(0.25, 1.0)), ("c", Quota(0.0, 0.5)), ("d", Quota(0.0, 1.0)))
+    assert from_environment(pod).engine.kv_quotas == given
+    more = from_environment(pod, ["--kv-quota", "e=5:10"]).engine.kv_quotas
+    assert more == (*given, ("e", Quota(0.05, 0.1)))
+    with pytest.raises(SettingsError, match="tenant 'b' has two KV quotas"):
+        from_environment(pod, ["--kv-quota", "b=5:10"])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from busbar.kube.contracts.bearers import Role, bearers_in
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env
 from busbar.kube.types.meta import claim_of
 from busbar.workloads.serving.errors import SettingsError
+from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.settings import (
     AdapterSource,
     EngineSettings,
@@ -47,9 +48,11 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
     model_id = str(env.get(Env.MODEL_ID) or spec.get("modelId") or name)
     aliases = {name, *((f"{namespace}/{name}", f"{namespace}/{model_id}") if namespace else ())} - {model_id}
     process = {name: extra.pop(name) for name in ("max_waiting", "stall_s") if name in extra}
+    quotas = (*_kv_quotas(spec), *extra.pop("kv_quotas", ()))
     engine = EngineSettings(
         model_dir=Path(folder),
         kv_bytes=None if memory is None else parse_bytes(memory, "BUSBAR_SPEC: kvCacheMemory"),
+        kv_quotas=quotas,
         max_model_len=length,
         tpot_ms=(spec.get("slo") or {}).get("tpotMilliseconds"),
         threads=min(_cores_asked_for(spec), usable_processors()),
@@ -81,6 +84,24 @@ def _adapters(spec: Mapping[str, Any]) -> tuple[AdapterSource, ...]:
             f"BUSBAR_SPEC: adapters must be a list of name and uri, and is not: {error!r}"
         ) from error
     return tuple(found)
+
+
+def _kv_quotas(spec: Mapping[str, Any]) -> list[tuple[str, Quota]]:
+    """The shares of the KV cache in `access.tenants`; `--kv-quota` of the spec's args may name further tenants."""
+    found = []
+    try:
+        for given in (spec.get("access") or {}).get("tenants") or ():
+            guaranteed, most = given.get("guaranteedKv"), given.get("maxKv")
+            if guaranteed is not None or most is not None:
+                quota = Quota(
+                    0.0 if guaranteed is None else float(guaranteed), 1.0 if most is None else float(most)
+                )
+                found.append((str(given["name"]), quota))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"BUSBAR_SPEC: access.tenants must be a list of name, guaranteedKv and maxKv, and is not: {error!r}"
+        ) from error
+    return found
 
 
 def _bearers(env: Mapping[str, str]) -> dict[Role, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from busbar.kube.contracts.report import ServingReport
+from busbar.kube.contracts.workload import TenantBlocks
 from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.settings import ServerSettings
 
 
@@ -50,6 +52,17 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
         **core.speed.report(),
     }
     return ServingReport.model_validate(document)
+
+
+def tenant_blocks(scheduler: Scheduler) -> list[TenantBlocks]:
+    """Of each tenant with a quota: the KV blocks that it holds, that it always gets, and that it may hold."""
+    quotas, held = scheduler.quotas, scheduler.pool.held
+    return [
+        TenantBlocks(
+            tenant=name, held=held.get(name, 0), guaranteed=quotas.guaranteed(name), most=quotas.most(name)
+        )
+        for name in quotas.tenants
+    ]
 
 
 def _short(count: int) -> str:

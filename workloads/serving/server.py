@@ -74,7 +74,7 @@ from busbar.workloads.serving.openai_request import (
     parse_tokenize,
 )
 from busbar.workloads.serving.openai_response import Answer, Choice
-from busbar.workloads.serving.report import table_report
+from busbar.workloads.serving.report import table_report, tenant_blocks
 from busbar.workloads.serving.resume import Asked, parse_resume, read_terms, stream_digest, take_over
 from busbar.workloads.serving.served_models import LOAD_PATH, UNLOAD_PATH, ServedModels
 from busbar.workloads.serving.settings import ServerSettings
@@ -173,6 +173,7 @@ class Server:
             update={
                 "kv_blocks_total": core.scheduler.pool.total,
                 "kv_blocks_free": core.scheduler.pool.free,
+                "kv_tenants": tenant_blocks(core.scheduler),
                 "requests_total": core.requests_total,
                 "tokens_total": core.tokens_total,
                 "adapters": self._models.reports(loaded),
