@@ -44,6 +44,8 @@ MOST_RUNNING = 64
 TENANT_HEADER = "x-busbar-tenant"
 KEY_HEADER = "x-busbar-key"
 WEIGHT_HEADER = "x-busbar-weight"
+BATCH_HEADER = "x-busbar-batch"
+"""Any value: nobody waits for the answer, so the request gets what the others leave."""
 """The tenant for whom a request to a serving pod runs, and its share; set only by the gateway."""
 
 

@@ -14,6 +14,7 @@ PURE = (
     "test_scheduler",
     "test_swap_plan",
     "test_kv_quota",
+    "test_batch_work",
     "test_fairness",
     "test_guesses",
     "test_priority",

@@ -31,10 +31,16 @@ class Owner:
     key: str = ""
     weight: float = 1.0
     """The tenant's share, relative to the other tenants'."""
+    batch: bool = False
+    """Nobody waits for the answer: it gets what the others leave."""
 
     @property
     def name(self) -> tuple[str, str]:
         return self.tenant, self.key
+
+    def same(self, other: Owner) -> bool:
+        """Whether both are one owner, whatever its weight was when it asked."""
+        return (self.name, self.batch) == (other.name, other.batch)
 
 
 NOBODY = Owner()
@@ -68,8 +74,8 @@ class _Level:
             del self.value[oldest]
 
 
-class Counters:
-    """All counters of one engine."""
+class _Tree:
+    """Counters of tenants and of their keys."""
 
     def __init__(self) -> None:
         self._tenants = _Level()
@@ -106,6 +112,33 @@ class Counters:
         return bool(values) and level.value[name] > (min(values) + max(values)) / 2
 
 
+class Counters:
+    """All counters of one engine. Batch work has its own, so that it costs nobody a turn."""
+
+    def __init__(self) -> None:
+        self._trees = {False: _Tree(), True: _Tree()}
+
+    def join(self, owner: Owner) -> None:
+        """A request of the owner begins to wait."""
+        self._trees[owner.batch].join(owner)
+
+    def leave(self, owner: Owner) -> None:
+        """A request of the owner has ended."""
+        self._trees[owner.batch].leave(owner)
+
+    def charge(self, owner: Owner, work: float) -> None:
+        self._trees[owner.batch].charge(owner, work)
+
+    def of(self, owner: Owner) -> tuple[float, float]:
+        """(tenant's, key's) counters: the smaller is served first."""
+        return self._trees[owner.batch].of(owner)
+
+    def is_ahead(self, owner: Owner, others: Collection[Owner]) -> bool:
+        """Whether the owner has been served more than the middle between the least and the most served of `others`:
+        compared by tenant, and by key where all are of one tenant."""
+        return self._trees[owner.batch].is_ahead(owner, [o for o in others if o.batch is owner.batch])
+
+
 class Places:
     """The places of the batch, and who may take the last ones."""
 
@@ -131,4 +164,6 @@ class Places:
     def may_take(self, owner: Owner, taken: int) -> bool:
         """Whether a waiting request of the owner may run beside `taken` others."""
         free = self.total - taken
+        if owner.batch:
+            return free > self.kept
         return free > self.kept or (free > 0 and not self._counters.is_ahead(owner, self._recent.keys()))

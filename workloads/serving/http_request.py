@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from busbar.kube.contracts.workload import KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
+from busbar.kube.contracts.workload import BATCH_HEADER, KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
 from busbar.workloads.serving.errors import (
     LONGEST_SHOWN,
     BadRequest,
@@ -36,7 +36,8 @@ def owner_of(request: web.Request) -> Owner:
         share = 0.0
     if not 0 < share < inf:
         raise BadRequest(f"{WEIGHT_HEADER} must be a number above 0, not {shown(weight)}")
-    return Owner(headers.get(TENANT_HEADER, ""), headers.get(KEY_HEADER, ""), share)
+    batch = BATCH_HEADER in headers
+    return Owner(headers.get(TENANT_HEADER, ""), headers.get(KEY_HEADER, ""), share, batch)
 
 
 def refusal(error: RequestError | web.HTTPException, request: web.Request, most_bytes: int) -> web.Response:

@@ -17,6 +17,9 @@ the pool is dry, of all running sequences but the oldest the newest of the owner
 preempted: its blocks go back, its tokens stay, and it waits to be recomputed. A sequence that could not fit
 alone is refused by `add`; so the oldest always finishes.
 
+Batch work (`Owner.batch`) comes last: it gets what is left of a step's budget, and gives its places and blocks to whoever
+else needs them, so that the first token of a request that somebody waits for comes at most the running step later.
+
 With a host tier (`hosttier.py`) a preempted sequence finds there what its blocks held, also the last one, which is not
 full. It gets blocks again, their content is fetched while the others go on, and it runs from the step after that.
 
@@ -177,29 +180,12 @@ class Scheduler:
         preempted: list[Sequence] = []
         joined: list[Sequence] = []
         coming: set[bytes] = set()
-        decoding = [s for s in self.running if s.missing == 1]
-        catching_up = sorted((s for s in self.running if s.missing > 1), key=self._turn)
-        for sequence in decoding + catching_up:
-            if sequence.missing > 1 and not preempted:  # those who are owed more go before it
-                before = self.counters.of(sequence.owner)
-                budget -= self._join(counts, budget, joined, preempted, coming, before)
-            if sequence.state is not State.RUNNING or budget < 1:
-                continue  # preempted a moment ago for an older one, or the step is full
-            if sequence.missing > 1:
-                self._adopt(sequence)
-                if self._is_coming(sequence, sequence.computed, coming):
-                    continue
-            count = min(sequence.missing, budget)
-            budget += self._make_room(sequence, sequence.computed + count, counts, preempted)
-            if sequence.state is State.RUNNING:
-                counts[sequence] = count
-                coming.update(self._full_blocks(sequence, count))
-                budget -= count
-        if not preempted:
-            budget -= self._join(counts, budget, joined, preempted, coming)
+        for batch in (False, True):
+            budget = self._fill(batch, budget, counts, joined, preempted, coming)
         joined = [s for s in joined if s.state is not State.WAITING]
         chunks = [Chunk(s, s.computed, n) for s, n in counts.items()]
         if not preempted:
+            decoding = [s for s in self.running if s.missing == 1 and counts.get(s) == 1]
             chunks += self._guessed(decoding, budget, guesses)
         self.pool.copy_ahead()
         moves, waits_for = self.pool.take_moves()
@@ -235,6 +221,44 @@ class Scheduler:
         del sequence.blocks[kept:]
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _fill(
+        self,
+        batch: bool,
+        budget: int,
+        counts: dict[Sequence, int],
+        joined: list[Sequence],
+        preempted: list[Sequence],
+        coming: set[bytes],
+    ) -> int:
+        """Chunks of batch work, or of all else, which goes before it. Returns the budget that is left."""
+        own = [s for s in self.running if s.owner.batch is batch]
+        decoding = [s for s in own if s.missing == 1]
+        catching_up = sorted((s for s in own if s.missing > 1), key=self._turn)
+        for sequence in decoding + catching_up:
+            if sequence.missing > 1 and not self._is_pressed(preempted, batch):
+                before = self.counters.of(sequence.owner)  # those who are owed more go before it
+                budget -= self._join(batch, counts, budget, joined, preempted, coming, before)
+            if sequence.state is not State.RUNNING or budget < 1:
+                continue  # preempted a moment ago for an older one, or the step is full
+            if sequence.missing > 1:
+                self._adopt(sequence)
+                if self._is_coming(sequence, sequence.computed, coming):
+                    continue
+            count = min(sequence.missing, budget)
+            budget += self._make_room(sequence, sequence.computed + count, counts, preempted)
+            if sequence.state is State.RUNNING:
+                counts[sequence] = count
+                coming.update(self._full_blocks(sequence, count))
+                budget -= count
+        if not self._is_pressed(preempted, batch):
+            budget -= self._join(batch, counts, budget, joined, preempted, coming)
+        return budget
+
+    @staticmethod
+    def _is_pressed(preempted: list[Sequence], batch: bool) -> bool:
+        """Whether somebody gave way in this step already, so that nobody joins: batch work may for the others."""
+        return any(batch or not victim.owner.batch for victim in preempted)
 
     def _guessed(
         self, decoding: list[Sequence], budget: int, guesses: Mapping[Sequence, Tokens[int]]
@@ -290,16 +314,21 @@ class Scheduler:
             borrowers = {name for name in held if held[name] > self.quotas.guaranteed(name)} - {tenant}
             borrowers |= {tenant} if own > self.quotas.guaranteed(tenant) else set()
         found = [s for s in (*self.running, *self.fetching) if s.owner.tenant in borrowers] or [needy]
+        batch = [s for s in found if s.owner.batch]
+        if batch and not needy.owner.batch:
+            return max(batch, key=self._turn)
+        if needy.owner.batch:  # it takes nothing from the others
+            found = batch or [needy]
         oldest = min(found, key=lambda s: s.order)
         return max((s for s in found if s is not oldest), key=self._turn, default=oldest)
 
     def _turn(self, sequence: Sequence) -> tuple[tuple[float, float], int]:
-        """Whose turn it is: smaller is served first."""
+        """Whose turn it is: smaller is served first. Among batch work, or among all else."""
         return self.counters.of(sequence.owner), sequence.order
 
     def _wished(self, turn: Sequence, passed: Collection[Sequence]) -> Sequence:
         """The waiting sequence that the owner wants in this turn."""
-        own = (s for s in self.waiting if s.owner.name == turn.owner.name and s not in passed)
+        own = (s for s in self.waiting if s.owner.same(turn.owner) and s not in passed)
         return min(own, key=lambda s: (s.priority, s.order))
 
     def _charge_prompt(self, sequence: Sequence) -> None:
@@ -380,6 +409,7 @@ class Scheduler:
 
     def _join(
         self,
+        batch: bool,
         counts: dict[Sequence, int],
         budget: int,
         joined: list[Sequence],
@@ -387,19 +417,24 @@ class Scheduler:
         coming: set[bytes],
         before: tuple[float, float] | None = None,
     ) -> int:
-        """Lets waiting sequences in, only those with a counter under `before`; the budget they take."""
+        """Lets waiting sequences of batch work in, or all others, only those with a counter under `before`; the budget
+        they take."""
         taken = 0
         passed: set[Sequence] = set()
         refused: set[str] = set()
         """Tenants that have no room for the next of theirs."""
         full = False
         """Only guarantees still count."""
-        while budget > taken and self._in_batch < self.limits.max_running and len(passed) < MOST_PASSED:
-            able = (s for s in self.waiting if s not in passed and s.owner.tenant not in refused)
+        while budget > taken and len(passed) < MOST_PASSED:
+            able = (
+                s
+                for s in self.waiting
+                if s.owner.batch is batch and s not in passed and s.owner.tenant not in refused
+            )
             turn = min((s for s in able if not full or self._is_owed(s, 1)), key=self._turn, default=None)
             if turn is None or (before is not None and not self.counters.of(turn.owner) < before):
                 break
-            if not self.places.may_take(turn.owner, self._in_batch):
+            if not self.places.may_take(turn.owner, self._in_batch - (0 if batch else len(self._batch_work))):
                 break
             head = self._wished(turn, passed)
             found = self._locate(head)
@@ -408,12 +443,17 @@ class Scheduler:
                 continue
             need = self._blocks_for(len(head.tokens)) - len(found.here)
             grows = need + self.pool.idle(found.here)
+            if not batch and self._displaces(head, grows):
+                taken -= self._displace(head, grows, counts, preempted)
+                found = self._locate(head)
+                need = self._blocks_for(len(head.tokens)) - len(found.here)
+                grows = need + self.pool.idle(found.here)
             if not self._may_join(head, grows):
                 refused.add(head.owner.tenant)
                 continue
-            if full or grows > self.pool.free - self._watermark():
+            if full or grows > self.pool.free - self._watermark(batch):
                 full = True
-                if not self._is_owed(head, grows):
+                if batch or not self._is_owed(head, grows):
                     refused.add(head.owner.tenant)
                     continue
                 taken -= self._reclaim(head, grows, counts, preempted)
@@ -430,14 +470,58 @@ class Scheduler:
                 taken += counts[head]
         return taken
 
+    def _displaces(self, head: Sequence, grows: int) -> bool:
+        """Whether a sequence that joins needs place or blocks of batch work, and gets enough of them."""
+        work = self._batch_work
+        if not work or not self._lacks(head, grows):
+            return False
+        everything = sum(len(s.blocks) for s in work)
+        own = sum(len(s.blocks) for s in work if s.owner.tenant == head.owner.tenant)
+        return grows <= self.pool.free - self._watermark(False) + everything and self._may_join(
+            head, grows - own
+        )
+
+    def _lacks(self, head: Sequence, grows: int) -> bool:
+        """Whether there is no place for the sequence, or too few blocks."""
+        return (
+            self._in_batch >= self.limits.max_running
+            or grows > self.pool.free - self._watermark(False)
+            or not self._may_join(head, grows)
+        )
+
+    def _displace(
+        self, head: Sequence, grows: int, counts: dict[Sequence, int], preempted: list[Sequence]
+    ) -> int:
+        """Takes place and blocks for a sequence that joins from batch work, the newest of the most served first; from
+        that of its own tenant, where it holds its most. Returns budget won back."""
+        won_back = 0
+        while self._lacks(head, grows):
+            work = self._batch_work
+            if not self._may_join(head, grows):
+                work = [s for s in work if s.owner.tenant == head.owner.tenant]
+            if not work:
+                break
+            victim = max(work, key=self._turn)
+            won_back += counts.pop(victim, 0)
+            self._preempt(victim)
+            preempted.append(victim)
+        return won_back
+
     @property
     def _in_batch(self) -> int:
         return len(self.running) + len(self.fetching)
 
+    @property
+    def _batch_work(self) -> list[Sequence]:
+        return [s for s in (*self.running, *self.fetching) if s.owner.batch]
+
     def _may_join(self, head: Sequence, grows: int) -> bool:
         """Whether the tenant's most allows that it holds so many blocks more, and lets those that run grow."""
         tenant = head.owner.tenant
-        beside = sum(s.owner.tenant == tenant for s in self.running) if self.quotas else 0
+        growing = (
+            s for s in self.running if s.owner.tenant == tenant and (head.owner.batch or not s.owner.batch)
+        )
+        beside = sum(1 for _ in growing) if self.quotas else 0
         return self.pool.held[tenant] + grows + beside <= self.quotas.most(tenant)
 
     def _is_owed(self, sequence: Sequence, grows: int) -> bool:
@@ -448,10 +532,11 @@ class Scheduler:
     def _reclaim(
         self, head: Sequence, grows: int, counts: dict[Sequence, int], preempted: list[Sequence]
     ) -> int:
-        """Takes back what others have borrowed until so many blocks are free. Returns budget won back."""
+        """Takes back what others have borrowed until so many blocks are free, and a place. Returns budget won back."""
         won_back = 0
-        while grows > self.pool.free:
-            victim = self._victim(head, grows)
+        while (short := grows > self.pool.free) or self._in_batch >= self.limits.max_running:
+            # `may_take` has left a place, unless batch work has it.
+            victim = self._victim(head, grows) if short else max(self._batch_work, key=self._turn)
             won_back += counts.pop(victim, 0)
             self._preempt(victim)
             preempted.append(victim)
@@ -500,10 +585,12 @@ class Scheduler:
             self.counters.charge(sequence.owner, CACHED * (reached - sequence.charged))
             sequence.charged = reached
 
-    def _watermark(self) -> int:
-        if not self._in_batch:
+    def _watermark(self, batch: bool = True) -> int:
+        """Blocks that stay free, so that those who run can grow; batch work only where it counts."""
+        growing = self._in_batch - (0 if batch else len(self._batch_work))
+        if not growing:
             return 0
-        return max(ceil(self.pool.total * self.limits.watermark), self._in_batch)
+        return max(ceil(self.pool.total * self.limits.watermark), growing)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.give_back(sequence.blocks)
