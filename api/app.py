@@ -28,7 +28,18 @@ from busbar.api.errors import (
     body_of,
 )
 from busbar.api.middleware import SecurityMiddleware, with_security_headers
-from busbar.api.routes import cluster, database, description, health, internal, kinds, people, power, usage
+from busbar.api.routes import (
+    batches,
+    cluster,
+    database,
+    description,
+    health,
+    internal,
+    kinds,
+    people,
+    power,
+    usage,
+)
 from busbar.api.services import Services
 
 BASE = "/api/v1alpha1"
@@ -83,6 +94,7 @@ def internal_app(services: Services) -> FastAPI:
     app.include_router(health.router())
     app.include_router(health.numbers())
     app.include_router(internal.router())
+    app.include_router(batches.router())
     return _finish(app, services)
 
 

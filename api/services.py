@@ -38,6 +38,8 @@ from busbar.api.objects.pods import Pods
 from busbar.api.objects.power import PowerViews
 from busbar.api.objects.preview import Previews
 from busbar.api.records.backup import Backup
+from busbar.api.records.batches import BatchStore
+from busbar.api.records.files import FileStore
 from busbar.api.records.history import History
 from busbar.api.records.usage import Usage
 from busbar.api.records.usage_export import UsageExport
@@ -64,6 +66,8 @@ class Services:
     sessions: Sessions
     audit: Audit
     usage_ledger: UsageLedger
+    files: FileStore
+    batches: BatchStore
     history: History
     usage: Usage
     backup: Backup
@@ -113,6 +117,8 @@ class Services:
                 await self.history.prune(before)
                 await self.audit.prune(before)
                 await self.tokens.prune_hidden()
+                await self.files.prune()
+                await self.batches.prune()
 
 
 async def _keep_going(run: Callable[[], Awaitable[None]]) -> None:
@@ -159,6 +165,8 @@ def build(
         sessions=sessions,
         audit=audit,
         usage_ledger=usage_ledger,
+        files=FileStore(database, clock),
+        batches=BatchStore(database, clock),
         history=history,
         usage=Usage(usage_ledger, history.compute, UsageExport(database), authorizer, tenancy),
         backup=Backup(database, history, audit, clock),

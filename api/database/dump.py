@@ -8,7 +8,7 @@
     {"rows": 1234, "sha256": "…"}                               of every byte before this line
 
 Tables come in the order of their foreign keys. Times are RFC 3339 in UTC, with microseconds. Browser sessions are left
-out (a backup lets nobody in who has only a cookie), and so is the lease of the replica that writes the history. The digest shows damage; it is no proof of who wrote the file.
+out (a backup lets nobody in who has only a cookie), and so are the lease of the replica that writes the history, and people's files and batches (a backup would hold every prompt). The digest shows damage; it is no proof of who wrote the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from busbar.api.database.types import Utc, storable
 from busbar.api.errors import Invalid
 
 FORMAT = 1
-LEFT_OUT = frozenset({"sessions", "leases"})
+LEFT_OUT = frozenset({"sessions", "leases", "files", "file_parts", "batches", "batch_lines"})
 MAX_LINE_BYTES = 16 * 1024 * 1024
 Row = dict[str, Any]
 

@@ -10,6 +10,10 @@ spending      what each key and tenant spent on inference in each hour: sums of 
 jobs          one row per TrainingJob or ModelService that ever was: the totals of its status
 leases        which replica of the API writes the history
 compute       totals of each job as of each hour in which they grew
+files         files that people uploaded for batches, and those of batches' answers; left out of backups, as are
+file_parts    their bytes,
+batches       the batches of requests made of them, and
+batch_lines   one row per request, with its answer; the gateway `holder` runs it until `until`
 samples       loss and throughput over time, thinned as they grow; (uid, attempt, mark) makes a second writer harmless
 """
 
@@ -23,6 +27,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -206,4 +211,71 @@ samples = Table(
     Column("mark", BigInteger, nullable=False),
     UniqueConstraint("uid", "attempt", "mark"),
     Index("ix_samples_uid_id", "uid", "id"),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("tenant", String(253), nullable=False),
+    Column("subject", String(253), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("parts", Integer, nullable=False),
+    Column("complete", Boolean, nullable=False),
+    Column("batch_id", String(40)),
+    Column("created_at", Utc(), nullable=False),
+    Index("ix_files_tenant_subject", "tenant", "subject"),
+)
+
+file_parts = Table(
+    "file_parts",
+    metadata,
+    Column("file_id", String(40), ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("tenant", String(253), nullable=False),
+    Column("subject", String(253), nullable=False),
+    Column("key_id", String(32), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("input_file_id", String(40), nullable=False),
+    Column("status", String(16), nullable=False, index=True),
+    Column("problem", Text),
+    Column("metadata", Text, nullable=False),
+    Column("parsed_bytes", BigInteger, nullable=False),
+    Column("parsed", Boolean, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("completed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("output_file_id", String(40)),
+    Column("error_file_id", String(40)),
+    Column("created_at", Utc(), nullable=False),
+    Column("ended_at", Utc()),
+    Index("ix_batches_tenant_subject", "tenant", "subject"),
+)
+
+batch_lines = Table(
+    "batch_lines",
+    metadata,
+    Column("batch_id", String(40), ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("state", String(16), nullable=False),
+    Column("custom_id", String(512)),
+    Column("body", Text),
+    Column("answer", Text),
+    Column("charged", Boolean, nullable=False),
+    Column("holder", String(253)),
+    Column("process", String(64)),
+    Column("until", Utc()),
+    Index("ix_batch_lines_batch_id_state", "batch_id", "state"),
+    Index("ix_batch_lines_batch_id_custom_id", "batch_id", "custom_id"),
+    Index("ix_batch_lines_holder", "holder"),
 )

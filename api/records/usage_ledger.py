@@ -19,6 +19,7 @@ from busbar.api.access.spending import Spending
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database import tables
 from busbar.api.database.engine import Database
+from busbar.api.records.batch_charges import chargeable
 from busbar.kube.contracts.allowances import NANO
 from busbar.kube.contracts.usage import UsageRecord
 
@@ -67,13 +68,14 @@ class UsageLedger:
         """Store what is new; returns the highest number taken from this gateway so far."""
         now = self._now()
         async with self._db.write() as tx:
-            if records:
-                rows = [{"gateway": gateway, "received_at": now, **_columns(record)} for record in records]
+            new = await chargeable(tx, records)
+            if new:
+                rows = [{"gateway": gateway, "received_at": now, **_columns(record)} for record in new]
                 statement = self._db.upsert(tables.ledger).on_conflict_do_nothing(
                     index_elements=["gateway", "seq"]
                 )
                 stored = set(await tx.scalars(statement.returning(tables.ledger.c.seq), rows))
-                await self._spending.add(tx, [record for record in records if record.seq in stored])
+                await self._spending.add(tx, [record for record in new if record.seq in stored])
             cursor = tables.ledger_cursor
             query = select(cursor.c.accepted_through).where(cursor.c.gateway == gateway)
             before = (await tx.execute(query)).scalar_one_or_none()

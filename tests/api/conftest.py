@@ -28,6 +28,7 @@ from tests.api.scripted_operator import ScriptedOperator
 from busbar.api import services as wiring
 from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.app import internal_app, public_app
+from busbar.api.database import tables
 from busbar.api.database.engine import make_engine
 from busbar.api.database.migrate import migrate
 from busbar.api.kubernetes.store import WATCHED
@@ -239,18 +240,8 @@ async def database_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     yield url
     engine = make_engine(url)
     async with engine.begin() as connection:
-        for table in (
-            "samples",
-            "jobs",
-            "ledger",
-            "ledger_cursor",
-            "audit",
-            "sessions",
-            "tokens",
-            "subjects",
-            "leases",
-        ):
-            await connection.execute(text(f"TRUNCATE {table} CASCADE"))
+        names = ", ".join(table.name for table in tables.metadata.sorted_tables)
+        await connection.execute(text(f"TRUNCATE {names} CASCADE"))
     await engine.dispose()
 
 
