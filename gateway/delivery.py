@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,10 @@ from busbar.kube.contracts.streams import ResumedChoice, ResumeRequest, StreamTe
 
 EARLY_EVENTS = 16
 """Reads without content (the role, comments) kept back at most, so that a replica's death may still be hidden."""
+
+
+Keep = Callable[[int, bytes], Awaitable[bool]]
+"""Stores (status, body) of an answer; False: another one of the same request was first, and this one costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Of the answer, beside its own: the limits of the key."""
     progress: Progress = field(default_factory=lambda: Progress(stream=False))
+    keep: Keep | None = None
+    """Of batch work: takes the answer in place of a client."""
 
     def upstream_body(self, model_id: str, *, continuous: bool, rank: int | None = None) -> bytes:
         """What the replica gets: the model's own id, a wish for usage that we can count by, and the owner's rank where

@@ -12,6 +12,9 @@ the retry goes elsewhere and a dead replica costs little until the operator take
 
 What waits and runs here is also the demand that the operator reads, so a request that waits for a service with zero
 replicas makes the operator start one.
+
+Batch work waits in a queue of its own, which is served while nothing waits in the other. It makes the operator start
+a first replica, and keeps one, but no second.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ from busbar.scheduler.autoscale.shares import Turns
 
 USUAL_OUTPUT = 256.0
 """Tokens of an answer, until a service has given some."""
+LAST_RANK = 1_000_000
+"""Of batch work, at a vLLM that orders by rank."""
 LATEST = 0.05
 """Of the last answer in the mean."""
 
@@ -75,6 +80,8 @@ class _Waiter:
 class _Service:
     service: ServiceRoute
     queue: FairQueue[_Waiter] = field(default_factory=FairQueue)
+    batch: FairQueue[_Waiter] = field(default_factory=FairQueue)
+    """Batch work."""
     replicas: dict[str, ReplicaLoad] = field(default_factory=dict)
     arrivals: int = 0
     last_request_at: float | None = None
@@ -87,11 +94,14 @@ class _Service:
 
 def _demand(state: _Service, now: float) -> ServiceDemand:
     overdue, oldest = state.load.waits(state.service.slo, now)
+    works = [work for load in state.replicas.values() for work in load.works]
+    running = sum(not work.ask.batch for work in works)
+    cold = len(state.batch) > 0 and not any(endpoint.ready for endpoint in state.service.endpoints)
     return ServiceDemand(
         namespace=state.service.namespace,
         name=state.service.name,
-        waiting=len(state.queue),
-        in_flight=sum(replica.in_flight for replica in state.replicas.values()),
+        waiting=len(state.queue) or int(cold),
+        in_flight=running or int(bool(works)),
         arrivals=state.arrivals,
         last_request_age_seconds=(
             None if state.last_request_at is None else round(now - state.last_request_at, 3)
@@ -162,9 +172,17 @@ class EndpointPicker:
             self._refuse(state, "The gateway is restarting. Try again.", retry_after_s=1)
 
     @contextmanager
-    def visit(self, service: ServiceRoute, progress: Progress | None = None) -> Iterator[None]:
-        """Note that a request for the service arrived, for the operator's view of demand."""
+    def visit(
+        self, service: ServiceRoute, progress: Progress | None = None, *, batch: bool = False
+    ) -> Iterator[None]:
+        """Note that a request for the service arrived, for the operator's view of demand: of batch work only that the
+        service is used."""
         state = self._services.setdefault(service.key, _Service(service))
+        if batch:
+            state.last_request_at = self._clock()
+            yield
+            state.last_request_at = self._clock()
+            return
         progress = progress or Progress(stream=False)
         state.arrivals += 1
         state.last_request_at = self._clock()
@@ -209,14 +227,15 @@ class EndpointPicker:
             )
         if self._closed:
             raise Unavailable("The gateway is restarting. Try again.", retry_after_s=1)
-        if not again:
+        if not again and not ask.batch:
             self._check_bounds(state, owner)
+        queue = state.batch if ask.batch else state.queue
         expected = replace(ask, output_tokens=min(ask.output_tokens, round(state.output_tokens)))
         waiter = _Waiter(owner, expected, asyncio.get_running_loop().create_future(), prefer)
         if again:
-            state.queue.push_front(owner, waiter)
+            queue.push_front(owner, waiter)
         else:
-            state.queue.push(owner, waiter, *_charge(state.service, owner, expected))
+            queue.push(owner, waiter, *_charge(state.service, owner, expected))
         self._serve(state)
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
@@ -233,7 +252,7 @@ class EndpointPicker:
                 self.leave(waiter.place.result(), worked=False)
             raise
         finally:
-            state.queue.remove(owner, waiter)
+            queue.remove(owner, waiter)
             if not waiter.place.done():
                 waiter.place.cancel()
 
@@ -269,7 +288,8 @@ class EndpointPicker:
         state = self._services.get(service.key)
         if state is not None:
             estimate, weight = _charge(state.service, owner, charged)
-            state.queue.settle(owner, cost_of(*tokens) - estimate, weight)
+            queue = state.batch if charged.batch else state.queue
+            queue.settle(owner, cost_of(*tokens) - estimate, weight)
 
     def demand(self) -> list[ServiceDemand]:
         """The demand that the operator reads: waiting, running and arrived requests."""
@@ -291,10 +311,16 @@ class EndpointPicker:
             )
 
     def _serve(self, state: _Service) -> None:
-        while len(state.queue):
-            waiter = state.queue.peek()
+        self._serve_queue(state, state.queue)
+        if not len(state.queue):
+            self._serve_queue(state, state.batch)
+        self._schedule_recheck(state)
+
+    def _serve_queue(self, state: _Service, queue: FairQueue[_Waiter]) -> None:
+        while len(queue):
+            waiter = queue.peek()
             if waiter.place.done():  # it has left, and is charged nothing
-                state.queue.remove(waiter.owner, waiter)
+                queue.remove(waiter.owner, waiter)
                 continue
             now = self._clock()
             found = self._open(state, waiter, now)
@@ -304,10 +330,12 @@ class EndpointPicker:
                 break
             load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())
             work = load.take(chosen.endpoint, waiter.ask, waiter.owner[0], now)
-            rank = state.queue.rank(waiter.owner) if state.service.ranked else None
-            state.queue.pop()
+            rank = self._rank(state, waiter) if state.service.ranked else None
+            queue.pop()
             waiter.place.set_result(Lease(state.service, chosen.endpoint, work, rank))
-        self._schedule_recheck(state)
+
+    def _rank(self, state: _Service, waiter: _Waiter) -> int:
+        return LAST_RANK if waiter.ask.batch else state.queue.rank(waiter.owner)
 
     def _open(self, state: _Service, waiter: _Waiter, now: float) -> list[Candidate]:
         found = []
@@ -315,6 +343,8 @@ class EndpointPicker:
             load = state.replicas.get(endpoint.url) or ReplicaLoad()
             if load.takes(endpoint, waiter.ask, self._limits.replica_in_flight, now):
                 found.append(load.candidate(endpoint, now))
+        if waiter.ask.batch:
+            return found
         if any(is_last_place(candidate) for candidate in found) and state.queue.is_ahead(waiter.owner):
             return [candidate for candidate in found if not is_last_place(candidate)]
         return found
@@ -324,7 +354,7 @@ class EndpointPicker:
         if state.recheck:
             state.recheck.cancel()
             state.recheck = None
-        if not len(state.queue):
+        if not len(state.queue) + len(state.batch):
             return
         now = self._clock()
         ends = [r.suspect_until for r in state.replicas.values() if r.suspect_until > now]
@@ -340,7 +370,7 @@ class EndpointPicker:
             del state.replicas[url]
 
     def _refuse(self, state: _Service, message: str, retry_after_s: int = 30) -> None:
-        for waiter in state.queue.drain():
+        for waiter in (*state.queue.drain(), *state.batch.drain()):
             if not waiter.place.done():
                 waiter.place.set_exception(Unavailable(message, retry_after_s=retry_after_s))
 

@@ -7,8 +7,10 @@
         ├── Unauthenticated      401  no key, or not a valid one
         ├── Forbidden            403  a valid key that may not do this
         ├── ModelNotFound        404  unknown and foreign models alike
+        ├── NoSuchObject         404  unknown and foreign files and batches alike
         ├── UnknownRoute         404  no such path
         ├── MethodNotAllowed     405  a path that takes other methods
+        ├── Conflict             409  a file or batch is not in the state for this
         ├── TooLarge             413  body over the limit
         ├── TooManyRequests      429  this key has too many requests waiting
         ├── RateLimited          429  a limit per minute of the key or its tenant
@@ -77,6 +79,18 @@ class ModelNotFound(ClientError):
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+
+class NoSuchObject(ClientError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class Conflict(ClientError):
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class UnknownRoute(ClientError):

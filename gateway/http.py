@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from busbar.gateway import responses
+from busbar.gateway.batch_routes import BatchRoutes
 from busbar.gateway.delivery import Call
 from busbar.gateway.errors import (
     BadRequest,
@@ -51,9 +52,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class PublicPort:
     """Handlers of the public port."""
 
-    def __init__(self, keys: KeyDirectory, proxy: Proxy, metrics: Metrics, body_bytes: int) -> None:
+    def __init__(
+        self, keys: KeyDirectory, proxy: Proxy, batches: BatchRoutes, metrics: Metrics, body_bytes: int
+    ) -> None:
         self._keys = keys
         self._proxy = proxy
+        self._batches = batches
         self._metrics = metrics
         self._body_bytes = body_bytes
         self.table: RouteTable | None = None
@@ -71,6 +75,7 @@ class PublicPort:
         app.router.add_get("/v1/models/{model:.+}", self._model)
         for path in MODEL_PATHS:
             app.router.add_post(path, self._complete)
+        self._batches.add_to(app.router)
         return app
 
     async def _health(self, request: web.Request) -> web.Response:

@@ -65,7 +65,11 @@ class KeyDirectory:
         Raises Unauthenticated (no key, malformed, unknown, expired), Forbidden (a key without the inference
         scope) or Unavailable (the API is away and the key is not remembered).
         """
-        key = await self._find(_digest(authorization))
+        return await self.identify_digest(digest_in(authorization))
+
+    async def identify_digest(self, digest: str) -> KeyIdentity:
+        """The same by the SHA-256 of the key, which a batch has."""
+        key = await self._find(digest)
         if key is None or (key.expires_at is not None and key.expires_at <= self._now()):
             raise Unauthenticated(
                 "This API key is not valid: unknown, revoked or expired. Make one with `busbar token create`."
@@ -126,7 +130,8 @@ class KeyDirectory:
         return entry
 
 
-def _digest(authorization: str | None) -> str:
+def digest_in(authorization: str | None) -> str:
+    """SHA-256 of the key in an `Authorization` header. Raises Unauthenticated."""
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthenticated("No API key. Send it as the header `Authorization: Bearer bb_…`.")

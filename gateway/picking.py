@@ -42,6 +42,8 @@ class Ask:
     blocks: tuple[bytes, ...] = ()
     """Of its prompt (`prefix_table`)."""
     adapter: str = ""
+    batch: bool = False
+    """Nobody waits for the answer: it gets what the others leave."""
 
 
 ANY = Ask()

@@ -43,6 +43,9 @@ from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.routes import ServiceRoute
 from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, StreamEnd
 
+Client = web.Request | None
+"""Who gets the answer; None: nobody, `Call.keep` does."""
+
 log = logging.getLogger("busbar.gateway.proxy")
 
 
@@ -73,7 +76,7 @@ class Proxy:
         await self._watchdog.stop()
 
     async def answer(
-        self, request: web.Request, call: Call, service: ServiceRoute, key: KeyIdentity
+        self, request: Client, call: Call, service: ServiceRoute, key: KeyIdentity
     ) -> web.StreamResponse:
         """Answer the client. Raises ClientError as long as nothing has been sent."""
         asks = estimate(call.path, call.document, self._ratio.of(service.key), service.max_model_len)
@@ -95,7 +98,7 @@ class Proxy:
         delivery = Delivery(call, self._settings.resume_tokens, self._needs(call, service, asks))
         code = 499  # the client left
         try:
-            with self._picker.visit(service, call.progress):
+            with self._picker.visit(service, call.progress, batch=call.keep is not None):
                 response = await self._try_replicas(request, call, service, key, usage, delivery)
             code = response.status
             return response
@@ -111,7 +114,8 @@ class Proxy:
                 tokens = prompt, min(prompt, delivery.meter.cached_tokens), output
                 self._picker.settle(service, _owner(key), delivery.charged, tokens)
             self._metrics.served(service, code, *usage.tokens)
-            self._picker.ended(service, call.progress, code, *usage.tokens)
+            if call.keep is None:
+                self._picker.ended(service, call.progress, code, *usage.tokens)
 
     def _accept(self, call: Call, service: ServiceRoute, key: KeyIdentity, asks: Estimate) -> Grant:
         try:
@@ -124,11 +128,12 @@ class Proxy:
         """What the choice of a replica looks at."""
         several = max(service.max_replicas, len(service.endpoints)) > 1
         blocks = blocks_of(call.document, call.tenant, call.adapter) if several else ()
-        return Ask(max(1, asks.prompt_tokens), asks.output_tokens, blocks, call.adapter)
+        batch = call.keep is not None
+        return Ask(max(1, asks.prompt_tokens), asks.output_tokens, blocks, call.adapter, batch)
 
     async def _try_replicas(
         self,
-        request: web.Request,
+        request: Client,
         call: Call,
         service: ServiceRoute,
         key: KeyIdentity,
@@ -155,7 +160,7 @@ class Proxy:
 
     async def _ask_around(
         self,
-        request: web.Request,
+        request: Client,
         call: Call,
         service: ServiceRoute,
         key: KeyIdentity,
@@ -224,7 +229,7 @@ class Proxy:
                 raise Unavailable(f"No replica of {service.model_id!r} takes requests.", retry_after_s=10)
 
     async def _attempt(
-        self, request: web.Request, call: Call, lease: Lease, usage: Usage, delivery: Delivery
+        self, request: Client, call: Call, lease: Lease, usage: Usage, delivery: Delivery
     ) -> web.StreamResponse:
         """Ask a replica for the whole answer."""
         delivery.restart()
@@ -245,7 +250,7 @@ class Proxy:
             return await self._pass_on(request, call, upstream, watch, usage, delivery)
 
     async def _resume(
-        self, request: web.Request, call: Call, lease: Lease, usage: Usage, delivery: Delivery
+        self, request: Client, call: Call, lease: Lease, usage: Usage, delivery: Delivery
     ) -> web.StreamResponse:
         """Ask a replica to go on behind what the client has. Raises BadUpstream where it cannot."""
         data = delivery.resume_body(lease.service.model_id)
@@ -271,7 +276,7 @@ class Proxy:
 
     async def _pass_on(
         self,
-        request: web.Request,
+        request: Client,
         call: Call,
         upstream: aiohttp.ClientResponse,
         watch: Watch,
@@ -286,7 +291,7 @@ class Proxy:
 
     async def _whole(
         self,
-        request: web.Request,
+        request: Client,
         call: Call,
         upstream: aiohttp.ClientResponse,
         usage: Usage,
@@ -296,10 +301,16 @@ class Proxy:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ReplicaFailedError("its answer is not JSON", refused=False) from error
+        counted = sse.tokens(document.get("usage")) if isinstance(document, dict) else None
+        if call.keep is not None:
+            if counted and upstream.status == 200:
+                usage.set(*counted)
+            if not await call.keep(upstream.status, data):
+                usage.set(0, 0)
+            return web.Response(status=upstream.status)
         headers = {**call.headers, "X-Request-Id": call.request_id, "Content-Length": str(len(data))}
         response = web.StreamResponse(status=upstream.status, headers=headers)
         response.content_type = "application/json"
-        counted = sse.tokens(document.get("usage")) if isinstance(document, dict) else None
         if counted and upstream.status == 200:
             usage.set(*counted)
         with self._client(request) as client:
@@ -308,7 +319,7 @@ class Proxy:
 
     async def _stream(
         self,
-        request: web.Request,
+        request: Client,
         call: Call,
         upstream: aiohttp.ClientResponse,
         watch: Watch,
@@ -369,10 +380,11 @@ class Proxy:
         return data
 
     async def _send(
-        self, request: web.Request, call: Call, response: web.StreamResponse, data: bytes, client: Watch
+        self, request: Client, call: Call, response: web.StreamResponse, data: bytes, client: Watch
     ) -> None:
         """Write to the client."""
         client.heard()
+        assert request is not None  # whoever keeps answers takes no streams
         if not response.prepared:
             await response.prepare(request)
             call.progress.first_at = now = time.monotonic()
@@ -381,7 +393,7 @@ class Proxy:
         client.pause()
 
     @contextmanager
-    def _client(self, request: web.Request) -> Iterator[Watch]:
+    def _client(self, request: Client) -> Iterator[Watch]:
         """A client that does not read is cut off: watched while something is written to it."""
         with self._watchdog.watch("", self._settings.client_stall_s) as watch:
             watch.pause()
@@ -398,8 +410,8 @@ def _owner(key: KeyIdentity) -> tuple[str, str, str]:
     return key.tenant, key.subject, key.key_id
 
 
-def _abort(request: web.Request) -> None:
-    if request.transport is not None:
+def _abort(request: Client) -> None:
+    if request is not None and request.transport is not None:
         request.transport.abort()
 
 

@@ -3,11 +3,14 @@
 A replica computes so many requests together (`most_running`) and holds so many tokens of context (`kv_tokens`). What is
 beyond would wait in its own queue, where a later request of somebody who had less cannot pass it any more. So a little
 more is sent than it can run, which begins as soon as a place is free, and the rest waits here.
+
+Batch work counts for batch work only: the engine gives its place to others. It leaves an eighth of the places free.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from busbar.gateway.picking import Ask, Candidate, predicted_s
@@ -47,24 +50,35 @@ class ReplicaLoad:
     def in_flight(self) -> int:
         return len(self.works)
 
+    @property
+    def others(self) -> list[Work]:
+        """Requests that somebody waits for."""
+        return [work for work in self.works if not work.ask.batch]
+
     def takes(self, endpoint: Endpoint, ask: Ask, most: int, now: float) -> bool:
         """Whether a request can be sent there now, of at most `most`."""
         if not endpoint.ready or endpoint.draining or self.suspect_until > now:
             return False
-        if endpoint.most_running is not None:
+        works: Collection[Work] = self.works if ask.batch else self.others
+        room = 1 - 1 / AHEAD if ask.batch else 1 + 1 / AHEAD
+        if ask.batch:
+            places = min(most, endpoint.most_running or most // 2)
+            most = max(1, places - places // AHEAD)
+        elif endpoint.most_running is not None:
             most = min(most, endpoint.most_running + max(1, endpoint.most_running // AHEAD))
-        if self.in_flight >= most:
+        if len(works) >= most:
             return False
-        if endpoint.kv_tokens is None or not self.works:
+        if endpoint.kv_tokens is None or not works:
             return True
-        held = sum(work.ask.prompt_tokens + work.ask.output_tokens for work in self.works)
-        return held + ask.prompt_tokens + ask.output_tokens <= endpoint.kv_tokens * (1 + 1 / AHEAD)
+        held = sum(work.ask.prompt_tokens + work.ask.output_tokens for work in works)
+        return held + ask.prompt_tokens + ask.output_tokens <= endpoint.kv_tokens * room
 
     def candidate(self, endpoint: Endpoint, now: float) -> Candidate:
         """The replica as the choice sees it."""
-        ahead = sum(w.ask.prompt_tokens for w in self.works if not w.begun and now < w.begins_by)
-        context = sum(w.ask.prompt_tokens + w.ask.output_tokens // 2 for w in self.works)
-        return Candidate(endpoint, self.in_flight, ahead, context, self.prefix, frozenset(self.adapters))
+        works = self.others
+        ahead = sum(w.ask.prompt_tokens for w in works if not w.begun and now < w.begins_by)
+        context = sum(w.ask.prompt_tokens + w.ask.output_tokens // 2 for w in works)
+        return Candidate(endpoint, len(works), ahead, context, self.prefix, frozenset(self.adapters))
 
     def take(self, endpoint: Endpoint, ask: Ask, tenant: str, now: float) -> Work:
         """A request of a tenant is sent there."""

@@ -18,7 +18,7 @@ from busbar.gateway.errors import BadUpstream
 from busbar.gateway.settings import Settings
 from busbar.gateway.watchdog import Watch, Watchdog
 from busbar.kube.contracts.streams import TERMS_HEADER
-from busbar.kube.contracts.workload import HEALTH_PATH, KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
+from busbar.kube.contracts.workload import BATCH_HEADER, HEALTH_PATH, KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
 
 _REFUSING = frozenset({429, 503})
 _OUR_FAULT = frozenset({401, 403})
@@ -77,6 +77,7 @@ class Replicas:
             KEY_HEADER: call.key_id,
             WEIGHT_HEADER: f"{call.weight:g}",
             TERMS_HEADER: call.terms(),
+            **({BATCH_HEADER: "1"} if call.keep is not None else {}),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
         limit_s = self._settings.first_byte_timeout_s

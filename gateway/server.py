@@ -1,7 +1,7 @@
 """Puts the parts together, starts them, and ends them in order.
 
 Start:  spool and left-over slots → routes from disk → ports open → stream of routes, delivery of usage.
-End:    /ready says no, connections are still taken (`linger`) → ports close, waiting requests are turned
+End:    lines of batches go back to the API → /ready says no, connections are still taken (`linger`) → ports close, waiting requests are turned
         away with Retry-After → running streams end (`drain`) → usage is written and delivered.
 """
 
@@ -22,6 +22,8 @@ from aiohttp import web
 from busbar.gateway.accounts import Accounts
 from busbar.gateway.admissions import AdmissionRing
 from busbar.gateway.api_client import ApiClient
+from busbar.gateway.batch_routes import BatchRoutes
+from busbar.gateway.batch_runner import BatchRunner
 from busbar.gateway.endpoint_picker import EndpointPicker, QueueLimits
 from busbar.gateway.http import PublicPort
 from busbar.gateway.inflight import InflightTable
@@ -88,7 +90,18 @@ class Gateway:
         )
         proxy = Proxy(settings, replicas, self._picker, self._recorder, self._accounts, self._metrics)
         self._stack.push_async_callback(proxy.stop)
-        self._public_port = PublicPort(keys, proxy, self._metrics, settings.request_body_mib << 20)
+        self._public_port = PublicPort(
+            keys, proxy, BatchRoutes(keys, api), self._metrics, settings.request_body_mib << 20
+        )
+        self._batches = BatchRunner(
+            api,
+            keys,
+            proxy,
+            lambda: self._public_port.table,
+            self._recorder.gateway_id,
+            most=settings.batch_lines,
+            poll_s=settings.batch_poll_s,
+        )
         self._stream = RouteStream(
             control,
             settings.operator_url,
@@ -110,12 +123,14 @@ class Gateway:
         self.public = await self._listen(self._public_port.app(), settings.public_address)
         self.internal = await self._listen(internal.app(), settings.internal_address)
         self._following = asyncio.create_task(self._stream.run())
+        self._batches.start()
         log.info("started", extra={"public": self.public, "internal": self.internal})
 
     async def stop(self) -> None:
         """Shut down in the order above. Returns when the process may exit."""
         settings = self._settings
         self._public_port.closing = True
+        await self._batches.stop()
         await asyncio.sleep(settings.linger_s)
         self._ports[0].close()
         self._picker.close()

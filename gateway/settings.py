@@ -9,6 +9,7 @@ from typing import Annotated
 
 from busbar.kube import settings
 from busbar.kube.contracts.auth import TOKEN_ROOT
+from busbar.kube.contracts.batches import MOST_HELD
 from busbar.kube.contracts.keys import FRESH_S, STALE_S
 from busbar.kube.contracts.request_size import REQUEST_MIB, RESUME_TOKENS
 from busbar.kube.contracts.usage import MAX_BATCH
@@ -30,6 +31,7 @@ BodyMib = Annotated[
     int, Rule(f"1 to {REQUEST_MIB}, which is what an engine takes", lambda n: 1 <= n <= REQUEST_MIB)
 ]
 ResumeTokens = Annotated[int, Rule(f"0 to {RESUME_TOKENS:,}", lambda n: n <= RESUME_TOKENS)]
+BatchLines = Annotated[int, Rule(f"0 to {MOST_HELD}", lambda n: 0 <= n <= MOST_HELD)]
 Batch = Annotated[int, Rule(f"1 to {MAX_BATCH:,}", lambda n: 1 <= n <= MAX_BATCH)]
 
 
@@ -100,6 +102,11 @@ class Settings:
     response_body_mib: int = 32
     event_kib: int = 1024
     """Largest single server-sent event."""
+
+    batch_lines: BatchLines = 64
+    """Requests of batches that this gateway runs at a time; 0: none."""
+    batch_poll_s: float = 2.0
+    """How often it asks the API for more of them."""
 
     usage_batch: Batch = 500
     """Usage records per delivery; the API takes at most `MAX_BATCH`."""

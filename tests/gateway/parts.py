@@ -430,6 +430,7 @@ class House:
             "usage_delivery_s": 0.0,
             "linger_s": 0.0,
             "drain_s": PATIENCE_S,
+            "batch_lines": 0,
         }
         return Settings(**{**values, **self.overrides})
 

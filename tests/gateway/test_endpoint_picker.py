@@ -14,6 +14,7 @@ from tests.gateway.parts import route
 from busbar.gateway.endpoint_picker import EndpointPicker, Lease, QueueLimits
 from busbar.gateway.errors import TooManyRequests, Unavailable
 from busbar.gateway.fairqueue import REMEMBERED, FairQueue
+from busbar.gateway.picking import Ask
 from busbar.gateway.routes import RouteTable
 from busbar.kube.contracts.routes import Routes, ServiceRoute
 
@@ -435,3 +436,60 @@ async def test_the_demand_of_a_shared_service_is_told_by_tenant() -> None:
     await asyncio.gather(waiting, return_exceptions=True)
     here.update(table(*at("a")))
     assert here.demand()[0].tenants == []
+
+
+WORK = Ask(batch=True)
+
+
+async def test_batch_work_waits_for_everybody_else_and_holds_nobody_back() -> None:
+    here, routes = picker(replica_in_flight=99), table(*at("a", mostRunning=16))
+    here.update(routes)
+    work = [asyncio.create_task(here.enter(service(routes), owner("w"), 130.0, ask=WORK)) for _ in range(20)]
+    await settle()
+    assert sum(task.done() for task in work) == 14  # an eighth of the places stays free
+    people = [asyncio.create_task(here.enter(service(routes), owner(f"u{n}"), 130.0)) for n in range(16)]
+    await settle()
+    assert all(task.done() for task in people)
+    late = [asyncio.create_task(here.enter(service(routes), owner(f"v{n}"), 130.0)) for n in range(3)]
+    await settle()
+    assert not all(task.done() for task in late)
+    for task in work[:10]:
+        here.leave(await task)
+    await settle()
+    assert sum(task.done() for task in work) == 14  # nothing of it begins while somebody waits
+    for task in people[:3]:
+        here.leave(await task)
+    for task in late:
+        here.leave(await task)
+    assert sum(task.done() for task in work) == 14  # nor beside so many
+    for task in people[3:]:
+        here.leave(await task)
+    await settle()
+    assert all(task.done() for task in work)
+
+
+async def test_batch_work_starts_a_first_replica_and_asks_for_no_second() -> None:
+    here, cold = picker(), table()
+    here.update(cold)
+    with here.visit(service(cold), batch=True):
+        work = [asyncio.create_task(here.enter(service(cold), owner("w"), 130.0, ask=WORK)) for _ in range(9)]
+        await settle()
+        (seen,) = here.demand()
+        assert (seen.waiting, seen.in_flight, seen.arrivals) == (1, 0, 0)
+        assert seen.last_request_age_seconds == 0
+        here.update(table(*at("a", mostRunning=16)))
+        await settle()
+        (seen,) = here.demand()
+        assert (seen.waiting, seen.in_flight) == (0, 1)
+    for task in work:
+        here.leave(await task)
+
+
+async def test_batch_work_gets_the_last_rank_where_a_model_server_orders_by_it() -> None:
+    here, routes = picker(replica_in_flight=9), table(*at("a"), ranked=True)
+    here.update(routes)
+    work = await here.enter(service(routes), owner("w"), 130.0, ask=WORK)
+    other = await here.enter(service(routes), owner("u"), 130.0)
+    assert work.rank is not None
+    assert other.rank is not None
+    assert work.rank > 10_000 > other.rank

@@ -50,6 +50,8 @@ def test_the_status_and_code_of_each_error() -> None:
         ("Unauthenticated", 401, "authentication_error", "invalid_api_key"),
         ("Forbidden", 403, "permission_error", "missing_scope"),
         ("ModelNotFound", 404, "invalid_request_error", "model_not_found"),
+        ("NoSuchObject", 404, "invalid_request_error", "not_found"),
+        ("Conflict", 409, "invalid_request_error", "conflict"),
         ("UnknownRoute", 404, "invalid_request_error", "unknown_route"),
         ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed"),
         ("TooLarge", 413, "invalid_request_error", "request_too_large"),
