@@ -131,7 +131,7 @@ class Simulation:
         self.picker.update(RouteTable(Routes(revision=1, services=[self.service])))
         self.replicas = {
             end.url: Replica(
-                speed, Scheduler(BlockPool(BLOCKS), StepLimits(RUNNING, 512, 64, prefix_cache=True))
+                speed, Scheduler(BlockPool(BLOCKS), StepLimits(64, 512, RUNNING, prefix_cache=True))
             )
             for end, speed in zip(ends, speeds, strict=True)
         }
@@ -213,6 +213,9 @@ class Simulation:
                 replica.scheduler.finish(sequence)
                 del replica.requests[sequence]
                 self.picker.leave(lease)
+                who = ("t", "u", request.key if self.fair else "everybody")
+                used = (sequence.prompt_len, sequence.cached, request.output)
+                self.picker.settle(self.service, who, lease.work.ask, used)
         self.step(replica)
 
 

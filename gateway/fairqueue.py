@@ -2,8 +2,9 @@
 
 An owner is a path such as (tenant, user, key). On each level a counter says what each name was served, in tokens over
 its weight, and the name with the least is served next: so a tenant's users share its part, and nobody gets more by making
-more keys or longer requests. A name that comes back counts at least as much as the least of those that wait, or as the
-last that was served: being away saves nothing up. Engines count the same (virtual token counters, arXiv 2401.00588):
+more keys or longer requests. A name that comes back counts at least as much as the least of those that wait or run, or as
+the last that was served: being away saves nothing up. Whoever has something running has not been away, although nothing of it
+may wait. Engines count the same (virtual token counters, arXiv 2401.00588):
 1 for a prompt token, 0.1 for a cached one, 2 for an output token. An item is charged its estimate when it is served;
 `settle` corrects that.
 """
@@ -11,7 +12,7 @@ last that was served: being away saves nothing up. Engines count the same (virtu
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -50,6 +51,8 @@ class FairQueue(Generic[T]):
         """Served in vain: they are next, before every owner, and are charged already."""
         self._served: OrderedDict[Owner, float] = OrderedDict()
         """By path and by the paths above it, what was served."""
+        self._running: dict[Owner, Counter[str]] = {}
+        """By path, the names below it with items that were served and have not ended, and how many."""
         self._pushed: deque[Owner] = deque(maxlen=RECENT)
         self._last: dict[Owner, Owner] = {}
         """By path, the one below it that was served last."""
@@ -103,15 +106,17 @@ class FairQueue(Generic[T]):
         self._charge(path[-1][0], cost, weight)
         for owner, _ in path[1:]:
             self._last[owner[:-1]] = owner
+            self._running.setdefault(owner[:-1], Counter())[owner[-1]] += 1
         return item
 
     def is_ahead(self, owner: Owner) -> bool:
-        """Whether on some level the owner was served more than the middle of those that asked lately."""
+        """Whether on some level the owner was served more than the middle between the least and the most served of those
+        that asked lately."""
         for depth in range(1, len(owner) + 1):
             beside = {path[:depth] for path in self._pushed if path[: depth - 1] == owner[: depth - 1]}
             if len(beside) > 1:
-                served = sorted(self._served.get(path, 0.0) for path in beside)
-                if self._served.get(owner[:depth], 0.0) > served[(len(served) - 1) // 2]:
+                served = [self._served.get(path, 0.0) for path in beside]
+                if self._served.get(owner[:depth], 0.0) > (min(served) + max(served)) / 2:
                     return True
         return False
 
@@ -124,8 +129,15 @@ class FairQueue(Generic[T]):
         return tuple(self._served.get(owner[:depth], 0.0) for depth in range(1, len(owner) + 1))
 
     def settle(self, owner: Owner, more: float, weight: float = 1.0) -> None:
-        """An item of the owner has cost so much more (below 0: less) than it was charged."""
+        """An item of the owner has ended, and cost so much more (below 0: less) than it was charged."""
         self._charge(owner, more, weight)
+        for *above, name in (owner[:depth] for depth in range(1, len(owner) + 1)):
+            running = self._running.get(tuple(above), Counter())
+            running[name] -= 1
+            if running[name] < 1:
+                del running[name]
+            if not running:
+                self._running.pop(tuple(above), None)
 
     def remove(self, owner: Owner, item: T) -> bool:
         """Take out an item whose owner has left; False when it was not there."""
@@ -170,11 +182,15 @@ class FairQueue(Generic[T]):
                 break
 
     def _join(self, path: Owner, above: _Branch[T]) -> None:
-        """A name begins to wait."""
-        waiting = [self._served[(*path[:-1], other)] for other in above.below]
-        last = self._last.get(path[:-1], ())
-        least = min(waiting) if waiting else self._served.get(last, 0.0)
+        """A name begins to wait. It keeps its counter while something of it runs: then it has not been away."""
         own = self._served.get(path, 0.0)
+        running = self._running.get(path[:-1], Counter())
+        if path[-1] in running:
+            least = own
+        else:
+            beside = {(*path[:-1], other) for other in (*above.below, *running)}
+            last = self._last.get(path[:-1], ())
+            least = min((self._served[other] for other in beside), default=self._served.get(last, 0.0))
         # Just before those who have been waiting with that counter: it was served less.
         self._served[path] = own if own >= least else math.nextafter(least, 0.0)
         self._served.move_to_end(path)
@@ -193,6 +209,6 @@ class FairQueue(Generic[T]):
             branch: _Branch[T] | None = self._root
             for name in path:
                 branch = branch.below.get(name) if branch else None
-            if branch is None:
+            if branch is None and path[-1] not in self._running.get(path[:-1], ()):
                 del self._served[path]
                 self._last.pop(path, None)

@@ -417,8 +417,45 @@ def test_counters_of_owners_that_left_are_bounded() -> None:
     for number in range(20_000):
         queue.push((f"t{number}", "u", "k"), number)
         queue.pop()
+        queue.settle((f"t{number}", "u", "k"), 0.0)
     assert len(queue._served) <= 2 * REMEMBERED + 3
     assert len(queue._last) <= 2 * REMEMBERED + 3
+
+
+def test_who_has_something_running_keeps_its_turn_although_nothing_of_it_waits() -> None:
+    """A light key's requests are served at once, so that none waits while the next one comes."""
+    queue: FairQueue[str] = FairQueue()
+    light, heavy = ("t", "u", "light"), ("t", "u", "heavy")
+    queue.push(light, "l0", 100)
+    assert queue.pop() == "l0"
+    for number in range(9):
+        queue.push(heavy, f"h{number}", 100)
+    for _ in range(5):
+        queue.pop()
+    for number in range(1, 4):
+        queue.push(light, f"l{number}", 100)
+        assert queue.pop() == f"l{number}"
+    for _ in range(4):
+        queue.settle(light, 0.0)
+    queue.push(light, "away", 100)  # it was away, and counts as much as the heavy one
+    assert queue.pop() == "away"
+    queue.settle(light, 0.0)
+    queue.push(light, "again", 100)
+    assert queue.pop() == "h5"
+    assert queue.pop() == "again"
+    queue.settle(light, 0.0)
+    assert not [name for below in queue._running.values() for name in below if name == "light"]
+
+
+def test_the_last_places_are_for_all_but_those_who_were_served_most() -> None:
+    """Of five keys, four that ask for little are alike, and the fifth has had ten times as much."""
+    queue: FairQueue[int] = FairQueue()
+    keys = [("t", "u", f"k{number}") for number in range(5)]
+    for number, key in enumerate(keys):
+        queue.push(key, number, 1000 if number == 4 else 100 + number)
+    for _ in keys:
+        queue.pop()
+    assert [queue.is_ahead(key) for key in keys] == [False, False, False, False, True]
 
 
 async def test_the_demand_of_a_shared_service_is_told_by_tenant() -> None:
