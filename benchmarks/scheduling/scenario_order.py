@@ -21,7 +21,7 @@ from benchmarks.scheduling.scenario_parts import (
     wait_s,
 )
 
-from busbar.scheduler import JobKind, Policy, Quota, Tenant
+from busbar.scheduler import JobId, JobKind, Policy, Quota, Tenant
 
 
 def bounded_waiting() -> Iterator[Scenario]:
@@ -51,6 +51,25 @@ def bounded_waiting() -> Iterator[Scenario]:
         "are granted.",
         at_most(4), "h waited",
         Situation(cluster({"H100": 8}, *TWO), (*stream(0.95, 64, 14), other), 14), wait_h("gang"),
+    )  # fmt: skip
+    streams = tuple(
+        replace(
+            a,
+            job=replace(
+                a.job, id=JobId(of + a.job.name), name=of + a.job.name, tenant=of, namespace="ns-" + of
+            ),
+        )
+        for of in "ab"
+        for a in stream(0.6, 32, 8, gpus=1)
+    )
+    inside = job("gang", 1, gpus=8, pods=2, at=2 * H)
+    yield Scenario(
+        "16-GPU gang of 32 beside endless jobs of one accelerator, of its own tenant and of another",
+        promise,
+        "Its tenant's half could hold it, and both tenants fill theirs with small jobs. It is passed for twice its "
+        "hour, then the jobs that run end within an hour; half an hour is granted.",
+        at_most(3.5), "h waited",
+        Situation(cluster({"H100": 4}, *TWO), (*streams, inside), 8), wait_h("gang"),
     )  # fmt: skip
     two = job("gang", 1, gpus=8, pods=2, at=2 * H)
     yield Scenario(

@@ -27,10 +27,14 @@ class WorkRates:
 
     def work(self, shared: SharedCandidates, candidate: Candidate) -> float:
         """What a job of this request does with the candidate, in units."""
+        return self.per_speed(shared) * candidate.speed
+
+    def per_speed(self, shared: SharedCandidates) -> float:
+        """What a speed of one is worth to a job of this request, in units."""
         known = self._known.get(id(shared))
         if known is None:
             known = self._known[id(shared)] = (shared, self._per_speed(shared))
-        return known[1] * candidate.speed
+        return known[1]
 
     def _per_speed(self, shared: SharedCandidates) -> float:
         best: dict[str, float] = {}

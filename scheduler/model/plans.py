@@ -274,6 +274,10 @@ class Policy:
     rotation_s: float = 3600.0
     """Jobs of different tenants that are each too large for their tenant's share take turns of this length at least
     (`search/rules.py`): long beside a restart, short beside a working day."""
+    share_run_s: float = 1200.0
+    """A tenant that lacks little of its share takes it from those above theirs when their jobs have run this long (one that
+    lacks all of it: `min_run_s`). One accelerator of sixteen that is missing for twenty minutes is a fiftieth of an hour's
+    work, and a restart every twenty minutes costs less."""
     turn_per_restart: float = 20.0
     """A turn is this many times a job's restart at least: taking turns costs a twentieth at most."""
     move_gain_factor: float = 2.0

@@ -385,6 +385,9 @@ class Reservation:
     """When the room is expected to be there: when the last of those who leave has ended or may be stopped."""
     collected: int = 0
     """Nodes, of `nodes`, whose room is there or can be taken at once."""
+    backfilled: tuple[JobId, ...] | None = None
+    """Jobs that were started in the collected room on condition that they leave it; None: not known (it was read from a
+    status), so whatever started on these nodes since they are collected."""
 
     @property
     def nodes(self) -> int:

@@ -59,6 +59,7 @@ class Collection:
         since_s: dict[int, float],
         patient: bool,
         others: Set[int] = frozenset(),
+        backfilled: Set[JobId] | None = frozenset(),
     ) -> None:
         """Find out who leaves which node when.
 
@@ -66,7 +67,10 @@ class Collection:
             since_s: since when each node is collected already, by its index.
             patient: the job has waited so long that smaller ones do not pass it any more.
             others: nodes that are collected for others.
+            backfilled: jobs that were started in the room on condition that they leave it; None: not known, so whatever
+                started on these nodes since they are collected.
         """
+        self.backfilled = backfilled
         self.round, self.assignment, self.candidate, self.since_s = round_, assignment, candidate, since_s
         self.nodes = round_.cluster.pools[candidate.pool]
         self.ask = request(candidate.per_pod, self.nodes.pool.is_cpu)
@@ -125,8 +129,11 @@ class Collection:
     def _gives_way(self, assignment: Assignment, leaver: Leaver, on: Iterable[int]) -> bool:
         """Whether the claim may stop the job, which is on these nodes, once it has run `min_run_s`."""
         round_, own, job = self.round, self.assignment.job, assignment.job
-        backfilled = any(i in self.since_s and assignment.started_at_s >= self.since_s[i] - 1e-6 for i in on)
-        if backfilled and job.kind is JobKind.TRAINING and round_.may_be_preempted_again(assignment):
+        if (
+            self._was_backfilled(assignment, on)
+            and job.kind is JobKind.TRAINING
+            and round_.may_be_preempted_again(assignment)
+        ):
             return True
         if job.tenant == own.tenant:
             return round_.priority(job) < round_.priority(own)
@@ -134,6 +141,11 @@ class Collection:
             return False
         leaver.budget = job.tenant
         return self.right is Right.GUARANTEED or round_.may_be_preempted_again(assignment)
+
+    def _was_backfilled(self, assignment: Assignment, on: Iterable[int]) -> bool:
+        if self.backfilled is not None and assignment.job.id not in self.backfilled:
+            return False
+        return any(i in self.since_s and assignment.started_at_s >= self.since_s[i] - 1e-6 for i in on)
 
     def _was_passed_by(self, assignment: Assignment) -> bool:
         """Whether this job was only placed in this round and has no right to go first; one with a reservation was
@@ -270,6 +282,7 @@ class Collection:
         places = [slot.node for slot in slots]
         since_s = {i: self.since_s.get(i, now) for i in places}
         hold = Hold(self.assignment, self.candidate, self.nodes, since_s, places)
+        hold.backfilled = None if self.backfilled is None else set(self.backfilled)
         hold.start_s = slots[-1].at_s
         ready: dict[int, bool] = {}
         for slot in slots:

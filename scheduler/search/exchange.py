@@ -7,7 +7,8 @@ is faster for it, and these go where it was, or to any other free place. It is k
 
     a share   the tenant does less than `Policy.work_share` of the work that it is entitled to, and the least of the
               levels of all tenants concerned rises, by a quarter at least of what the job brings its own tenant; or
-    a gain    no tenant concerned does less than before,
+    a gain    no tenant concerned does less than before. Where its share limits a tenant (`shares.py`), it does what
+              its jobs do, and what it could do with what they hold less than before,
 
 and what the job gains in the time that it has left, or the tenants together gain, is `Policy.move_gain_factor` times
 the work that all of the moved repeat. A tenant's level is the work of its running jobs per unit that it is entitled to

@@ -41,7 +41,9 @@ def a_share_or_a_gain(claim: Claim, trial: Trial) -> bool:
     assert claim.levels is not None
     changes = claim.levels.changes(trial)
     lacks = claim.levels.level(claim.job.tenant) < claim.round.policy.work_share
-    return _is_gain(claim, trial, changes) or (lacks and _is_share(claim, trial, changes))
+    return _is_gain(claim, trial, claim.levels.changes(trial, net=True)) or (
+        lacks and _is_share(claim, trial, changes)
+    )
 
 
 def _is_share(claim: Claim, trial: Trial, changes: Mapping[str, float]) -> bool:

@@ -46,6 +46,8 @@ class Hold:
         """Whether it was made for patience alone."""
         self.leaving: dict[JobId, Assignment] = {}
         """Jobs on these nodes that will have left by the start."""
+        self.backfilled: set[JobId] | None = set()
+        """Jobs that were started in its room on condition that they leave it (`Reservation.backfilled`)."""
         self.victims: dict[JobId, Assignment] = {}
         """Those of them that may be stopped now."""
         self.applied = False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..candidates.candidates import Candidate
 from ..fairness.work import WorkRates
-from ..model.snapshot import JobKind
+from ..model.snapshot import JobKind, Placement
 from .round import Place, Round, Trial, place_of
 from .state import Assignment
 
@@ -39,17 +39,37 @@ class Levels:
         """What it would do more with this candidate, in units."""
         return self._rates.work(assignment.option.shared, candidate) - self.work(assignment)
 
+    def net_gain(self, assignment: Assignment, candidate: Candidate) -> float:
+        """The same, less what its tenant could do with what the candidate takes more of its share."""
+        return (
+            self.gain(assignment, candidate)
+            - self._cost(assignment, candidate)
+            + self._cost(assignment, assignment.placement)
+        )
+
+    def _cost(self, assignment: Assignment, place: Candidate | Placement | None) -> float:
+        """What the job could do elsewhere with the part of its tenant's share that a place takes, in units; 0 where the
+        share is not what limits the tenant (`shares.py`)."""
+        worth = self._round.shares.worth(assignment)
+        if place is None or not worth:
+            return 0.0
+        units = self._round.holdings.units_of(place.accelerator, place.accelerators_m)
+        return units * worth * self._rates.per_speed(assignment.option.shared)
+
     def level(self, tenant: str, more: float = 0.0) -> float:
         """The tenant's level if it did this much more."""
         entitled = self._round.holdings.entitled.get(tenant, 0.0)
         return (self._work.get(tenant, 0.0) + more) / max(entitled, 1e-9)
 
-    def changes(self, trial: Trial) -> dict[str, float]:
-        """What each tenant concerned does more than before the trial."""
+    def changes(self, trial: Trial, net: bool = False) -> dict[str, float]:
+        """What each tenant concerned does more than before the trial (`net`: less what it could do with what it holds
+        more)."""
         found: dict[str, float] = {}
         for other, was in trial.changes():
-            tenant = other.job.tenant
-            found[tenant] = found.get(tenant, 0.0) + self.work(other) - self.at(was, other)
+            more = self.work(other) - self.at(was, other)
+            if net:
+                more -= self._cost(other, other.placement) - self._cost(other, was[0])
+            found[other.job.tenant] = found.get(other.job.tenant, 0.0) + more
         return found
 
     def keep(self, changes: Mapping[str, float]) -> None:

@@ -64,8 +64,10 @@ def better(round_: Round, assignment: Assignment) -> list[tuple[float, Candidate
 
 
 def pays(round_: Round, assignment: Assignment, current: Candidate, candidate: Candidate) -> bool:
-    """Whether the candidate is clearly faster, at most one round's growth larger, and saves enough time over
-    the rest of the job's life."""
+    """Whether the candidate is clearly faster, at most one round's growth larger, saves enough time over the rest of
+    the job's life, and does not cost its tenant more of its share than it brings."""
+    if not round_.shares.are_kept_by(assignment, current, candidate):
+        return False
     if candidate is current or candidate.speed <= current.speed * (2 - 1 / round_.policy.hysteresis):
         return False
     same = candidate.pool == current.pool and candidate.mode == current.mode

@@ -43,7 +43,7 @@ def _reclaim_one(
         job.tenant, assignment.option.shared.sizes
     ) > Right.GUARANTEED:
         return False
-    for ranked in round_.ranked(assignment):
+    for ranked in round_.shares.ordered(assignment):
         candidate = ranked.candidate
         if candidate.power_cap < 1 and _could_be_uncapped(round_, assignment):
             continue  # others are not stopped for less than full power

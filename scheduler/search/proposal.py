@@ -57,7 +57,7 @@ def propose(
         rules: rules that are carried out alike; their victims are searched together.
         groups: these victims, if they are known.
         planned: the rights may also take places that were given in this round.
-        inside: indices of the only nodes that the job may use; None: all but those collected for others.
+        inside: indices of the only nodes that the job may use; None: all, less what is collected for others.
     """
     round_, rule = claim.round, rules[0]
     groups = groups_of(claim, rules, planned) if groups is None else groups
@@ -85,7 +85,13 @@ def propose(
 def _take(claim: Claim, rule: Rule, groups: Sequence[VictimGroup], inside: frozenset[int] | None) -> bool:
     """Stop the cheapest victims and put the job in their place; with a part of the changes made if that fails."""
     round_, candidate, job = claim.round, claim.candidate, claim.job
-    allowed = allowed_nodes(round_, claim.assignment, claim.nodes, inside)
+    allowed = claim.nodes.selected_nodes(job)
+    if inside is not None:
+        allowed = inside if allowed is None else allowed & inside
+    elif round_.holds:
+        groups = _not_leaving(round_, claim.assignment, claim.nodes, groups)
+        if not groups:
+            return False
     chosen = cheapest_victims(claim.nodes, job, candidate, groups, rule.thorough, allowed)
     if chosen is None or sum(victim.cost for victim in chosen) > claim.worth + EPS:
         return False
@@ -152,17 +158,15 @@ def _for_watts(
     return found if all(watts <= 0 for watts in short.values()) else []
 
 
-def allowed_nodes(
-    round_: Round, assignment: Assignment, nodes: PoolNodes, inside: frozenset[int] | None
-) -> frozenset[int] | None:
-    """The nodes that the job may use; None: all."""
-    allowed = nodes.selected_nodes(assignment.job)
-    if inside is not None:
-        return inside if allowed is None else allowed & inside
-    barred = round_.barred(assignment, nodes.pool.name) if round_.holds else frozenset()
-    if not barred:
-        return allowed
-    return (frozenset(range(len(nodes.nodes))) if allowed is None else allowed) - barred
+def _not_leaving(
+    round_: Round, assignment: Assignment, nodes: PoolNodes, groups: Sequence[VictimGroup]
+) -> Sequence[VictimGroup]:
+    """The victims less those whose room is collected for others: their going makes no room for this job."""
+    leaving = {job for hold in round_.barring(assignment, nodes.pool.name) for job in hold.leaving}
+    if not leaving:
+        return groups
+    left = [group.without(leaving) for group in groups]
+    return [group for group in left if group.count]
 
 
 def cheapest_victims(

@@ -27,6 +27,10 @@ What starts on a collected node meanwhile (backfilling):
       the reservation, whoever it is, if it is still there
     a job of the same tenant with a higher priority, and a claim on a guarantee: they pass the reservation
 
+A reservation for patience is used when it is due (`Shares.are_due`): a tenant that holds more than its share does not
+take more by it while another lacks a part of its own, and jobs inside a share pass it until then. A job too large for
+its tenant's share is always due.
+
 A reservation keeps its nodes from plan to plan (`Plan.reservations`, `Snapshot.reservations`). A node that is not
 ready may be exchanged for one that is, and all nodes for others only if that halves the time that is left; so the
 start moves back only if a job runs longer than expected. A reservation takes no node of another one, but a job
@@ -42,7 +46,7 @@ requests for a part of an accelerator; and guarantees, which have a deadline of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
@@ -73,7 +77,7 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
     Args:
         thorough: also look for nodes that are ready sooner; else only where a node is lost.
     """
-    unready: list[tuple[Assignment, Candidate, dict[int, float]]] = []
+    unready: list[tuple[Assignment, Candidate, dict[int, float], tuple[JobId, ...] | None]] = []
     for reservation in known:
         assignment = round_.assignments.get(reservation.job)
         place = reservation.placement
@@ -90,17 +94,31 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
             for name, since in zip(place.nodes, reservation.since_s, strict=True)
             if name in nodes.index
         }
-        if _is_there(nodes, assignment.job, place):
-            _give(round_, Hold(assignment, candidate, nodes, since_s, [nodes.index[n] for n in place.nodes]))
+        hold = Hold(assignment, candidate, nodes, since_s, [nodes.index[n] for n in place.nodes])
+        if _is_there(nodes, assignment.job, place) and round_.shares.are_due(hold):
+            _give(round_, hold)
         else:
-            unready.append((assignment, candidate, since_s))
-    for assignment, candidate, since_s in unready:
+            unready.append((assignment, candidate, since_s, reservation.backfilled))
+    for assignment, candidate, since_s, backfilled in unready:
         others = {
-            i for _, other, own in unready if other.pool == candidate.pool and own is not since_s for i in own
+            i
+            for _, other, own, _ in unready
+            if other.pool == candidate.pool and own is not since_s
+            for i in own
         }
-        hold = _kept(round_, assignment, candidate, since_s, others, thorough)
-        if hold is not None:
-            _add(round_, hold, set(hold.places) - since_s.keys())
+        collection = Collection(
+            round_,
+            assignment,
+            candidate,
+            since_s,
+            _patient(round_, assignment),
+            others,
+            None if backfilled is None else frozenset(backfilled),
+        )
+        kept = _kept(round_, collection, thorough)
+        if kept is not None:
+            kept.patient = not _by_right(round_, assignment)
+            _add(round_, kept, set(kept.places) - since_s.keys())
 
 
 def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
@@ -116,7 +134,7 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
         return []
     again: list[Assignment] = []
     smallest = min(round_.state.sizes)
-    claims = [a for a in waiting if _outranks_one(round_, a) or _below_share(round_, a)]
+    claims = [a for a in waiting if _by_right(round_, a)]
     patient = [a for a in waiting if least_m(a.job) > smallest and _patient(round_, a)]
     patient.sort(
         key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), _waits_since_s(a.job), a.job.id)
@@ -153,6 +171,11 @@ def _large(assignment: Assignment) -> bool:
     return any(c.accelerators_m > 1000 for c in candidates) and all(
         c.per_pod.accelerators_m % 1000 == 0 for c in candidates
     )
+
+
+def _by_right(round_: Round, assignment: Assignment) -> bool:
+    """Whether others give way to the job: by priority, or by its tenant's share."""
+    return _outranks_one(round_, assignment) or _below_share(round_, assignment)
 
 
 def _outranks_one(round_: Round, assignment: Assignment) -> bool:
@@ -278,26 +301,15 @@ def _options(round_: Round, assignment: Assignment) -> list[Candidate]:
     return list(least.values())[:OPTIONS]
 
 
-def _kept(
-    round_: Round,
-    assignment: Assignment,
-    candidate: Candidate,
-    since_s: dict[int, float],
-    others: Set[int],
-    thorough: bool,
-) -> Hold | None:
+def _kept(round_: Round, collection: Collection, thorough: bool) -> Hold | None:
     """The same place as before with nodes that are not ready exchanged for ready ones, or one that is ready in
-    half the time.
-
-    Args:
-        others: nodes that are collected for others; it may keep those that it had beside them.
-    """
-    collection = Collection(round_, assignment, candidate, since_s, _patient(round_, assignment), others)
+    half the time."""
+    own = collection.since_s.keys()
     if not thorough:
-        same = collection.hold(among=since_s.keys())
+        same = collection.hold(among=own)
         if same is not None:
             return same
-    same = collection.hold(among=collection.ready() | since_s.keys())
+    same = collection.hold(among=collection.ready() | own)
     if same is not None and same.start_s <= round_.now:
         return same
     other = collection.hold()
@@ -314,7 +326,11 @@ def take(round_: Round) -> bool:
     changed = False
     for hold in list(round_.holds.values()):
         assignment = hold.holder
-        if assignment.placement is not None or hold.start_s > round_.now + 1e-6:
+        if (
+            assignment.placement is not None
+            or hold.start_s > round_.now + 1e-6
+            or not round_.shares.are_due(hold)
+        ):
             continue
         held_s = round_.now - min(hold.since_s.values())
         if not round_.can_disrupt() and held_s < round_.policy.min_run_s:
@@ -354,6 +370,7 @@ def reservations(round_: Round, made: Iterable[Action]) -> tuple[Reservation, ..
                 since_s,
                 round_.now if started else hold.start_s,
                 count if started else hold.collected,
+                None if hold.backfilled is None else tuple(sorted(hold.backfilled & hold.leaving.keys())),
             )
         )
     return (*found, *_promised(round_, delayed))

@@ -21,6 +21,7 @@ from ..placement.feeds import LATER, NOW
 from ..placement.pool import request
 from ..placement.sharing import staying
 from .holds import Hold, lifted
+from .shares import Shares
 from .state import Assignment, PlanningState
 from .victims import Victim
 
@@ -94,6 +95,7 @@ class Round:
         self.held_before = {tenant: state.holdings.units(tenant) for tenant in state.holdings.tenants}
         """Units that each tenant held when the round began."""
         self._disruption_budget = self._budget(state.snapshot)
+        self.shares = Shares(state)
         self.cluster.begin()
 
     def _budget(self, snapshot: Snapshot) -> int:
@@ -391,27 +393,33 @@ class Round:
 
     def passes(self, assignment: Assignment, hold: Hold) -> bool:
         """Whether the job may take the room of a reservation: its own, that of a job of its tenant with a lower
-        priority, or any for a guarantee."""
+        priority, any for a guarantee, and for its share one that is not due."""
         job, holder = assignment.job, hold.holder.job
         if job.id == holder.id:
             return True
         if job.tenant == holder.tenant:
             return self.priority(job) > self.priority(holder)
         best = self.holdings.best_right
-        return (
-            best(job.tenant, assignment.option.shared.sizes) is Right.GUARANTEED
-            and best(holder.tenant, hold.holder.option.shared.sizes) is not Right.GUARANTEED
-        )
+        right = best(job.tenant, assignment.option.shared.sizes)
+        if right is Right.BORROWING:
+            return False
+        if right is Right.ENTITLED:
+            return not self.shares.are_due(hold)
+        return best(holder.tenant, hold.holder.option.shared.sizes) is not Right.GUARANTEED
 
     def barred(self, assignment: Assignment, pool: str) -> frozenset[int]:
         """Nodes of the pool that are collected for others whom the job does not pass; they are until the holder
         runs there."""
+        return frozenset(i for hold in self.barring(assignment, pool) for i in hold.places)
+
+    def barring(self, assignment: Assignment, pool: str) -> list[Hold]:
+        """The reservations on the pool's nodes that the job does not pass."""
         holds = [
             hold
             for hold in self.holds.values()
             if hold.candidate.pool == pool and (hold.applied or hold.holder.waits_for_release)
         ]
-        return frozenset(i for hold in holds if not self.passes(assignment, hold) for i in hold.places)
+        return [hold for hold in holds if not self.passes(assignment, hold)]
 
     def sync_holds(self) -> bool:
         """Withhold the room of those holders that have no place, and of no others, and give up holds whose room is
@@ -559,17 +567,6 @@ class Round:
     def may_be_preempted_again(self, assignment: Assignment) -> bool:
         """Whether the job was preempted fewer than `Policy.max_preemptions` times."""
         return assignment.job.preemptions < self.policy.max_preemptions
-
-    def may_backfill(self, hold: Hold, assignment: Assignment, candidate: Candidate) -> bool:
-        """Whether the job may start in the room of a reservation: it is gone in time, or can be stopped then."""
-        job = assignment.job
-        window_s = hold.start_s - self.now
-        if job.kind is not JobKind.TRAINING:
-            return False
-        if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
-            return True
-        earns_s = self.policy.min_run_s + self.policy.move_gain_factor * job.restart_s
-        return job.preemptible and self.may_be_preempted_again(assignment) and window_s >= earns_s
 
     def may_go(self, assignment: Assignment) -> bool:
         """Whether it is movable, runs where it was, and its speed there is known."""

@@ -271,7 +271,15 @@ def _better_off(claim: Claim) -> Holds:
     levels = claim.levels
     assert levels is not None
     least = min(levels.level(claim.job.tenant), claim.round.policy.work_share)
-    return lambda other: levels.level(other.job.tenant) >= least
+    now = claim.assignment.candidate
+    kind = None if now is None else now.accelerator
+
+    def holds(other: Assignment) -> bool:
+        return levels.level(other.job.tenant) >= least or any(
+            levels.net_gain(other, one) > 0 for one in other.option.candidates if one.accelerator == kind
+        )
+
+    return holds
 
 
 # -- what is lost, and how long ---------------------------------------------------------------------------------
@@ -289,7 +297,7 @@ def _less_work(claim: Claim, other: Assignment) -> float:
     assert now is not None
     assert levels is not None
     there = (one for one in other.option.candidates if one.accelerator == now.accelerator)
-    less = max(0.0, -max(levels.gain(other, one) for one in there))
+    less = max(0.0, -max(levels.net_gain(other, one) for one in there))
     repeated = claim.round.policy.move_gain_factor * claim.round.lost_units(other) / 3600 / claim.hours
     return less + repeated
 
@@ -306,7 +314,7 @@ def share_run_s(round_: Round, tenant: str) -> float:
     policy = round_.policy
     held = round_.held_before.get(tenant, 0.0)
     lacks = 1 - held / max(round_.holdings.entitled.get(tenant, 0.0), EPS)
-    longest_s = max(policy.rotation_s, policy.min_run_s)
+    longest_s = max(policy.share_run_s, policy.min_run_s)
     return longest_s if lacks <= 0 else min(policy.min_run_s / lacks, longest_s)
 
 

@@ -8,7 +8,8 @@ Which of its jobs is next: highest priority, then serving, then jobs that were n
 jobs that are equal so far its users take turns by the same rule (inside their share of the tenant's, then
 least for their weight). Of a user's jobs, most value per accelerator.
 
-Where it starts: the candidate with the most value above its price.
+Where it starts: the candidate with the most value above its price; where its share limits its tenant, on the type
+on which the job does most work for what it takes of the share (`shares.py`).
 
     pass   rights               candidates
     1      guaranteed           any
@@ -27,9 +28,10 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import cast
 
+from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from ..model.snapshot import JobId, JobKind
-from .holds import lifted
+from .holds import Hold, lifted
 from .round import Round
 from .state import Assignment, RankedCandidate
 
@@ -134,6 +136,8 @@ def _use_reservations(round_: Round, wanted: Iterable[Assignment]) -> None:
         assignment, candidate = hold.holder, hold.candidate
         if job not in names or assignment.placement is not None or not hold.applied:
             continue
+        if not round_.shares.are_due(hold):
+            continue
         if round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, candidate.accelerators_m):
             continue
         place = hold.placement
@@ -168,7 +172,7 @@ def _start_in_held_room(
             if hold.applied
             and hold.candidate.pool == candidate.pool
             and hold.withholds
-            and (round_.passes(assignment, hold) or round_.may_backfill(hold, assignment, candidate))
+            and (round_.passes(assignment, hold) or _may_backfill(round_, hold, assignment, candidate))
         ]
         if not holds:
             continue
@@ -180,11 +184,25 @@ def _start_in_held_room(
             if found is not None:
                 round_.put(assignment, candidate, *found)
                 for hold in holds:
-                    if round_.may_backfill(hold, assignment, candidate):
+                    if _may_backfill(round_, hold, assignment, candidate):
                         hold.leaving[assignment.job.id] = assignment
+                        if hold.backfilled is not None and not round_.passes(assignment, hold):
+                            hold.backfilled.add(assignment.job.id)
         if found is not None:
             return True
     return False
+
+
+def _may_backfill(round_: Round, hold: Hold, assignment: Assignment, candidate: Candidate) -> bool:
+    """Whether the job may start in the room of a reservation: it is gone in time, or can be stopped then."""
+    job, policy = assignment.job, round_.policy
+    window_s = hold.start_s - round_.now
+    if job.kind is not JobKind.TRAINING:
+        return False
+    if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
+        return True
+    earns_s = policy.min_run_s + policy.move_gain_factor * job.restart_s
+    return job.preemptible and round_.may_be_preempted_again(assignment) and window_s >= earns_s
 
 
 def _passed(round_: Round, wanted: list[Assignment], others: list[Assignment]) -> list[Assignment]:
@@ -353,7 +371,7 @@ def start_one(
 ) -> bool:
     """Start one job on its best candidate that fits and for which its right is strong enough; of equally good
     candidates on the one that costs the rest of the cluster least."""
-    rows = assignment.ranked or round_.ranked(assignment)
+    rows = round_.shares.ordered(assignment)
     for place, row in enumerate(rows):
         if worthwhile and row.profit < -1e-9:
             return False

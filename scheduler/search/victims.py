@@ -13,7 +13,7 @@ one group serves many searches. A node whose lower bound is too dear is not exam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -115,6 +115,22 @@ class VictimGroup:
                     shared.add(i)
         for i in shared:
             on_node[i].sort(key=_by_cost)
+
+    def without(self, jobs: Set[JobId]) -> VictimGroup:
+        """The group less these jobs; itself if it has none of them."""
+        gone = {offer.id: offer.victim for row in self.on_node.values() for offer in row if offer.id in jobs}
+        if not gone:
+            return self
+        found = VictimGroup((), self._nodes)
+        found.count = self.count - len(gone)
+        found.on_node = dict(self.on_node)
+        for i in {i for victim in gone.values() for i in victim.frees}:
+            left = [offer for offer in self.on_node[i] if offer.id not in gone]
+            if left:
+                found.on_node[i] = left
+            else:
+                del found.on_node[i]
+        return found
 
     @property
     def least(self) -> Floats:

@@ -125,7 +125,48 @@ def test_a_job_in_reserved_room_is_stopped_when_the_rest_is_collected() -> None:
     after = updated(applied(before, last, NOW), Delta(jobs=(beside,), gone_jobs=(JobId("uid-r"),)))
     assert started(made(after, now)) == {"gang"}
     equal = replace(after, jobs=tuple(replace(j, priority=100) for j in after.jobs))
-    assert started(made(equal, now)) == {"gang"}, "not by its priority: because the room was reserved"
+    in_its_room = replace(after.reservations[0], backfilled=(beside.id,))
+    for known_, first in (((in_its_room,), True), (after.reservations, False)):
+        result = made(replace(equal, reservations=known_), now)
+        assert (started(result) == {"gang"}) is first, (
+            "only what was started in its room gives way to its equal"
+        )
+    unknown = replace(after.reservations[0], backfilled=None)
+    assert started(made(replace(equal, reservations=(unknown,)), now)) == {"gang"}, "read from a status"
+
+
+def test_what_starts_in_the_room_of_a_reservation_is_remembered() -> None:
+    before = fast(cluster(held("r", 0, 1, preemptible=False), known("gang", **GANG), H100=2))
+    last = made(before)
+    assert [r.backfilled for r in last.reservations] == [()]
+    waits = [known("brief", 0.5, size=4, priority=100), known("later", 0.5, size=4, priority=100)]
+    after = updated(applied(before, last, NOW), Delta(jobs=tuple(waits)))
+    second = made(after, NOW + 60)
+    assert started(second) == {"brief", "later"}
+    assert [r.backfilled for r in second.reservations] == [(JobId("uid-brief"), JobId("uid-later"))]
+    third = made(applied(after, second, NOW + 60), NOW + 120)
+    assert third.reservations[0].backfilled == second.reservations[0].backfilled
+
+
+@pytest.mark.parametrize(
+    ("weight", "pods", "passes"),
+    [(1, 1, True), (3, 1, False), (1, 2, False)],
+    ids=["above", "at", "too large"],
+)
+def test_a_share_passes_the_patience_of_a_tenant_above_its_own(weight: int, pods: int, passes: bool) -> None:
+    """Tenant a holds twelve of sixteen: more than its share of eight, or with three times the weight just its share. A job
+    that no share could hold is passed by nobody."""
+    owners = (replace(tenant("a"), weight=float(weight)), tenant("b"))
+    runs = [held(f"r{size}", size < 8, size, size=size, preemptible=False) for size in (8, 3, 1)]
+    patient = known("patient", 1, size=8, pods=pods, submitted=NOW - 10 * HOUR)
+    before = fast(cluster(*runs, patient, tenants=owners, H100=2))
+    last = made(before)
+    assert "patient" in reserved(last)
+    more = [known(f"b{i}", 99, size=4, tenant="b", preemptible=False) for i in range(2)]
+    after = updated(applied(before, last, NOW), Delta(jobs=tuple(more)))
+    answer, _ = react(after, last, Event.between(before, after, NOW + 1), None)
+    assert started(answer) == ({"b0"} if passes else set())
+    assert started(made(after)) == started(answer)
 
 
 def test_of_equal_rights_the_patient_larger_job_is_not_passed() -> None:
