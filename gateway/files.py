@@ -1,4 +1,4 @@
-"""Files that outlive the process: replaced atomically, or mapped into memory."""
+"""Files that outlive the process: replaced atomically, overwritten in place, or mapped into memory."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     os.replace(fresh, path)
     fsync_folder(path.parent)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Write a few bytes over a file that had as many, durable when this returns.
+
+    They lie in one sector, so a power failure leaves the old or the new ones; and no block is taken for them, so a full
+    disk does not refuse them (file systems that copy on write may).
+    """
+    handle = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(handle, data, 0)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -100,8 +100,11 @@ class InflightTable:
         self._free.append(index)
 
     def flush(self) -> None:
-        """Make the slots durable as they are now."""
-        self._map.flush()
+        """Make the slots durable as they are now. Raises SpoolError when the disk fails."""
+        try:
+            self._map.flush()
+        except OSError as error:
+            raise SpoolError(f"usage of running requests: {error}") from error
 
     def close(self) -> None:
         self._map.close()

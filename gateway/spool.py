@@ -11,6 +11,8 @@ A record gets its number when it is appended, and (gateway id, number) is what t
 delivering twice is harmless and delivering in order loses nothing. A line half written when the machine
 stopped has a wrong checksum and is cut off at the next start: only the last line can be such a line,
 anything else is damage and refused. Segments are removed once all their records are acknowledged.
+What the API has taken can be noted and removed on a full disk too: the two small files have a fixed length and are
+overwritten in place.
 
 This module is plain blocking file work; `busbar.gateway.usage_recorder` runs it off the event loop.
 """
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from busbar.gateway.errors import SpoolError
-from busbar.gateway.files import fsync_folder, write_atomically
+from busbar.gateway.files import fsync_folder, overwrite, write_atomically
 
 Record = dict[str, Any]
 
@@ -42,8 +44,9 @@ class Spool:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(folder / "lock")
-            self.gateway_id = _gateway_id(folder / "gateway-id")
-            self.acknowledged = _acknowledged(folder / "acknowledged")
+            self._id, self._taken = folder / "gateway-id", folder / "acknowledged"
+            self.gateway_id = _gateway_id(self._id)
+            self.acknowledged = _acknowledged(self._taken)
             self._pending: dict[int, Record] = {}
             self._sizes: dict[Path, int] = {}
             self._last_in: dict[Path, int] = {}
@@ -104,11 +107,19 @@ class Spool:
         return numbered
 
     def acknowledge(self, through: int) -> None:
-        """Forget all records up to and including `through`, which the API has taken."""
+        """Forget all records up to and including `through`, which the API has taken.
+
+        Raises SpoolError when the disk refuses; what was not removed then is removed by the next call, or at the next start.
+        """
         if through <= self.acknowledged:
             return
-        through = min(through, self._next - 1)
-        write_atomically(self._folder / "acknowledged", f"{through}\n".encode())
+        try:
+            self._acknowledge(min(through, self._next - 1))
+        except OSError as error:
+            raise SpoolError(f"usage spool {self._folder}: {error}") from error
+
+    def _acknowledge(self, through: int) -> None:
+        overwrite(self._taken, _number(through))
         self.acknowledged = through
         for seq in [seq for seq in self._pending if seq <= through]:
             del self._pending[seq]
@@ -127,8 +138,12 @@ class Spool:
         for repeats under the old id, so from now on we are a new gateway to the API.
         """
         self.acknowledge(min(taken, self._first_of_this_run - 1))
-        self.gateway_id = str(uuid.uuid4())
-        write_atomically(self._folder / "gateway-id", f"{self.gateway_id}\n".encode())
+        new = str(uuid.uuid4())
+        try:
+            overwrite(self._id, f"{new}\n".encode())
+        except OSError as error:
+            raise SpoolError(f"usage spool {self._id}: {error}") from error
+        self.gateway_id = new
 
     def close(self) -> None:
         self._close_segment()
@@ -143,6 +158,7 @@ class Spool:
                 self._open = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 fsync_folder(self._folder)
             except OSError as error:
+                self._close_segment()
                 raise SpoolError(f"usage spool {path}: {error}; free disk space") from error
             self._open_path = path
         return self._open_path, self._open
@@ -231,10 +247,18 @@ def _gateway_id(path: Path) -> str:
     return text
 
 
+def _number(through: int) -> bytes:
+    """The content of `acknowledged`: of one length, whatever the number."""
+    return b"%020d\n" % through
+
+
 def _acknowledged(path: Path) -> int:
+    """What the file says; it is made, or given its length, where that is missing."""
     try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        return 0
+        text = path.read_text() if path.exists() else "0"
+        through = int(text)
+        if len(text) != len(_number(through)):
+            write_atomically(path, _number(through))
+        return through
     except ValueError as error:
         raise SpoolError(f"{path} is not a number; it holds the last number the API has taken") from error
