@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from busbar.api import portal
+from busbar.api.database.engine import disk_is_full
 from busbar.api.errors import (
     ApiError,
     BadRequest,
@@ -166,7 +167,11 @@ async def _on_defect(request: Request, error: Exception) -> Response:
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
-    log.error("database error at %s: %s", request.url.path, type(error).__name__)
+    full = disk_is_full(error)
+    log.error("database error at %s: %s", request.url.path, "disk full" if full else type(error).__name__)
+    if full:
+        text = "the database's disk is full: nothing can be written until an administrator has made room there"
+        return answer(request, Unavailable(text, retry_after_s=60))
     return answer(
         request, Unavailable("the database does not answer; try again in a moment", retry_after_s=2)
     )

@@ -1,13 +1,20 @@
-"""The audit trail: one row per write, with who made it and how it ended."""
+"""The audit trail: one row per write, with who made it and how it ended.
+
+A write of an object in Kubernetes has its row before it is made (`Begun`): while the database does not answer, nothing is
+written that nobody could find here. An end that cannot be noted is noted later, by the next write or look at the trail. If
+the process ends before, the row says `Begun`: that the write was asked for, and not what became of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database import tables
@@ -15,6 +22,7 @@ from busbar.api.database.engine import Database
 from busbar.api.database.types import storable
 from busbar.api.errors import ApiError
 
+BEGUN, DONE = "Begun", "Done"
 MESSAGE_CHARS = 500
 MAX_ID = 2**63 - 1
 """The largest id that both databases can compare with."""
@@ -49,19 +57,62 @@ class Audit:
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._db = database
         self._now = clock
+        self._late: dict[int, tuple[str, str]] = {}
+        """Rows whose outcome and message could not be written yet."""
+
+    @asynccontextmanager
+    async def ahead(
+        self, subject: str, action: str, kind: str, *, namespace: str, name: str, source: str
+    ) -> AsyncIterator[None]:
+        """Record the write that the block makes elsewhere, before and after it. The block is not entered while the
+        database is away, and its result stands where the database goes away meanwhile."""
+        values = self._values(subject, action, kind, namespace, name, BEGUN, "", source)
+        async with self._db.write() as tx:
+            made = await tx.execute(tables.audit.insert().values(**values))
+        row: int = made.inserted_primary_key[0]
+        try:
+            yield
+        except ApiError as error:
+            await self._end(row, error.code, error.message)
+            raise
+        await self._end(row, DONE, "")
+
+    async def _end(self, row: int, outcome: str, message: str) -> None:
+        self._late[row] = outcome, storable(message, MESSAGE_CHARS)
+        await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Write the outcomes that are not written yet; they wait for the next call where that fails."""
+        late = dict(self._late)
+        if not late:
+            return
+        with suppress(SQLAlchemyError):
+            async with self._db.write() as tx:
+                await self._write_outcomes(tx, late)
+            for row, what in late.items():
+                if self._late.get(row) == what:
+                    del self._late[row]
+
+    async def _write_outcomes(self, tx: AsyncConnection, late: dict[int, tuple[str, str]]) -> None:
+        for row, (outcome, message) in sorted(late.items()):
+            await tx.execute(
+                update(tables.audit)
+                .where(tables.audit.c.id == row)
+                .values(outcome=outcome, message=message)
+            )
 
     @asynccontextmanager
     async def write(
         self, subject: str, action: str, kind: str, *, namespace: str = "", name: str = "", source: str = ""
     ) -> AsyncIterator[Record]:
-        """Record the write that the block makes: `Done`, or the code of the error that it raised."""
+        """Record the write that the block makes in the database: `Done`, or the code of the error that it raised."""
         record = Record()
         try:
             yield record
         except ApiError as error:
             await self.note(subject, action, kind, namespace, name, error.code, error.message, source)
             raise
-        await self.note(subject, action, kind, namespace, name, "Done", record.message, source)
+        await self.note(subject, action, kind, namespace, name, DONE, record.message, source)
 
     async def note(
         self,
@@ -74,25 +125,38 @@ class Audit:
         message: str,
         source: str,
     ) -> None:
+        values = self._values(subject, action, kind, namespace, name, outcome, message, source)
         async with self._db.write() as tx:
-            await tx.execute(
-                tables.audit.insert().values(
-                    at=self._now(),
-                    subject=storable(subject, 253),
-                    action=action,
-                    kind=kind,
-                    namespace=storable(namespace, 253),
-                    name=storable(name, 253),
-                    outcome=outcome,
-                    message=storable(message, MESSAGE_CHARS),
-                    source=source,
-                )
-            )
+            await tx.execute(tables.audit.insert().values(**values))
+
+    def _values(
+        self,
+        subject: str,
+        action: str,
+        kind: str,
+        namespace: str,
+        name: str,
+        outcome: str,
+        message: str,
+        source: str,
+    ) -> dict[str, object]:
+        return {
+            "at": self._now(),
+            "subject": storable(subject, 253),
+            "action": action,
+            "kind": kind,
+            "namespace": storable(namespace, 253),
+            "name": storable(name, 253),
+            "outcome": outcome,
+            "message": storable(message, MESSAGE_CHARS),
+            "source": source,
+        }
 
     async def page(
         self, *, before: int | None = None, subject: str | None = None, limit: int = 100
     ) -> list[Entry]:
         """Rows, newest first, older than the row `before`."""
+        await self._catch_up()
         query = select(tables.audit).order_by(tables.audit.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(tables.audit.c.id < before)

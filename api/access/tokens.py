@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, and_, func, not_, or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from busbar.api.access.identity import Caller, CallerRole, Scope, Source, check_subject
@@ -138,14 +140,18 @@ class Tokens:
         return _token(row) if row else None
 
     async def used(self, token: Token) -> None:
-        """Record the time of use, at most once a minute, so that a look-up does not cost a write."""
+        """Record the time of use, at most once a minute, so that a look-up does not cost a write.
+
+        It is left out where the database takes no writes (its disk is full): who may read goes on reading.
+        """
         now = self._now()
         if token.last_used_at is not None and now - token.last_used_at < LAST_USED_EVERY:
             return
-        async with self._db.write() as tx:
-            await tx.execute(
-                update(tables.tokens).where(tables.tokens.c.id == token.id).values(last_used_at=now)
-            )
+        with suppress(SQLAlchemyError):
+            async with self._db.write() as tx:
+                await tx.execute(
+                    update(tables.tokens).where(tables.tokens.c.id == token.id).values(last_used_at=now)
+                )
 
     async def page(
         self,

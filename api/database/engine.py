@@ -26,6 +26,14 @@ IDLE_IN_TRANSACTION_S = 15.0
 it wrote would hold up the other replicas."""
 
 
+CONNECT_S = 5.0
+"""For so long a connection to PostgreSQL is tried."""
+ANSWER_S = 30.0
+"""For so long PostgreSQL is waited for with one statement. A machine that went away says nothing for many minutes."""
+PLACE_S = 10.0
+"""For so long a request waits for one of the connections, all of which may wait for PostgreSQL."""
+
+
 class Unreachable(SQLAlchemyError):
     """PostgreSQL cannot be connected to; asyncpg raises an OSError then, SQLAlchemy none of its own."""
 
@@ -46,7 +54,7 @@ class Database:
             folder = Path(parsed.database).parent
             if not folder.is_dir():
                 raise SettingsError(f"database folder {folder} does not exist; mount a volume there")
-        self.engine = make_engine(url)
+        self.engine = make_engine(url, ANSWER_S)
         self.metrics = DatabaseMetrics()
         self._writer = asyncio.Lock()
 
@@ -81,6 +89,12 @@ class Database:
         await self.engine.dispose()
 
 
+def disk_is_full(error: BaseException) -> bool:
+    """Whether a database refused a write for want of space: SQLite says the first, PostgreSQL the second."""
+    text = str(error).splitlines()[0] if str(error) else ""
+    return "disk is full" in text or "No space left on device" in text
+
+
 @contextlib.contextmanager
 def _connecting() -> Iterator[None]:
     try:
@@ -89,8 +103,12 @@ def _connecting() -> Iterator[None]:
         raise Unreachable(str(error)) from error
 
 
-def make_engine(url: str) -> AsyncEngine:
-    """An engine with this project's settings for the URL's database."""
+def make_engine(url: str, answer_s: float | None = None) -> AsyncEngine:
+    """An engine with this project's settings for the URL's database.
+
+    Args:
+        answer_s: the most seconds for one statement on PostgreSQL; None: a migration may wait for another one.
+    """
     if make_url(url).get_backend_name() == "sqlite":
         # One thread per connection: a small pool keeps memory low and still lets reads pass a write.
         engine = create_async_engine(url, pool_size=3, max_overflow=2)
@@ -103,7 +121,12 @@ def make_engine(url: str) -> AsyncEngine:
         "idle_in_transaction_session_timeout": str(round(IDLE_IN_TRANSACTION_S * 1000)),
     }
     return create_async_engine(
-        url, pool_size=5, max_overflow=5, pool_pre_ping=True, connect_args={"server_settings": of_session}
+        url,
+        pool_size=5,
+        max_overflow=5,
+        pool_timeout=PLACE_S,
+        pool_pre_ping=True,
+        connect_args={"server_settings": of_session, "timeout": CONNECT_S, "command_timeout": answer_s},
     )
 
 

@@ -79,7 +79,7 @@ class Objects:
     async def create(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Workload:
         """Create the object that the caller sent."""
         name = str(metadata_of(body).get("name") or "")
-        async with self._audit.write(
+        async with self._audit.ahead(
             caller.subject, "create", resource.kind, namespace=namespace, name=name, source=caller.source
         ):
             draft = await self.draft(caller, resource, namespace, body)
@@ -143,7 +143,7 @@ class Objects:
         action: str = "change",
     ) -> Workload:
         """Apply a merge patch to the spec and the caller's own labels and annotations."""
-        async with self._audit.write(
+        async with self._audit.ahead(
             caller.subject, action, resource.kind, namespace=namespace, name=name, source=caller.source
         ):
             await self._authorizer.require(caller, "patch", resource, namespace, name=name)
@@ -186,7 +186,7 @@ class Objects:
 
     async def delete(self, caller: Caller, resource: Resource, namespace: str, name: str) -> None:
         """Delete an object; its pods follow."""
-        async with self._audit.write(
+        async with self._audit.ahead(
             caller.subject, "delete", resource.kind, namespace=namespace, name=name, source=caller.source
         ):
             await self._authorizer.require(caller, "delete", resource, namespace, name=name)

@@ -7,8 +7,12 @@ from zlib import crc32
 
 from busbar.operator.settings import Settings
 
-MOST_USAGE_S = 900.0
-"""Use is written at least so often, however much runs."""
+MOST_USAGE_S = 480.0
+"""The longest period of use, however much runs: with the most that `spread` makes of it, ten minutes.
+
+A crash of the operator loses none of it, because the next one counts on from the moment that the last status says. What is
+lost is the use since the last status of a job that is deleted while no operator runs.
+"""
 
 
 def paced(settings: Settings, running: int) -> Settings:

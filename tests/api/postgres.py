@@ -26,25 +26,23 @@ class Server:
     port: int
     bin: Path
     user: str
+    durable: bool = False
+    """Whether what was committed outlives `halt`."""
 
     @classmethod
-    def start(cls) -> Self:
+    def start(cls, *, durable: bool = False) -> Self:
         """Make a cluster and start it; about two seconds."""
         folder = Path(tempfile.mkdtemp(prefix="busbar-postgres-"))
         # initdb refuses to run as root: run it as the package's own user then, and as the current user otherwise.
         user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-        server = cls(folder, free_port(), _binaries(), user)
+        server = cls(folder, free_port(), _binaries(), user, durable)
         if os.geteuid() == 0:
             shutil.chown(folder, user, user)
         try:
             server._run(
                 "initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "busbar", "-N", "-E", "UTF8"
             )
-            options = " ".join(f"-c {setting}" for setting in SPEED)
-            options += f" -p {server.port} -k {folder}"
-            server._run(
-                "pg_ctl", "-D", str(folder / "data"), "-o", options, "-w", "-l", str(folder / "log"), "start"
-            )
+            server.resume()
         except BaseException:
             server.stop()
             raise
@@ -54,9 +52,20 @@ class Server:
     def url(self) -> str:
         return f"postgresql+asyncpg://busbar@127.0.0.1:{self.port}/postgres"
 
+    def resume(self) -> None:
+        """Starts it where it does not run."""
+        data, log = self.folder / "data", self.folder / "log"
+        settings = (*SPEED, *(("synchronous_commit=on",) if self.durable else ()))
+        options = " ".join(f"-c {setting}" for setting in settings) + f" -p {self.port} -k {self.folder}"
+        self._run("pg_ctl", "-D", str(data), "-o", options, "-w", "-l", str(log), "start")
+
+    def halt(self) -> None:
+        """As in a crash of its processes: connections are cut."""
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
+
     def stop(self) -> None:
         if (self.folder / "data" / "postmaster.pid").exists():
-            self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
+            self.halt()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
