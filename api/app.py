@@ -170,7 +170,9 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     full = disk_is_full(error)
     log.error("database error at %s: %s", request.url.path, "disk full" if full else type(error).__name__)
     if full:
-        text = "the database's disk is full: nothing can be written until an administrator has made room there"
+        text = (
+            "the database's disk is full: nothing can be written until an administrator has made room there"
+        )
         return answer(request, Unavailable(text, retry_after_s=60))
     return answer(
         request, Unavailable("the database does not answer; try again in a moment", retry_after_s=2)

@@ -42,7 +42,7 @@ from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.profiles.keeper import ProfileKeeper
 from busbar.operator.profiles.table import rates_of
-from busbar.operator.queue.controller import Controller
+from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import Seen
@@ -175,6 +175,7 @@ class Handlers:
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
             budget=self.holds.of_namespace(key.namespace),
             is_ending=self._is_ending(key.namespace),
+            held_back=self._rounds.held_back.get(Item("TrainingJob", key), ""),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
         )
         update = reconcile_job(view, decision, forecast, reserved, deadline)

@@ -68,8 +68,8 @@ class Audit:
         database is away, and its result stands where the database goes away meanwhile."""
         values = self._values(subject, action, kind, namespace, name, BEGUN, "", source)
         async with self._db.write() as tx:
-            made = await tx.execute(tables.audit.insert().values(**values))
-        row: int = made.inserted_primary_key[0]
+            made = await tx.execute(tables.audit.insert().values(**values).returning(tables.audit.c.id))
+            row: int = made.scalar_one()
         try:
             yield
         except ApiError as error:
@@ -96,9 +96,7 @@ class Audit:
     async def _write_outcomes(self, tx: AsyncConnection, late: dict[int, tuple[str, str]]) -> None:
         for row, (outcome, message) in sorted(late.items()):
             await tx.execute(
-                update(tables.audit)
-                .where(tables.audit.c.id == row)
-                .values(outcome=outcome, message=message)
+                update(tables.audit).where(tables.audit.c.id == row).values(outcome=outcome, message=message)
             )
 
     @asynccontextmanager

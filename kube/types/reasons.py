@@ -53,6 +53,8 @@ class Reason(StrEnum):
     """The API server refuses the pods, because of a quota, a policy or a webhook."""
     POD_LIMIT = "PodLimit"
     """The job needs more pods than its tenant's limits.pods leaves."""
+    GUARANTEES_OF_OTHERS = "GuaranteesOfOthers"
+    """The job is not preemptible, and would keep other tenants from what they are guaranteed."""
     BUDGET_WARNING = "BudgetWarning"
     """A tenant's use has reached warnAtPercent of a budget."""
     BUDGET_SPENT = "BudgetSpent"

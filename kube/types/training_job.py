@@ -148,7 +148,9 @@ class TrainingJobSpec(SpecModel):
         default=100, description="Higher goes first within the tenant, up to the tenant's ceiling."
     )
     preemptible: bool = Field(
-        default=True, description="The job may be asked to save its state and release its resources."
+        default=True,
+        description="The job may be asked to save its state and release its resources; one that may not does not "
+        "borrow what other tenants are guaranteed.",
     )
     checkpoint: CheckpointPolicy = Field(
         default_factory=CheckpointPolicy,

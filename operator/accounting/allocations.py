@@ -150,7 +150,7 @@ class AllocationCounts:
                     self._pool_of[node.name] = node.pool
                 if node.ready and node.pool in pools:
                     count, total_m = self._nodes.get(node.pool, (0, 0))
-                    size_m = sign * _accelerators_m(pools[node.pool], node)
+                    size_m = sign * accelerators_m(pools[node.pool], node)
                     self._nodes[node.pool] = count + sign, total_m + size_m
 
     def _allocations(self, remarks: PoolRemarks) -> Allocations:
@@ -210,7 +210,7 @@ class _Holder(NamedTuple):
     pool: str
 
 
-def _accelerators_m(pool: Pool, node: Node) -> int:
+def accelerators_m(pool: Pool, node: Node) -> int:
     """What a node of this pool gives, in thousandths of accelerators."""
     size = node.capacity - pool.reserved
     return max(0, pool.cpu_accelerators_m(size.cpu_m) if pool.is_cpu else size.accelerators_m)

@@ -18,6 +18,7 @@ from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting import budgets
+from busbar.operator.accounting.non_preemptible import NonPreemptible
 from busbar.operator.forecasts.worker import Answer, Question
 from busbar.operator.pods.room import Promised, pod_room
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
@@ -27,6 +28,7 @@ from busbar.scheduler import (
     Action,
     ActionKind,
     Job,
+    JobKind,
     Placement,
     Plan,
     Policy,
@@ -125,6 +127,28 @@ def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> Preview
     if tenant is None:
         return None
     return _over_budget(tenant, now) or _over_pods(seen, tenant, draft)
+
+
+def held_by_guarantees(base: Snapshot, job: Job) -> PreviewAnswer | None:
+    """The answer for a job that is not preemptible and would keep other tenants from their guarantees."""
+    runs = any(other.run is not None and other.key == job.key for other in base.jobs)
+    if job.preemptible or job.kind is JobKind.SERVING or runs:
+        return None
+    known = NonPreemptible()
+    guaranteed = {
+        t.name: {q.accelerator: q.guaranteed_m for q in t.quotas if q.guaranteed_m} for t in base.tenants
+    }
+    known.set_limits(base.pools, base.nodes, guaranteed)
+    for other in base.jobs:
+        if not other.preemptible:
+            known.hold(other)
+    if known.offer(job) is not None:
+        return None
+    when = "When enough work that is not preemptible has ended, or as a preemptible job"
+    text = known.lacking(job)
+    return PreviewAnswer(
+        starts_now=False, possible=True, reason=text, when=when, code=Reason.GUARANTEES_OF_OTHERS
+    )
 
 
 def _over_pods(seen: ClusterObjects, tenant: Tenant, draft: TrainingJob) -> PreviewAnswer | None:

@@ -35,6 +35,7 @@ from busbar.operator.previews.preview import (
     Hold,
     PreviewQuestion,
     answer,
+    held_by_guarantees,
     held_by_tenant,
     with_forecast,
 )
@@ -206,6 +207,8 @@ class Previews:
             return held
         last = self._last() or build(seen, now, half_life_s=self._policy.usage_half_life_s)
         base, job = with_draft(last, seen, draft, now)
+        if (held := held_by_guarantees(base, job)) is not None:
+            return held
         question = PreviewQuestion(
             base=base,
             draft=job,

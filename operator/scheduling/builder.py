@@ -11,7 +11,8 @@ to a node are subtracted from that node's capacity.
 Each kind translates itself: training/claim.py, serving/claims.py, pods/foreign_pods.py, pods/orphans.py,
 pools/capacities.py and scheduling/power_domains.py. This module only composes their results.
 
-Of tenants whose budget is spent there is only what runs and what must.
+Of tenants whose budget is spent there is only what runs and what must. TrainingJobs that are not preemptible are there
+as far as the guarantees of other tenants allow it (accounting/non_preemptible.py).
 
 What time alone changes is made again by a full snapshot only: the past use of tenants, and what the table learns from
 reports. Between two full ones a class or a size that is new gets its cells at once.
@@ -25,6 +26,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -32,6 +34,7 @@ from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob
 from busbar.operator.accounting import budgets
 from busbar.operator.accounting.allocations import PoolRemarks
+from busbar.operator.accounting.non_preemptible import NonPreemptible, guarantees
 from busbar.operator.accounting.usage import HALF_LIFE_S, scheduler_tenant
 from busbar.operator.pods import foreign_pods, orphans
 from busbar.operator.pods.claims import Claim
@@ -81,6 +84,11 @@ class SnapshotBuilder:
         self._reserved: dict[JobId, Reservation] = {}
         self._due: set[JobId] = set()
         """Jobs with a deadline."""
+        self._lasting = NonPreemptible()
+        self._lasting_waits: set[Item] = set()
+        """TrainingJobs that wait and are not preemptible."""
+        self._held_back: dict[Item, str] = {}
+        """Those of them that may not begin, and why."""
         self._counted: set[str] = set()
         """Uids of pods whose use is counted by a job."""
         self._stale: set[Item] = set()
@@ -176,6 +184,8 @@ class SnapshotBuilder:
         moment = now.timestamp()
         while self._timed and self._timed[0][0] <= moment:
             self._stale.add(heapq.heappop(self._timed)[1])
+        if full:
+            self._stale |= self._lasting_waits
         self._follow_claims(now)
         self._follow_facts()
         if full or self._unlearned:
@@ -208,6 +218,11 @@ class SnapshotBuilder:
     def job(self, job: JobId) -> Job | None:
         """A job of the last snapshot."""
         return self._jobs.get(job)
+
+    def held_back(self) -> Mapping[Item, str]:
+        """Waiting TrainingJobs that are in no plan, because they are not preemptible and others are guaranteed what they
+        would take; and why. As of the last snapshot."""
+        return dict(self._held_back)
 
     def waits(self, item: Item) -> bool:
         """Whether the object, or a replica of it, waited in the last snapshot."""
@@ -280,6 +295,7 @@ class SnapshotBuilder:
         pods = {item.key for item in self._stale if item.kind == POD}
         claims = {item: tuple(self._claims_of(item, now)) for item in self._stale}
         self._stale.clear()
+        self._bound(claims)
         changes = [(self._claims.get(item, ()), new) for item, new in claims.items()]
         changes = [(old, new) for old, new in changes if old or new]
         for item, new in claims.items():
@@ -310,6 +326,37 @@ class SnapshotBuilder:
         self._reorder(there - were.keys(), were.keys() - there)
         for key in pods:
             self._place(key)
+
+    def _bound(self, claims: dict[Item, tuple[Claim, ...]]) -> None:
+        """Takes out of new claims what is not preemptible and would keep others from their guarantees."""
+        waits: list[tuple[float, JobId, Item]] = []
+        for item in claims:
+            self._held_back.pop(item, None)
+            self._lasting_waits.discard(item)
+            for claim in self._claims.get(item, ()):
+                self._lasting.forget(claim.job.id)
+        for item, new in claims.items():
+            for claim in new:
+                if claim.job.preemptible:
+                    continue
+                if claim.job.run is not None:
+                    self._lasting.hold(claim.job)
+                elif item.kind == JOB:
+                    waits.append((claim.job.submitted_at_s, claim.job.id, item))
+        if not waits:
+            return
+        tenants: dict[Key, Tenant] = self._objects[TENANT]
+        guaranteed = {key.name: guarantees(tenant) for key, tenant in tenants.items()}
+        self._lasting.set_limits(self._pools, self._places.nodes(), guaranteed)
+        for _, _, item in sorted(waits):
+            (claim,) = claims[item]
+            self._lasting_waits.add(item)
+            offered = self._lasting.offer(claim.job)
+            if offered is None:
+                claims[item] = ()
+                self._held_back[item] = self._lasting.lacking(claim.job)
+            else:
+                claims[item] = (replace(claim, job=offered),)
 
     def _claims_of(self, item: Item, now: datetime) -> Iterable[Claim]:
         obj = self._objects[item.kind].get(item.key)

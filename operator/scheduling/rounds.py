@@ -139,6 +139,8 @@ class Decided:
     """What waiting objects are told, and whether it goes at once."""
     silent: set[Item] = field(default_factory=set)
     """Objects that are told nothing more: they wait no longer."""
+    held_back: Mapping[Item, str] = field(default_factory=dict)
+    """Waiting jobs that are in no plan, and why."""
     waiting: set[Item] | None = None
     """After a full plan: all objects that wait."""
 
@@ -181,6 +183,8 @@ class Rounds:
         self.forecasts: dict[
             str, Forecast
         ] = {}  # by job: forecasts that the next round passes to the reconciles
+        self.held_back: Mapping[Item, str] = {}
+        """Jobs that wait outside of the last plan, and why (builder.py)."""
         # called with each round's snapshot
         self.after: Callable[[Snapshot, PoolRemarks], Awaitable[None]] | None = None
 
@@ -268,6 +272,9 @@ class Rounds:
             raise
         self._metrics.rounds.observe(time.perf_counter() - started)
         self._show(decided)
+        turned, self.held_back = self.held_back.keys() ^ decided.held_back.keys(), decided.held_back
+        for item in turned:
+            self._controller.add(*item)
         self.took_s = time.perf_counter() - started
         for item in decided.silent | decided.acting.keys():
             self.sentences.drop(item)
@@ -287,7 +294,7 @@ class Rounds:
         return decided.plan
 
     def _show(self, decided: Decided) -> None:
-        self._waiting = bool(decided.plan.waiting or decided.plan.deadlines)
+        self._waiting = bool(decided.plan.waiting or decided.plan.deadlines or decided.held_back)
         for metric, counts in (
             (self._metrics.waiting, decided.reasons),
             (self._metrics.quarantined, decided.faults),
@@ -312,6 +319,7 @@ class Rounds:
             Counter(str(record.code) for record in made.waiting),
             Counter(str(record.fault) for record in quarantined(snapshot.table)),
         )
+        decided.held_back = builder.held_back()
         decided.acting, acted = self._decisions(builder, made)
         decided.told = self._tell(builder, made, acted, work)
         due = self._tell_deadlines(builder, made, decided.told)

@@ -129,7 +129,7 @@ def _waiting(
     if status.retry_at is not None and status.retry_at > view.now:
         return JobUpdate(None, (), seconds_until(status.retry_at, view.now))
     if is_held(view.job, view.budget):
-        return _over_budget(view)
+        return _held(view, Reason.BUDGET_SPENT, view.budget.why)
     if view.is_ending:
         return _out_of_plan(view, Reason.NAMESPACE_ENDING, ENDING, ENDING_AGAIN_S)
     if view.pod_room is not None:
@@ -137,6 +137,8 @@ def _waiting(
         lacking = view.pod_room.lacking(decision.placement.pods if isinstance(decision, Admit) else least)
         if lacking:
             return _out_of_plan(view, Reason.POD_LIMIT, lacking, POD_LIMIT_AGAIN_S)
+    if view.held_back:
+        return _held(view, Reason.GUARANTEES_OF_OTHERS, view.held_back)
     if isinstance(decision, Admit) and decision.assumed_version == view.job.metadata.resource_version:
         return JobUpdate(_admit(view, decision))
     if isinstance(decision, Wait):
@@ -167,14 +169,15 @@ def _out_of_plan(view: JobView, reason: Reason, text: str, again_s: float) -> Jo
     return JobUpdate(queued, (), again_s)
 
 
-def _over_budget(view: JobView) -> JobUpdate:
-    """It is in no plan until its tenant has a budget again; the next round after that plans it."""
-    preview = Preview(starts_now=False, reason=clip(view.budget.why))
-    held = withdrawn(view.status).model_copy(
-        update={"waiting": None, "reservation": None, "preview": preview}
-    )
-    queued = in_phase(view, held, TrainingPhase.QUEUED, Reason.BUDGET_SPENT, view.budget.why)
-    return JobUpdate(queued if queued != view.status else None)
+def _held(view: JobView, reason: Reason, text: str) -> JobUpdate:
+    """It is in no plan until what holds it back is gone; the next round after that plans it."""
+    before = view.status
+    if before.phase is TrainingPhase.QUEUED and before.reason == reason:
+        text = before.message or text  # the numbers in it may differ; a wait is told once
+    preview = Preview(starts_now=False, reason=clip(text))
+    held = withdrawn(before).model_copy(update={"waiting": None, "reservation": None, "preview": preview})
+    queued = in_phase(view, held, TrainingPhase.QUEUED, reason, text)
+    return JobUpdate(queued if queued != before else None)
 
 
 def _told(

@@ -53,6 +53,7 @@ class JobView:
     energy_joules: float | None = None  # its new total; None: nothing is measured
     budget: Hold = FREE  # what its tenant's budgets do to it
     is_ending: bool = False  # whether its namespace is being deleted: it may hang in that for long
+    held_back: str = ""  # why no plan counts with it, as it is not preemptible; empty: one does
     pod_room: PodRoom | None = None  # what its tenant's limit of pods leaves; None: not limited, or not asked
 
     @property

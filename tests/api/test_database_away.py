@@ -106,7 +106,9 @@ async def test_a_write_that_was_done_when_the_database_went_away_is_told_and_rec
         return answer
 
     monkeypatch.setattr(remote.kube, "call", and_then_the_database_goes)
-    assert (await submit(alice, "done")).status_code == 201, "a repeat would make it twice, or be told that it exists"
+    assert (await submit(alice, "done")).status_code == 201, (
+        "a repeat would make it twice, or be told that it exists"
+    )
     monkeypatch.undo()
     postgres.resume()
     assert await trail(remote) == [("done", "Done")]
@@ -202,7 +204,9 @@ def frozen(postgres: Server) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def test_on_a_full_disk_people_read_and_nothing_is_done_that_could_not_be_recorded(world: World) -> None:
+async def test_on_a_full_disk_people_read_and_nothing_is_done_that_could_not_be_recorded(
+    world: World,
+) -> None:
     alice = await world.as_("alice")
     assert (await submit(alice, "before")).status_code == 201
     with full_disk(world):

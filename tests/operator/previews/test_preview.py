@@ -25,6 +25,7 @@ from busbar.operator.previews.preview import (
     PreviewQuestion,
     answer,
     as_sentence,
+    held_by_guarantees,
     held_by_tenant,
     loads_of,
     with_forecast,
@@ -392,3 +393,22 @@ def test_a_draft_that_needs_more_pods_than_its_tenants_limit_leaves_is_told_so()
     assert never is not None
     assert (never.possible, never.when) == (False, "")
     assert held_by_tenant(replace(seen, tenants=TENANTS), gang(4), NOW) is None
+
+
+def test_a_job_that_is_not_preemptible_hears_whose_guarantees_it_would_take() -> None:
+    owner = tenant("owner", ["owner"], quota=[{"accelerator": "cpu", "guaranteed": 7}])
+    node = Node("node-0", (("pool", "cpu"),), (), 8000, 32768, 100_000, (), True)
+    seen = ClusterObjects(tenants=(*TENANTS, owner), pools=(pool(),), nodes=(node,))
+
+    def asks(pods: int, *, preemptible: bool = False) -> TrainingJob:
+        shape = {"minPods": pods, "maxPods": pods, "cpu": "1", "memory": "1Gi"}
+        return job(template={"image": "own"}, shape=shape, preemptible=preemptible)
+
+    draft = asks(2)
+    base, asked = with_draft(build(seen, NOW), seen, draft, NOW)
+    found = held_by_guarantees(base, asked)
+    assert found is not None
+    assert (found.starts_now, found.possible, found.code) == (False, True, "GuaranteesOfOthers")
+    assert "needs 2 cpu, of which it may take 1" in found.reason
+    for fits in (asks(1), asks(2, preemptible=True), service()):
+        assert held_by_guarantees(*with_draft(base, seen, fits, NOW)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.operator.builders import NOW, admit, admitted, gang, running, view, with_status
+from tests.operator.builders import NOW, admit, admitted, gang, job, running, view, with_status
 
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Wait
@@ -99,3 +99,15 @@ def test_a_job_whose_namespace_is_being_deleted_takes_no_place_and_gives_one_bac
     assert phase(begun) == "Preempting"
     whole = view(admitted(gang(2), 2), running(0), running(1), is_ending=True)
     assert phase(reconcile(whole)) == "Running", "what runs is the namespace controller's to end"
+
+
+def test_what_others_are_guaranteed_is_told_once_and_admits_nothing() -> None:
+    told = reconcile(view(job(preemptible=False), held_back="It may take 1."), admit())
+    assert told.status is not None
+    assert (told.status.phase, told.status.reason) == ("Queued", "GuaranteesOfOthers")
+    assert told.status.admission is None
+    again = reconcile(view(with_status(job(preemptible=False), told), held_back="It may take 0."))
+    assert again.status is None
+    freed = reconcile(view(with_status(job(preemptible=False), told)), admit())
+    assert freed.status is not None
+    assert freed.status.admission is not None

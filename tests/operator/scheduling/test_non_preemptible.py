@@ -1,0 +1,120 @@
+"""What a tenant gains by marking everything non-preemptible: nothing of what others are guaranteed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from tests.operator.builders import NOW, admitted, job, pool, tenant
+
+from busbar.kube.informer import Key
+from busbar.kube.types import Tenant, TrainingJob
+from busbar.operator.accounting.non_preemptible import rate_of
+from busbar.operator.queue.controller import Item
+from busbar.operator.scheduling.builder import JOB, TENANT, SnapshotBuilder
+from busbar.operator.scheduling.snapshot import ClusterObjects, build, builder_of
+from busbar.operator.watch.projections import Node
+from busbar.scheduler import ActionKind, Policy, Snapshot, applied, plan
+
+NODES = tuple(Node(f"node-{n}", (("pool", "cpu"),), (), 4000, 32768, 100_000, (), True) for n in range(2))
+"""Eight of the type `cpu`."""
+
+
+def owner(guaranteed: float = 6) -> Tenant:
+    return tenant("owner", ["owner"], quota=[{"accelerator": "cpu", "guaranteed": guaranteed}])
+
+
+def hoarder(**quota: Any) -> Tenant:
+    return tenant("hoarder", ["hoarder"], **({"quota": [{"accelerator": "cpu", **quota}]} if quota else {}))
+
+
+def of(made: TrainingJob, namespace: str, minute: int = 0) -> TrainingJob:
+    meta = made.metadata.model_copy(
+        update={"namespace": namespace, "creation_timestamp": NOW + timedelta(minutes=minute)}
+    )
+    return made.model_copy(update={"metadata": meta})
+
+
+def asks(name: str, namespace: str, minute: int = 0, pods: int = 1, **spec: Any) -> TrainingJob:
+    shape = {"minPods": pods, "maxPods": spec.pop("most", pods), "cpu": "1", "memory": "1Gi"}
+    body = {"template": {"image": "own"}, "shape": shape, "preemptible": False, **spec}
+    return of(job(name, **body), namespace, minute)
+
+
+def cluster(*jobs: TrainingJob, tenants: tuple[Tenant, ...] = (owner(), hoarder())) -> ClusterObjects:
+    return ClusterObjects(jobs=jobs, pools=(pool(),), tenants=tenants, nodes=NODES)
+
+
+def started(made: Snapshot) -> list[str]:
+    """Names of the jobs that hold something after a plan; the plan leaves nothing free that fits."""
+    done, _ = plan(made, Policy(), NOW.timestamp(), None)
+    after = applied(made, done, NOW.timestamp())
+    return sorted(one.name for one in after.jobs if one.run is not None)
+
+
+def test_a_hoarder_gets_what_nobody_is_guaranteed_and_the_owner_its_guarantee() -> None:
+    many = tuple(asks(f"h{n}", "hoarder", n) for n in range(8))
+    assert started(build(cluster(*many), NOW)) == ["h0", "h1"]
+    held = tuple(admitted(one) for one in many[:2])
+    claimed = tuple(asks(f"o{n}", "owner", 60) for n in range(6))
+    assert started(build(cluster(*held, *many[2:], *claimed), NOW)) == [
+        "h0",
+        "h1",
+        *(f"o{n}" for n in range(6)),
+    ]
+
+
+def test_what_is_preemptible_is_lent_as_before_and_has_to_go_for_the_guarantee() -> None:
+    many = tuple(asks(f"h{n}", "hoarder", n, preemptible=True) for n in range(8))
+    assert len(started(build(cluster(*many), NOW))) == 8
+    held = tuple(of(admitted(one, admitted_at=NOW - timedelta(hours=9)), "hoarder") for one in many)
+    claim = asks("claim", "owner", 1, pods=6)
+    done, _ = plan(
+        build(cluster(*held, claim), NOW + timedelta(hours=1)), Policy(), NOW.timestamp() + 3600, None
+    )
+    assert sum(action.kind is ActionKind.PREEMPT for action in done.actions) == 6
+
+
+def test_the_own_guarantee_is_there_whatever_others_hold() -> None:
+    both = (owner(), hoarder(guaranteed=2))
+    many = tuple(asks(f"h{n}", "hoarder", n) for n in range(4))
+    assert started(build(cluster(*many, tenants=both), NOW)) == ["h0", "h1"]
+    whole = asks("whole", "owner", pods=6)
+    assert started(build(cluster(*(admitted(one) for one in many[:2]), whole, tenants=both), NOW)) == [
+        "h0",
+        "h1",
+        "whole",
+    ]
+
+
+def test_without_guarantees_nothing_is_bounded() -> None:
+    many = tuple(asks(f"h{n}", "hoarder", n) for n in range(8))
+    assert len(started(build(cluster(*many, tenants=(hoarder(), tenant("owner", ["owner"]))), NOW))) == 8
+
+
+def test_a_guarantee_over_all_types_is_kept_as_well() -> None:
+    whole = tenant("owner", ["owner"], quota=[{"accelerator": "*", "guaranteed": 6 * rate_of("cpu")}])
+    many = tuple(asks(f"h{n}", "hoarder", n) for n in range(8))
+    bounded = len(started(build(cluster(*many, tenants=(whole, hoarder())), NOW)))
+    assert bounded == 2
+
+
+def test_a_gang_begins_with_as_many_pods_as_it_may_keep() -> None:
+    [found] = build(cluster(asks("gang", "hoarder", pods=1, most=8)), NOW).jobs
+    assert (found.min_pods, found.max_pods) == (1, 2)
+    assert build(cluster(asks("gang", "hoarder", pods=3, most=8)), NOW).jobs == ()
+
+
+def test_who_is_held_back_learns_why_and_comes_when_there_is_room() -> None:
+    first, second = asks("first", "hoarder", 0, pods=2), asks("second", "hoarder", 1)
+    builder: SnapshotBuilder = builder_of(cluster(admitted(first, 2), second))
+    builder.snapshot(NOW)
+    item = Item(JOB, Key("hoarder", "second"))
+    assert list(builder.held_back()) == [item]
+    assert "It is not preemptible and needs 1 cpu, of which it may take 0" in builder.held_back()[item]
+    assert not builder.waits(item)
+    builder.put(JOB, Key("hoarder", "first"), None)
+    assert builder.snapshot(NOW, full=True).jobs[0].name == "second"
+    assert not builder.held_back()
+    builder.put(TENANT, Key("", "owner"), owner(8))
+    assert builder.snapshot(NOW, full=True).jobs == ()
