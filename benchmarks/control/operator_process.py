@@ -84,7 +84,10 @@ class Process:
 
 
 def writes(server: ApiServer) -> Counter[str]:
-    """Writes that the server has answered, by resource."""
+    """Writes that the server has answered, by resource; of one that does not tell, none.
+
+    Of a cluster with several API servers these are those of the one that answers.
+    """
     text = server.admin.request("GET", "/metrics").message
     found: Counter[str] = Counter()
     for labels, value in _REQUESTS.findall(text):

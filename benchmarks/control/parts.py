@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from benchmarks.control.given_cluster import GivenCluster
 from tests.cluster.apiserver import ApiServer, render_chart
 from tests.cluster.rights import SYSTEM, wait_for_bindings
 
@@ -21,6 +22,7 @@ from busbar.local.build import binary
 from busbar.local.simulated import stages
 
 ROOT_GROUP = ["system:masters"]
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet", "Job", "PersistentVolumeClaim")
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,15 @@ def instant_stages() -> str:
 
 
 class Parts:
-    """kube-scheduler and KWOK beside an API server, and the controller of Jobs where that is asked for.
+    """kube-scheduler and KWOK beside an API server, and the controller of Jobs where that is asked for; beside a cluster
+    that was given, KWOK alone.
 
     Each acts under its usual name, because the chart's policies say who may bind pods and write their status.
     """
 
     def __init__(self, server: ApiServer, *, jobs: bool) -> None:
         self._server = server
+        whole = not isinstance(server, GivenCluster)
         folder = server.directory
         config = folder / "stages.yaml"
         config.write_text(instant_stages())
@@ -85,7 +89,9 @@ class Parts:
                      "--manage-nodes-with-label-selector=type=kwok", "--node-lease-duration-seconds=200",
                      "--server-address=127.0.0.1:0"],
         }  # fmt: skip
-        if jobs:
+        if not whole:
+            del flags["kube-scheduler"]
+        elif jobs:
             flags["kube-controller-manager"] = [
                 *speed, *quiet[:2], "--controllers=job-controller", "--concurrent-job-syncs=20",
             ]  # fmt: skip
@@ -98,9 +104,9 @@ class Parts:
                 )
 
     def used(self) -> dict[str, Used]:
-        """By part, this script included, which submits and watches."""
-        etcd, api = (process.pid for process in self._server._processes)
-        pids = {"etcd": etcd, "kube-apiserver": api, "client": os.getpid()}
+        """By part that runs here, this script included, which submits and watches."""
+        own = (process.pid for process in self._server._processes)
+        pids = {**dict(zip(("etcd", "kube-apiserver"), own, strict=False)), "client": os.getpid()}
         pids |= {name: child.pid for name, child in self._children.items()}
         return {name: used([pid]) for name, pid in pids.items()}
 
@@ -111,14 +117,20 @@ class Parts:
 
 
 def install_chart(server: ApiServer) -> Path:
-    """Installs the whole chart, with its rights and policies; a kubeconfig of the operator's service account."""
+    """Installs the whole chart, with its rights and policies (in a cluster that was given, without what would run there);
+    a kubeconfig of the operator's service account."""
     server.make_namespace(SYSTEM)
     documents = render_chart("busbar")
-    for document in documents:
-        server.admin.apply(document).expect()
+    if isinstance(server, GivenCluster):
+        documents = [one for one in documents if one["kind"] not in WORKLOADS]
+        server.install(documents)
+    else:
+        for document in documents:
+            server.admin.apply(document).expect()
     wait_for_bindings(server, documents)
     config = yaml.safe_load(server.kubeconfig().read_text())
-    config["users"][0]["user"] = {"token": server.service_account_token(SYSTEM, "busbar-operator")}
+    for user in config["users"]:
+        user["user"] = {"token": server.service_account_token(SYSTEM, "busbar-operator")}
     path = server.directory / "kubeconfig-operator"
     path.write_text(yaml.safe_dump(config))
     return path

@@ -45,6 +45,11 @@ class Row:
     bars: dict[str, float] = field(default_factory=dict)
 
     @property
+    def namespaces(self) -> list[str]:
+        """One for each tenant."""
+        return [f"team-{number}" for number in range(self.tenants)]
+
+    @property
     def places(self) -> int:
         return self.nodes * self.per_node
 

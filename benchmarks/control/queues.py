@@ -1,6 +1,6 @@
 """Whole lives of many jobs on a real control plane: time to the last end, the operator's CPU time, writes per job.
 
-    python benchmarks/control/queues.py [ROW ...] [--scale 1.0] [--output FILE] [--plot FILE]
+    python benchmarks/control/queues.py [ROW ...] [--scale 1.0] [--kubeconfig FILE] [--output FILE] [--plot FILE]
 
     fit          500 one-pod jobs of 30 s that all fit, on 200 nodes of 4
     tenants      1,000 jobs of 20 s of ten tenants with guarantees, on 200 places (ideal: 100 s)
@@ -21,6 +21,9 @@ The rows with Jobs run under another queue as well, which gets the same manifest
 
 COMMAND is the other queue's process, which finds the API server by KUBECONFIG; FILE is applied before it starts (its kinds
 and queues, for the namespaces team-0 to team-9); Jobs carry the label and are created suspended.
+
+A cluster of one's own is measured with --kubeconfig FILE (`given_cluster.py` says what it has to be like): writes are those
+of the API server that answers /metrics, and the CPU time of its parts is not known here.
 
 The parts are those of `parts.py`; the operator is a process of its own with production settings. Bars are those of a
 two-core machine that nothing else uses. Everything shares the machine, so the CPU time that others took is reported:
@@ -46,6 +49,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.control.given_cluster import GivenCluster
 from benchmarks.control.operator_process import Process, writes
 from benchmarks.control.parts import Parts, Used, busy_s, install_chart
 from benchmarks.control.queue_rows import (
@@ -66,7 +70,7 @@ from tests.cluster.rights import SYSTEM
 
 from busbar.kube.client import KubeClient, Object
 from busbar.kube.informer import Key
-from busbar.kube.login import Login
+from busbar.kube.login import from_kubeconfig
 from busbar.kube.resources import JOBS, NODES, PODS, TRAINING_JOBS
 from busbar.local.simulated import TAINT
 
@@ -125,13 +129,22 @@ class Stage:
         return self.process.cpu_s
 
 
-async def measure(row: Row, queue: Queue) -> tuple[Object, Watcher]:
-    # No controller manager takes the taint "not ready" off new nodes.
-    with ApiServer.start("--disable-admission-plugins=TaintNodesByCondition") as server:
+def cluster_of(row: Row, kubeconfig: Path | None) -> ApiServer:
+    """The cluster that a row runs on."""
+    if kubeconfig is None:
+        # No controller manager takes the taint "not ready" off new nodes.
+        return ApiServer.start("--disable-admission-plugins=TaintNodesByCondition")
+    given = GivenCluster.of(kubeconfig)
+    given.check([SYSTEM, *row.namespaces])
+    return given
+
+
+async def measure(row: Row, queue: Queue, kubeconfig: Path | None = None) -> tuple[Object, Watcher]:
+    with cluster_of(row, kubeconfig) as server:
         server.install_crds()
         ours = row.queued and queue.is_ours
         config = install_chart(server) if ours and row.made_of is JOBS else server.kubeconfig()
-        login = Login(server=server.url, ca_pem=server.ca_file.read_text(), token=server.admin_token)
+        login = from_kubeconfig(server.kubeconfig())
         client = KubeClient(login)
         parts = Parts(server, jobs=row.made_of is JOBS)
         watcher = Watcher(client, of_pods=row.made_of is not TRAINING_JOBS)
@@ -153,13 +166,18 @@ async def measure(row: Row, queue: Queue) -> tuple[Object, Watcher]:
                 tasks.append(asyncio.create_task(stage.process.keep()))
             if ours:
                 await _one_job(stage)
-            return await _story(stage), watcher
+            found = await _story(stage)
+            if isinstance(server, GivenCluster):
+                found["server"] = server.version
+            return found, watcher
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if stage.process is not None:
                 stage.process.stop()
+            if isinstance(server, GivenCluster):
+                await asyncio.to_thread(server.clean, [*row.namespaces, SYSTEM] if ours else row.namespaces)
             parts.stop()
             await client.close()
 
@@ -167,7 +185,7 @@ async def measure(row: Row, queue: Queue) -> tuple[Object, Watcher]:
 async def _prepare(stage: Stage) -> None:
     row, server = stage.row, stage.server
     for number in range(row.tenants):
-        server.make_namespace(f"team-{number}")
+        await asyncio.to_thread(server.make_namespace, f"team-{number}")
         held = row.guaranteed if not row.storm or number else 0
         quota = [{"accelerator": "H100", "guaranteed": held}] if held else []
         spec: Object = {"namespaces": [f"team-{number}"], **({"quota": quota} if quota else {})}
@@ -187,7 +205,7 @@ async def _prepare(stage: Stage) -> None:
             raise SystemExit(f"{stage.queue.setup}: {applied.stderr}")
     await many(row.nodes, lambda number: stage.client.create(NODES, node(number, row.per_node)))
     while True:
-        found, _ = await stage.client.list(NODES)
+        found, _ = await stage.client.list(NODES, label_selector="type=kwok")
         if all((one.get("status") or {}).get("allocatable", {}).get(GPU) for one in found):
             return
         await asyncio.sleep(0.5)
@@ -370,6 +388,9 @@ def arguments() -> tuple[argparse.Namespace, Queue]:
     known = [row.name for row in ROWS]
     parser.add_argument("rows", nargs="*", metavar="ROW", default=known, help="default: all")
     parser.add_argument("--scale", type=float, default=1.0, help="of jobs and nodes; bars hold for 1 only")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="of the cluster to measure, in place of one of its own"
+    )
     parser.add_argument("--source", type=Path, default=ROOT / ".src", help="another version's package folder")
     parser.add_argument("--manager", help="command of another queue, for rows with Jobs")
     parser.add_argument("--setup", type=Path, help="manifests that it needs")
@@ -396,7 +417,7 @@ def main() -> None:
     watched: dict[str, Watcher] = {}
     for name in given.rows:
         print(f"  {name}", file=sys.stderr, flush=True)
-        result, watched[name] = asyncio.run(measure(scaled(rows[name], given.scale), queue))
+        result, watched[name] = asyncio.run(measure(scaled(rows[name], given.scale), queue, given.kubeconfig))
         found.append(result)
         print(json.dumps(result), flush=True)
         if given.output is not None:
