@@ -41,6 +41,8 @@ class Capacities:
         """By place and uid."""
         self._made: dict[str, SNode] = {}
         """The nodes of pools."""
+        self._names: list[str] = []
+        """Of these, in order, as of the last `nodes`."""
         self._held: dict[str, tuple[str, HeldElsewhere]] = {}
         """By node: its pool, and what pods of no job hold of it."""
         self._selected: dict[str, tuple[str, ...]] = {}
@@ -99,7 +101,9 @@ class Capacities:
         differs = [name for name in sorted(self._stale) if self._count(name)]
         self._stale.clear()
         if differs:
-            self._current = tuple(self._made[name] for name in sorted(self._made))
+            if len(self._names) != len(self._made) or not self._made.keys() >= set(differs):
+                self._names = sorted(self._made)
+            self._current = tuple(map(self._made.__getitem__, self._names))
         return self._current
 
     def remarks(self) -> PoolRemarks:

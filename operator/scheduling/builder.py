@@ -23,9 +23,10 @@ Units are the scheduler's (``busbar.scheduler.model.snapshot``): thousandths of 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -56,7 +57,7 @@ DOMAIN = "PowerDomain"
 KINDS = frozenset({JOB, SERVICE, POD, NODE, POOL, TENANT, PROFILE, DOMAIN})
 """A snapshot depends on these, and on no others."""
 FEW = 32
-"""As many new or gone jobs are put in order one by one; more are sorted."""
+"""As many jobs that differ are put in order one by one; more are sorted."""
 
 
 class SnapshotBuilder:
@@ -81,6 +82,8 @@ class SnapshotBuilder:
         self._claims: dict[Item, tuple[Claim, ...]] = {}
         self._jobs: dict[JobId, Job] = {}
         self._order: list[JobId] = []
+        self._in_order: list[Job] = []
+        """The jobs, in the order of their names."""
         self._reserved: dict[JobId, Reservation] = {}
         self._due: set[JobId] = set()
         """Jobs with a deadline."""
@@ -193,12 +196,11 @@ class SnapshotBuilder:
         tenants = self._tenants_at(now, full=full)
         domains, nodes = self._hung_on_feeds()
         self._changed.clear()
-        ids, jobs = self._order, self._jobs
         self._made = Snapshot(
             pools=self._pools,
             nodes=nodes,
             tenants=tenants,
-            jobs=tuple([jobs[name] for name in ids]),
+            jobs=tuple(self._in_order),
             reservations=self._reservations(),
             table=self._table,
             domains=domains,
@@ -323,7 +325,7 @@ class SnapshotBuilder:
                 self._reserved[there_now.id] = claim.reservation
             if there_now.deadline_s is not None:
                 self._due.add(there_now.id)
-        self._reorder(there - were.keys(), were.keys() - there)
+        self._reorder(there, were.keys())
         for key in pods:
             self._place(key)
 
@@ -399,15 +401,22 @@ class SnapshotBuilder:
             use = Use.NOBODY if nobodys else Use.OTHER
         self._places.put(pod, use)
 
-    def _reorder(self, come: set[JobId], gone: set[JobId]) -> None:
-        """Keeps the jobs' names in order."""
-        if len(come) + len(gone) > FEW:
+    def _reorder(self, there: set[JobId], were: AbstractSet[JobId]) -> None:
+        """Keeps the jobs in the order of their names, after some were made again."""
+        if len(there | were) > FEW:
             self._order = sorted(self._jobs)
+            self._in_order = [self._jobs[name] for name in self._order]
             return
-        for name in gone:
-            del self._order[bisect_left(self._order, name)]
-        for name in come:
-            insort(self._order, name)
+        for name in were - there:
+            index = bisect_left(self._order, name)
+            del self._order[index], self._in_order[index]
+        for name in there:
+            index = bisect_left(self._order, name)
+            if name in were:
+                self._in_order[index] = self._jobs[name]
+            else:
+                self._order.insert(index, name)
+                self._in_order.insert(index, self._jobs[name])
 
     def _follow_facts(self) -> None:
         for key in self._stale_facts:
