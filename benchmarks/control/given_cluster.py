@@ -102,7 +102,7 @@ class GivenCluster(ApiServer):
         )
 
     def install_crds(self) -> None:
-        self.has_crds  # noqa: B018  # looked up before
+        self.has_crds  # noqa: B018 - looked up before they are made
         super().install_crds()
 
     def check(self, namespaces: Sequence[str]) -> None:
@@ -122,15 +122,13 @@ class GivenCluster(ApiServer):
 
     def clean(self, namespaces: Sequence[str]) -> None:
         """Removes what a run has made, while KWOK still ends pods."""
-        for document in reversed(self._installed):  # its policies first, which hold everybody to the rules of tenants
+        # The chart's policies first: they hold everybody to the rules of tenants.
+        for document in reversed(self._installed):
             self.admin.delete(document)
         for name in namespaces:
             self.admin.request("DELETE", f"/api/v1/namespaces/{name}", {"propagationPolicy": "Background"})
         for name in namespaces:
-            _wait(
-                f"the end of namespace {name}",
-                lambda n=name: not self.admin.get(f"/api/v1/namespaces/{n}").ok,
-            )  # type: ignore[misc]
+            _wait(f"the end of namespace {name}", partial(self._is_gone, name))
         for path, body in self._made():
             self.admin.request("DELETE", f"{path}/{body['metadata']['name']}")
         if not self.has_crds:

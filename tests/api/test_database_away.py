@@ -20,12 +20,14 @@ from sqlalchemy.exc import OperationalError
 from tests.api.conftest import BASE, GATEWAY, JOB, SECRET, World, client, running, seed
 from tests.api.memory_kube import MemoryKube
 from tests.api.postgres import Server
-from tests.gateway.test_usage import PATIENCE_S, Record, recorder, use
+from tests.gateway.parts import PATIENCE_S
+from tests.gateway.test_usage import recorder, use
 
 from busbar.api.database import engine, tables
 from busbar.api.database.migrate import migrate
 from busbar.api.settings import Settings
 from busbar.gateway.keys import ApiUnreachable
+from busbar.gateway.spool import Record
 from busbar.kube.contracts import usage
 from busbar.kube.resources import TRAINING_JOBS
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.gateway.test_usage import PATIENCE_S, Api, die, recorder, spool, use
+from tests.gateway.parts import PATIENCE_S
+from tests.gateway.test_usage import Api, die, recorder, spool, use
 
 from busbar.gateway.errors import Unavailable
 

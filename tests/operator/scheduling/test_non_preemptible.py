@@ -25,7 +25,8 @@ def owner(guaranteed: float = 6) -> Tenant:
 
 
 def hoarder(**quota: Any) -> Tenant:
-    return tenant("hoarder", ["hoarder"], **({"quota": [{"accelerator": "cpu", **quota}]} if quota else {}))
+    rows = [{"accelerator": "cpu", **quota}] if quota else []
+    return tenant("hoarder", ["hoarder"], quota=rows)
 
 
 def of(made: TrainingJob, namespace: str, minute: int = 0) -> TrainingJob:
