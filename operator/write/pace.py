@@ -7,8 +7,8 @@ from zlib import crc32
 
 from busbar.operator.settings import Settings
 
-MOST_USAGE_S = 480.0
-"""The longest period of use, however much runs: with the most that `spread` makes of it, ten minutes.
+MOST_USAGE_S = 600.0
+"""The longest period of use, however much runs: ten minutes, of which `spread` makes less.
 
 A crash of the operator loses none of it, because the next one counts on from the moment that the last status says. What is
 lost is the use since the last status of a job that is deleted while no operator runs.
@@ -26,5 +26,5 @@ def paced(settings: Settings, running: int) -> Settings:
 
 
 def spread(uid: str) -> float:
-    """A factor between 0.75 and 1.25 for an object's periods, so that what began together is not written together."""
-    return 0.75 + crc32(uid.encode()) / 2**33
+    """A factor between 0.8 and 1 for an object's periods, so that what began together is not written together."""
+    return 0.8 + 0.2 * crc32(uid.encode()) / 2**32

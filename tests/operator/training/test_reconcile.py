@@ -523,7 +523,7 @@ def test_a_running_job_is_looked_at_again_when_its_use_is_due_and_when_its_deadl
     idle = reconcile(view(of, running(), now=NOW + timedelta(seconds=10)))
     assert idle.status is None
     assert idle.again_s is not None
-    assert 0.75 * 60 - 10 <= idle.again_s <= 1.25 * 60 - 10
+    assert 0.8 * 60 - 10 <= idle.again_s <= 60 - 10
     due = reconcile(view(of, running(), now=NOW + timedelta(seconds=10.01 + idle.again_s)))
     assert due.status is not None
     limited = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 12})})
