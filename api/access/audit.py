@@ -66,7 +66,9 @@ class Audit:
     ) -> AsyncIterator[None]:
         """Record the write that the block makes elsewhere, before and after it. The block is not entered while the
         database is away, and its result stands where the database goes away meanwhile."""
-        values = self._values(subject, action, kind, namespace, name, BEGUN, "", source)
+        values = self._row(
+            "", subject=subject, action=action, kind=kind, namespace=namespace, name=name, outcome=BEGUN, source=source
+        )  # fmt: skip
         async with self._db.write() as tx:
             made = await tx.execute(tables.audit.insert().values(**values).returning(tables.audit.c.id))
             row: int = made.scalar_one()
@@ -123,32 +125,17 @@ class Audit:
         message: str,
         source: str,
     ) -> None:
-        values = self._values(subject, action, kind, namespace, name, outcome, message, source)
+        values = self._row(
+            message, subject=subject, action=action, kind=kind, namespace=namespace, name=name, outcome=outcome,
+            source=source,
+        )  # fmt: skip
         async with self._db.write() as tx:
             await tx.execute(tables.audit.insert().values(**values))
 
-    def _values(
-        self,
-        subject: str,
-        action: str,
-        kind: str,
-        namespace: str,
-        name: str,
-        outcome: str,
-        message: str,
-        source: str,
-    ) -> dict[str, object]:
-        return {
-            "at": self._now(),
-            "subject": storable(subject, 253),
-            "action": action,
-            "kind": kind,
-            "namespace": storable(namespace, 253),
-            "name": storable(name, 253),
-            "outcome": outcome,
-            "message": storable(message, MESSAGE_CHARS),
-            "source": source,
-        }
+    def _row(self, message: str, **said: str) -> dict[str, object]:
+        """The values of a new row."""
+        names = {key: storable(said[key], 253) for key in ("subject", "namespace", "name")}
+        return {"at": self._now(), **said, **names, "message": storable(message, MESSAGE_CHARS)}
 
     async def page(
         self, *, before: int | None = None, subject: str | None = None, limit: int = 100
