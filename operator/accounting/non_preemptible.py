@@ -26,6 +26,7 @@ from busbar.scheduler import Job, JobId, Node, Pool
 from busbar.scheduler.fit.accelerators import accelerator
 
 EPS = 1e-3
+"""Thousandths of an accelerator: amounts by exchange rates are not exact."""
 ALL = "*"
 """The row of a quota that is about all types together."""
 Amounts = Mapping[str, float]

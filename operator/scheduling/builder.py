@@ -187,7 +187,7 @@ class SnapshotBuilder:
         moment = now.timestamp()
         while self._timed and self._timed[0][0] <= moment:
             self._stale.add(heapq.heappop(self._timed)[1])
-        if full:
+        if full and self._lasting_waits and any(map(guarantees, self._objects[TENANT].values())):
             self._stale |= self._lasting_waits
         self._follow_claims(now)
         self._follow_facts()

@@ -138,7 +138,9 @@ def _waiting(
         if lacking:
             return _out_of_plan(view, Reason.POD_LIMIT, lacking, POD_LIMIT_AGAIN_S)
     if view.held_back:
-        return _held(view, Reason.GUARANTEES_OF_OTHERS, view.held_back)
+        said = status.message if status.reason == Reason.GUARANTEES_OF_OTHERS else None
+        # The amounts in it may differ by now: a wait is told once.
+        return _held(view, Reason.GUARANTEES_OF_OTHERS, said or view.held_back)
     if isinstance(decision, Admit) and decision.assumed_version == view.job.metadata.resource_version:
         return JobUpdate(_admit(view, decision))
     if isinstance(decision, Wait):
@@ -172,8 +174,6 @@ def _out_of_plan(view: JobView, reason: Reason, text: str, again_s: float) -> Jo
 def _held(view: JobView, reason: Reason, text: str) -> JobUpdate:
     """It is in no plan until what holds it back is gone; the next round after that plans it."""
     before = view.status
-    if before.phase is TrainingPhase.QUEUED and before.reason == reason:
-        text = before.message or text  # the numbers in it may differ; a wait is told once
     preview = Preview(starts_now=False, reason=clip(text))
     held = withdrawn(before).model_copy(update={"waiting": None, "reservation": None, "preview": preview})
     queued = in_phase(view, held, TrainingPhase.QUEUED, reason, text)
