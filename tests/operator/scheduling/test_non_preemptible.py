@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
-from tests.operator.builders import NOW, admitted, job, pool, tenant
+from tests.operator.builders import NOW, SETTINGS, admitted, job, pool, tenant
 
 from busbar.kube.informer import Key
 from busbar.kube.types import Tenant, TrainingJob
 from busbar.operator.accounting.non_preemptible import rate_of
-from busbar.operator.queue.controller import Item
+from busbar.operator.decisions import Decision
+from busbar.operator.metrics import Metrics
+from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.builder import JOB, TENANT, SnapshotBuilder
+from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.scheduling.snapshot import ClusterObjects, build, builder_of
+from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node
 from busbar.scheduler import ActionKind, Policy, Snapshot, applied, plan
 
@@ -119,3 +123,35 @@ def test_who_is_held_back_learns_why_and_comes_when_there_is_room() -> None:
     assert not builder.held_back()
     builder.put(TENANT, Key("", "owner"), owner(8))
     assert builder.snapshot(NOW, full=True).jobs == ()
+
+
+async def test_a_round_has_those_reconciled_that_it_holds_back_or_lets_go() -> None:
+    controller, reconciled = Controller(Metrics(), workers=1), list[Key]()
+
+    async def seen(key: Key, decisions: tuple[Decision, ...]) -> None:
+        reconciled.append(key)
+
+    controller.handles(JOB, seen)
+    caches = Caches(
+        cast(Any, None), lambda kind, key, old, new: rounds.changed(kind, key, new), inactivity_s=60.0
+    )
+    rounds = Rounds(caches, controller, SETTINGS, Metrics())
+    for cache, made in (
+        (caches.pools, (pool(),)),
+        (caches.tenants, (owner(8), hoarder())),
+        (caches.jobs, (asks("waits", "hoarder"),)),
+    ):
+        for obj in made:
+            cast(Any, cache).items[Key(obj.metadata.namespace or "", obj.metadata.name)] = obj
+    caches.nodes.items.update({Key("", node.name): node for node in NODES})
+    held = Item(JOB, Key("hoarder", "waits"))
+    await rounds.once()
+    assert list(rounds.held_back) == [held]
+    assert len(controller.queue) == 1
+    assert await controller.queue.get() == held
+    controller.queue.done(held)
+    rounds.changed(TENANT, Key("", "owner"), owner(7))
+    await rounds.once()
+    assert not rounds.held_back
+    assert await controller.queue.get() == held
+    assert reconciled == [held.key], "it was admitted in that round"
