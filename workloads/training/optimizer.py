@@ -45,6 +45,16 @@ def split(master: torch.Tensor, high: torch.Tensor, low: torch.Tensor, scratch: 
 
 
 @dataclass(frozen=True)
+class _Half:
+    """The pieces of a chunk that weight decay applies to, or the others; views of their weights and gradients."""
+
+    decayed: bool
+    pieces: list[Piece]
+    weights: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
 class _Step:
     """What the updates of one step share. Tensors are on the device."""
 
@@ -73,6 +83,7 @@ class OffloadedAdamW:
         self._norm = norm or ParameterNorm(groups)
         by_group = [(flat, list(cut(flat, plan, device, host))) for flat in groups]
         self.chunks = [chunk for _, chunks in by_group for chunk in chunks]
+        self._halves = {id(chunk): _halves(chunk) for chunk in self.chunks}  # made once: it takes a while
         size = state_elements(plan.chunk_parameters, plan.dtype)
         slots = [device.carve("staging", size, torch.float32) for _ in range(plan.slots)]
         self.pipeline = Pipeline(by_group, slots, streams)
@@ -102,7 +113,7 @@ class OffloadedAdamW:
         done = self.pipeline.launch(
             lambda flat: self.before_update(flat, self.streams.update),
             lambda chunk, state: self._update(chunk, state, step),
-            lambda flat: flat.gradients.zero_(),
+            _clear_others,
         )
         norm = float(total)  # on a GPU the host waits here, when all is queued
         if math.isfinite(norm):
@@ -112,22 +123,18 @@ class OffloadedAdamW:
         return norm, done
 
     def _update(self, chunk: Chunk, state: torch.Tensor, step: _Step) -> None:
-        if not self.fused and bool(step.bad):  # the other kernel always updates
-            return
+        gradients = chunk.flat.gradients[chunk.start :][: chunk.length]
         with torch.no_grad():
-            if step.factor is not None:
-                chunk.flat.gradients[chunk.start :][: chunk.length].mul_(step.factor)
-            for decay in (True, False):
-                pieces = [piece for piece in chunk.pieces if piece.member.decayed is decay]
-                if pieces:
-                    self._adamw(chunk, pieces, state, step, decay)
+            if self.fused or not bool(step.bad):  # the kernel that is not fused always updates
+                if step.factor is not None:
+                    gradients.mul_(step.factor)
+                for part in self._halves[id(chunk)]:
+                    self._adamw(chunk, part, state, step)
+            gradients.zero_()  # while they are in the CPU's caches
 
-    def _adamw(
-        self, chunk: Chunk, pieces: list[Piece], state: torch.Tensor, step: _Step, decay: bool
-    ) -> None:
+    def _adamw(self, chunk: Chunk, half: _Half, state: torch.Tensor, step: _Step) -> None:
+        pieces, weights, gradients = half.pieces, half.weights, half.gradients
         parts = [chunk.parts(state, piece) for piece in pieces]
-        weights = [_view(piece, piece.member.parameter.detach()) for piece in pieces]
-        gradients = [_view(piece, gradient(piece.member.parameter)) for piece in pieces]
         updated = weights
         if self._wide:  # bfloat16: update the fp32 master with the gradient in fp32, then split it again
             wide, updated = (
@@ -145,7 +152,7 @@ class OffloadedAdamW:
             [part[1] for part in parts],
             [],
             # filled there, not copied there: on a GPU a copy of one number would wait for the whole queue
-            [torch.full((), step.updates, device=self._step_device(state)) for _ in pieces],
+            list(torch.full((len(pieces),), step.updates, device=self._step_device(state)).unbind()),
             foreach=False,
             fused=self.fused,
             found_inf=step.bad if self.fused else None,
@@ -153,7 +160,7 @@ class OffloadedAdamW:
             beta1=self.settings.betas[0],
             beta2=self.settings.betas[1],
             lr=step.learning_rate,
-            weight_decay=self.settings.weight_decay if decay else 0.0,
+            weight_decay=self.settings.weight_decay if half.decayed else 0.0,
             eps=self.settings.eps,
             maximize=False,
         )
@@ -171,6 +178,23 @@ class OffloadedAdamW:
                 extent = slice(piece.start, piece.start + piece.length)
                 for label, part in zip(("m", "v", "low"), chunk.parts(chunk.state, piece), strict=False):
                     yield f"{label}/{piece.member.name}", part, extent
+
+
+def _halves(chunk: Chunk) -> list[_Half]:
+    found = []
+    for decayed in (True, False):
+        pieces = [piece for piece in chunk.pieces if piece.member.decayed is decayed]
+        weights = [_view(piece, piece.member.parameter.detach()) for piece in pieces]
+        gradients = [_view(piece, gradient(piece.member.parameter)) for piece in pieces]
+        if pieces:
+            found.append(_Half(decayed, pieces, weights, gradients))
+    return found
+
+
+def _clear_others(flat: FlatGroup) -> None:
+    """Set the gradients to zero that other ranks' slices have; the updates did so with this rank's."""
+    flat.gradients[: flat.start].zero_()
+    flat.gradients[flat.start + flat.length :].zero_()
 
 
 def _view(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
