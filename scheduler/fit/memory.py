@@ -37,7 +37,7 @@ AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # activations
 RUNTIME_BYTES = 600 * 2**20
 """Driver context, libraries and allocator slack on a GPU; the plan does not count them."""
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20
-_MIN_BLOCK, _MAX_BLOCK = 256 * 1024, 16 * 2**20
+_MIN_BLOCK, _MAX_BLOCK = 256 * 1024, 4 * 2**20
 _EXPORT_BYTES = 2**30
 
 

@@ -48,7 +48,9 @@ ALIGN_BYTES = 256
 PREPARATION_BYTES = 64 * 2**20  # 45 MiB were measured; the text that a tokenizer is trained on is bounded
 EVALUATION_BYTES = 80 * 2**20  # counts of n-grams, of which there are as many as held-out bytes at most
 EXPORT_BYTES = 2**30  # weights that are written at once
-MIN_BLOCK, MAX_BLOCK = 256 * 1024, 16 * 2**20  # bytes of one snapshot buffer
+MIN_BLOCK, MAX_BLOCK = 256 * 1024, 4 * 2**20
+"""Bytes of one snapshot buffer: small enough that it is written from the CPU's caches, and that little is left to do
+when the last one comes."""
 MIN_BLOCKS = 2  # one is filled while the other is written
 RANDOM_STATE_BYTES = 8192
 SLOTS = 3  # one loading, one updating, one storing
