@@ -135,6 +135,7 @@ def engine_rows(engine: Engine, given: argparse.Namespace, rows: dict[str, Row],
     """One checkpoint while steps go on, and one while the loop waits."""
     saver, trainer = engine.saver, engine.trainer
     plain = [engine.step() for _ in range(given.steps)]
+    trainer.drain()
     plain_cpu = statistics.median(engine.step_cpu[-given.steps :])
     expected, step = engine.expected(), trainer.done
     before, used = saver.stalled_seconds, cpu_seconds()
@@ -162,6 +163,7 @@ def engine_rows(engine: Engine, given: argparse.Namespace, rows: dict[str, Row],
     engine.check(step, expected)
     del expected
     engine.step()
+    trainer.drain()
     used, started = cpu_seconds(), time.monotonic()
     saver.save(trainer.done, trainer.counters())
     saver.drain()
@@ -169,6 +171,7 @@ def engine_rows(engine: Engine, given: argparse.Namespace, rows: dict[str, Row],
 
 
 def torch_save(engine: Engine, path: Path) -> dict[str, float]:
+    engine.trainer.drain()
     used, started = cpu_seconds(), time.monotonic()
     with path.open("wb") as file:
         torch.save(engine.state(), file)
@@ -182,6 +185,7 @@ def torch_save(engine: Engine, path: Path) -> dict[str, float]:
 def dcp_async(engine: Engine, given: argparse.Namespace, rows: dict[str, Row]) -> None:
     folder = given.folder / "dcp"
     plain = [engine.step() for _ in range(given.steps)]
+    engine.trainer.drain()
     used, started = cpu_seconds(), time.monotonic()
     future = async_save(engine.state(), checkpoint_id=folder)
     blocked = time.monotonic() - started

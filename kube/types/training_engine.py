@@ -54,6 +54,7 @@ class Activations(StrEnum):
 class UpdateSchedule(StrEnum):
     """Whether the next forward pass runs beside the optimizer's updates."""
 
+    AUTO = "auto"
     GATED = "gated"
     BLOCKING = "blocking"
 
@@ -365,9 +366,10 @@ class TrainingEngine(SpecModel):
         "blocks and computes the rest again, with equal results in about 4/3 of the time; auto keeps them where they fit.",
     )
     schedule: UpdateSchedule = Field(
-        default=UpdateSchedule.BLOCKING,
+        default=UpdateSchedule.AUTO,
         description="gated runs the optimizer's updates beside the next forward pass, in which each block waits for its "
-        "own update only; blocking ends a step when all of them are done. The results are equal bit for bit.",
+        "own update only; blocking ends a step when all of them are done; auto is gated where state is on the host. "
+        "The results are equal bit for bit.",
     )
     state: StateFormat = Field(default=StateFormat.EXACT, description="Format of the offloaded state.")
     device_memory: Quantity | None = Field(

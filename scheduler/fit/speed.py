@@ -7,8 +7,9 @@ Per step, with T tokens, P parameters, s bytes of optimizer state per parameter 
               Frozen parameters need no gradient of their own: 2 F less. That backward ends above a frozen beginning of
               the model is not counted
     update    of the P - F that are trained. resident: the optimizer state is read and written in device memory
-              optimizer-offload: the share of the state that is on the host goes through the device, down and up the
-              link at once: s (P - F) share / link. Forward and backward wait for it
+              optimizer-offload: the share of the state that is on the host (of the last blocks) goes through the
+              device, down and up the link at once, as `timeline` says: beside the next forward pass if `gated`,
+              beside backward as far as there are staging slots, else behind backward
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from .accelerators import Accelerator
 from .frozen import frozen_parameters
 from .memory import KEEP, RECOMPUTE, state_bytes
 from .model import BatchShape, ModelShape
+from .timeline import GroupWork, Rates, step_time
 
 EFFICIENCY_PER_DOUBLING = 0.95
 """What every doubling of accelerators keeps."""
 COPIES_ON_A_CPU = 1.3
 """A CPU's link is its own memory: the state is read and written once more on its way."""
+CHUNKS = 64
+"""Of the state, as in the engine."""
 
 
 def tokens_per_s(
@@ -43,13 +47,34 @@ def step_seconds(
     device: Accelerator,
     accelerators: float = 1.0,
     share: float = 1.0,
+    slots: int = 3,
+    *,
+    gated: bool = True,
 ) -> float:
-    """Predicted seconds of one step; `share` of the state is on the host (in resident mode nothing is)."""
+    """Predicted seconds of one step.
+
+    Args:
+        share: of the state, which is on the host (in resident mode nothing is).
+        slots: for chunks of state on their way, each a sixty-fourth of it.
+        gated: whether updates run beside the next forward pass.
+    """
     flops = device.tflops * 1e12 * device.utilisation
     if batch.dtype == "float32" and device.name != "cpu":
         flops /= 4 if device.has_bfloat16 else 8
     compute_s = _flops_per_token(model, batch) * batch.tokens / (flops * accelerators)
-    return compute_s + _update_s(model, batch, 0.0 if mode == "resident" else share, device)
+    share = 0.0 if mode == "resident" else share
+    update_s = _update_s(model, batch, share, device)
+    trained = model.parameters - frozen_parameters(model, batch.freeze)
+    if share == 0 or trained == 0 or device.name == "cpu":
+        return compute_s + update_s
+    link = device.link_gb_per_s * 1e9
+    return step_time(
+        _groups(batch, share, trained, compute_s),
+        slots,
+        state_bytes(batch),
+        Rates(link, link, trained / update_s),
+        gated=gated,
+    ).seconds
 
 
 def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.0) -> float:
@@ -71,10 +96,20 @@ def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
     return 6 * model.parameters - 2 * frozen_parameters(model, batch.freeze) + again
 
 
+def _groups(batch: BatchShape, share: float, trained: int, compute_s: float) -> list[GroupWork]:
+    """The state in chunks in forward order, of which the last ones travel; each has its part of the computation."""
+    travelling = max(1, round(CHUNKS * share))
+    passes = 4 if batch.activations == RECOMPUTE else 3  # forward is one of them, backward the others
+    forward_s = compute_s * batch.micro_batch / batch.sequences / passes / CHUNKS
+    backward_s, chunks = compute_s / CHUNKS - forward_s, (trained // CHUNKS,)
+    return [GroupWork(forward_s, backward_s, chunks, index >= CHUNKS - travelling) for index in range(CHUNKS)]
+
+
 def _update_s(model: ModelShape, batch: BatchShape, share: float, device: Accelerator) -> float:
+    """Seconds in which all parameters are updated, if their state is there."""
     trained = model.parameters - frozen_parameters(model, batch.freeze)
     state = trained * state_bytes(batch)
     touched_s = (2 * state + 3 * trained * batch.weight_bytes) / (device.memory_gb_per_s * 1e9)
     if device.name == "cpu":
         return touched_s * (1 + (COPIES_ON_A_CPU - 1) * share)
-    return touched_s + share * state / (device.link_gb_per_s * 1e9)
+    return touched_s

@@ -440,6 +440,7 @@ def test_a_snapshot_through_few_buffers_holds_the_state_of_one_step(buffers: int
     trainer = Trainer(spec, recipe, plan, CPU)
     assert trainer.snapshot.blocks > 5
     trainer.step(packed())
+    trainer.drain()
     folder, durable = CheckpointFolder(tmp_path, 1), list[int]()
     saver = Saver(folder, trainer.snapshot, FACTS, lambda: None, lambda step, *_: durable.append(step))
     saver.save(1, trainer.counters())
@@ -460,6 +461,8 @@ def test_a_snapshot_through_few_buffers_holds_the_state_of_one_step(buffers: int
     resumed = Trainer(spec, recipe, plan_for(spec, recipe, "resident"), CPU)  # its state lies elsewhere
     resumed.restore(loaded)
     assert resumed.step(packed()).loss == second
+    for each in (trainer, resumed):
+        each.drain()
     for name, parameter in resumed.model.named_parameters():
         assert torch.equal(parameter, trainer.model.get_parameter(name)), name
     resumed.close()

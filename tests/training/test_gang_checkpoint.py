@@ -61,6 +61,7 @@ def go(ranks: Ranks, open_folder: Callable[[Path], CheckpointFolder], task: Task
     while trainer.done < task.until:
         result = trainer.step(data)
         losses[result.step] = result.loss
+    trainer.drain()
     failed = ""
     if task.target is not None:
         failed = save(trainer, ranks, open_folder(task.target), task)

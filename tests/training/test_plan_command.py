@@ -26,6 +26,7 @@ from busbar.scheduler.fit import (
     unknown_patterns,
 )
 from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations
+from busbar.scheduler.fit.speed import step_seconds
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
 from busbar.workloads.training.adapter_size import parameters
@@ -223,12 +224,29 @@ def test_the_formula_of_activations_is_near_what_fake_tensors_say(
 
 
 def test_offload_costs_the_time_of_its_state_on_the_link() -> None:
-    device, shape = accelerator("H200"), ModelShape.from_config(CONFIG_13B)
+    """All of it in the blocking schedule; in the gated one what neither the next forward pass nor slots hide."""
+    device, shape, mode = accelerator("H200"), ModelShape.from_config(CONFIG_13B), "optimizer-offload"
     assert device is not None
-    resident, offload = (
-        BATCH.tokens / tokens_per_s(shape, BATCH, mode, device) for mode in ("resident", "optimizer-offload")
-    )
-    assert offload - resident == pytest.approx(10 * shape.parameters / (device.link_gb_per_s * 1e9))
+    link_s = 10 * shape.parameters / (device.link_gb_per_s * 1e9)
+    resident = step_seconds(shape, BATCH, "resident", device)
+    blocking = step_seconds(shape, BATCH, mode, device, gated=False)
+    gated, with_slots = (step_seconds(shape, BATCH, mode, device, slots=slots) for slots in (3, 40))
+    assert blocking - resident == pytest.approx(link_s, rel=0.05)
+    assert resident < with_slots < gated < blocking
+    first = 1 / (BATCH.sequences * 3)  # of the computation: the forward pass of the first micro-batch
+    assert gated == pytest.approx(resident * (1 - first) + link_s, rel=0.05)
+    assert BATCH.tokens / tokens_per_s(shape, BATCH, mode, device) == pytest.approx(gated)
+
+
+def test_the_answer_says_which_schedule_its_seconds_are_of(tmp_path: Path) -> None:
+    options = ("--gpu", "H100", "--host", "192Gi")
+    found = {}
+    for schedule in ("auto", "blocking"):
+        code, answer = ask(tmp_path, *options, mode="optimizer-offload", schedule=schedule)
+        chosen = answer["modes"]["optimizer-offload"]
+        assert code == 0
+        found[chosen["plan"]["schedule"]] = chosen["secondsPerStep"]
+    assert found["gated"] < found["blocking"]
 
 
 ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

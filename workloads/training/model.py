@@ -20,7 +20,7 @@ from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import RECOMPUTE, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
-from busbar.workloads.training.settings import GATED, Adapter, EngineSpec
+from busbar.workloads.training.settings import Adapter, EngineSpec
 from busbar.workloads.training.state_file import is_finite
 
 _PROBE_TOKENS = 8
@@ -251,7 +251,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         fixed_order=spec.order == FIXED,
         partial_sums=division.partial_sums,
         activations=spec.activations,
-        gated=spec.schedule == GATED,
+        schedule=spec.schedule,
         recompute_bytes=peaks.recomputed,
     )
 

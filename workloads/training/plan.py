@@ -38,11 +38,12 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from busbar.workloads.training.errors import InfeasiblePlan
+from busbar.workloads.training.settings import BLOCKING, GATED
 
 ALIGN_BYTES = 256
 PREPARATION_BYTES = 64 * 2**20  # 45 MiB were measured; the text that a tokenizer is trained on is bounded
@@ -88,7 +89,9 @@ class Demand:
     partial_sums: int = 0  # copies of the gradients that a fixed order keeps beside them
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
-    gated: bool = False  # updates run beside the next forward pass
+    schedule: str = (
+        AUTO  # gated, if updates run beside the next forward pass | blocking | auto: if state travels
+    )
 
     @property
     def parameters(self) -> int:
@@ -151,6 +154,7 @@ class MemoryPlan:
     phases: Mapping[str, int]  # host bytes of each phase
     activations: str  # keep | recompute
     why: str  # they are kept or recomputed
+    gated: bool  # updates run beside the next forward pass
 
     @property
     def device_bytes(self) -> int:
@@ -169,6 +173,7 @@ class MemoryPlan:
         )
         share = f", {self.offloaded_fraction:.0%} of the state on the host" if self.offloaded else ""
         rows = [f"mode {self.mode}{share}", f"activations: {self.activations}, {self.why}"]
+        rows += [f"schedule: {GATED if self.gated else BLOCKING}"]
         rows += [f"device {shown_bytes(self.device_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.device.items() if size]
         limit = (
@@ -187,6 +192,7 @@ class MemoryPlan:
             "offloadedFraction": round(self.offloaded_fraction, 4),
             "activations": self.activations,
             "activationsWhy": self.why,
+            "schedule": GATED if self.gated else BLOCKING,
             "device": dict(self.device),
             "host": dict(self.host),
             "deviceBytes": self.device_bytes,
@@ -280,14 +286,20 @@ def lay_out(
         },
         activations=RECOMPUTE if recompute else KEEP,
         why=_why(demand, recompute),
+        gated=is_gated(demand, offloaded),
     )
+
+
+def is_gated(demand: Demand, offloaded: Sequence[GroupSize]) -> bool:
+    """Whether updates run beside the next forward pass, if the state of `offloaded` is on the host."""
+    return demand.schedule == GATED or (demand.schedule == AUTO and bool(offloaded))
 
 
 def _more_slots(
     demand: Demand, limits: MemoryLimits, offloaded: tuple[GroupSize, ...], device_bytes: int, host_bytes: int
 ) -> int:
     """Slots beyond the least number that the device has room for; a whole snapshot on the host goes before them."""
-    if not demand.gated or limits.device_bytes is None:
+    if not is_gated(demand, offloaded) or limits.device_bytes is None:
         return 0
     chunk = chunk_parameters(demand)
     travelling = sum(len(chunk_sizes(group.parameters // demand.ranks, chunk)) for group in offloaded)

@@ -140,7 +140,9 @@ def answer_for(
     division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
 
     def needed(of: BatchShape) -> Demand:
-        whole = demand_of(shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter)
+        whole = demand_of(
+            shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
+        )
         return over_ranks(whole, division)
 
     demand = needed(batch)
@@ -184,7 +186,12 @@ def _trainable(shape: ModelShape, spec: EngineSpec) -> int:
 
 
 def demand_of(
-    shape: ModelShape, batch: BatchShape, *, evaluates: bool = False, adapter: Adapter | None = None
+    shape: ModelShape,
+    batch: BatchShape,
+    *,
+    evaluates: bool = False,
+    adapter: Adapter | None = None,
+    schedule: str = "auto",
 ) -> Demand:
     """The engine's demand of a model of this shape: the same groups, each parameter at full size.
 
@@ -224,6 +231,7 @@ def demand_of(
         writes_frozen=bool(batch.freeze),
         activations=batch.activations,
         recompute_bytes=recomputed,
+        schedule=schedule,
     )
     if adapter is None:
         return demand
@@ -268,7 +276,14 @@ def _mode(
         return {"fits": False, "plan": nearest, "why": refusal.why, "fixes": list(refusal.fixes)}
     used = replace(batch, activations=made.activations)
     seconds = step_seconds(
-        shape, used, made.mode, machine.accelerator, demand.ranks, share=made.offloaded_fraction
+        shape,
+        used,
+        made.mode,
+        machine.accelerator,
+        demand.ranks,
+        share=made.offloaded_fraction,
+        slots=made.slots,
+        gated=made.gated,
     )
     whole = -(-made.checkpoint_bytes // made.snapshot_block_bytes)
     return {

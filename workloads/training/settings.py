@@ -124,6 +124,6 @@ class EngineSpec:
     freeze: tuple[str, ...] = ()  # patterns of names of those that are not (see `freeze`)
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
     schedule: str = (
-        BLOCKING  # gated | blocking: whether updates run beside the next forward pass (see `gates`)
+        "auto"  # auto | gated | blocking: whether updates run beside the next forward pass (see `gates`)
     )
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)

@@ -34,7 +34,7 @@ from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.plan import RECOMPUTE, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
-from busbar.workloads.training.settings import GATED, EngineSpec
+from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
 from busbar.workloads.training.streams import Streams, open_streams
@@ -87,8 +87,7 @@ class Trainer:
         check_causal(self.model, recipe.config.vocab_size)
         if plan.activations == RECOMPUTE:
             recompute_blocks(self.model)
-        self._gated = spec.schedule == GATED
-        self.streams = streams or open_streams(device, gated=self._gated)
+        self.streams = streams or open_streams(device, gated=plan.gated)
         self.spread: Spread | None = None  # None: the plain loop's order, in one process
         norm: Norm = ParameterNorm(self.groups)
         if ranks.size > 1 or spec.order == FIXED:
@@ -138,7 +137,7 @@ class Trainer:
         parts = self.micro_batches(data)
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
-        if self._gated:
+        if self.plan.gated:
             self.optimizer.pipeline.prefetch()
         loss: float | torch.Tensor
         if self.spread is None:
@@ -149,7 +148,7 @@ class Trainer:
         norm, done = self.optimizer.step(rate)
         self.gates.shut(done)
         value = float(loss)
-        if not self._gated:
+        if not self.plan.gated:
             self.drain()
         self.done += 1
         seconds = time.monotonic() - started

@@ -1,0 +1,134 @@
+"""The seconds of a training step whose optimizer state travels: what waits for what, chunk by chunk.
+
+Four engines work side by side, each at one thing at a time: forward and backward, the link to the device, the update,
+and the link back. The rules are those of the training engine:
+
+    load     of a chunk: when its staging slot is free (its last user is stored)
+    update   of a chunk, in forward order: when it is loaded and the step's gradient norm is known
+    store    of a chunk: when it is updated
+    forward  of a group: when its chunks are updated
+
+In the gated schedule loads begin with the step, as far as there are slots, and the next forward pass runs beside the
+updates. In the blocking one loads begin after backward, and the step ends when all is stored. Rates are constant, and
+nothing is lost between the parts, so the result is a lower bound for what a step takes. With slots for most of the
+state the gated step comes to max(compute, state bytes / link), and with few to backward + max(forward, update).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STEPS = 6
+"""After so many steps the times no longer change; the last one is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """A transformer block, or what stands before or after the blocks."""
+
+    forward_s: float
+    """Of the step's first micro-batch, which alone has to wait for updates."""
+    backward_s: float
+    """And all of the later micro-batches."""
+    chunks: tuple[int, ...]
+    """Parameters of each piece that is loaded, updated and stored at once."""
+    travels: bool
+    """Its optimizer state is on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of one machine; both directions of the link while both are used."""
+
+    load_bytes_per_s: float
+    store_bytes_per_s: float
+    update_parameters_per_s: float
+    norm_s: float = 0.0
+    """From the end of backward until updates may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Of one step, in a steady run."""
+
+    seconds: float
+    compute_s: float
+    """Forward and backward."""
+    waited_s: float
+    """Of forward passes at the gates, or for the updates at the end of a blocking step."""
+
+
+def step_time(
+    groups: Sequence[GroupWork], slots: int, state_bytes: float, rates: Rates, *, gated: bool
+) -> StepTime:
+    """Seconds of a step; `groups` in forward order, `state_bytes` of one parameter."""
+    clock = _Clock(groups, slots, state_bytes, rates, gated)
+    before = 0.0
+    for _ in range(STEPS):
+        before = clock.now
+        clock.step()
+    compute_s = sum(group.forward_s + group.backward_s for group in groups) + rates.norm_s
+    seconds = clock.now - before
+    return StepTime(seconds, compute_s, max(0.0, seconds - compute_s))
+
+
+class _Clock:
+    """When each engine is free again; `now` is that of forward and backward."""
+
+    def __init__(
+        self, groups: Sequence[GroupWork], slots: int, state_bytes: float, rates: Rates, gated: bool
+    ) -> None:
+        self.now = 0.0
+        self._groups, self._rates, self._gated = groups, rates, gated
+        self._bytes = [
+            size * state_bytes for group in groups if group.travels for size in group.chunks
+        ]  # of each travelling chunk
+        self._freed = [0.0] * max(1, min(slots, len(self._bytes)))
+        self._turn = 0
+        self._updated = [0.0] * len(groups)
+        self._load = self._update = self._store = 0.0
+        self._loaded: list[tuple[float, int]] = []  # of this step: when, and into which slot
+
+    def step(self) -> None:
+        self._loaded = []
+        if self._gated:
+            self._prefetch()
+        for group, updated in zip(self._groups, self._updated, strict=True):
+            self.now = max(self.now, updated) + group.forward_s
+        self.now += sum(group.backward_s for group in self._groups) + self._rates.norm_s
+        self._prefetch()
+        self._launch()
+        if not self._gated:
+            self.now = max(self.now, self._update, self._store)
+
+    def _prefetch(self) -> None:
+        while len(self._loaded) < min(len(self._freed), len(self._bytes)):
+            self._load_next()
+
+    def _load_next(self) -> None:
+        slot, size = self._turn, self._bytes[len(self._loaded)]
+        begun = max(self._load, self._freed[slot], self.now)
+        self._load = begun + size / self._rates.load_bytes_per_s
+        self._loaded.append((self._load, slot))
+        self._turn = (slot + 1) % len(self._freed)
+
+    def _launch(self) -> None:
+        number = 0
+        self._update = max(self._update, self.now)
+        for index, group in enumerate(self._groups):
+            for parameters in group.chunks:
+                if not group.travels:
+                    self._update += parameters / self._rates.update_parameters_per_s
+                    continue
+                self._through_a_slot(number, parameters)
+                number += 1
+            self._updated[index] = self._update
+
+    def _through_a_slot(self, number: int, parameters: int) -> None:
+        loaded, slot = self._loaded[number]
+        self._update = max(self._update, loaded) + parameters / self._rates.update_parameters_per_s
+        self._store = max(self._store, self._update) + self._bytes[number] / self._rates.store_bytes_per_s
+        self._freed[slot] = self._store
+        if len(self._loaded) < len(self._bytes):
+            self._load_next()
