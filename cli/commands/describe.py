@@ -120,6 +120,16 @@ def _page(found: Object, events: list[Event]) -> str:
     return "\n\n".join(parts)
 
 
+def _step(seconds: dict[str, Any]) -> str | None:
+    """Measured and predicted seconds of a step."""
+    predicted, measured = seconds.get("predicted"), seconds.get("measured")
+    if predicted is None:
+        return None
+    if not measured:
+        return f"{predicted:.3g} s predicted"
+    return f"{measured:.3g} s (predicted {predicted:.3g}, {seconds.get('ratio') or 0:.2f} of it)"
+
+
 def _job(found: Object) -> list[tuple[str, object]]:
     status, progress = found.status, found.progress
     steps = f"{progress.step} of {progress.total_steps} steps" if progress.total_steps else None
@@ -145,6 +155,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Trained", _trained(_part(status, "model"))),
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
+        ("Step", _step(_part(_part(status, "progress"), "stepSeconds"))),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
         (
             "Checkpoint",

@@ -151,6 +151,25 @@ class MemoryReport(WireModel):
     phases: dict[str, PhaseMemory] = Field(default_factory=dict, max_length=16)
 
 
+class RunSeconds(WireModel):
+    """Of a training run; None: not known."""
+
+    step: float | None = None
+    stall: float | None = None
+    """That one checkpoint holds training up."""
+    durable: float | None = None
+    """From the step that asks for a checkpoint until it is durable."""
+
+
+class TimingReport(WireModel):
+    """What the plan predicted, before the model was made, and what was measured."""
+
+    predicted: RunSeconds = RunSeconds()
+    measured: RunSeconds = RunSeconds()
+    ratio: float | None = None
+    """Predicted seconds per step to measured ones."""
+
+
 class EvaluationReport(WireModel):
     """Bits per byte on held-out files."""
 
@@ -206,6 +225,8 @@ class TrainingStatus(WireModel):
     """keep or recompute: what the plan chose for those inside a block."""
     model: ModelReport | None = None
     memory: MemoryReport | None = None
+    timing: TimingReport | None = None
+    """None: nothing was predicted."""
     evaluation: EvaluationReport | None = None
     fingerprint: FingerprintReport | None = None
     losses: list[tuple[int, float]] = Field(default_factory=list, max_length=200)

@@ -343,6 +343,14 @@ class Preview(StatusModel):
     cost_per_hour: Amount | None = Field(default=None, description="At the pool's price.")
 
 
+class StepSeconds(StatusModel):
+    """Seconds of one step: as the engine predicted them before it made the model, and as they are."""
+
+    predicted: Amount | None = Field(default=None, description="By the engine's plan and its probe.")
+    measured: Amount | None = Field(default=None, description="Median over the last steps.")
+    ratio: Amount | None = Field(default=None, description="Predicted to measured.")
+
+
 class Progress(StatusModel):
     """Progress of the run."""
 
@@ -350,6 +358,9 @@ class Progress(StatusModel):
     total_steps: Count = Field(default=0, description="Optimizer steps of the whole run.")
     loss: float | None = Field(default=None, description="Training loss of the last step, in nats per token.")
     tokens_per_second: Amount | None = Field(default=None, description="Speed over the last steps.")
+    step_seconds: StepSeconds | None = Field(
+        default=None, description="Seconds of a step; absent where the engine predicts none."
+    )
     tokens: Count = Field(default=0, description="Tokens trained on.")
     bad_rows: Count = Field(default=0, description="Rows of the data left out (data.onBadRow: skip).")
     activations: ShortText | None = Field(

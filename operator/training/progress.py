@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from busbar.kube.contracts.report import TrainingReport
-from busbar.kube.contracts.workload import EvaluationReport, TrainingState, TrainingStatus
+from busbar.kube.contracts.workload import EvaluationReport, TimingReport, TrainingState, TrainingStatus
 from busbar.kube.types.training_job import (
     CheckpointStatus,
     EvaluationResult,
@@ -21,6 +21,7 @@ from busbar.kube.types.training_job import (
     LostWork,
     MemoryUse,
     Progress,
+    StepSeconds,
     TrainedModel,
     TrainingJobStatus,
 )
@@ -77,6 +78,7 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         total_steps=total,
         loss=_finite(reading.loss, 4),
         tokens_per_second=_amount(reading.tokens_per_second, 1),
+        step_seconds=_step_seconds(reading.timing),
         tokens=_count(reading.tokens),
         bad_rows=_count(reading.bad_rows),
         activations=reading.activations,
@@ -85,6 +87,16 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         eta_p50=_moment(now, eta, 1.0),
         eta_p90=_moment(now, eta, slack) if slack is not None else None,
         percent=round(percent, 1) if percent is not None else None,
+    )
+
+
+def _step_seconds(timing: TimingReport | None) -> StepSeconds | None:
+    if timing is None:
+        return None
+    return StepSeconds(
+        predicted=_amount(timing.predicted.step, 4),
+        measured=_amount(timing.measured.step, 4),
+        ratio=_amount(timing.ratio, 2),
     )
 
 

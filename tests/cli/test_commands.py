@@ -287,6 +287,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             "loss": 3.25,
             "tokensPerSecond": 812.4,
             "etaSeconds": 300,
+            "stepSeconds": {"predicted": 1.2, "measured": 1.25, "ratio": 0.96},
         },
         "checkpoint": {"step": 10, "savedAt": "2026-03-01T12:00:00Z"},
         "admission": {
@@ -319,6 +320,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "812 tokens/s",
         "70 % of each board's limit (280 W)",
         "1.000 kWh so far, about 5.000 at its end",
+        "1.25 s (predicted 1.2, 0.96 of it)",
         "5m00s",
         "Training on pool cpu.",
         "step 10",

@@ -50,6 +50,7 @@ class Saver:
         self._started = 0.0
         self.durable_step: int | None = None
         self._stalled = 0.0
+        self.saved = 0  # checkpoints that were begun
         self.durable_seconds: float | None = None  # from the call of `save` on, of the last whole one
 
     @property
@@ -77,6 +78,7 @@ class Saver:
         )
         self._writer.start()
         self._stalled += time.monotonic() - started
+        self.saved += 1
         if failure is not None:
             raise failure
 

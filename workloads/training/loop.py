@@ -90,6 +90,10 @@ class Loop:
             replayedSteps=self.journal.replayed,
             replayMismatches=len(self.journal.mismatches),
         )
+        if (predicted := self.session.prediction) is not None:
+            saver, step_s = self.saver, self.status.steady_step_s
+            stall_s = saver.stalled_seconds / saver.saved if saver.saved else None
+            self.status.update(timing=predicted.to_json(step_s, stall_s, saver.durable_seconds))
         samples = self.status.steady_samples
         if samples >= 5 and (samples == 5 or samples % 10 == 0):
             plan = self.trainer.plan

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from busbar.workloads.training.gang import Together
     from busbar.workloads.training.model import ModelRecipe
     from busbar.workloads.training.plan import MemoryPlan
+    from busbar.workloads.training.prediction import Prediction
     from busbar.workloads.training.preparation import Prepared
     from busbar.workloads.training.rows import Row
     from busbar.workloads.training.trainer import Trainer
@@ -116,6 +117,7 @@ class Session:
         self.fingerprint: dict[str, str | None] = {}
         self.measured: dict[str, int] = {}  # host bytes by phase
         self.held_out: list[Row] = []
+        self.prediction: Prediction | None = None
         self.together: Together | None = None
 
     def go(self) -> None:
@@ -124,6 +126,8 @@ class Session:
         together = self._join()
         corpus = self._open(together)
         recipe, plan = self._plan(together)
+        with self._measuring("step"):  # it takes steps with a part of the model
+            self._predict(recipe, plan, together)
         with self._measuring("preparation"):
             prepared = self._prepare(corpus, together)
         with self._measuring("start"):
@@ -269,9 +273,31 @@ class Session:
         if not on_cpu:
             enforce_device_limit(limit, torch.cuda.get_device_properties(self.device).total_memory)
         self.reporter.note(plan.explain())
-        self.plan, self.meter = plan, PeakMeter()
+        self.plan, self.demand, self.meter = plan, demand, PeakMeter()
         self.status.update(mode=plan.mode, activations=plan.activations, memory=_memory(plan, self.measured))
         return recipe, plan
+
+    def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:
+        """Say how long a step and a checkpoint will take; of a gang nothing is predicted."""
+        if self.run.world.size > 1:
+            return
+        self._phase("Preparing", "measuring the machine")
+        from busbar.workloads.training import prediction, probe
+
+        folder, spec = self.places.checkpoints, self.spec
+        try:
+            found = probe.cached(
+                folder / "probe.json",
+                probe.key_of(spec, recipe, plan, self.device, self.run.threads),
+                lambda: probe.measure(spec, recipe, self.demand, plan, self.device, folder),
+            )
+        except Exception as problem:  # a part of a model may not run where the whole does
+            self.reporter.note(f"seconds per step are not predicted for this model: {problem}")
+            return
+        micro_batches = spec.batch.sequences // spec.batch.micro_batch
+        self.prediction = prediction.predict(plan, self.demand, found, micro_batches)
+        self.reporter.note(self.prediction.explain())
+        self.status.update(timing=self.prediction.to_json())
 
     @contextmanager
     def _measuring(self, phase: str) -> Iterator[None]:

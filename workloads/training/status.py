@@ -107,6 +107,14 @@ class Status(Collector):
         with self._lock:
             return len(self._speeds) if self._steps_here > WARM_UP_STEPS else 0
 
+    @property
+    def steady_step_s(self) -> float | None:
+        """Median seconds of a step after warm-up."""
+        with self._lock:
+            if self._steps_here <= WARM_UP_STEPS:
+                return None
+            return statistics.median(seconds for seconds, _ in self._speeds)
+
     def to_json(self, *, losses: bool = True) -> dict[str, Any]:
         with self._lock:
             document = self._said.model_dump(mode="json", by_alias=True, exclude={"losses"})

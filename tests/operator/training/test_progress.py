@@ -36,6 +36,13 @@ def merged(**said: Any) -> TrainingJobStatus | None:
             "lostSteps": st.integers(),
             "badRows": st.integers(),
             "activations": st.text(max_size=63),
+            "timing": st.fixed_dictionaries(
+                {
+                    "predicted": st.fixed_dictionaries({"step": numbers}),
+                    "measured": st.fixed_dictionaries({"step": numbers}),
+                    "ratio": numbers,
+                }
+            ),
             "model": st.fixed_dictionaries(
                 {
                     "parameters": st.integers(),
@@ -75,6 +82,15 @@ def test_what_the_engine_does_with_activations_is_told() -> None:
     assert status is not None
     assert status.progress is not None
     assert status.progress.activations == "recompute"
+
+
+def test_predicted_and_measured_seconds_of_a_step_are_told() -> None:
+    timing = {"predicted": {"step": 1.20004, "durable": 9.0}, "measured": {"step": 1.25}, "ratio": 0.96}
+    status = merged(step=1, totalSteps=2, timing=timing)
+    assert status is not None
+    assert status.progress is not None
+    assert status.progress.step_seconds is not None
+    assert status.progress.step_seconds.to_wire() == {"predicted": 1.2, "measured": 1.25, "ratio": 0.96}
 
 
 def test_numbers_are_cut_to_what_json_can_hold() -> None:

@@ -1,0 +1,153 @@
+"""The seconds of a step are put together from what blocks take, and the status says them beside the measured ones."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training.small import LLAMA, TEXTS, VOCABULARY, engine, manifest
+from tests.training.test_bit_equality import CPU, plan_for
+
+from busbar.workloads.training import probe
+from busbar.workloads.training.control import Control
+from busbar.workloads.training.environment import run_from_manifest
+from busbar.workloads.training.groups import blocks
+from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.model import ModelRecipe, measure_demand, open_model
+from busbar.workloads.training.plan import Demand, GroupSize, MemoryLimits, lay_out
+from busbar.workloads.training.prediction import predict
+from busbar.workloads.training.probe import PassTimes, Probe
+from busbar.workloads.training.report import Lines
+from busbar.workloads.training.run import run
+from busbar.workloads.training.status import Status
+
+BLOCK = PassTimes(forward_s=1.0, backward_s=2.0, update_s=0.25, parameters=2**20)
+AROUND = PassTimes(forward_s=0.5, backward_s=1.0, update_s=0.5, parameters=2**20)
+NAMES = ("embedding", "block-0", "block-1", "block-2", "head")
+DEMAND = Demand(tuple(GroupSize(name, 2**20) for name in NAMES), "float32", 1, 0)
+FAST = Probe(BLOCK, AROUND, 1e12, 1e12, 2**20)
+
+
+def laid_out(mode: str, host: int | None = None, **changes: Any) -> tuple[Any, Demand]:
+    demand = replace(DEMAND, **changes)
+    groups = 0 if mode == "resident" else len(NAMES)
+    return lay_out(demand, MemoryLimits(None, host, False), mode, groups), demand
+
+
+def test_a_resident_step_is_its_blocks_what_is_around_them_and_the_update() -> None:
+    made = predict(*laid_out("resident"), FAST, micro_batches=1)
+    assert made.compute_s == pytest.approx(3 * 3 + 1.5)
+    assert made.step_s == pytest.approx(3 * 3 + 1.5 + 3 * 0.25 + 0.5)
+    assert predict(*laid_out("resident"), FAST, micro_batches=4).compute_s == pytest.approx(4 * 10.5)
+
+
+def test_a_slow_link_counts_as_the_schedule_says() -> None:
+    state = 8 * 2**20  # of each of the five groups
+    slow = replace(FAST, load_bytes_per_s=state / 1.0, store_bytes_per_s=state / 1.0)
+    found = {
+        schedule: predict(*laid_out("optimizer-offload", schedule=schedule), slow, 1)
+        for schedule in ("auto", "gated", "blocking")
+    }
+    assert found["auto"] == found["gated"]
+    assert found["blocking"].step_s > 10.5 + 5
+    assert 10.5 <= found["gated"].step_s < found["blocking"].step_s - 2
+
+
+def test_a_checkpoint_holds_training_up_for_what_its_buffers_and_the_step_do_not_hide() -> None:
+    roomy, demand = laid_out("resident")
+    assert predict(roomy, demand, FAST, 1).durable_s == pytest.approx(roomy.checkpoint_bytes / 2**20)
+    assert predict(roomy, demand, FAST, 1).stall_s == 0
+    tight, demand = laid_out("resident", host=0)
+    held = tight.snapshot_blocks * tight.snapshot_block_bytes
+    assert held < tight.checkpoint_bytes
+    expected = (tight.checkpoint_bytes - held) / 2**20 - 10.5
+    assert predict(tight, demand, FAST, 1).stall_s == pytest.approx(expected)
+
+
+class Clocked(ModelRecipe):
+    """Makes models whose blocks and output layer move a clock on."""
+
+    now = 0.0
+
+    def build(self) -> torch.nn.Module:
+        model = super().build()
+        head: Any = model.lm_head
+        for module, forward, backward in [
+            *((block, 1.0, 2.0) for block in blocks(model)),
+            (head, 4.0, 8.0),
+        ]:
+            module.register_forward_hook(lambda *_, by=forward: self.move(by))
+            module.register_full_backward_hook(lambda *_, by=backward: self.move(by))
+        return model
+
+    @classmethod
+    def move(cls, by: float) -> None:
+        cls.now += by
+
+
+@pytest.mark.parametrize("mode", ["resident", "optimizer-offload"])
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_one_and_two_blocks_tell_the_time_of_a_block_and_of_the_rest(
+    layers: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = parse_engine(engine(mode=mode, model={"config": {**LLAMA, "num_hidden_layers": layers}}))
+    plain = open_model(spec, None, VOCABULARY, 0)
+    plan, demand = plan_for(spec, plain, mode), measure_demand(plain, spec, CPU)
+    monkeypatch.setattr(probe, "_now", lambda device: Clocked.now)
+    found = probe.measure(spec, Clocked(plain.config, None, plain.dtype, 0), demand, plan, CPU, tmp_path)
+    made = predict(plan, demand, replace(found, load_bytes_per_s=1e15, store_bytes_per_s=1e15), 2)
+    assert made.compute_s == pytest.approx(2 * (layers * 3 + 12))
+    assert found.disk_bytes_per_s > 0
+    assert (found.load_bytes_per_s == float("inf")) is (mode == "resident")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_measured_is_kept_for_the_same_machine_and_model(tmp_path: Path) -> None:
+    path, made = tmp_path / "probe.json", list[str]()
+
+    def make() -> Probe:
+        made.append("made")
+        return FAST
+
+    assert probe.cached(path, "one", make) == probe.cached(path, "one", make) == FAST
+    assert len(made) == 1
+    probe.cached(path, "another", make)
+    path.write_text("{")
+    probe.cached(path, "another", make)
+    assert len(made) == 3
+    assert json.loads(path.read_text())["key"] == "another"
+
+
+def start(claims: Path, **changes: Any) -> tuple[dict[str, Any], str]:
+    (claims / "text").mkdir(parents=True, exist_ok=True)
+    for name, text in TEXTS.items():
+        (claims / "text" / name).write_text(text)
+    status, log = Status(), io.StringIO()
+    assert (
+        run(run_from_manifest(manifest(**changes), claims, None, {}), status, Control(), Lines("small", log))
+        == 0
+    )
+    return status.to_json(), log.getvalue()
+
+
+def test_a_run_says_what_it_predicted_beside_what_it_measured(tmp_path: Path) -> None:
+    said, log = start(tmp_path)
+    timing = said["timing"]
+    assert all(timing["predicted"][name] is not None for name in ("step", "stall", "durable"))
+    assert all(timing["measured"][name] > 0 for name in ("step", "stall", "durable"))
+    assert timing["ratio"] == pytest.approx(
+        timing["predicted"]["step"] / timing["measured"]["step"], abs=1e-3
+    )
+    assert "predicted: " in log
+    assert (tmp_path / "out/model/checkpoints/probe.json").exists()
+
+
+def test_a_model_whose_blocks_differ_is_trained_without_a_prediction(tmp_path: Path) -> None:
+    said, log = start(tmp_path, freeze=["model.layers.0.*"])
+    assert said["timing"] is None
+    assert "seconds per step are not predicted for this model: it has no list of blocks that are alike" in log
