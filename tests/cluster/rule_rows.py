@@ -475,6 +475,13 @@ SERVICE = (
     ),
     Row(
         m.model_service_from_weights,
+        "spec.scaling.external",
+        "every key must have at most 63 characters and match",
+        {"spec/scaling/external": {"L4": 1}},
+        {"spec/scaling/external": {"l4": 1}},
+    ),
+    Row(
+        m.model_service_from_weights,
         "spec",
         "scaling.maxCostPerHour needs slo.ttftMilliseconds and slo.tpotMilliseconds",
         {"spec/slo": {"tpotMilliseconds": 50}},

@@ -201,7 +201,14 @@ async def test_members_see_the_totals_of_feeds_of_nodes_that_they_may_use_and_no
         assert found.text.replace("bobs", "nobs") == nothing.text
         assert (await root.get(series, params={kind: theirs})).json()["watts"] == [None, 800.0]
     mine = (await alice.get(series, params={"domain": "rack-cpu", "resolution": "minute"})).json()
-    assert mine == {"name": "rack-cpu", "resolution": "minute", "periodSeconds": 60, "watts": [None, 800.0]}
+    assert mine == {
+        "name": "rack-cpu",
+        "resolution": "minute",
+        "periodSeconds": 60,
+        "watts": [None, 800.0],
+        "leasedWatts": [],
+        "forecastWatts": [],
+    }
     for wrong in ({}, {"domain": "row", "node": "cpu-node-0"}, {"domain": "row", "resolution": "hour"}):
         assert (await alice.get(series, params=wrong)).status_code == 422, wrong
 
