@@ -36,11 +36,3 @@ def text_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_engine() -> Callable[..., dict[str, Any]]:
     return engine
-
-
-@pytest.fixture
-def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that count or hold what the probe does as well."""
-    from busbar.workloads.training.run import Session
-
-    monkeypatch.setattr(Session, "_predict", lambda *_: None)

@@ -25,7 +25,7 @@ PRELOAD = ["tests.training.crash", "torch", "transformers.models.llama.modeling_
 
 @dataclass(frozen=True)
 class Point:
-    """Kill the process at the `count`-th call of an attribute of a module or class, those of the probe not counted."""
+    """Kill the process at the `count`-th call of an attribute of a module or class."""
 
     owner: str  # dotted path below busbar.workloads.training
     name: str
@@ -41,23 +41,11 @@ def _kill_at(point: Point) -> None:
     if class_name:
         owner = getattr(owner, class_name)
     original: Callable[..., Any] = getattr(owner, point.name)
-    probe: Any = importlib.import_module("busbar.workloads.training.probe")
-    measure, probing = probe.measure, False
     calls = 0
-
-    def measured(*args: Any, **kwargs: Any) -> Any:
-        nonlocal probing
-        probing = True
-        try:
-            return measure(*args, **kwargs)
-        finally:
-            probing = False
-
-    probe.measure = measured
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        calls += not probing
+        calls += 1
         if calls == point.count:
             os.kill(os.getpid(), point.signal)
         return original(*args, **kwargs)

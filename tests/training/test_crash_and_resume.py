@@ -156,7 +156,6 @@ def test_losses_fall(uninterrupted: Path) -> None:
     assert values[12] < values[1] - 0.3
 
 
-@pytest.mark.usefixtures("no_probe")
 def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +215,6 @@ def test_a_new_write_is_started_where_it_fits_into_the_grace_period(
     assert time_for_another(left_s, elapsed_s, written, 100) is another
 
 
-@pytest.mark.usefixtures("no_probe")
 def test_too_little_time_for_the_newest_state_finishes_the_write_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

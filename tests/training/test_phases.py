@@ -53,16 +53,6 @@ def _train(document: dict[str, Any], claims: Path) -> None:
         base.append(_virtual("VmData"))
         return plan
 
-    predict = run_module.Session._predict
-
-    def predict_and_measure(self: run_module.Session, *given: Any) -> None:
-        """The probe leaves no memory behind, but free pages of the heap, which RLIMIT_DATA goes on counting."""
-        before = _virtual("VmRSS")
-        predict(self, *given)
-        assert self.prediction is not None
-        assert _virtual("VmRSS") - before < ALLOWANCE
-        base[0] = _virtual("VmData")
-
     @contextmanager
     def enforced(self: run_module.Session, phase: str) -> Iterator[None]:
         limit = base[0] + self.plan.phases[phase] + ALLOWANCE
@@ -72,7 +62,6 @@ def _train(document: dict[str, Any], claims: Path) -> None:
 
     choice.make_plan = make_tight
     run_module.Session._measuring = enforced  # type: ignore[method-assign]
-    setattr(run_module.Session, "_predict", predict_and_measure)  # noqa: B010
     status, log = Status(), io.StringIO()
     described = run_from_manifest(document, claims, None, {})
     code = run_module.run(described, status, Control(), Lines("limited", log))
