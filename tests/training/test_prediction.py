@@ -123,13 +123,18 @@ def test_what_was_measured_is_kept_for_the_same_machine_and_model(tmp_path: Path
     assert json.loads(path.read_text())["key"] == "another"
 
 
-def start(claims: Path, **changes: Any) -> tuple[dict[str, Any], str]:
+def start(claims: Path, predicts: bool | None = True, **changes: Any) -> tuple[dict[str, Any], str]:
     (claims / "text").mkdir(parents=True, exist_ok=True)
     for name, text in TEXTS.items():
         (claims / "text" / name).write_text(text)
     status, log = Status(), io.StringIO()
     assert (
-        run(run_from_manifest(manifest(**changes), claims, None, {}), status, Control(), Lines("small", log))
+        run(
+            replace(run_from_manifest(manifest(**changes), claims, None, {}), predicts=predicts),
+            status,
+            Control(),
+            Lines("small", log),
+        )
         == 0
     )
     return status.to_json(), log.getvalue()
@@ -145,6 +150,10 @@ def test_a_run_says_what_it_predicted_beside_what_it_measured(tmp_path: Path) ->
     )
     assert "predicted: " in log
     assert (tmp_path / "out/model/checkpoints/probe.json").exists()
+
+
+def test_on_a_cpu_a_run_predicts_nothing_unless_it_is_asked(tmp_path: Path) -> None:
+    assert start(tmp_path, predicts=None)[0]["timing"] is None
 
 
 def test_a_model_whose_blocks_differ_is_trained_without_a_prediction(tmp_path: Path) -> None:
