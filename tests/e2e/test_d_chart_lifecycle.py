@@ -49,6 +49,8 @@ def test_a_stopped_cluster_comes_back_with_its_objects_and_its_platform(cluster:
     listed = ("-n", "demo", "get", "trainingjobs,modelservices,tenants,acceleratorpools", "-o", "name")
     before = set(cluster.kube(*listed).split())
     assert before
+    platform = cluster.kube("-n", SYSTEM, "get", "deployments", "-o", "name").split()
+    assert len(platform) == 4, "operator, API, gateway, and the player of the simulated nodes' power"
     subprocess.run([*BUSBAR, "down", "--name", cluster.name], check=True)
     stopped = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     subprocess.run([*BUSBAR, "up", "--name", cluster.name], check=True)
@@ -60,6 +62,6 @@ def test_a_stopped_cluster_comes_back_with_its_objects_and_its_platform(cluster:
         """The stored status is that from before the stop until the kubelet and a controller have written it again."""
         times = cluster.kube("-n", SYSTEM, "get", "pods", "-o", started).split()
         counts = cluster.kube("-n", SYSTEM, "get", "deployments", "-o", ready).split()
-        return len(times) == 3 and min(times) >= stopped and counts == ["1", "1", "1"]
+        return len(times) == 4 and min(times) >= stopped and counts == ["1"] * 4
 
     cluster.wait("the platform's return", is_back)
