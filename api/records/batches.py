@@ -56,6 +56,8 @@ MOST_OPEN = 16
 """Batches of one person that have not ended."""
 PIECE_BYTES = 2 * LINE_BYTES
 """Of a file that is cut into lines within one transaction."""
+NAMES_AT_ONCE = 1000
+"""Values in one statement; PostgreSQL takes 32,767, and a piece may have more lines."""
 LENT_BYTES = 8 << 20
 """Bodies in one answer to a gateway."""
 OPEN = ("validating", "in_progress", "cancelling")
@@ -262,8 +264,11 @@ class BatchStore:
         """Rows of these lines, and how many of them are no requests."""
         asked = [batch_lines.read(line, row["endpoint"]) for line in found]
         names = [each.custom_id for each in asked if each.custom_id is not None]
-        known = select(lines.c.custom_id).where(lines.c.batch_id == row["id"], lines.c.custom_id.in_(names))
-        taken = set((await tx.execute(known)).scalars())
+        taken: set[str | None] = set()
+        for at in range(0, len(names), NAMES_AT_ONCE):
+            some = lines.c.custom_id.in_(names[at : at + NAMES_AT_ONCE])
+            known = select(lines.c.custom_id).where(lines.c.batch_id == row["id"], some)
+            taken.update((await tx.execute(known)).scalars())
         made, failed = [], 0
         for number, each in enumerate(asked, row["total"]):
             problem = each.problem

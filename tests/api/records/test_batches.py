@@ -179,6 +179,17 @@ async def test_a_long_file_is_cut_piece_by_piece_wherever_its_parts_end(desk: De
     assert [row["custom_id"] for row in found] == [f"n{n}" for n in range(300)]
 
 
+async def test_a_file_of_the_shortest_lines_is_cut_like_any_other(desk: Desk) -> None:
+    rows = [f'{{"custom_id":"{n:05}"}}' for n in range(33_000)]  # PostgreSQL takes 32,767 values in one statement
+    batch = await desk.create(await desk.upload(jsonl(*rows, request("32999"))))
+    assert (await desk.claim(4)).lines == []
+    seen = await desk.see(batch)
+    assert (seen.status, seen.total, seen.failed) == ("completed", 33_001, 33_001)
+    assert seen.error_file_id is not None
+    last, _ = await desk.files.content(FileRef(id=seen.error_file_id, **ALICE), 33_000)
+    assert json.loads(last)["error"]["message"] == "line 33001: custom_id was used by an earlier line"
+
+
 async def test_lines_of_a_gateway_that_is_gone_are_lent_again_and_its_late_answer_is_not_kept(
     desk: Desk,
 ) -> None:
