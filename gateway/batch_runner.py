@@ -142,6 +142,10 @@ class BatchRunner:
                 await self._settle(line, request_id, error.status, json.dumps(body(error)))
         except ConnectionError:
             await self._give_back(line, LATER_S)
+        except Exception:
+            # Without a word to the API the line would be lent again at once, and for ever.
+            log.exception("batch_line_failed", extra={"requestId": request_id})
+            await self._give_back(line, LATEST_S)
 
     async def _answer(self, line: wire.Line, request_id: str, keep: Keep) -> None:
         key = await self._keys.identify_digest(line.sha256)
@@ -168,14 +172,20 @@ class BatchRunner:
         await self._proxy.answer(None, call, service, key)
 
     async def _settle(self, line: wire.Line, request_id: str, status: int, text: str) -> bool:
-        """Tell the API until it has heard; whether this was the line's first answer."""
+        """Tell the API until it has heard; whether this was the line's first answer. What it does not take is an error."""
         if len(text) > wire.LINE_BYTES:
-            problem = BadRequest(f"The answer has more than {wire.LINE_BYTES >> 10} KiB; lower max_tokens.")
-            status, text = 500, json.dumps(body(problem))
-        told = self._told(line, status=status, request_id=request_id, body=text)
+            problem = f"The answer has more than {wire.LINE_BYTES >> 10} KiB; lower max_tokens."
+            status, text = 500, json.dumps(body(BadRequest(problem)))
+        refused = False
         while True:
+            told = self._told(line, status=status, request_id=request_id, body=text)
             try:
                 return (await self._api.ask(f"{wire.BATCHES}/settle", told, wire.Kept)).kept
+            except ApiRefused as error:
+                if refused:
+                    raise
+                refused, status = True, 500
+                text = json.dumps(body(BadRequest(f"The answer cannot be kept: {error}.")))
             except ApiUnreachable as error:
                 log.warning("answer_not_kept", extra={"error": str(error), "requestId": request_id})
                 await asyncio.sleep(self._poll_s)
@@ -184,7 +194,7 @@ class BatchRunner:
         told = self._told(line, again_in_s=again_in_s)
         try:
             await self._api.ask(f"{wire.BATCHES}/settle", told, wire.Kept)
-        except ApiUnreachable as error:  # the next claim says that it is not held
+        except (ApiUnreachable, ApiRefused) as error:  # the next claim says that it is not held
             log.warning("line_not_given_back", extra={"error": str(error)})
             await asyncio.sleep(self._poll_s)
 

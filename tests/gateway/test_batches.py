@@ -19,6 +19,7 @@ from tests.cli.loopback import app_of, listening
 from tests.gateway.parts import PATIENCE_S, House, route
 from tests.gateway.test_process import Process
 
+from busbar.api.errors import TooLarge
 from busbar.api.records.usage_ledger import By
 from busbar.kube.contracts.batches import Settled
 from busbar.kube.contracts.workload import BATCH_HEADER
@@ -334,3 +335,47 @@ async def test_an_answer_waits_for_an_api_that_is_away(
     assert (done.status, len(engine.bodies), tried) == ("completed", 1, 4)
     await real.stop_gateway()
     assert await used(world) == [(1, 7, 1)]
+
+
+async def test_an_answer_that_the_api_does_not_take_is_an_error_and_the_line_runs_once(
+    real: House, world: World, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await real.engine("a")
+    await real.publish(route("m", engine, **OURS))
+    settle = world.services.batches.settle
+
+    async def full(told: Settled) -> bool:
+        if told.status == 200:
+            raise TooLarge("the body is larger than 1048576 bytes")
+        return await settle(told)
+
+    monkeypatch.setattr(world.services.batches, "settle", full)
+    done = await ended(client, await begin(client, jsonl("a")))
+    assert (done.status, len(engine.bodies)) == ("completed", 1)
+    (row,) = await answers(client, done.error_file_id)
+    assert row["response"]["status_code"] == 500
+    assert "the body is larger than 1048576 bytes" in row["response"]["body"]["error"]["message"]
+
+
+async def test_a_line_that_meets_a_defect_does_not_run_again_at_once(
+    real: House, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await real.engine("a")
+    await real.publish(route("m", engine, **OURS))
+    tried: list[str] = []
+
+    def broken(document: dict[str, Any], *salt: str) -> tuple[bytes, ...]:
+        tried.append(document["prompt"])
+        if document["prompt"] == "bad":
+            raise RuntimeError("a defect")
+        return ()
+
+    monkeypatch.setattr("busbar.gateway.proxy.blocks_of", broken)
+    batch = await begin(client, jsonl("bad", *(f"n{n}" for n in range(20))))
+
+    async def others() -> bool:
+        counts = (await client.batches.retrieve(batch)).request_counts
+        return counts is not None and counts.completed == 20
+
+    await until(others)
+    assert tried.count("bad") == 1

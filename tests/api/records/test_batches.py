@@ -180,7 +180,8 @@ async def test_a_long_file_is_cut_piece_by_piece_wherever_its_parts_end(desk: De
 
 
 async def test_a_file_of_the_shortest_lines_is_cut_like_any_other(desk: Desk) -> None:
-    rows = [f'{{"custom_id":"{n:05}"}}' for n in range(33_000)]  # PostgreSQL takes 32,767 values in one statement
+    # PostgreSQL takes 32,767 values in one statement.
+    rows = [f'{{"custom_id":"{n:05}"}}' for n in range(33_000)]
     batch = await desk.create(await desk.upload(jsonl(*rows, request("32999"))))
     assert (await desk.claim(4)).lines == []
     seen = await desk.see(batch)
