@@ -250,6 +250,8 @@ class EndpointPicker:
         except asyncio.CancelledError:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
                 self.leave(waiter.place.result(), worked=False)
+                if not again:  # the caller, who settles what was served, does not hear of this lease
+                    self.settle(service, owner, expected, (0, 0, 0))
             raise
         finally:
             queue.remove(owner, waiter)

@@ -160,8 +160,16 @@ class FairQueue(Generic[T]):
         return True
 
     def drain(self) -> list[T]:
-        """Take everything, in the order `pop` would have given."""
-        return [self.pop() for _ in range(len(self))]
+        """Take everything; as nothing of it was served, nobody is charged for it."""
+        taken = [item for _, item in self._front]
+        branches = [self._root]
+        while branches:
+            branch = branches.pop()
+            taken += [item for item, _, _ in branch.items]
+            branches += branch.below.values()
+        self._front.clear()
+        self._root = _Branch()
+        return taken
 
     def _path(self) -> list[tuple[Owner, _Branch[T]]]:
         """The branches from the root to the owner that is served next."""

@@ -55,6 +55,10 @@ def service(routes: RouteTable) -> ServiceRoute:
     return routes.services["team-a/m"]
 
 
+def emptied(queue: FairQueue[Any]) -> list[Any]:
+    return [queue.pop() for _ in range(len(queue))]
+
+
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -253,6 +257,24 @@ async def test_suspending_a_service_refuses_its_waiting_requests() -> None:
         await waiting
 
 
+async def test_a_refused_or_cancelled_request_is_charged_nothing_and_does_not_count_as_running() -> None:
+    here, none = picker(), table()
+    here.update(none)
+    queue = here._services["team-a/m"].queue
+    refused = asyncio.create_task(here.enter(service(none), owner("refused"), 130.0))
+    await settle()
+    here.update(table(suspended=True))
+    with pytest.raises(Unavailable):
+        await refused
+    here.update(none)
+    cancelled = asyncio.create_task(here.enter(service(none), owner("cancelled"), 130.0))
+    await settle()
+    here.update(table(*at("a")))
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert (queue._running, set(queue._served.values())) == ({}, {0.0})
+
+
 async def test_removing_a_service_refuses_its_waiting_requests_and_forgets_it() -> None:
     here, none = picker(), table()
     here.update(none)
@@ -311,7 +333,7 @@ def test_a_fair_queue_keeps_everything_and_the_order_within_a_key(
         assert len(queue) == sum(map(len, model.values()))
         assert {k: queue.waiting(k) for k in model} == {k: len(v) for k, v in model.items()}
         assert queue.waiting(("t", "u")) == len(model["t", "u", "k"]) + len(model["t", "u", "l"])
-    drained = queue.drain()
+    drained = emptied(queue)
     assert {k: [i for i in drained if i[0] == k] for k in model} == model
 
 
@@ -330,7 +352,7 @@ def test_ten_keys_of_one_user_have_one_turn_and_so_have_ten_users_of_one_tenant(
     queue.push(("t", "modest", "k"), "modest")
     for number in range(10):
         queue.push(("s", f"u{number}", "k"), "other tenant")
-    assert queue.drain()[:4] == ["greedy", "other tenant", "modest", "other tenant"]
+    assert emptied(queue)[:4] == ["greedy", "other tenant", "modest", "other tenant"]
 
 
 @given(st.lists(st.sampled_from("ab"), min_size=1))
@@ -338,7 +360,7 @@ def test_no_key_waits_for_more_than_one_item_of_each_other_key(keys: list[str]) 
     queue: FairQueue[str] = FairQueue()
     for key in keys:
         queue.push(("t", key, "k"), key)
-    order = "".join(queue.drain())
+    order = "".join(emptied(queue))
     both = min(keys.count("a"), keys.count("b"))
     assert "aa" not in order[: 2 * both]
     assert "bb" not in order[: 2 * both]
@@ -383,7 +405,7 @@ def test_who_was_away_has_saved_nothing_up() -> None:
     for _ in range(10):
         queue.push(("b", "u", "k"), "b", 10.0)
     assert "".join(queue.pop() for _ in range(10)).count("b") == 5
-    assert queue.drain()
+    assert emptied(queue)
     queue.push(("c", "u", "k"), "c", 10.0)
     queue.push(("a", "u", "k"), "a", 10.0)
     queue.push(("c", "u", "k"), "c", 10.0)
