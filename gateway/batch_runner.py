@@ -32,6 +32,8 @@ log = logging.getLogger("busbar.gateway.batches")
 LATER_S = 15.0
 """Until a line that could not run is tried again, where nothing else is said."""
 LATEST_S = 300.0
+GIVE_BACK_S = 5.0
+"""For the last word to the API at the end: clients' streams have the time that is left."""
 NOW_S = 0.1
 """Between two questions, while there is more to do."""
 Held = tuple[str, int]
@@ -78,9 +80,10 @@ class BatchRunner:
         await asyncio.gather(self._asking, *running, return_exceptions=True)
         self._running.clear()
         try:
-            await self._claim(0)
-        except (ApiUnreachable, ApiRefused) as error:
-            log.warning("batches_not_given_back", extra={"error": str(error)})
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._claim(0)
+        except (TimeoutError, ApiUnreachable, ApiRefused) as error:
+            log.warning("batches_not_given_back", extra={"error": repr(error)})
 
     async def _ask(self) -> None:
         while True:

@@ -21,7 +21,8 @@ from tests.gateway.test_process import Process
 
 from busbar.api.errors import TooLarge
 from busbar.api.records.usage_ledger import By
-from busbar.kube.contracts.batches import Settled
+from busbar.gateway import batch_runner
+from busbar.kube.contracts.batches import Claim, Lent, Settled
 from busbar.kube.contracts.workload import BATCH_HEADER
 from busbar.kube.types.budget import Period
 from busbar.kube.types.inference import CostLimit, InferenceLimits
@@ -379,3 +380,21 @@ async def test_a_line_that_meets_a_defect_does_not_run_again_at_once(
 
     await until(others)
     assert tried.count("bad") == 1
+
+
+async def test_a_gateway_stops_although_the_api_does_not_answer(
+    real: House, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = asyncio.Event()
+
+    async def claim(wanted: Claim) -> Lent:
+        await silent.wait()
+        return Lent(lines=[])
+
+    monkeypatch.setattr(world.services.batches, "claim", claim)
+    monkeypatch.setattr(batch_runner, "GIVE_BACK_S", 0.05)
+    try:
+        async with asyncio.timeout(PATIENCE_S / 2):
+            await real.stop_gateway()
+    finally:
+        silent.set()
