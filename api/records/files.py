@@ -116,9 +116,13 @@ class FileStore:
             return info_of(await self._row(db, wanted))
 
     async def delete(self, wanted: FileRef) -> None:
-        """A batch that was made of it goes on: it has its lines."""
+        """A batch that was made of it goes on: it has its lines. Answers that it held go with it."""
+        lines = tables.batch_lines
         async with self._db.write() as tx:
-            await self._row(tx, wanted)
+            row = await self._row(tx, wanted)
+            if row["batch_id"] is not None:
+                held = (lines.c.batch_id == row["batch_id"]) & (lines.c.state == STATES[row["purpose"]])
+                await tx.execute(update(lines).where(held).values(answer=None))
             await tx.execute(delete(tables.files).where(tables.files.c.id == wanted.id))
 
     async def content(self, wanted: FileRef, after: int) -> tuple[bytes, int | None]:

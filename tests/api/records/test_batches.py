@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from tests.api.conftest import Clock
 
+from busbar.api.database import tables
 from busbar.api.database.engine import Database
 from busbar.api.errors import Conflict, Invalid, NotFound, TooLarge
 from busbar.api.records import batch_lines, batches, files
@@ -42,6 +44,7 @@ class Desk:
 
     def __init__(self, database: Database) -> None:
         self.clock = Clock()
+        self.database = database
         self.files = FileStore(database, self.clock)
         self.batches = BatchStore(database, self.clock)
 
@@ -299,6 +302,19 @@ async def test_a_file_without_a_line_fails_as_a_whole(desk: Desk, data: bytes) -
     await desk.claim(0)
     now = await desk.see(batch)
     assert (now.status, now.problem) == ("failed", "the file has no line")
+
+
+async def test_answers_are_gone_with_the_file_that_held_them(desk: Desk) -> None:
+    batch = await desk.create(await desk.upload(jsonl(request("a"), "{bad")))
+    (line,) = (await desk.claim(1)).lines
+    assert await desk.settle(line)
+    seen = await desk.see(batch)
+    assert seen.output_file_id is not None
+    await desk.files.delete(FileRef(id=seen.output_file_id, **ALICE))
+    async with desk.database.read() as db:
+        kept = select(tables.batch_lines.c.number).where(tables.batch_lines.c.answer.is_not(None))
+        assert list((await db.execute(kept)).scalars()) == [1]
+    assert len(await desk.read(seen.error_file_id)) == 1
 
 
 async def test_limits_on_files_lines_and_open_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
