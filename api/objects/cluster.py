@@ -19,7 +19,7 @@ from busbar.api.objects.profiles import classes_of, identity_of, profile_for_mem
 from busbar.kube.contracts.preview import NodeLoad
 from busbar.kube.resources import TRAINING_JOBS
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
-from busbar.kube.types.model_service import ModelServiceStatus, ServicePhase
+from busbar.kube.types.service_status import ModelServiceStatus, ServicePhase
 from busbar.kube.types.tenant import Role
 
 POOL_ONLY_FOR_ADMINS = {"tenants"}

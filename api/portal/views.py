@@ -11,7 +11,7 @@ from busbar.kube.contracts.preview import span
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.forecast import StartForecast
 from busbar.kube.types.meta import ANNOTATION_REQUESTER, ConditionStatus
-from busbar.kube.types.model_service import ModelServiceStatus, ServicePhase
+from busbar.kube.types.service_status import ModelServiceStatus, ServicePhase
 from busbar.kube.types.service_words import access_facts, adapter_facts, change_words, level_facts, pool_words
 from busbar.kube.types.training_job import (
     TERMINAL_PHASES,

@@ -10,7 +10,7 @@ from typing import Any
 from busbar.api.database.types import storable
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
-from busbar.kube.types.model_service import ModelServiceStatus
+from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.kube.types.training_job import (
     Admission,
     LostWork,

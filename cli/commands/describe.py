@@ -181,7 +181,8 @@ def _trained(model: dict[str, Any]) -> str | None:
 
 
 def _service(found: Object) -> list[tuple[str, object]]:
-    from busbar.kube.types.model_service import Access, ModelServiceStatus
+    from busbar.kube.types.service_access import Access
+    from busbar.kube.types.service_status import ModelServiceStatus
     from busbar.kube.types.service_words import (
         access_facts,
         adapter_facts,
@@ -206,7 +207,7 @@ def _service(found: Object) -> list[tuple[str, object]]:
 
 def _scalings(found: Object) -> str:
     """The last changes of a service's replicas, the newest first."""
-    from busbar.kube.types.model_service import ModelServiceStatus
+    from busbar.kube.types.service_status import ModelServiceStatus
     from busbar.kube.types.service_words import change_words
 
     history = ModelServiceStatus.model_validate(found.status).scaling_history or []

@@ -10,9 +10,10 @@ from busbar.kube.types.meta import (
     ObjectMeta,
     Resource,
 )
-from busbar.kube.types.model_service import ModelService, ServicePhase
+from busbar.kube.types.model_service import ModelService
 from busbar.kube.types.performance_profile import PerformanceProfile
 from busbar.kube.types.power_domain import PowerDomain
+from busbar.kube.types.service_status import ServicePhase
 from busbar.kube.types.tenant import Tenant
 from busbar.kube.types.training_job import TrainingJob, TrainingPhase
 

@@ -1,61 +1,39 @@
 """ModelService: serve a model over the OpenAI API, with replicas that follow demand."""
 
 import re
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from busbar.kube.types.accelerator_pool import TenantList
-from busbar.kube.types.inference import InferencePrice, PerMinute
+from busbar.kube.types.inference import InferencePrice
 from busbar.kube.types.meta import (
     AGE,
-    CamelReason,
     ClaimUri,
-    Conditions,
     DnsLabel,
     KindInfo,
     ObjectName,
     PrinterColumn,
     Quantity,
     Resource,
-    Sentence,
-    ShortText,
     SpecModel,
-    StatusModel,
     short_name_rule,
 )
-from busbar.kube.types.performance_profile import StepModel
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
+from busbar.kube.types.service_access import SAME_KV_QUOTAS, Access
+from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.kube.types.shape import AcceleratorList, PodShape
-from busbar.kube.types.training_job import Amount, Count, Usage
 
 MAX_REPLICAS = 256
 RESERVED_ARGS = "^--(api([-_](k(ey?)?)?)?|conf(ig?)?)(=|$)"
 """vLLM's `--api-key` and `--config`, also with underscores or abbreviated, as its parser accepts them."""
-MOST_MEASURED = 16
-MOST_DECISIONS = 50
-MOST_TENANTS = 257
-"""In a status: those of spec.access and the owner's."""
-Share = Annotated[float, Field(ge=0, le=1)]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", max_length=128)]
 
 
 class ServiceEngine(StrEnum):
     BUILTIN = "builtin"
     VLLM = "vllm"
-
-
-class ServicePhase(StrEnum):
-    PENDING = "Pending"
-    QUEUED = "Queued"
-    STARTING = "Starting"
-    READY = "Ready"
-    IDLE = "Idle"
-    DRAINING = "Draining"
-    SUSPENDED = "Suspended"
-    FAILED = "Failed"
 
 
 class ServedModel(SpecModel):
@@ -84,63 +62,6 @@ class ServedAdapter(SpecModel):
     tenants: TenantList | None = Field(
         default=None, description="Tenants that may use it; default all that may use the service."
     )
-
-
-class AllowedTenant(SpecModel):
-    """A tenant that may use the service, and its part of it."""
-
-    rules = (
-        Rule(
-            cel="!has(self.guaranteedKv) || !has(self.maxKv) || self.guaranteedKv <= self.maxKv",
-            message="guaranteedKv must not be greater than maxKv",
-            holds=lambda tenant: tenant.guaranteed_kv is None or tenant.guaranteed_kv <= (tenant.max_kv or 1),
-        ),
-    )
-
-    name: DnsLabel = Field(description="The Tenant; the owner's own may be named for its weight.")
-    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
-        default=1.0,
-        description="Of its requests while they wait and inside the replicas; the owner's is 1 where it is not named.",
-    )
-    tokens_per_minute: PerMinute | None = Field(
-        default=None,
-        description="Prompt and output tokens of this service that it may use in any 60 seconds; absent: no limit.",
-    )
-    guaranteed_kv: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None,
-        description="Part of each replica's KV cache that it always gets; others use it while it is idle.",
-    )
-    max_kv: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="Most of each replica's KV cache that it may hold; absent: all."
-    )
-
-    @property
-    def has_kv_quota(self) -> bool:
-        return self.guaranteed_kv is not None or self.max_kv is not None
-
-
-_PROMISED = "self.tenants.map(t, has(t.guaranteedKv) ? t.guaranteedKv : 0.0).sum()"
-
-
-class Access(SpecModel):
-    """Who besides the owner's tenant may use the service."""
-
-    rules = (
-        Rule(
-            cel=f"{_PROMISED} <= 1.000001",  # ten tenths add up to more than 1 in some orders
-            message="the guaranteedKv of all tenants together must not be greater than 1, the whole KV cache",
-            holds=lambda access: sum(t.guaranteed_kv or 0 for t in access.tenants) <= 1.000001,
-        ),
-    )
-
-    tenants: Annotated[
-        list[AllowedTenant],
-        Field(
-            min_length=1,
-            max_length=256,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        ),
-    ] = Field(description="These tenants; they ask for it as NAMESPACE/NAME.")
 
 
 class WarmLevel(StrEnum):
@@ -218,22 +139,6 @@ class ServiceLevel(SpecModel):
         default=None,
         description="Share of requests, in percent, that must meet both targets; default 99.",
     )
-
-
-def _kv_quotas(of: str, value: str) -> str:
-    """CEL: a value of each tenant with a part of the KV cache, or nothing where no other tenant may use the service."""
-    tenants = f"{of}.access.tenants.filter(t, has(t.guaranteedKv) || has(t.maxKv))"
-    return f"(has({of}.access) ? {tenants}.map(t, {value}) : [])"
-
-
-_SAME_KV_QUOTAS = " && ".join(
-    f"{_kv_quotas('self', value)} == {_kv_quotas('oldSelf', value)}"
-    for value in (
-        "t.name",
-        "has(t.guaranteedKv) ? t.guaranteedKv : 0.0",
-        "has(t.maxKv) ? t.maxKv : 1.0",
-    )
-)
 
 
 class ModelServiceSpec(SpecModel):
@@ -320,7 +225,7 @@ class ModelServiceSpec(SpecModel):
         immutable("kvCacheMemory", while_running=True),
         immutable("adapters", while_running=True),
         Rule(
-            cel=f"oldSelf.suspend || ({_SAME_KV_QUOTAS})",
+            cel=f"oldSelf.suspend || ({SAME_KV_QUOTAS})",
             message="guaranteedKv and maxKv of spec.access can change only while spec.suspend is true, because replicas"
             " read them at their start; suspend the object first",
         ),
@@ -410,216 +315,6 @@ class ModelServiceSpec(SpecModel):
         """The number of replicas that somebody outside decides; None: Busbar decides."""
         by_pool = self.scaling.external
         return self.replicas if by_pool is None else sum(by_pool.values())
-
-
-class PoolReplicas(StatusModel):
-    """Replicas in one pool."""
-
-    pool: ShortText = Field(description="AcceleratorPool.")
-    replicas: Count = Field(description="Replicas there.")
-    ready: Count | None = Field(default=None, description="Of these, how many take requests.")
-    sleeping: Count | None = Field(
-        default=None, description="Of these, how many sleep: any job that waits may take their place."
-    )
-    desired: Count | None = Field(
-        default=None,
-        description="Replicas wanted there, where the latency target or an external target decides.",
-    )
-    accelerator: ShortText | None = Field(default=None, description="Accelerator type of the pool.")
-    cost_per_hour: Amount | None = Field(default=None, description="Price of one replica there.")
-    start_seconds: Amount | None = Field(
-        default=None, description="From a replica's creation until it took requests, at its last start."
-    )
-    requests_per_second: Amount | None = Field(
-        default=None, description="What one replica sustains within the latency target, with today's sizes."
-    )
-
-
-class TenantRequests(StatusModel):
-    """What one tenant asks of a shared service, as gateway and replicas counted it at the last write of the status."""
-
-    name: DnsLabel = Field(description="The Tenant.")
-    waiting: Count = Field(default=0, description="Requests that wait for a replica.")
-    running: Count = Field(default=0, description="Requests at the replicas.")
-    kv_blocks: Count | None = Field(
-        default=None,
-        description="KV blocks that its running requests hold, of all replicas; absent without shares of the KV cache.",
-    )
-    kv_blocks_guaranteed: Count | None = Field(
-        default=None, description="KV blocks that it always gets, of all replicas."
-    )
-    kv_blocks_most: Count | None = Field(
-        default=None, description="KV blocks that it may hold at most, of all replicas."
-    )
-
-
-class AdapterStatus(StatusModel):
-    """What the replicas of the builtin engine say of an adapter."""
-
-    name: ShortText = Field(description="Its name in spec.adapters.")
-    replicas: Count = Field(description="Replicas that serve it.")
-    message: Sentence | None = Field(default=None, description="Why a replica refuses it.")
-
-
-class MeasuredReplica(StatusModel):
-    """Measurements of the replicas with one kind of placement, as reported by the busiest of them."""
-
-    workload_class: ShortText = Field(description="Of the model as it is served; profiles have its speeds.")
-    accelerator: ShortText = Field(description="Accelerator type.")
-    accelerators: Count = Field(description="Accelerators of one replica.")
-    mode: ShortText = Field(default="resident", description="Engine mode.")
-    tokens_per_second: Amount | None = Field(default=None, description="Speed of decoding.")
-    prefill_tokens_per_second: Amount | None = Field(default=None, description="Speed of processing prompts.")
-    memory_gib: Amount | None = Field(default=None, description="Weights and KV cache.")
-    kv_tokens: Count | None = Field(default=None, description="Tokens of context that fit into the KV cache.")
-    step_model: StepModel = Field(description="Seconds of one step.")
-    verified: bool = Field(
-        default=False,
-        description="It ran the platform's image under an accepted digest: its speeds are shared with other services.",
-    )
-
-
-class ScalingCause(StrEnum):
-    """What changed the desired replicas."""
-
-    FORECAST = "Forecast"
-    PANIC = "Panic"
-    IDLE = "Idle"
-    SWITCH = "Switch"
-    IN_FLIGHT = "InFlight"
-    EXTERNAL = "External"
-    WOKEN = "Woken"
-    NO_ROOM = "NoRoom"
-    BOUNDS = "Bounds"
-    BUDGET = "Budget"
-    OFF = "Off"
-
-
-class ScalingDecision(StatusModel):
-    """One change of the desired replicas."""
-
-    time: datetime = Field(description="When.")
-    previous: Count = Field(description="Replicas desired before.")
-    desired: Count = Field(description="Replicas desired after.")
-    cause: ScalingCause | None = Field(default=None, description="Why, as one stable word.")
-    requests_per_second: Amount | None = Field(default=None, description="The load that they are for.")
-    capacity_per_second: Amount | None = Field(
-        default=None, description="What the replicas that were ready sustained within the latency target."
-    )
-    reason: Sentence = Field(default="", description="Why.")
-
-
-class ScaledBy(StrEnum):
-    """The rule that decides the number of replicas."""
-
-    PROMISE = "Promise"
-    IN_FLIGHT = "InFlight"
-    EXTERNAL = "External"
-
-
-class ServiceLevelStatus(StatusModel):
-    """How well the latency target is kept, and whether it decides the number of replicas."""
-
-    scaled_by: ScaledBy = Field(description="What decides the number of replicas.")
-    message: Sentence | None = Field(
-        default=None, description="Why the latency target does not, or not alone."
-    )
-    attainment_recent: Share | None = Field(
-        default=None, description="Answers within the target over all, of the last five minutes."
-    )
-    attainment_hour: Share | None = Field(default=None, description="The same of the last hour.")
-    requests_recent: Count | None = Field(default=None, description="Requests in the last five minutes.")
-    requests_hour: Count | None = Field(default=None, description="Requests in the last hour.")
-
-
-class DemandForecastStatus(StatusModel):
-    """Requests per second, now and when a replica asked for now would be ready."""
-
-    now: Amount = Field(description="Of the last ten seconds.")
-    at_ready: Amount = Field(description="Expected when a replica asked for now would be ready.")
-    p90: Amount = Field(description="The same at the 90 % quantile of the forecast's past errors.")
-    ready_in_seconds: Amount = Field(description="Until a replica asked for now would be ready.")
-    method: ShortText | None = Field(default=None, description="level, trend or day: which forecast is used.")
-    inside: Share | None = Field(
-        default=None, description="Share of past forecasts whose p90 the load did not exceed."
-    )
-    capacity: Amount | None = Field(
-        default=None, description="What the ready replicas sustain within the latency target."
-    )
-
-
-class ModelServiceStatus(StatusModel):
-    """Busbar's observations and decisions; only the operator writes it."""
-
-    observed_generation: Count | None = Field(default=None, description="The metadata.generation acted upon.")
-    phase: ServicePhase | None = Field(default=None, description="One word for the state of the service.")
-    reason: CamelReason | None = Field(default=None, description="A stable word that says why.")
-    message: Sentence | None = Field(default=None, description="One sentence that says why.")
-    conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
-    replicas: Count | None = Field(default=None, description="Replicas that exist.")
-    ready_replicas: Count | None = Field(default=None, description="Replicas that take requests.")
-    desired_replicas: Count | None = Field(default=None, description="Replicas wanted now.")
-    sleeping_replicas: Count | None = Field(
-        default=None, description="Of those that exist, how many sleep; absent for none."
-    )
-    selector: ShortText | None = Field(
-        default=None, description="Label selector of the replicas, for autoscalers."
-    )
-    url: ShortText | None = Field(default=None, description="Base URL of the OpenAI API.")
-    model_id: ShortText | None = Field(default=None, description="The name clients use.")
-    pools: (
-        Annotated[
-            list[PoolReplicas],
-            Field(
-                max_length=64,
-                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pool"]},
-            ),
-        ]
-        | None
-    ) = Field(default=None, description="Replicas per pool.")
-    measured: Annotated[list[MeasuredReplica], Field(max_length=MOST_MEASURED)] | None = Field(
-        default=None, description="Measurements that the replicas report."
-    )
-    adapters: (
-        Annotated[
-            list[AdapterStatus],
-            Field(
-                max_length=64,
-                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-            ),
-        ]
-        | None
-    ) = Field(default=None, description="The adapters, as the replicas report them.")
-    tenants: (
-        Annotated[
-            list[TenantRequests],
-            Field(
-                max_length=MOST_TENANTS,
-                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-            ),
-        ]
-        | None
-    ) = Field(default=None, description="Requests by tenant; absent where the service is not shared.")
-    slo: ServiceLevelStatus | None = Field(
-        default=None, description="How the latency target is kept; absent without one."
-    )
-    forecast: DemandForecastStatus | None = Field(
-        default=None, description="Demand that the replicas are counted for; absent where it is not forecast."
-    )
-    scaling_history: Annotated[list[ScalingDecision], Field(max_length=MOST_DECISIONS)] | None = Field(
-        default=None, description="The last changes of the desired replicas, the newest last."
-    )
-    usage: Usage | None = Field(default=None, description="Total use.")
-    last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")
-    last_scale_time: datetime | None = Field(
-        default=None, description="When the desired replicas last changed."
-    )
-    restarts: Count | None = Field(
-        default=None, description="Restarts of the containers of the current replicas."
-    )
-    last_request_time: datetime | None = Field(
-        default=None, description="When the gateway last saw a request."
-    )
 
 
 class ModelService(Resource):

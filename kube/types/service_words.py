@@ -3,10 +3,9 @@ same in the command line and in the portal."""
 
 from __future__ import annotations
 
-from busbar.kube.types.model_service import (
-    Access,
+from busbar.kube.types.service_access import Access, AllowedTenant
+from busbar.kube.types.service_status import (
     AdapterStatus,
-    AllowedTenant,
     ModelServiceStatus,
     PoolReplicas,
     ScaledBy,

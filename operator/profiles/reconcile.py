@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from busbar.kube.types import PerformanceProfile, TrainingJob
-from busbar.kube.types.model_service import MeasuredReplica
 from busbar.kube.types.performance_profile import (
     MOST_CELLS,
     CellSource,
@@ -26,6 +25,7 @@ from busbar.kube.types.performance_profile import (
     ProfileCell,
 )
 from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.kube.types.service_status import MeasuredReplica
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.profiles.observations import (
     ClassObservations,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from busbar.kube.contracts.workload import AdapterReport, ServingStatus
 from busbar.kube.types import ModelService
-from busbar.kube.types.model_service import AdapterStatus, ServiceEngine
+from busbar.kube.types.model_service import ServiceEngine
+from busbar.kube.types.service_status import AdapterStatus
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.status import clip
 

@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from busbar.kube.types import Condition, ServicePhase
-from busbar.kube.types.model_service import ScalingCause, ScalingDecision
 from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.kube.types.service_status import ScalingCause, ScalingDecision
 from busbar.operator.serving.external import external_words, unusable
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.write.status import clip, conditions

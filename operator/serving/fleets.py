@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import ModelService
-from busbar.kube.types.model_service import ScaledBy, ScalingCause
+from busbar.kube.types.service_status import ScaledBy, ScalingCause
 from busbar.operator.errors import TargetUnreachable
 from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
 from busbar.operator.serving.fleet_input import (

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
-from busbar.kube.types.model_service import MeasuredReplica, ServiceLevel
+from busbar.kube.types.model_service import ServiceLevel
 from busbar.kube.types.performance_profile import StepModel as Reported
+from busbar.kube.types.service_status import MeasuredReplica
 from busbar.operator.profiles.serving_speeds import is_ours
 from busbar.scheduler.autoscale.step_model import Slo, StepModel
 from busbar.scheduler.errors import ServingModelError

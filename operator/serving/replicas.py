@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from busbar.kube.types import ModelService
-from busbar.kube.types.model_service import PoolReplicas
+from busbar.kube.types.service_status import PoolReplicas
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Placement, Resources

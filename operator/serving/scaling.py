@@ -16,7 +16,7 @@ from datetime import datetime
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import ModelService
-from busbar.kube.types.model_service import ScalingCause
+from busbar.kube.types.service_status import ScalingCause
 from busbar.operator.serving.external import external_words
 from busbar.operator.serving.fleets import Change, Plan
 from busbar.scheduler.autoscale import Demand, Scaling, ScalingState, decide

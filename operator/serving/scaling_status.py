@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from busbar.kube.types import AcceleratorPool, ModelService
-from busbar.kube.types.model_service import (
-    DemandForecastStatus,
-    PoolReplicas,
-    ScaledBy,
-    ServiceLevelStatus,
-)
+from busbar.kube.types.service_status import DemandForecastStatus, PoolReplicas, ScaledBy, ServiceLevelStatus
 from busbar.operator.serving.fleet_input import start_seconds
 from busbar.operator.serving.fleets import Plan
 from busbar.operator.watch.projections import Pod, Sleep

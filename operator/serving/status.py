@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 
 from busbar.kube.types import ServicePhase
 from busbar.kube.types.meta import LABEL_JOB, LABEL_KIND
-from busbar.kube.types.model_service import (
+from busbar.kube.types.reasons import Reason
+from busbar.kube.types.service_status import (
     MOST_DECISIONS,
     MeasuredReplica,
     ModelServiceStatus,
     ScalingDecision,
     ServiceLevelStatus,
 )
-from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Decision, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.pods.engine_image import EngineImage

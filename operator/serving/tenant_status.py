@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
-from busbar.kube.types.model_service import MOST_TENANTS, TenantRequests
+from busbar.kube.types.service_status import MOST_TENANTS, TenantRequests
 from busbar.operator.watch.projections import Pod
 
 

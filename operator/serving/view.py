@@ -9,8 +9,8 @@ from datetime import datetime
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob, TrainingPhase
-from busbar.kube.types.model_service import ModelServiceStatus
 from busbar.kube.types.reasons import Reason
+from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods import manifests
 from busbar.operator.serving.fleets import Change, Plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from busbar.kube.types.model_service import Access, ModelServiceStatus
+from busbar.kube.types.service_access import Access
+from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.kube.types.service_words import (
     access_facts,
     adapter_facts,

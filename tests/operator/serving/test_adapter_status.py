@@ -7,7 +7,7 @@ from typing import Any
 from tests.operator.builders import replica, service
 
 from busbar.kube.contracts.workload import AdapterReport, ServingStatus
-from busbar.kube.types.model_service import AdapterStatus
+from busbar.kube.types.service_status import AdapterStatus
 from busbar.operator.serving.adapter_status import adapter_rows
 from busbar.operator.watch.projections import Pod
 

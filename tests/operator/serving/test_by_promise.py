@@ -14,7 +14,7 @@ from tests.operator.builders import NOW, RENDERING, SETTINGS, pool, replica, ser
 from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
-from busbar.kube.types.model_service import MeasuredReplica, ModelServiceStatus, ScalingCause
+from busbar.kube.types.service_status import MeasuredReplica, ModelServiceStatus, ScalingCause
 from busbar.operator.profiles.serving_speeds import remembered
 from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
 from busbar.operator.serving.claims import claims

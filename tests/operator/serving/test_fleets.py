@@ -12,7 +12,7 @@ from tests.operator.builders import NOW, pool, replica, service
 
 from busbar.kube.contracts.demand import Outcomes, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.types import AcceleratorPool, ModelService
-from busbar.kube.types.model_service import ScaledBy, ScalingCause
+from busbar.kube.types.service_status import ScaledBy, ScalingCause
 from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
 from busbar.operator.watch.projections import Pod

@@ -8,7 +8,7 @@ from tests.operator.builders import replica, service
 
 from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.workload import ServingStatus, TenantBlocks
-from busbar.kube.types.model_service import TenantRequests
+from busbar.kube.types.service_status import TenantRequests
 from busbar.operator.serving.tenant_status import tenant_rows
 
 SHARED: dict[str, Any] = {"tenants": [{"name": "guest", "guaranteedKv": 0.5}, {"name": "sales"}]}
