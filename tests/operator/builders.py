@@ -157,3 +157,12 @@ def with_status(of: TrainingJob, update: JobUpdate, **changes: Any) -> TrainingJ
 
 def queued(**status: Any) -> TrainingJob:
     return job(status={"phase": "Queued", "reason": "InsufficientCapacity", **status})
+
+
+def running_job(**changes: object) -> TrainingJob:
+    of = admitted(job())
+    return with_status(of, reconcile(view(of, running())), **changes)
+
+
+def phase(update: JobUpdate) -> str | None:
+    return update.status.phase if update.status is not None else None

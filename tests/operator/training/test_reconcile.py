@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,9 +17,11 @@ from tests.operator.builders import (
     gang,
     gated,
     job,
+    phase,
     placement,
     pod,
     running,
+    running_job,
     view,
     with_status,
 )
@@ -33,13 +34,9 @@ from busbar.operator.decisions import Lift, Release, Wait
 from busbar.operator.pods.readings import parse_reading
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.reconcile import reconcile
-from busbar.operator.training.view import JobUpdate, holders, placement_of
+from busbar.operator.training.view import JobUpdate, placement_of
 from busbar.operator.watch.projections import Pod
-from busbar.operator.write.actions import Apply, Create, Delete, LiftGate, PostToPod
-
-
-def phase(update: JobUpdate) -> str | None:
-    return update.status.phase if update.status is not None else None
+from busbar.operator.write.actions import Apply, Create, Delete, LiftGate
 
 
 def reading(**said: object) -> TrainingStatus:
@@ -182,11 +179,6 @@ def test_running_is_said_when_all_pods_run() -> None:
     assert update.status.start_time == NOW
 
 
-def running_job(**changes: object) -> TrainingJob:
-    of = admitted(job())
-    return with_status(of, reconcile(view(of, running())), **changes)
-
-
 def test_progress_is_written_at_a_bounded_rate() -> None:
     of = running_job()
     said = {running().uid: reading(step=5, totalSteps=100, loss=2.0)}
@@ -270,178 +262,6 @@ def test_a_failed_rank_ends_the_gang_and_the_others_are_deleted_next() -> None:
     assert [(type(a), a.key.name) for a in after.actions] == [(Delete, "job-1-0")]
 
 
-# -- releasing the placement -----------------------------------------------------------------------------
-
-
-def preempted() -> TrainingJob:
-    of = running_job()
-    update = reconcile(view(of, running(port=9400)), Release("Preempted", "makes room", "7", taken=True))
-    assert phase(update) == "Preempting"
-    assert update.actions == ()
-    return with_status(of, update)
-
-
-def test_a_preemption_is_counted_and_dated() -> None:
-    for reason, taken, count in (("Preempted", True, 1), ("Resized", True, 1), ("Moved", False, None)):
-        update = reconcile(view(running_job(), running(port=9400)), Release(reason, "x", "7", taken=taken))
-        assert update.status is not None
-        assert update.status.preemptions == count
-        assert update.status.last_move_time is not None
-
-
-def test_a_preempted_job_is_asked_to_save_before_its_pods_are_deleted() -> None:
-    update = reconcile(view(preempted(), running(port=9400)))
-    assert [type(a) for a in update.actions] == [PostToPod]
-
-
-def test_nothing_is_deleted_while_the_answer_is_awaited() -> None:
-    uid = running().uid
-    assert reconcile(view(preempted(), running(port=9400), asked={uid: False})).actions == ()
-
-
-def test_the_answer_or_the_deadline_deletes_the_pods() -> None:
-    of, lead = preempted(), running(port=9400)
-    answered = reconcile(view(of, lead, asked={lead.uid: True}))
-    overdue = reconcile(view(of, lead, asked={lead.uid: False}, now=NOW + timedelta(seconds=60)))
-    for update in (answered, overdue):
-        assert [type(a) for a in update.actions] == [Delete]
-
-
-def test_a_pod_without_the_port_is_stopped_by_its_signal_alone() -> None:
-    update = reconcile(view(preempted(), running()))
-    assert [(type(a), getattr(a, "grace_s", None)) for a in update.actions] == [(Delete, 60)]
-
-
-def test_the_place_is_released_only_when_the_pods_are_gone() -> None:
-    of = preempted()
-    assert reconcile(view(of, running(port=9400, deleting=True), asked={})).status is None
-    update = reconcile(view(of))
-    assert phase(update) == "Queued"
-    assert update.status is not None
-    assert update.status.admission is None
-    assert update.status.preemptions == 1
-
-
-def test_a_job_that_finishes_while_it_is_asked_has_succeeded() -> None:
-    assert phase(reconcile(view(preempted(), ended()))) == "Succeeded"
-
-
-def test_suspending_releases_and_then_rests() -> None:
-    of = running_job()
-    of = of.model_copy(update={"spec": of.spec.model_copy(update={"suspend": True})})
-    update = reconcile(view(of, running()))
-    assert phase(update) == "Preempting"
-    done = reconcile(view(with_status(of, update)))
-    assert phase(done) == "Suspended"
-    assert done.status is not None
-    assert not done.status.preemptions
-
-
-def test_a_job_whose_tenant_is_gone_saves_and_rests_until_there_is_one_again() -> None:
-    update = reconcile(view(running_job(), running(), has_tenant=False))
-    assert phase(update) == "Preempting"
-    done = reconcile(view(with_status(running_job(), update), has_tenant=False))
-    assert done.status is not None
-    assert (done.status.phase, done.status.reason) == ("Suspended", "TenantGone")
-    at_rest = with_status(running_job(), done)
-    waits = Wait(reason="NoTenant", message="Its namespace belongs to no tenant.")
-    assert phase(reconcile(view(at_rest, has_tenant=False), waits)) == "Suspended"
-    assert (
-        phase(reconcile(view(at_rest), Wait(reason="InsufficientCapacity", message="It waits."))) == "Queued"
-    )
-
-
-def test_a_job_that_never_ran_waits_for_a_tenant_like_for_anything_else() -> None:
-    waits = Wait(reason="NoTenant", message="Its namespace belongs to no tenant.")
-    assert phase(reconcile(view(job(), has_tenant=False), waits)) == "Queued"
-
-
-def test_a_gang_that_cannot_be_placed_is_torn_down_and_queued_again() -> None:
-    of = admitted(gang(2), 2)
-    stuck = pod(1, unschedulable_since=NOW - timedelta(seconds=61), problem="Unschedulable: no room")
-    update = reconcile(view(of, running(0), stuck))
-    assert phase(update) == "Preempting"
-    assert update.status is not None
-    assert update.status.reason == "GangIncomplete"
-    assert "no room" in (update.status.message or "")
-
-
-QUOTA = 'pods "job-1-0" is forbidden: exceeded quota: team'
-
-
-def test_a_refused_pod_is_told_where_a_person_reads_it_and_tried_again() -> None:
-    update = reconcile(view(admitted(job()), refused=QUOTA))
-    assert update.status is not None
-    assert (update.status.phase, update.status.reason) == ("Admitted", "PodsRefused")
-    assert QUOTA in (update.status.message or "")
-    assert [a.resource for a in update.actions if isinstance(a, Create)] == [PODS]
-
-
-def test_a_job_whose_pods_are_refused_gives_its_place_back() -> None:
-    update = reconcile(view(admitted(job()), refused=QUOTA, now=NOW + timedelta(seconds=61)))
-    assert phase(update) == "Preempting"
-    assert update.status is not None
-    assert QUOTA in (update.status.message or "")
-
-
-@pytest.mark.parametrize("pods", [(), (gated(0), gated(1))], ids=["never made", "never let go"])
-def test_a_gang_whose_pods_never_come_does_not_keep_its_place_for_ever(pods: tuple[Pod, ...]) -> None:
-    update = reconcile(view(admitted(gang(2), 2), *pods, now=NOW + timedelta(seconds=901)))
-    assert phase(update) == "Preempting"
-    assert update.status is not None
-    assert update.status.reason == "GangIncomplete"
-
-
-def foreign(rank: int = 0, **fields: Any) -> Pod:
-    """Somebody else's pod under the name of one of the job's."""
-    return replace(pod(rank), **{"kind": "", "job": "", "owner_uid": "uid-other", **fields})
-
-
-@pytest.mark.parametrize(
-    ("owner", "said"), [("ReplicaSet web-5d4c", "ReplicaSet web-5d4c"), ("", "nobody")], ids=["owned", "bare"]
-)
-def test_a_job_whose_pods_name_is_taken_says_by_whom_and_gives_its_place_back(owner: str, said: str) -> None:
-    of = admitted(gang(2), 2)
-    held = holders(of, (gated(0),), {p.key: p for p in (gated(0), foreign(1, owner=owner))})
-    update = reconcile(view(of, gated(0), holders=held))
-    assert phase(update) == "Preempting"
-    assert update.status is not None
-    assert f"Pod job-1-1 exists already and belongs to {said}" in (update.status.message or "")
-    assert not update.actions
-    queued = reconcile(view(with_status(of, update)))
-    assert queued.status is not None
-    assert (queued.status.phase, queued.status.admission) == ("Queued", None)
-    assert "Pod job-1-1" in (queued.status.message or "")
-
-
-def test_the_pods_of_an_earlier_object_of_the_name_are_waited_for() -> None:
-    of = admitted(job())
-    held = (replace(pod(0), owner_uid="uid-before"),)
-    waits = reconcile(view(of, holders=held))
-    assert waits.status is not None
-    assert (waits.status.phase, waits.status.reason) == ("Admitted", "PodsRefused")
-    assert "belongs to an earlier object named job" in (waits.status.message or "")
-    assert (waits.actions, waits.again_s) == ((), 1.0)
-    assert phase(reconcile(view(of, holders=held, now=NOW + timedelta(seconds=61)))) == "Preempting"
-    leaving = (foreign(deleting=True),)
-    assert phase(reconcile(view(of, holders=leaving))) == "Admitted"
-
-
-def test_only_pods_of_others_hold_a_name() -> None:
-    of = admitted(job())
-    for mine, others in (((pod(0),), ()), ((pod(1),), ()), ((), (foreign(0),)), ((), ())):
-        assert holders(of, mine, {p.key: p for p in (*mine, *others)}) == others
-    assert holders(of, (pod(0),), {pod(0).key: foreign(0)}) == (), (
-        "all its pods are there: no name is looked up"
-    )
-    assert holders(job(), (), {foreign(0).key: foreign(0)}) == (), "without an admission it needs no name"
-    assert reconcile(view(of, pod(0), holders=(foreign(1),))).status is not None
-
-
-def unpullable(rank: int = 0) -> Pod:
-    return pod(rank, node=f"node-{rank}", problem="ImagePullBackOff: Back-off pulling image own")
-
-
 def test_the_engines_memory_stands_in_the_status_beside_its_plan_until_the_next_attempt() -> None:
     report = {
         "class": "c",
@@ -458,42 +278,6 @@ def test_the_engines_memory_stands_in_the_status_beside_its_plan_until_the_next_
     last = merge_reading(first, reading(step=10, totalSteps=10, tokensPerSecond=5.0), NOW)
     assert last.memory == first.memory
     assert merge_reading(last, reading(step=0, totalSteps=10), NOW).memory is None
-
-
-def test_an_image_that_cannot_be_pulled_uses_up_the_tries_and_waits_longer_each_time() -> None:
-    of, waits = admitted(gang(2, retryLimit=2), 2), []
-    late = NOW + timedelta(seconds=901)
-    for restarts in (1, 2):
-        torn = reconcile(view(of, unpullable(0), unpullable(1), now=late))
-        assert phase(torn) == "Preempting"
-        assert torn.status is not None
-        assert (torn.status.reason, torn.status.restarts) == ("GangIncomplete", restarts)
-        freed = reconcile(view(with_status(of, torn), now=late))
-        assert phase(freed) == "Queued"
-        assert freed.status is not None
-        assert freed.status.restarts == restarts
-        assert freed.status.retry_at is not None
-        waits.append((freed.status.retry_at - late).seconds)
-        of = admitted(gang(2, retryLimit=2), 2, restarts=restarts)
-    assert waits == [15, 30]
-    end = reconcile(view(of, unpullable(0), unpullable(1), now=late))
-    assert phase(end) == "Failed"
-    assert end.status is not None
-    assert end.status.reason == "RetryLimitReached"
-    assert "ImagePullBackOff: Back-off pulling image own. This was try 3 of 3." in (end.status.message or "")
-    assert len([a for a in end.actions if isinstance(a, Delete)]) == 2
-
-
-@pytest.mark.parametrize("other", [pod(1), gated(1, node="node-1")], ids=["without a node", "gated"])
-def test_a_gang_that_the_cluster_does_not_place_loses_no_try(other: Pod) -> None:
-    pods = (unpullable(0), other)
-    update = reconcile(view(admitted(gang(2, retryLimit=0), 2), *pods, now=NOW + timedelta(seconds=901)))
-    assert phase(update) == "Preempting"
-    assert update.status is not None
-    assert not update.status.restarts
-
-
-# -- the end -------------------------------------------------------------------------------------------
 
 
 def test_a_finished_job_goes_after_its_time() -> None:
@@ -528,19 +312,6 @@ def test_a_running_job_is_looked_at_again_when_its_use_is_due_and_when_its_deadl
     assert due.status is not None
     limited = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 12})})
     assert reconcile(view(limited, running(), now=NOW + timedelta(seconds=10))).again_s == pytest.approx(2.0)
-
-
-def test_a_pod_that_its_node_does_not_let_go_is_named_with_what_to_do() -> None:
-    dead = running(deleting=True, deletes_at=NOW - timedelta(seconds=61))
-    waits = reconcile(view(job(status={"attempt": 1, "phase": "Queued", "reason": "Retrying"}), dead))
-    leaves = reconcile(view(preempted(), dead))
-    for update, where in ((waits, "Queued"), (leaves, "Preempting")):
-        assert phase(update) == where
-        assert update.status is not None
-        assert update.status.reason == "PodStuck"
-        assert "node-0" in (update.status.message or "")
-    soon = replace(dead, deletes_at=NOW)
-    assert reconcile(view(preempted(), soon)).status is None
 
 
 @pytest.mark.parametrize("of", [job(managedBy="example.com/other"), job(deleting=True)])

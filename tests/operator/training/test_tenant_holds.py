@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.operator.builders import NOW, admit, admitted, gang, job, running, view, with_status
+from tests.operator.builders import NOW, admit, admitted, gang, job, phase, running, view, with_status
 
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Wait
 from busbar.operator.pods.room import PodRoom
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.training.view import JobUpdate
-
-
-def phase(update: JobUpdate) -> str | None:
-    return update.status.phase if update.status is not None else None
 
 
 def test_a_gang_that_the_limit_of_pods_cannot_hold_waits_whole_and_says_so() -> None:
