@@ -255,6 +255,7 @@ class Handlers:
             scaling=self._scaling.get(service.metadata.uid),
             plan=await self._latency_plan(key, service, own),
             refused=refused,
+            held_back=self._rounds.held_back.get(Item("ModelService", key), ""),
             has_tenant=self._has_tenant(key),
             tenant=self._caches.tenant_of.get(key.namespace, ""),
             energy_joules=self._energy(
@@ -435,11 +436,17 @@ class Handlers:
             return None
         if found.kind:
             return await self._reaper.handle(found, utc_now())
-        spent = self.holds.of_namespace(key.namespace).why if found.gated and is_claim(found) else ""
-        if spent:
-            waits = Notice("v1", "Pod", key.namespace, key.name, found.uid, Reason.BUDGET_SPENT, spent)
-            self._writer.put_notice(waits)
-            return None
+        if found.gated and is_claim(found):
+            held_back = self._rounds.held_back.get(Item("Pod", key), "")
+            waits = {
+                Reason.BUDGET_SPENT: self.holds.of_namespace(key.namespace).why,
+                Reason.GUARANTEES_OF_OTHERS: held_back,
+            }
+            for reason, text in waits.items():
+                if text:
+                    notice = Notice("v1", "Pod", key.namespace, key.name, found.uid, reason, text)
+                    self._writer.put_notice(notice)
+                    return None
         for decision in decisions:
             if isinstance(decision, Admit):
                 node = self._caches.nodes.items.get(Key("", decision.placement.nodes[0]))

@@ -54,7 +54,7 @@ class Reason(StrEnum):
     POD_LIMIT = "PodLimit"
     """The job needs more pods than its tenant's limits.pods leaves."""
     GUARANTEES_OF_OTHERS = "GuaranteesOfOthers"
-    """The job is not preemptible, and would keep other tenants from what they are guaranteed."""
+    """The job, replica or pod is not preemptible, and would keep other tenants from what they are guaranteed."""
     BUDGET_WARNING = "BudgetWarning"
     """A tenant's use has reached warnAtPercent of a budget."""
     BUDGET_SPENT = "BudgetSpent"

@@ -1,16 +1,17 @@
 """How much work that is not preemptible may begin, so that nobody's guarantee is out of reach for as long as others like.
 
-What others borrowed of a guarantee is had back by stopping it. A TrainingJob with ``preemptible: false`` is never stopped,
-so it begins only where its tenant's guarantee covers it, together with what else the tenant holds that is not preemptible,
-or where every other tenant could still have its guarantee beside it:
+What others borrowed of a guarantee is had back by stopping it. A TrainingJob with ``preemptible: false``, a replica of a
+service and a pod of another controller are never stopped for it. So they begin only where their tenant's guarantee covers
+them, together with what else the tenant holds that is not preemptible, or where every other tenant could still have its
+guarantee beside them:
 
     it + sum over tenants of max(what they hold that is not preemptible, their guarantee) <= capacity of the type
 
 Guarantees over all types ("*") are compared in exchange-rate units in the same way. Without guarantees nothing is bounded:
 `borrowable` and `ceiling` of a tenant's quota are there for that.
 
-Such jobs are offered to the scheduler in the order of their submission, each beside all that was offered before it, so that
-whatever it picks of them fits.
+Such jobs are offered to the scheduler in the order of their submission (replicas: of their service's), each beside all that
+was offered before it, so that whatever it picks of them fits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from busbar.kube.types import Tenant
 from busbar.operator.accounting.allocations import accelerators_m
-from busbar.scheduler import Job, JobId, Node, Pool
+from busbar.scheduler import Job, JobId, JobKind, Node, Pool
 from busbar.scheduler.fit.accelerators import accelerator
 
 EPS = 1e-3
@@ -51,9 +52,16 @@ class _Limits:
     pools: tuple[Pool, ...] = ()
     capacity: Amounts = field(default_factory=dict)
     guaranteed: Mapping[str, Amounts] = field(default_factory=dict)
+    _known: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def guarantee(self, tenant: str, kind: str) -> float:
         """Of one type; with `ALL` of all types, no more of each than there is."""
+        known = self._known.get((tenant, kind))
+        if known is None:
+            known = self._known[tenant, kind] = self._guarantee(tenant, kind)
+        return known
+
+    def _guarantee(self, tenant: str, kind: str) -> float:
         rows = self.guaranteed.get(tenant) or {}
         if kind != ALL:
             return min(rows.get(kind, 0), self.capacity.get(kind, 0))
@@ -120,9 +128,12 @@ class NonPreemptible:
         for kind, need in sorted(self._needs(job).items()):
             room = max(0.0, self.room(job.tenant, kind)) / 1000
             wants.append(f"{need * job.min_pods / 1000:g} {kind}, of which it may take {room:g}")
+        helps = "It waits until such work has ended."
+        if job.kind is JobKind.TRAINING:
+            helps = "Make it preemptible to borrow more, or wait until such work has ended."
         return (
             f"It is not preemptible and needs {'; or '.join(wants)} without keeping other tenants from their guarantees. "
-            "Make it preemptible to borrow more, or wait until such work has ended."
+            f"{helps}"
         )
 
     def room(self, tenant: str, kind: str) -> float:
@@ -159,6 +170,8 @@ class NonPreemptible:
         found: dict[str, int] = {}
         for pool in self._limits.pools:
             if job.accelerators and pool.accelerator not in job.accelerators:
+                continue
+            if job.pools and pool.name not in job.pools:
                 continue
             if pool.tenants is not None and job.tenant not in pool.tenants:
                 continue

@@ -130,9 +130,9 @@ def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> Preview
 
 
 def held_by_guarantees(base: Snapshot, job: Job) -> PreviewAnswer | None:
-    """The answer for a job that is not preemptible and would keep other tenants from their guarantees."""
+    """The answer for a job or replica that is not preemptible and would keep other tenants from their guarantees."""
     runs = any(other.run is not None and other.key == job.key for other in base.jobs)
-    if job.preemptible or job.kind is JobKind.SERVING or runs:
+    if job.preemptible or runs:
         return None
     known = NonPreemptible()
     guaranteed = {
@@ -140,11 +140,13 @@ def held_by_guarantees(base: Snapshot, job: Job) -> PreviewAnswer | None:
     }
     known.set_limits(base.pools, base.nodes, guaranteed)
     for other in base.jobs:
-        if not other.preemptible:
+        if not other.preemptible and not other.yields:
             known.hold(other)
     if known.offer(job) is not None:
         return None
-    when = "When enough work that is not preemptible has ended, or as a preemptible job"
+    when = "When enough work that is not preemptible has ended"
+    if job.kind is not JobKind.SERVING:
+        when += ", or as a preemptible job"
     text = known.lacking(job)
     return PreviewAnswer(
         starts_now=False, possible=True, reason=text, when=when, code=Reason.GUARANTEES_OF_OTHERS

@@ -11,8 +11,9 @@ to a node are subtracted from that node's capacity.
 Each kind translates itself: training/claim.py, serving/claims.py, pods/foreign_pods.py, pods/orphans.py,
 pools/capacities.py and scheduling/power_domains.py. This module only composes their results.
 
-Of tenants whose budget is spent there is only what runs and what must. TrainingJobs that are not preemptible are there
-as far as the guarantees of other tenants allow it (accounting/non_preemptible.py).
+Of tenants whose budget is spent there is only what runs and what must. What is not preemptible (such TrainingJobs,
+replicas of services, pods of other controllers) is there as far as the guarantees of other tenants allow it
+(accounting/non_preemptible.py).
 
 What time alone changes is made again by a full snapshot only: the past use of tenants, and what the table learns from
 reports. Between two full ones a class or a size that is new gets its cells at once.
@@ -88,8 +89,8 @@ class SnapshotBuilder:
         self._due: set[JobId] = set()
         """Jobs with a deadline."""
         self._lasting = NonPreemptible()
-        self._lasting_waits: set[Item] = set()
-        """TrainingJobs that wait and are not preemptible."""
+        self._lasting_waits: dict[Item, tuple[Claim, ...]] = {}
+        """Claims of objects of which something waits that is not preemptible, as the objects ask."""
         self._held_back: dict[Item, str] = {}
         """Those of them that may not begin, and why."""
         self._counted: set[str] = set()
@@ -187,9 +188,7 @@ class SnapshotBuilder:
         moment = now.timestamp()
         while self._timed and self._timed[0][0] <= moment:
             self._stale.add(heapq.heappop(self._timed)[1])
-        if full and self._lasting_waits and any(map(guarantees, self._objects[TENANT].values())):
-            self._stale |= self._lasting_waits
-        self._follow_claims(now)
+        self._follow_claims(now, full=full)
         self._follow_facts()
         if full or self._unlearned:
             self._table, self._unlearned = self._learned(), False
@@ -222,8 +221,8 @@ class SnapshotBuilder:
         return self._jobs.get(job)
 
     def held_back(self) -> Mapping[Item, str]:
-        """Waiting TrainingJobs that are in no plan, because they are not preemptible and others are guaranteed what they
-        would take; and why. As of the last snapshot."""
+        """Objects of which something waits that is in no plan, because it is not preemptible and others are guaranteed
+        what it would take; and why. As of the last snapshot."""
         return dict(self._held_back)
 
     def waits(self, item: Item) -> bool:
@@ -292,10 +291,12 @@ class SnapshotBuilder:
         changed, self._feeds_changed = self._feeds_changed, False
         return self._feeds.follow(domains, seen, self._places.nodes(), self._places.pools, changed=changed)
 
-    def _follow_claims(self, now: datetime) -> None:
+    def _follow_claims(self, now: datetime, *, full: bool) -> None:
         """Makes the claims of stale objects again, and then says of each pod concerned who accounts for it."""
         pods = {item.key for item in self._stale if item.kind == POD}
         claims = {item: tuple(self._claims_of(item, now)) for item in self._stale}
+        if full:  # guarantees, or what there is, may be others now
+            claims = {**self._lasting_waits, **claims}
         self._stale.clear()
         self._bound(claims)
         changes = [(self._claims.get(item, ()), new) for item, new in claims.items()]
@@ -330,35 +331,35 @@ class SnapshotBuilder:
             self._place(key)
 
     def _bound(self, claims: dict[Item, tuple[Claim, ...]]) -> None:
-        """Takes out of new claims what is not preemptible and would keep others from their guarantees."""
-        waits: list[tuple[float, JobId, Item]] = []
+        """Takes out of new claims what is not preemptible and would keep others from their guarantees. What sleeps gives
+        its place to anybody, and keeps nobody from anything."""
+        waits: list[tuple[float, JobId, Item, Claim]] = []
         for item in claims:
             self._held_back.pop(item, None)
-            self._lasting_waits.discard(item)
+            self._lasting_waits.pop(item, None)
             for claim in self._claims.get(item, ()):
                 self._lasting.forget(claim.job.id)
         for item, new in claims.items():
             for claim in new:
-                if claim.job.preemptible:
+                if claim.job.preemptible or claim.job.yields:
                     continue
                 if claim.job.run is not None:
                     self._lasting.hold(claim.job)
-                elif item.kind == JOB:
-                    waits.append((claim.job.submitted_at_s, claim.job.id, item))
-        if not waits:
+                else:
+                    waits.append((claim.job.submitted_at_s, claim.job.id, item, claim))
+                    self._lasting_waits[item] = new
+        guaranteed = {key.name: guarantees(tenant) for key, tenant in self._objects[TENANT].items()}
+        if not waits or not any(guaranteed.values()):
             return
-        tenants: dict[Key, Tenant] = self._objects[TENANT]
-        guaranteed = {key.name: guarantees(tenant) for key, tenant in tenants.items()}
         self._lasting.set_limits(self._pools, self._places.nodes(), guaranteed)
-        for _, _, item in sorted(waits):
-            (claim,) = claims[item]
-            self._lasting_waits.add(item)
-            offered = self._lasting.offer(claim.job)
+        bounded: dict[JobId, Job | None] = {}
+        for _, name, item, claim in sorted(waits, key=lambda each: each[:2]):
+            bounded[name] = offered = self._lasting.offer(claim.job)
             if offered is None:
-                claims[item] = ()
-                self._held_back[item] = self._lasting.lacking(claim.job)
-            else:
-                claims[item] = (replace(claim, job=offered),)
+                self._held_back.setdefault(item, self._lasting.lacking(claim.job))
+        for item in {item for *_, item, _ in waits}:
+            offers = ((claim, bounded.get(claim.job.id, claim.job)) for claim in claims[item])
+            claims[item] = tuple(replace(claim, job=job) for claim, job in offers if job is not None)
 
     def _claims_of(self, item: Item, now: datetime) -> Iterable[Claim]:
         obj = self._objects[item.kind].get(item.key)

@@ -152,8 +152,10 @@ def _phase(
             text = f"{text} {view.budget.why}"
         elif len(serving) < desired and waits is not None:
             text = f"{text} {waits.message}"
-        elif len(serving) < desired and old.reason == Reason.SERVING and old.message is not None:
-            text = old.message if old.message.startswith(text) else text
+        elif len(serving) < desired:
+            told = old.message if old.reason == Reason.SERVING and old.message is not None else ""
+            also = f"{text} {view.held_back}".rstrip()
+            text = told if told.startswith(text) and told != text else also
         return ServicePhase.READY, Reason.SERVING, text
     asleep = [p for p in alive if p.sleep is Sleep.ASLEEP and not p.leaving]
     if desired == 0:
@@ -184,7 +186,12 @@ def _phase(
         return ServicePhase.QUEUED, Reason.BUDGET_SPENT, view.budget.why
     if waits is not None:
         return ServicePhase.QUEUED, waits.reason, waits.message
-    told_before = old.phase is ServicePhase.QUEUED and old.reason != Reason.BUDGET_SPENT
+    if view.held_back:
+        said = old.message if old.reason == Reason.GUARANTEES_OF_OTHERS else None
+        # The amounts in it may differ by now: a wait is told once.
+        return ServicePhase.QUEUED, Reason.GUARANTEES_OF_OTHERS, said or view.held_back
+    over = (Reason.BUDGET_SPENT, Reason.GUARANTEES_OF_OTHERS)
+    told_before = old.phase is ServicePhase.QUEUED and old.reason not in over
     if told_before and old.reason and old.message:
         return ServicePhase.QUEUED, old.reason, old.message
     return ServicePhase.QUEUED, Reason.WAITING, "Waiting for the scheduler's next round."

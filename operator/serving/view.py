@@ -47,6 +47,7 @@ class ServiceView:
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart
     plan: Plan | None = None  # what the latency target says; None: there is none
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
+    held_back: str = ""  # why no plan counts with some of its replicas; empty: one does
     has_tenant: bool = True  # whether a Tenant has the namespace
     tenant: str = ""  # its name
     energy_joules: float | None = None  # its new total; None: nothing is measured

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
-from tests.operator.builders import NOW, SETTINGS, admitted, job, pool, tenant
+import pytest
+from tests.operator.builders import NOW, SETTINGS, admitted, gated, job, pool, replica, service, tenant
 
 from busbar.kube.informer import Key
-from busbar.kube.types import Tenant, TrainingJob
+from busbar.kube.types import ModelService, Tenant, TrainingJob
 from busbar.operator.accounting.non_preemptible import rate_of
 from busbar.operator.decisions import Decision
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
-from busbar.operator.scheduling.builder import JOB, TENANT, SnapshotBuilder
+from busbar.operator.scheduling.builder import JOB, POD, SERVICE, TENANT, SnapshotBuilder
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.scheduling.snapshot import ClusterObjects, build, builder_of
 from busbar.operator.watch.caches import Caches
-from busbar.operator.watch.projections import Node
+from busbar.operator.watch.projections import Node, Pod, Requests, Sleep
 from busbar.scheduler import ActionKind, Policy, Snapshot, applied, plan
 
 NODES = tuple(Node(f"node-{n}", (("pool", "cpu"),), (), 4000, 32768, 100_000, (), True) for n in range(2))
@@ -123,6 +126,61 @@ def test_who_is_held_back_learns_why_and_comes_when_there_is_room() -> None:
     assert not builder.held_back()
     builder.put(TENANT, Key("", "owner"), owner(8))
     assert builder.snapshot(NOW, full=True).jobs == ()
+
+
+def serves(replicas: int) -> ModelService:
+    made = service(
+        shape={"cpu": "1", "memory": "1Gi"},
+        replicas=replicas,
+        status={"phase": "Queued", "desiredReplicas": replicas},
+    )
+    meta = made.metadata.model_copy(update={"namespace": "hoarder"})
+    return made.model_copy(update={"metadata": meta})
+
+
+def opted_in(number: int) -> Pod:
+    """Of a batch/v1 Job."""
+    return gated(
+        number, key=Key("hoarder", f"p{number}"), uid=f"p{number}", kind="", job="", owner_uid="", pinned="", pool="",
+        queued=True, requests=Requests(1000, 1024, 0),
+    )  # fmt: skip
+
+
+def test_replicas_of_services_and_pods_of_others_are_bounded_as_well() -> None:
+    pods = tuple(opted_in(n) for n in range(8))
+    assert started(build(replace(cluster(), services=(serves(8),)), NOW)) == ["web-0", "web-1"]
+    assert started(build(replace(cluster(), pods=pods), NOW)) == ["p0", "p1"]
+    builder = builder_of(replace(cluster(), services=(serves(8),), pods=pods))
+    assert len(builder.snapshot(NOW).jobs) == 2
+    held, web = builder.held_back(), Item(SERVICE, Key("hoarder", "web"))
+    assert {web, Item(POD, Key("hoarder", "p7"))} <= held.keys()
+    assert "keeping other tenants from their guarantees. It waits until such work has ended." in held[web]
+    builder.put(TENANT, Key("", "owner"), owner(5))
+    assert len(builder.snapshot(NOW, full=True).jobs) == 3
+    builder.put(TENANT, Key("", "owner"), owner(0))
+    assert len(builder.snapshot(NOW, full=True).jobs) == 16
+    assert not builder.held_back()
+
+
+@pytest.mark.parametrize(("sleep", "begun"), [(Sleep.AWAKE, ["h0"]), (Sleep.ASLEEP, ["h0", "h1"])])
+def test_a_replica_that_sleeps_keeps_nobody_from_a_guarantee(sleep: Sleep, begun: list[str]) -> None:
+    place = {
+        "pool": "cpu",
+        "accelerator": "cpu",
+        "mode": "resident",
+        "node": "node-0",
+        "perPod": {"accelerators_m": 1000},
+    }
+    own = replica(
+        0,
+        key=Key("hoarder", "web-0"),
+        sleep=sleep,
+        placement=json.dumps(place),
+        requests=Requests(1000, 1024, 0),
+    )
+    many = tuple(asks(f"h{n}", "hoarder", n) for n in range(4))
+    made = replace(cluster(*many), services=(serves(1),), pods=(own,))
+    assert [one.name for one in build(made, NOW).jobs if one.run is None] == begun
 
 
 async def test_a_round_has_those_reconciled_that_it_holds_back_or_lets_go() -> None:

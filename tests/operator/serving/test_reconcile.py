@@ -357,3 +357,20 @@ def test_a_spent_budget_holds_replicas_beyond_the_least_number_and_none_below() 
     again = reconcile(view(none.model_copy(update={"status": waits.status})))
     assert again.status is not None
     assert again.status.reason == "Waiting"
+
+
+def test_replicas_that_would_keep_others_from_their_guarantees_are_told_of_once() -> None:
+    text = "It is not preemptible and needs 1 cpu, of which it may take 0."
+    of = service(replicas=2, status={"phase": "Queued", "desiredReplicas": 2})
+    waits = reconcile(view(of, held_back=text)).status
+    assert waits is not None
+    assert (waits.phase, waits.reason, waits.message) == ("Queued", "GuaranteesOfOthers", text)
+    told = of.model_copy(update={"status": waits})
+    later = reconcile(view(told, held_back=f"{text} Or 1 by now.")).status
+    assert later is None or later.message == text
+    freed = reconcile(view(told)).status
+    assert freed is not None
+    assert freed.reason == "Waiting"
+    part = reconcile(view(of, replica(0), held_back=text)).status
+    assert part is not None
+    assert (part.phase, part.message) == ("Ready", f"1 of 2 replicas take requests. {text}")
