@@ -7,8 +7,8 @@ guarantee beside them:
 
     it + sum over tenants of max(what they hold that is not preemptible, their guarantee) <= capacity of the type
 
-Guarantees over all types ("*") are compared in exchange-rate units in the same way. Without guarantees nothing is bounded:
-`borrowable` and `ceiling` of a tenant's quota are there for that.
+Where somebody has a guarantee over all types ("*"), all are compared in exchange-rate units in the same way. Without
+guarantees nothing is bounded: `borrowable` and `ceiling` of a tenant's quota are there for that.
 
 Such jobs are offered to the scheduler in the order of their submission (replicas: of their service's), each beside all that
 was offered before it, so that whatever it picks of them fits.
@@ -152,8 +152,10 @@ class NonPreemptible:
         return self._limits.guarantee(tenant, kind) - self._holds(tenant, kind)
 
     def _common_room(self, tenant: str, kind: str, capacity: float) -> float:
-        """What all other guarantees leave; without any, placement alone is the limit."""
-        if not any(self._limits.guarantee(name, kind) for name in self._limits.guaranteed if name != tenant):
+        """What all other guarantees leave; without one in such a row, placement alone is the limit."""
+        limits = self._limits
+        rows = ((name, rows.get(kind)) for name, rows in limits.guaranteed.items() if name != tenant)
+        if not any(row and limits.guarantee(name, kind) for name, row in rows):
             return math.inf
         others = (self._held.keys() | self._limits.guaranteed.keys()) - {tenant}
         kept = sum(max(self._holds(name, kind), self._limits.guarantee(name, kind)) for name in others)

@@ -107,6 +107,19 @@ def test_a_guarantee_over_all_types_is_kept_as_well() -> None:
     assert bounded == 2
 
 
+def test_guarantees_that_promise_more_than_there_is_of_a_type_bound_that_type_alone() -> None:
+    """Each of three tenants is promised all A100."""
+    greedy = tuple(
+        tenant(f"t{n}", [f"t{n}"], quota=[{"accelerator": "A100", "guaranteed": 4}]) for n in range(3)
+    )
+    fast = pool("fast", accelerator="A100", resourceName="nvidia.com/gpu", nodeSelector={"pool": "fast"})
+    gpus = Node("gpu-0", (("pool", "fast"),), (), 4000, 32768, 100_000, (("nvidia.com/gpu", 4),), True)
+    many = tuple(asks(f"h{n}", "hoarder", n, accelerators=["cpu"]) for n in range(8))
+    made = cluster(*many, tenants=(*greedy, hoarder()))
+    made = replace(made, pools=(pool(), fast), nodes=(*NODES, gpus))
+    assert len(build(made, NOW).jobs) == 8
+
+
 def test_a_gang_begins_with_as_many_pods_as_it_may_keep() -> None:
     [found] = build(cluster(asks("gang", "hoarder", pods=1, most=8)), NOW).jobs
     assert (found.min_pods, found.max_pods) == (1, 2)
