@@ -16,11 +16,12 @@ from tests.cluster.apiserver import JSON, ApiServer, render_chart
 from tests.cluster.attempts import eventually_accepted, refused
 from tests.cluster.harness import QUICK, with_the_charts_rights
 from tests.cluster.kubelet import Script, add_node
+from tests.cluster.racks import is_running
 from tests.cluster.rights import SYSTEM, wait_for_bindings
 from tests.cluster.tenancy import becomes
 from tests.cluster.test_operator_leases import NAMES, Rack
 from tests.cluster.test_operator_power import KEY
-from tests.cluster.test_operator_preemptions import FEED, is_running, one_board
+from tests.cluster.test_operator_preemptions import FEED, one_board
 from tests.cluster.test_operator_watts import POOL
 from tests.operator.agent.lease_keys import KEY as SIGNING
 

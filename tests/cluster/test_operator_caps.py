@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import QUICK, Cluster, engine_job
-from tests.cluster.kubelet import add_node
+from tests.cluster.harness import engine_job
+from tests.cluster.racks import is_running, racked
 from tests.cluster.tenancy import becomes
-from tests.cluster.test_operator_budgets import script
-from tests.cluster.test_operator_leases import NAMES, Rack
-from tests.cluster.test_operator_power import KEY
-from tests.cluster.test_operator_watts import POOL
-from tests.operator.agent.lease_keys import KEY as SIGNING
+from tests.cluster.test_operator_leases import Rack
 
 from busbar.kube.client import Object
-from busbar.kube.contracts.power import SIMULATED_LABEL
 from busbar.kube.resources import PERFORMANCE_PROFILES, POWER_DOMAINS, TRAINING_JOBS
 
 HOME = "caps-home"
@@ -66,29 +59,11 @@ def profile(workload_class: str) -> Object:
     return {"kind": "PerformanceProfile", "metadata": {"name": "llm"}, "spec": spec}
 
 
-def is_running(status: dict[str, Any]) -> bool:
-    return bool(status.get("phase") == "Running")
-
-
 async def test_a_job_starts_capped_and_its_boards_are_held_until_it_is_lifted(
     apiserver: ApiServer, tmp_path: Path
 ) -> None:
-    settings = replace(
-        QUICK, namespace=HOME, power_key=KEY, power_lease_key=SIGNING, power_status_s=0.5, power_lease_s=4.0
-    )
-    await asyncio.to_thread(apiserver.make_namespace, HOME)
     rack = Rack(tmp_path)
-    async with (
-        Cluster(apiserver, nodes=0, settings=settings, script=script) as cluster,
-        rack.process("guard"),
-        rack.process(),
-        rack.watched(),
-    ):
-        for name in NAMES:
-            labels = {"rack": "red", "pool": "watts", SIMULATED_LABEL: ""}
-            await asyncio.to_thread(add_node, apiserver, name, labels=labels, gpus=2)
-        await asyncio.to_thread(lambda: apiserver.admin.create(POOL).expect())
-        await cluster.create(FEED)
+    async with racked(apiserver, rack, HOME, FEED) as cluster, rack.watched():
         await cluster.start(power_simulator_url=rack.url)
         await cluster.until(POWER_DOMAINS, "red", lambda s: s.get("boardsLimited") is True)
         await rack.has(lambda watts: watts <= BUDGET_W)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import QUICK, Cluster, gang_job
-from tests.cluster.kubelet import add_node
-from tests.cluster.test_operator_budgets import reasons, script
-from tests.cluster.test_operator_leases import NAMES, Rack
-from tests.cluster.test_operator_power import KEY, conditions
-from tests.cluster.test_operator_watts import POOL
-from tests.operator.agent.lease_keys import KEY as SIGNING
+from tests.cluster.harness import gang_job
+from tests.cluster.racks import is_running, racked
+from tests.cluster.test_operator_budgets import reasons
+from tests.cluster.test_operator_leases import Rack
+from tests.cluster.test_operator_power import conditions
 
 from busbar.kube.client import Object
-from busbar.kube.contracts.power import SIMULATED_LABEL
 from busbar.kube.resources import MODEL_SERVICES, POWER_DOMAINS, TRAINING_JOBS
 
 HOME = "stop-home"
@@ -57,10 +52,6 @@ def budget(watts: float) -> dict[str, Any]:
     return {"spec": {"budgetWatts": watts}}
 
 
-def is_running(status: dict[str, Any]) -> bool:
-    return bool(status.get("phase") == "Running")
-
-
 def is_short(status: dict[str, Any]) -> bool:
     return (status.get("phase"), status.get("reason")) == ("Queued", "InsufficientPower")
 
@@ -68,21 +59,8 @@ def is_short(status: dict[str, Any]) -> bool:
 async def test_work_is_stopped_where_limits_do_not_suffice_and_goes_on_with_a_larger_budget(
     apiserver: ApiServer, tmp_path: Path
 ) -> None:
-    settings = replace(
-        QUICK, namespace=HOME, power_key=KEY, power_lease_key=SIGNING, power_status_s=0.5, power_lease_s=4.0
-    )
-    await asyncio.to_thread(apiserver.make_namespace, HOME)
     rack = Rack(tmp_path)
-    async with (
-        Cluster(apiserver, nodes=0, settings=settings, script=script) as cluster,
-        rack.process("guard"),
-        rack.process(),
-    ):
-        for name in NAMES:
-            labels = {"rack": "red", "pool": "watts", SIMULATED_LABEL: ""}
-            await asyncio.to_thread(add_node, apiserver, name, labels=labels, gpus=2)
-        await asyncio.to_thread(lambda: apiserver.admin.create(POOL).expect())
-        await cluster.create(FEED)
+    async with racked(apiserver, rack, HOME, FEED) as cluster:
         operator = await cluster.start(power_simulator_url=rack.url)
         await cluster.create(one_board("first", priority=1))
         await cluster.create(one_board("stays", preemptible=False))
