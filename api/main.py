@@ -5,7 +5,8 @@
     busbar-api token create --subject NAME [--role admin|user] [--scopes rest,inference] [--tenant T]
                                        the first login: prints the token, once, on standard output
 
-`serve` migrates first, in a child process: what Alembic needs in memory is gone again before serving.
+`serve` migrates first, in a child process: what Alembic needs in memory is gone again before serving. On a full disk it
+says so every `AGAIN_S` seconds, and begins when there is room.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import argparse
 import asyncio
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import time
 from datetime import timedelta
+from pathlib import Path
 
 from busbar.api.errors import ApiError
 from busbar.api.settings import Settings, load
@@ -24,6 +28,12 @@ from busbar.kube import logs
 from busbar.kube.errors import SettingsError
 
 MAX_DAYS = 36_500
+NO_ROOM = 75
+"""Exit code of a migration on a full disk (EX_TEMPFAIL of sysexits.h)."""
+AGAIN_S = 10.0
+LEAST_BYTES = 1 << 20
+"""SQLite needs some tenths of it beside its file to open a database."""
+log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,10 +78,25 @@ def _days(text: str) -> float:
 
 
 def _migrate(settings: Settings, revision: str) -> int:
-    from busbar.api.database.migrate import migrate
+    from sqlalchemy.exc import SQLAlchemyError
 
-    asyncio.run(migrate(settings.database_url, revision))
+    from busbar.api.database.engine import disk_is_full
+    from busbar.api.database.migrate import file_of, migrate
+
+    try:
+        asyncio.run(migrate(settings.database_url, revision))
+    except (SQLAlchemyError, OSError) as error:
+        file = file_of(settings.database_url)
+        if file is None or not (disk_is_full(error) or _is_full(file)):
+            raise
+        print(f"busbar-api: the disk of {file} is full; make room there", file=sys.stderr)
+        return NO_ROOM
     return 0
+
+
+def _is_full(file: Path) -> bool:
+    """SQLite that cannot make its files beside the database calls it an I/O error."""
+    return shutil.disk_usage(file.parent).free < LEAST_BYTES
 
 
 async def _create_token(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -105,7 +130,14 @@ async def _create_token(settings: Settings, arguments: argparse.Namespace) -> in
 
 
 def _serve(settings: Settings) -> int:
-    subprocess.run([sys.executable, "-m", "busbar.api.main", "migrate"], check=True)
+    command = [sys.executable, "-m", "busbar.api.main", "migrate"]
+    while (done := subprocess.run(command, check=False)).returncode == NO_ROOM:
+        log.error(
+            "the database's disk is full: nothing is served before there is room; looking again in %.0f s",
+            AGAIN_S,
+        )
+        time.sleep(AGAIN_S)
+    done.check_returncode()
     from busbar.api.serve import serve
 
     asyncio.run(serve(settings))

@@ -1,7 +1,8 @@
 """Brings the database to the newest schema at start, or moves it by hand (`busbar-api migrate`).
 
 On PostgreSQL an advisory lock lets one of several starting replicas do it while the others wait; on SQLite a
-lock on a file beside the database does the same, and foreign keys are off while tables are rebuilt in batches.
+lock on a file beside the database does the same, and foreign keys are off while tables are rebuilt in batches. Each
+migration is one transaction on both: one that was interrupted (by a full disk, or kill -9) has done nothing.
 Alembic keeps its context in module globals: one migration at a time per process.
 """
 
@@ -11,9 +12,9 @@ import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import make_url
 
 from busbar.api.database.engine import make_engine
@@ -38,6 +39,9 @@ def config_for(connection: Connection | None = None) -> Config:
 async def migrate(url: str, revision: str = "head") -> None:
     """Upgrade or downgrade the database at `url` to `revision` ("base" empties it)."""
     engine = make_engine(url)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _leave_transactions_to_us)
+        event.listen(engine.sync_engine, "begin", _begin)
     try:
         async with engine.connect() as connection:
             with _file_lock(url):
@@ -46,14 +50,35 @@ async def migrate(url: str, revision: str = "head") -> None:
         await engine.dispose()
 
 
+def _leave_transactions_to_us(connection: Any, _record: Any) -> None:
+    """Python's sqlite3 begins no transaction before DDL, so that each statement would be one. Within a transaction
+    foreign keys cannot be turned off any more."""
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys=OFF")
+    cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a SQLite database; None: it has none."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+        return None
+    return Path(parsed.database)
+
+
 @contextlib.contextmanager
 def _file_lock(url: str) -> Iterator[None]:
     """Hold `<database>.lock`, for SQLite in a file."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+    file = file_of(url)
+    if file is None:
         yield
         return
-    with Path(parsed.database + ".lock").open("w") as lock:
+    with Path(f"{file}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -65,9 +90,7 @@ def _migrate(connection: Connection, revision: str) -> None:
     if postgresql:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
         connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
-    else:
-        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
-    connection.commit()
+        connection.commit()
     try:
         config = config_for(connection)
         if revision == "base" or revision.startswith("-"):
@@ -78,9 +101,7 @@ def _migrate(connection: Connection, revision: str) -> None:
     finally:
         if postgresql:
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": ADVISORY_LOCK})
-        else:
-            connection.exec_driver_sql("PRAGMA foreign_keys=ON")
-        connection.commit()
+            connection.commit()
 
 
 def check(connection: Connection) -> None:

@@ -36,6 +36,7 @@ context.configure(
     render_as_batch=True,
     compare_type=True,
     transaction_per_migration=True,
+    transactional_ddl=True,
 )
 with context.begin_transaction():
     context.run_migrations()
