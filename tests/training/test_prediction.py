@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tests.training.test_bit_equality import CPU, plan_for
 
 from busbar.workloads.training import probe
 from busbar.workloads.training.control import Control
+from busbar.workloads.training.direct_file import DirectFile
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
@@ -160,3 +162,15 @@ def test_a_model_whose_blocks_differ_is_trained_without_a_prediction(tmp_path: P
     said, log = start(tmp_path, freeze=["model.layers.0.*"])
     assert said["timing"] is None
     assert "seconds per step are not predicted for this model: it has no list of blocks that are alike" in log
+
+
+def test_a_disk_that_refuses_to_be_measured_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(DirectFile, "write", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        probe._disk(tmp_path, 1 << 20)
+    assert list(tmp_path.iterdir()) == []

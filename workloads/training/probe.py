@@ -15,9 +15,9 @@ import hashlib
 import json
 import platform
 import statistics
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,7 @@ def _rate(size: int, wait: Callable[[], object], started: float) -> float:
 
 
 def _disk(folder: Path, size: int) -> float:
-    """Bytes per second until they are durable, written as checkpoints are."""
+    """Bytes per second until they are durable, written as checkpoints are. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "probe.data"  # always the same: what a kill leaves is overwritten
     each = -(-size // WRITERS // 4096) * 4096
@@ -252,15 +252,9 @@ def _disk(folder: Path, size: int) -> float:
     data = room[-room.data_ptr() % 4096 :][:each]
     started = time.monotonic()
     try:
-        with DirectFile(path, each * WRITERS) as file:
-            threads = [
-                threading.Thread(target=file.write, args=(data, index * each), daemon=True)
-                for index in range(WRITERS)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        with DirectFile(path, each * WRITERS) as file, ThreadPoolExecutor(WRITERS) as pool:
+            for written in [pool.submit(file.write, data, index * each) for index in range(WRITERS)]:
+                written.result()
         return each * WRITERS / (time.monotonic() - started)
     finally:
         path.unlink(missing_ok=True)
