@@ -31,7 +31,7 @@ from busbar.api.database.engine import Database
 from busbar.api.database.types import storable
 from busbar.api.errors import Conflict, Invalid, NotFound
 from busbar.api.records import batch_lines
-from busbar.api.records.files import ERRORS, KEPT, OUTPUT, PURPOSE, STATES, new_file
+from busbar.api.records.files import ERRORS, KEPT, OUTPUT, PURPOSE, STATES, check_room, new_file
 from busbar.kube.contracts.batches import (
     ENDPOINTS,
     LEASE_S,
@@ -74,7 +74,7 @@ class BatchStore:
     # -- what people ask for ------------------------------------------------------------------------
 
     async def create(self, wanted: NewBatch) -> BatchInfo:
-        """Raises Invalid, NotFound for the file, or Conflict where too many are open."""
+        """Raises Invalid, NotFound for the file, or Conflict where too many are open or files fill the tenant's room."""
         if wanted.endpoint not in ENDPOINTS:
             raise Invalid(f"endpoint must be one of {', '.join(ENDPOINTS)}", field="endpoint")
         files = tables.files
@@ -113,6 +113,7 @@ class BatchStore:
             open_now = select(func.count()).where(_mine(wanted), batches.c.status.in_(OPEN))
             if (await tx.execute(open_now)).scalar_one() >= MOST_OPEN:
                 raise Conflict(f"{MOST_OPEN} of your batches have not ended yet; wait for one, or cancel one")
+            await check_room(tx, wanted.tenant)
             await tx.execute(batches.insert().values(row))
         return info_of(row)
 

@@ -70,9 +70,8 @@ class FileStore:
                 raise NotFound("there is no such upload")
             if row["parts"] != number:
                 raise Conflict(f"part {number} came where part {row['parts']} was due; upload the file again")
+            held = await held_bytes(tx, row["tenant"]) + len(data)
             size = row["bytes"] + len(data)
-            used = select(func.coalesce(func.sum(files.c.bytes), 0)).where(files.c.tenant == row["tenant"])
-            held = int((await tx.execute(used)).scalar_one()) + len(data)
             refusal = _refusal(size, held)
             if refusal is None:
                 await tx.execute(tables.file_parts.insert().values(file_id=file_id, number=number, data=data))
@@ -193,6 +192,21 @@ def _refusal(size: int, held: int) -> str | None:
     if held > TENANT_BYTES:
         return f"your tenant's files would be larger than {TENANT_BYTES >> 20} MiB together; delete some"
     return None
+
+
+async def held_bytes(tx: AsyncConnection, tenant: str) -> int:
+    """Of all files of a tenant, answers included."""
+    files = tables.files
+    used = select(func.coalesce(func.sum(files.c.bytes), 0)).where(files.c.tenant == tenant)
+    return int((await tx.execute(used)).scalar_one())
+
+
+async def check_room(tx: AsyncConnection, tenant: str) -> None:
+    """Raise Conflict where answers would make a tenant's files still larger than they may be."""
+    if await held_bytes(tx, tenant) >= TENANT_BYTES:
+        raise Conflict(
+            f"your tenant's files, answers included, have {TENANT_BYTES >> 20} MiB already; delete some"
+        )
 
 
 def _mine(of: Holder) -> ColumnElement[bool]:

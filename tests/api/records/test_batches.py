@@ -341,6 +341,20 @@ async def test_limits_on_files_lines_and_open_batches(desk: Desk, monkeypatch: p
         await desk.create(small, tenant="carol")
 
 
+async def test_a_tenant_whose_answers_fill_its_room_begins_no_more_batches(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await desk.create(await desk.upload(jsonl(request("a"))))
+    (line,) = (await desk.claim(1)).lines
+    assert await desk.settle(line, body=json.dumps({"text": "x" * 5000}))
+    another = await desk.upload(jsonl(request("b")))
+    monkeypatch.setattr(files, "TENANT_BYTES", 4096)
+    with pytest.raises(Conflict, match="delete some"):
+        await desk.create(another)
+    await desk.files.delete(FileRef(id=(await desk.see(first)).output_file_id or "", **ALICE))
+    assert (await desk.create(another)).status == "validating"
+
+
 async def test_files_and_batches_are_their_owners_alone(desk: Desk) -> None:
     file = await desk.upload(jsonl(request("a")))
     batch = await desk.create(file)
