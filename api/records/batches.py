@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from busbar.api.clock import Clock, utc_now
@@ -334,14 +334,18 @@ class BatchStore:
             lines.c.batch_id == batch, lines.c.state == "pending"
         )
         late = (await tx.execute(query)).all()
-        for number, custom_id in late:
-            answer = batch_lines.problem_line(
-                batch, number, custom_id, "batch_expired", "it was not answered within 24 h"
-            )
-            this = and_(lines.c.batch_id == batch, lines.c.number == number)
-            await tx.execute(
-                update(lines).where(this).values(state="failed", answer=answer, body=None, holder=None)
-            )
+        said = "it was not answered within 24 h"
+        rows = [
+            {
+                "late": number,
+                "said": batch_lines.problem_line(batch, number, custom_id, "batch_expired", said),
+            }
+            for number, custom_id in late
+        ]
+        this = and_(lines.c.batch_id == batch, lines.c.number == bindparam("late"))
+        ended: dict[str, Any] = {"state": "failed", "answer": bindparam("said"), "body": None, "holder": None}
+        if rows:
+            await tx.execute(update(lines).where(this).values(ended), rows)
         changed = {"status": "expired", "parsed": True, "failed": batches.c.failed + len(late)}
         await tx.execute(update(batches).where(batches.c.id == batch).values(changed))
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 from tests.api.conftest import Clock
 
 from busbar.api.database import tables
@@ -279,6 +279,26 @@ async def test_after_a_day_what_is_not_answered_fails(desk: Desk) -> None:
     assert (now.status, now.completed, now.failed) == ("expired", 1, 1)
     (late,) = await desk.read(now.error_file_id)
     assert late["error"]["code"] == "batch_expired"
+
+
+async def test_a_batch_of_any_length_expires_in_a_few_statements(desk: Desk) -> None:
+    counts = []
+    for length in (1, 200):
+        await desk.create(await desk.upload(jsonl(*(request(f"{n}") for n in range(length)))))
+        await desk.claim()
+        desk.clock.forward(hours=25)
+        statements: list[str] = []
+
+        def note(
+            _connection: Any, _cursor: Any, statement: str, *_: Any, seen: list[str] = statements
+        ) -> None:
+            seen.append(statement)
+
+        event.listen(desk.database.engine.sync_engine, "before_cursor_execute", note)
+        await desk.claim()
+        event.remove(desk.database.engine.sync_engine, "before_cursor_execute", note)
+        counts.append(len(statements))
+    assert counts[0] == counts[1]
 
 
 async def test_a_file_that_is_deleted_while_its_batch_runs_changes_nothing(desk: Desk) -> None:
