@@ -28,13 +28,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".src"))
 
+from busbar.scheduler.fit.online import OnlineStepModel
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.budget import step_budget
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.prefix import salt_of
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Sequence
-from busbar.workloads.serving.speed import StepModel
 
 BASE_MS, SEQUENCE_MS, PROMPT_MS = 5.0, 0.05, 0.02
 
@@ -70,7 +70,7 @@ def simulate(
 ) -> Outcome:
     """Runs the requests to their end, or for some time."""
     scheduler = Scheduler(BlockPool(blocks), StepLimits(64, budget, 64, prefix_cache=cache))
-    model, now, waiting = StepModel(), 0.0, sorted(requests, key=lambda r: r.at_ms)
+    model, now, waiting = OnlineStepModel(), 0.0, sorted(requests, key=lambda r: r.at_ms)
     arrived: dict[Sequence, Request] = {}
     last: dict[Sequence, float] = {}
     gaps: dict[Sequence, list[float]] = defaultdict(list)

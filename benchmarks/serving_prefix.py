@@ -80,7 +80,7 @@ def serve(model: Any, prompts: Sequence[list[int]], cache: bool, step_tokens: in
         for delta in core.step():
             answers[int(delta.request_id)] += delta.tokens
     took = time.process_time() - began
-    computed = core.speed.prefill_tokens + core.speed.decode_tokens
+    computed = round(core.speed.prefill_tokens + core.speed.decode_tokens)
     return Run(took, computed, core.scheduler.cache_hits, tuple(map(tuple, answers)))
 
 

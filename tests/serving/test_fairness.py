@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from busbar.scheduler.fit.online import TRUSTED_STEPS, OnlineStepModel
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.budget import MARGIN, step_budget
 from busbar.workloads.serving.fairness import Counters, Owner, Places
 from busbar.workloads.serving.prefix import extend_names, salt_of
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Sequence, State, Step
-from busbar.workloads.serving.speed import TRUSTED_STEPS, StepModel
 
 SIZE = 4
 
@@ -364,8 +364,8 @@ def test_computing_again_after_a_preemption_is_charged_to_nobody() -> None:
 # -- the promised step time ------------------------------------------------------------------------------------
 
 
-def taught(base: float, each: float, context: float, prompt: float) -> StepModel:
-    model = StepModel()
+def taught(base: float, each: float, context: float, prompt: float) -> OnlineStepModel:
+    model = OnlineStepModel()
     for i in range(400):
         decoding, tokens, chunk = i % 16, (i * 37) % 4000, (i * 13) % 500
         model.learn(
@@ -393,4 +393,4 @@ def test_without_a_promise_or_without_knowledge_the_budget_is_the_constant() -> 
     model = taught(0.01, 0.001, 0.001, 0.001)
     assert step_budget(model, None, 8, 1000, 32, 512).tokens == 512
     assert step_budget(model, 0.02, 0, 0, 32, 512).tokens == 512
-    assert step_budget(StepModel(steps=TRUSTED_STEPS - 1), 0.02, 8, 1000, 32, 512).tokens == 512
+    assert step_budget(OnlineStepModel(steps=TRUSTED_STEPS - 1), 0.02, 8, 1000, 32, 512).tokens == 512

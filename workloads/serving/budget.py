@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from busbar.workloads.serving.speed import TRUSTED_STEPS, StepModel
+from busbar.scheduler.fit.online import TRUSTED_STEPS, OnlineStepModel
 
 MARGIN = 0.9
 """Share of the promise that is planned for: steps vary."""
@@ -26,7 +26,7 @@ class Budget:
 
 
 def step_budget(
-    model: StepModel, tpot_s: float | None, decoding: int, context_tokens: int, least: int, most: int
+    model: OnlineStepModel, tpot_s: float | None, decoding: int, context_tokens: int, least: int, most: int
 ) -> Budget:
     """The budget of a step in which `decoding` sequences with so much context decode."""
     if tpot_s is None or decoding == 0 or model.steps < TRUSTED_STEPS:

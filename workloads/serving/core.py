@@ -14,6 +14,7 @@ from math import inf
 import torch
 from tokenizers import Tokenizer
 
+from busbar.scheduler.fit.online import Speed
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.blocks import CopyCost
 from busbar.workloads.serving.budget import MARGIN, step_budget
@@ -33,7 +34,6 @@ from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenL
 from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.sequence import Chunk, Pooling, Sequence, Step
 from busbar.workloads.serving.speculation import Speculation
-from busbar.workloads.serving.speed import Speed
 from busbar.workloads.serving.text import special_tokens
 from busbar.workloads.serving.token_rules import TokenRules
 from busbar.workloads.serving.vocabulary import Vocabulary

@@ -23,7 +23,7 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
-from busbar.workloads.serving.speed import StepModel
+from busbar.scheduler.fit.online import OnlineStepModel
 
 if TYPE_CHECKING:
     from busbar.workloads.serving import sequence
@@ -114,11 +114,11 @@ class RowCosts:
     one, and none when it is at its limit."""
 
     def __init__(self) -> None:
-        self._models: dict[int, StepModel] = {}
+        self._models: dict[int, OnlineStepModel] = {}
 
     def learn(self, decoding: int, context_tokens: int, guesses: int, seconds: float) -> None:
         """A step with so many requests, and guesses of them."""
-        self._models.setdefault(decoding.bit_length(), StepModel()).learn(
+        self._models.setdefault(decoding.bit_length(), OnlineStepModel()).learn(
             decoding, context_tokens, guesses, seconds
         )
 

@@ -1,8 +1,10 @@
-"""What the engine learns about its own speed, for the performance table.
+"""What is learnt of a serving engine's speed while it runs: by our engine itself, and by the operator from the counters
+of a model server that reports no more.
 
 The model of a step is t = a + b·B + c·Σctx + d·C with B decoding sequences, Σctx thousands of tokens
 of context and C prompt tokens. It is fitted online by recursive least squares with slow forgetting
-(Ljung, System Identification, §11.2), with the running error beside it; plain sums give tokens/s.
+(Ljung, System Identification, §11.2), with the running error beside it; plain sums give tokens/s. A row may also be
+the mean of several steps: the model is linear, so the mean content of steps takes their mean time.
 
 No work takes negative time, but noise can make a fitted coefficient negative where steps hardly differ in it. What is
 reported is the best fit without negative coefficients: those that are held at zero change the others by their
@@ -23,7 +25,7 @@ TRUSTED_STEPS = 64
 
 
 @dataclass
-class StepModel:
+class OnlineStepModel:
     """Coefficients in seconds: per step, per sequence, per 1000 tokens of context, per prompt token."""
 
     theta: list[float] = field(default_factory=lambda: [0.0] * FEATURES)
@@ -33,8 +35,8 @@ class StepModel:
     steps: int = 0
     squared_error: float = 0.0
 
-    def learn(self, decoding: int, context_tokens: int, prompt_tokens: int, seconds: float) -> None:
-        x = (1.0, float(decoding), context_tokens / 1000.0, float(prompt_tokens))
+    def learn(self, decoding: float, context_tokens: float, prompt_tokens: float, seconds: float) -> None:
+        x = (1.0, decoding, context_tokens / 1000.0, prompt_tokens)
         px = [sum(p * v for p, v in zip(row, x, strict=True)) for row in self.covariance]
         scale = FORGETTING + sum(v * p for v, p in zip(x, px, strict=True))
         error = seconds - self.predict(decoding, context_tokens, prompt_tokens)
@@ -49,8 +51,8 @@ class StepModel:
             weight = max(1.0 / settled, 1 - FORGETTING)
             self.squared_error += weight * (error * error - self.squared_error)
 
-    def predict(self, decoding: int, context_tokens: int, prompt_tokens: int) -> float:
-        x = (1.0, float(decoding), context_tokens / 1000.0, float(prompt_tokens))
+    def predict(self, decoding: float, context_tokens: float, prompt_tokens: float) -> float:
+        x = (1.0, decoding, context_tokens / 1000.0, prompt_tokens)
         return sum(t * v for t, v in zip(self.theta, x, strict=True))
 
     @property
@@ -105,18 +107,24 @@ def _solved(rows: list[list[float]], right: list[float]) -> list[float] | None:
 class Speed:
     """Sums over the steps since the start."""
 
-    model: StepModel = field(default_factory=StepModel)
-    decode_tokens: int = 0
+    model: OnlineStepModel = field(default_factory=OnlineStepModel)
+    decode_tokens: float = 0
     decode_s: float = 0.0
-    prefill_tokens: int = 0
+    prefill_tokens: float = 0
     prefill_s: float = 0.0
 
     def record(
-        self, decoding: int, context_tokens: int, prompt_tokens: int, seconds: float, wrong: int = 0
+        self,
+        decoding: float,
+        context_tokens: float,
+        prompt_tokens: float,
+        seconds: float,
+        wrong: int = 0,
+        steps: float = 1,
     ) -> None:
-        """One step. Steps with more prompt than decode tokens count as prefill; `wrong` of those decoded were guesses
-        that gave no token."""
-        self.model.learn(decoding, context_tokens, prompt_tokens, seconds)
+        """One step, or the totals of several. Where prompt tokens are more than those decoded, it counts as prefill;
+        `wrong` of those decoded were guesses that gave no token."""
+        self.model.learn(decoding / steps, context_tokens / steps, prompt_tokens / steps, seconds / steps)
         if prompt_tokens > decoding:
             self.prefill_tokens += prompt_tokens + decoding - wrong
             self.prefill_s += seconds

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from busbar.workloads.serving.speed import FORGETTING, Speed, StepModel
+from busbar.scheduler.fit.online import FORGETTING, OnlineStepModel, Speed
 
 
 def test_the_fit_recovers_the_coefficients_of_a_noisy_law() -> None:
     rng = random.Random(0)
-    model = StepModel()
+    model = OnlineStepModel()
     for _ in range(3000):
         batch, context, prompt = rng.randrange(0, 32), rng.randrange(0, 20_000), rng.choice([0, 0, 64, 512])
         seconds = 0.002 + 0.0003 * batch + 0.0005 * context / 1000 + 0.00002 * prompt
@@ -21,7 +21,7 @@ def test_the_fit_recovers_the_coefficients_of_a_noisy_law() -> None:
 
 
 def test_the_fit_follows_a_change_of_speed() -> None:
-    model = StepModel()
+    model = OnlineStepModel()
     for batch in range(2000):
         model.learn(batch % 16, 0, 0, 0.001 + 0.0001 * (batch % 16))
     for batch in range(6000):
@@ -32,7 +32,7 @@ def test_the_fit_follows_a_change_of_speed() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_reported_is_the_best_fit_without_negative_coefficients(seed: int) -> None:
     rng = random.Random(seed)
-    model, rows, times = StepModel(), [], []
+    model, rows, times = OnlineStepModel(), [], []
     for _ in range(300):
         batch, context, prompt = rng.randrange(1, 4), rng.randrange(0, 40), rng.choice([0, 0, 32])
         rows.append((1.0, float(batch), context / 1000, float(prompt)))
