@@ -71,6 +71,8 @@ class ServingReport(CellReport):
     """As what keys and values are kept."""
     kv_bytes: Count = 0
     kv_bytes_per_token: Count = 0
+    kv_tokens: Count | None = None
+    """What the cache holds, where it is known; else it follows from the bytes."""
     kv_block_tokens: Count = 0
     max_model_len: Count = 0
     preemptions: Count = 0
@@ -83,6 +85,13 @@ class ServingReport(CellReport):
     """Guesses of next tokens that were checked."""
     guessed_right: Count = 0
     step_model: StepModelReport | None = None
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens of context that the KV cache holds; None: not known."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens or None
+        return self.kv_bytes // self.kv_bytes_per_token if self.kv_bytes_per_token else None
 
 
 MaybeTrainingReport = Annotated[TrainingReport | None, WrapValidator(none_if_unreadable)]

@@ -151,9 +151,13 @@ class ModelServiceSpec(SpecModel):
             holds=lambda spec: spec.engine is not ServiceEngine.VLLM or spec.image is not None,
         ),
         Rule(
-            cel="!has(self.slo) || self.engine == 'builtin'",
-            message="spec.slo is kept by the builtin engine alone; remove it for engine vllm",
-            holds=lambda spec: spec.slo is None or spec.engine is ServiceEngine.BUILTIN,
+            cel="self.engine == 'builtin' || !has(self.slo) || has(self.slo.ttftMilliseconds)",
+            message="slo of engine vllm needs ttftMilliseconds: Busbar keeps its targets by the number of replicas alone",
+            holds=lambda spec: (
+                spec.engine is ServiceEngine.BUILTIN
+                or spec.slo is None
+                or spec.slo.ttft_milliseconds is not None
+            ),
         ),
         Rule(
             cel="self.engine == 'builtin' || !has(self.access)"

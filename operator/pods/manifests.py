@@ -33,6 +33,7 @@ from busbar.kube.types.meta import (
 )
 from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
 from busbar.kube.types.pod_template import PodTemplate
+from busbar.operator.pods.model_server_stop import pre_stop
 from busbar.operator.watch.projections import (
     ANNOTATION_NODE,
     ANNOTATION_PLACEMENT,
@@ -210,6 +211,7 @@ def service_pod(
             "--config", f"{bearers.FOLDER}/{bearers.VLLM_CONFIG}", *_vllm_limits(spec),
             *_vllm_adapters(model_id, adapters), *(spec.args or ()),
         ]  # fmt: skip
+        container["lifecycle"] = pre_stop(workload.PORT, spec.drain_seconds)
     path = workload.READY_PATH if spec.engine is ServiceEngine.BUILTIN else workload.HEALTH_PATH
     container["readinessProbe"] = {
         "httpGet": {"path": path, "port": workload.PORT_NAME},

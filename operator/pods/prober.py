@@ -3,7 +3,8 @@
 The pod is a tenant's container and its answer cannot be trusted, so: only pods of our kinds that declare the
 port, run without host network, and whose address lies in their node's pod range; no redirects; at most 64 KiB and
 two seconds; a bearer that is valid for this one object, and either for reading or for commands. A pod made by
-a release that had no roles is called with its one bearer. Everything else raises ProbeRefused.
+a release that had no roles is called with its one bearer. Everything else raises ProbeRefused. A vLLM has no status:
+its metrics are read in place of it (`model_server.py`), at most 1 MiB.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import aiohttp
 from pydantic import ValidationError
 
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for, role_of
-from busbar.kube.contracts.workload import STATUS_PATH, ServingStatus, TrainingStatus
+from busbar.kube.contracts.workload import METRICS_PATH, STATUS_PATH, ServingStatus, TrainingStatus
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
+from busbar.operator.pods.model_server import EXPOSITION_LIMIT_BYTES, ModelServer
 from busbar.operator.pods.readings import parse_reading
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import Node, Pod
@@ -71,6 +73,7 @@ class Prober:
     ) -> None:
         self.training: dict[str, TrainingStatus] = {}
         self.serving: dict[str, ServingStatus] = {}
+        self._servers: dict[str, ModelServer] = {}  # by pod uid: those that are read by their metrics
         self.asked: dict[str, dict[str, bool]] = {}  # path → pod uid → answered
         self.refusals: dict[str, str] = {}  # by pod uid: why its port is not read
         self._reported: dict[
@@ -94,6 +97,7 @@ class Prober:
         stores: list[dict[str, Any]] = [
             self.training,
             self.serving,
+            self._servers,
             self.refusals,
             self._reported,
             *self.asked.values(),
@@ -167,19 +171,30 @@ class Prober:
         self._changed(pod)
 
     async def _poll(self, pod: Pod) -> None:
+        limit_s = self._settings.poll_timeout_s
         try:
-            raw = await self._call("GET", pod, STATUS_PATH, timeout_s=self._settings.poll_timeout_s)
+            if pod.is_vllm:
+                self.take_metrics(pod, await self._fetch("GET", pod, METRICS_PATH, timeout_s=limit_s))
+            else:
+                self.take(pod, await self._call("GET", pod, STATUS_PATH, timeout_s=limit_s))
         except ProbeRefused as error:
             self._metrics.polls.labels("refused").inc()
+            self._unheard(pod)
             self._refuse(pod, str(error))
             return
         except (aiohttp.ClientError, TimeoutError, OSError):
             self._metrics.polls.labels("failed").inc()
+            self._unheard(pod)
             return
         self._metrics.polls.labels("ok").inc()
         if self.refusals.pop(pod.uid, None) is not None and pod.uid in self._reported:
             self._reported[pod.uid] = (self._reported[pod.uid][0], "")
-        self.take(pod, raw)
+
+    def _unheard(self, pod: Pod) -> None:
+        """A vLLM never says that it takes no more requests, so while nothing is heard of it, it counts as busy."""
+        known = self.serving.get(pod.uid)
+        if pod.is_vllm and known is not None and not known.running:
+            self.serving[pod.uid] = known.model_copy(update={"running": 1})
 
     def _refuse(self, pod: Pod, why: str) -> None:
         """Keeps why a port is not read, and reports it once; another reason at most every ``REPORT_AGAIN_S``."""
@@ -204,17 +219,34 @@ class Prober:
                 status = ServingStatus.model_validate(raw)
             except ValidationError:
                 return
-            old = self.serving.get(pod.uid)
-            self.serving[pod.uid] = status
-            if (
-                old is None
-                or (old.ready, old.draining, old.sleep_level, _context_length(old))
-                != (status.ready, status.draining, status.sleep_level, _context_length(status))
-                or pod.draining_since
-            ):
-                self._changed(pod)
+            self._keep(pod, status)
+
+    def take_metrics(self, pod: Pod, answer: bytes) -> None:
+        """Keeps what a vLLM's metrics say; raises ProbeRefused if they are none."""
+        server = self._servers.setdefault(pod.uid, ModelServer(pod.owner_uid))
+        self._keep(pod, server.take(answer, self._clock()))
+
+    def _keep(self, pod: Pod, status: ServingStatus) -> None:
+        old = self.serving.get(pod.uid)
+        self.serving[pod.uid] = status
+        if (
+            old is None
+            or (old.ready, old.draining, old.sleep_level, _context_length(old))
+            != (status.ready, status.draining, status.sleep_level, _context_length(status))
+            or pod.draining_since
+        ):
+            self._changed(pod)
 
     async def _call(self, method: str, pod: Pod, path: str, *, timeout_s: float, body: object = None) -> Any:
+        answer = await self._fetch(method, pod, path, timeout_s=timeout_s, body=body)
+        try:
+            return json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise ProbeRefused(f"pod {pod.key}: {path} is not JSON: {error}") from error
+
+    async def _fetch(
+        self, method: str, pod: Pod, path: str, *, timeout_s: float, body: object = None
+    ) -> bytes:
         url = address_of(pod, self._node(pod.node), self._ranges) + path
         bearer = _bearer(self._settings.workload_key, pod, path)
         if self._session is None:
@@ -225,22 +257,19 @@ class Prober:
             method,
             url,
             json=body,
-            headers={"Authorization": f"Bearer {bearer}", "Accept": "application/json"},
+            headers={"Authorization": f"Bearer {bearer}", "Accept": "application/json, text/plain;q=0.9"},
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=max(0.1, timeout_s)),
         ) as response:
             if response.status != 200:
                 raise ProbeRefused(f"pod {pod.key}: {method} {path} was answered {response.status}")
-            limit = self._settings.poll_limit_bytes
+            limit = EXPOSITION_LIMIT_BYTES if path == METRICS_PATH else self._settings.poll_limit_bytes
             answer = bytearray()
             async for chunk in response.content.iter_chunked(8192):
                 answer += chunk
                 if len(answer) > limit:
                     raise ProbeRefused(f"pod {pod.key}: {path} is longer than {limit} bytes")
-        try:
-            return json.loads(bytes(answer))
-        except (ValueError, RecursionError) as error:
-            raise ProbeRefused(f"pod {pod.key}: {path} is not JSON: {error}") from error
+        return bytes(answer)
 
 
 def _bearer(key: bytes, pod: Pod, path: str) -> str:

@@ -93,15 +93,11 @@ def _line(placement: Placement, report: ServingReport, *, verified: bool) -> Mea
         mode=report.mode,
         tokens_per_second=_short(report.decode_tokens_per_second),
         prefill_tokens_per_second=_short(report.prefill_tokens_per_second),
-        memory_gib=round((report.weight_bytes + report.kv_bytes) / GIB, 3),
-        kv_tokens=_kv_tokens(report),
+        memory_gib=round((report.weight_bytes + report.kv_bytes) / GIB, 3) if report.weight_bytes else None,
+        kv_tokens=report.cache_tokens,
         step_model=StepModel(**{name: _short(getattr(model, name)) for name in StepModel.model_fields}),
         verified=verified,
     )
-
-
-def _kv_tokens(report: ServingReport) -> int | None:
-    return report.kv_bytes // report.kv_bytes_per_token if report.kv_bytes_per_token else None
 
 
 def _short(value: float | None) -> float | None:

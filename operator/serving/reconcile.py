@@ -158,7 +158,7 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
         if pod.deleting and not pod.ended and pod.phase == "Running" and pod.port:
             # Somebody else deletes it; it ends with what runs there, unless that can go on elsewhere.
             drain = _drain(view, pod, staying)
-            if drain.peers and pod.uid not in view.asked:
+            if drain.peers and pod.uid not in view.asked and not pod.is_vllm:
                 actions.append(drain)
         if pod.ended or pod.deleting or pod.uid in staying:
             continue
@@ -168,7 +168,7 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
             since = pod.sleep_since if pod.parked and pod.sleep_since is not None else view.now
             mark = {"metadata": {"annotations": {ANNOTATION_DRAINING: since.isoformat()}}}
             actions.append(Patch(PODS, pod.key, mark, pod.uid))
-        elif pod.uid not in view.asked and not _drained(view, pod):
+        elif pod.uid not in view.asked and not pod.is_vllm and not _drained(view, pod):
             actions.append(_drain(view, pod, staying))
         elif _drained(view, pod):
             grace = view.service.spec.drain_seconds + manifests.DRAIN_MARGIN_S
@@ -187,14 +187,13 @@ def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:
 
 
 def _drained(view: ServiceView, pod: Pod) -> bool:
-    """Whether no request runs there any more, or its time is up."""
+    """Whether no request runs there any more, or its time is up. A vLLM cannot be asked to take no more: the gateway sends
+    none."""
     assert pod.draining_since is not None
     waited = view.now - pod.draining_since
     if waited >= timedelta(seconds=view.service.spec.drain_seconds):
         return True
     reading = view.readings.get(pod.uid)
-    # Long enough for the gateway to receive routes without the replica.
-    settled = waited >= timedelta(seconds=view.settings.drain_settle_s)
-    return (
-        settled and reading is not None and reading.draining and reading.running == 0 and reading.waiting == 0
-    )
+    if waited < warm.settle_time(view, pod) or reading is None or not (reading.draining or pod.is_vllm):
+        return False
+    return reading.running == 0 and reading.waiting == 0

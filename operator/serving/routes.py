@@ -156,9 +156,7 @@ def _endpoint(
         draining=pod.leaving or pod.parked,
         bearer=former,
         speed=_speed(report),
-        kv_tokens=report.kv_bytes // report.kv_bytes_per_token
-        if report and report.kv_bytes_per_token
-        else None,
+        kv_tokens=report.cache_tokens if report else None,
         most_running=_most_running(spec),
     )
 

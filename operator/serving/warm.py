@@ -70,6 +70,14 @@ def is_surely_asleep(view: ServiceView, pod: Pod) -> bool:
     return pod.sleep is Sleep.ASLEEP and _engine_sleeps(view, pod)
 
 
+def settle_time(view: ServiceView, pod: Pod) -> timedelta:
+    """How long after its mark a replica may still get requests: until the gateway has routes without it. Of a vLLM, which
+    is never told, also until it was read after that."""
+    settings = view.settings
+    read_s = settings.poll_period_s + settings.poll_timeout_s if pod.is_vllm else 0.0
+    return timedelta(seconds=settings.drain_settle_s + read_s)
+
+
 def changes_soon(pods: Iterable[Pod]) -> bool:
     """Whether the result may differ in a second without an event."""
     return any(pod.sleep in (Sleep.SETTLING, Sleep.WAKING) for pod in pods)
@@ -132,7 +140,7 @@ def _engine_sleeps(view: ServiceView, pod: Pod) -> bool:
 def _is_quiet(view: ServiceView, pod: Pod) -> bool:
     """Whether no request runs there and the gateway sends none. An engine that reports nothing has had `drainSeconds`."""
     waited, reading = _waited(view, pod), view.readings.get(pod.uid)
-    if waited < timedelta(seconds=view.settings.drain_settle_s):
+    if waited < settle_time(view, pod):
         return False
     if reading is None:
         is_silent = view.service.spec.engine is ServiceEngine.VLLM

@@ -114,6 +114,7 @@ class Pod:
     image: str = ""  # of the main container, as the spec names it
     image_id: str = ""  # the same image as its node reports it, with the digest
     bearers: str = ""  # the Secret with its bearers; "": made by a release that had no roles
+    is_vllm: bool = False  # it takes no commands, and is read by its metrics
     started_at: datetime | None = None
     exit: Exit | None = None
     evicted: bool = False  # stopped by the cluster, not by a fault of its own
@@ -188,7 +189,7 @@ def project_pod(obj: Object) -> Pod:
     main = _status_of(container, status.get("containerStatuses") or [])
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     owner: dict[str, Any] = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), {})
-    state = main.get("state") or {}
+    state, mounted = main.get("state") or {}, _bearers(spec)
     return Pod(
         key=Key(meta.get("namespace", ""), meta["name"]),
         uid=meta.get("uid", ""),
@@ -219,7 +220,8 @@ def project_pod(obj: Object) -> Pod:
         port=_port(containers),
         image=str(container.get("image") or ""),
         image_id=str(main.get("imageID") or ""),
-        bearers=_bearers(spec),
+        bearers=str(mounted.get("secretName") or ""),
+        is_vllm=any(item.get("key") == bearers.VLLM_CONFIG for item in mounted.get("items") or ()),
         started_at=time_of((state.get("running") or {}).get("startedAt")),
         exit=_exit(state.get("terminated")),
         evicted=_evicted(status, conditions),
@@ -328,10 +330,10 @@ def _status_of(container: dict[str, Any], statuses: list[dict[str, Any]]) -> dic
     return next((s for s in statuses if s.get("name") == container.get("name")), {})
 
 
-def _bearers(spec: dict[str, Any]) -> str:
-    """The Secret that is mounted under our volume's name."""
+def _bearers(spec: dict[str, Any]) -> dict[str, Any]:
+    """The volume's source of the Secret that is mounted under our volume's name."""
     found = (v.get("secret") or {} for v in spec.get("volumes") or () if v.get("name") == bearers.VOLUME)
-    return str(next(found, {}).get("secretName", ""))
+    return next(found, {})
 
 
 def _port(containers: list[dict[str, Any]]) -> int:

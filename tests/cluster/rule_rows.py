@@ -426,9 +426,9 @@ SERVICE = (
     Row(
         m.model_service,
         "spec",
-        "spec.slo is kept by the builtin engine alone",
+        "slo of engine vllm needs ttftMilliseconds",
         {"spec/slo": {"tpotMilliseconds": 50}},
-        {"spec/slo": {"tpotMilliseconds": 50}, **BUILTIN},
+        {"spec/slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50}},
     ),
     Row(
         m.model_service,

@@ -259,10 +259,8 @@ def test_the_mounted_files_are_the_ones_that_the_secret_holds_and_only_the_group
         mounts = body["spec"]["containers"][0]["volumeMounts"]
         folder = env(body)["BUSBAR_BEARERS_DIR"]
         assert {"name": bearers.VOLUME, "mountPath": folder, "readOnly": True} in mounts
-        assert (
-            project_pod({**body, "metadata": {**body["metadata"], "uid": "u"}}).bearers
-            == source["secretName"]
-        )
+        found = project_pod({**body, "metadata": {**body["metadata"], "uid": "u"}})
+        assert (found.bearers, found.is_vllm) == (source["secretName"], of is VLLM)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +282,13 @@ def test_the_secret_is_the_objects_own_and_cannot_be_changed() -> None:
     assert secret is not None
     assert (secret["type"], secret["immutable"]) == ("busbar.dev/bearers", True)
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-web"
+
+
+def test_only_a_vllm_is_stopped_by_a_hook_for_as_long_as_its_drain_may_take() -> None:
+    assert all(("lifecycle" in body["spec"]["containers"][0]) == (of is VLLM) for of, body in bodies())
+    command = _vllm()["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert (command[0], command[3:]) == ("python3", ["http://127.0.0.1:9400/metrics", "2", "30"])
+    assert _vllm()["spec"]["terminationGracePeriodSeconds"] > 30 + 2
 
 
 def test_vllm_gets_the_limits_of_the_spec_before_its_own_arguments() -> None:

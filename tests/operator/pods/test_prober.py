@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.builders import SETTINGS, replica, running
+from tests.operator.pods.test_model_server import exposition
 
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
 from busbar.operator.errors import ProbeRefused
@@ -242,3 +243,38 @@ async def test_a_pod_that_cannot_be_asked_is_not_waited_for() -> None:
     prober.post(PostToPod(pod.key, pod.uid, "/checkpoint", 30.0), pod)
     await asyncio.gather(*prober._tasks)
     assert prober.asked["/checkpoint"] == {pod.uid: True}
+
+
+async def test_a_vllm_is_read_by_its_metrics_and_counts_as_busy_while_nothing_is_heard_of_it() -> None:
+    answers = [exposition(running=0), None, b"busy", exposition(running=0)]
+
+    async def metrics(request: web.Request) -> web.Response:
+        answer = answers.pop(0)
+        return web.Response(body=answer) if answer is not None else web.Response(status=503)
+
+    async with workload(metrics) as (prober, of, seen):
+        pod = replica(0, port=of.port, ip=of.ip, is_vllm=True)
+        prober._pods = lambda: [pod]
+        running = []
+        while answers:
+            await prober.poll_once()
+            running.append(prober.serving[pod.uid].running)
+        assert running == [0, 1, 1, 0]
+        assert {line.split()[1] for line in seen} == {"/metrics"}
+        assert prober.refusals == {}
+
+
+async def test_an_exposition_may_be_longer_than_a_status_but_not_without_end() -> None:
+    lengths = [200_000, 2_000_000]
+
+    async def metrics(request: web.Request) -> web.Response:
+        filler = b"vllm:other_bucket 1.0\n" * (lengths.pop(0) // 22)
+        return web.Response(body=filler + exposition(running=3))
+
+    async with workload(metrics) as (prober, of, _):
+        pod = replica(0, port=of.port, ip=of.ip, is_vllm=True)
+        prober._pods = lambda: [pod]
+        await prober.poll_once()
+        assert (prober.serving[pod.uid].running, prober.refusals) == (3, {})
+        await prober.poll_once()
+        assert "longer than 1048576 bytes" in prober.refusals[pod.uid]

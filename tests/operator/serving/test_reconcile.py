@@ -191,6 +191,25 @@ def test_what_the_replicas_measured_is_written_with_the_usage_and_not_before() -
     assert [m.tokens_per_second for m in later.measured or []] == [30.0]
 
 
+def test_a_vllm_is_not_asked_to_drain_and_leaves_when_it_was_read_without_requests() -> None:
+    of = wanting(0, drainSeconds=30, engine="vllm", image="vllm/vllm-openai")
+    assert [type(a) for a in reconcile(view(of, replica(0, is_vllm=True))).actions] == [Patch]
+    settles_s = SETTINGS.drain_settle_s + SETTINGS.poll_period_s + SETTINGS.poll_timeout_s
+
+    def after(seconds: float, reading: ServingStatus | None) -> list[type]:
+        marked = replica(0, is_vllm=True, draining_since=NOW - timedelta(seconds=seconds))
+        readings = {marked.uid: reading} if reading is not None else {}
+        return [type(a) for a in reconcile(view(of, marked, readings=readings)).actions]
+
+    idle, busy = ServingStatus(ready=True), ServingStatus(ready=True, running=1)
+    assert after(settles_s - 0.1, idle) == [], "requests that came since may not have been read"
+    assert after(settles_s, busy) == []
+    assert after(settles_s, ServingStatus(ready=True, waiting=1)) == []
+    assert after(settles_s, None) == []
+    assert after(settles_s, idle) == [Delete]
+    assert after(31, busy) == [Delete]
+
+
 def test_a_drain_ends_with_its_time() -> None:
     old = replica(0, draining_since=NOW - timedelta(seconds=31))
     assert [type(a) for a in reconcile(view(wanting(0, drainSeconds=30), old)).actions] == [Delete]

@@ -114,6 +114,9 @@ VLLM = {"level": "loaded", "engine": "vllm", "image": "registry/vllm:1"}
         (at(ASLEEP), SLEEPS, LOADED, ["/wake_up"]),
         (at(SETTLING, 10.0), None, VLLM, []),
         (at(SETTLING, 31.0), None, VLLM, ["Asleep"]),
+        (at(SETTLING, 5.0, is_vllm=True), AWAKE, VLLM, []),  # it may not have been read since
+        (at(SETTLING, 6.0, is_vllm=True), AWAKE, VLLM, ["Asleep"]),
+        (at(SETTLING, 31.0, is_vllm=True), BUSY, VLLM, []),
         # It cannot sleep: it leaves, as without `warm`.
         (replica(0, phase="Pending", ready=False, gates=("busbar.dev/admission",)), None, {}, ["deleted"]),
         (replica(0, phase="Pending", ready=False), None, {}, ["deleted"]),
