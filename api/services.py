@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from busbar.api.access.audit import Audit
 from busbar.api.access.authentication import Authenticator
 from busbar.api.access.authorization import Authorizer, reviewer
+from busbar.api.access.budget_leases import BudgetLeases
 from busbar.api.access.forwarded import Forwarded
 from busbar.api.access.keys import Keys
 from busbar.api.access.sessions import Sessions
@@ -66,6 +67,7 @@ class Services:
     sessions: Sessions
     audit: Audit
     usage_ledger: UsageLedger
+    budget_leases: BudgetLeases
     files: FileStore
     batches: BatchStore
     history: History
@@ -117,6 +119,7 @@ class Services:
                 await self.history.prune(before)
                 await self.audit.prune(before)
                 await self.tokens.prune_hidden()
+                await self.budget_leases.prune()
                 await self.files.prune()
                 await self.batches.prune()
 
@@ -165,6 +168,7 @@ def build(
         sessions=sessions,
         audit=audit,
         usage_ledger=usage_ledger,
+        budget_leases=BudgetLeases(database, clock),
         files=FileStore(database, clock),
         batches=BatchStore(database, clock),
         history=history,

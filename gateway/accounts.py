@@ -5,24 +5,35 @@ request puts what the engine counted in its place. What is accepted lies in a ma
 cost in the usage records, so a gateway that is killed has forgotten nothing after its restart. Costs come as the API's
 sums with the look-up of a key, and this module adds what the API does not have yet.
 
+Several gateways share the limits: each accepts what its parts of them allow (`shared_limits`).
+
 Limits that are reached are answered with 429 (`Retry-After`, OpenAI's `x-ratelimit-*`), a request that no empty account
 could take with 400.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from busbar.gateway.account_state import AccountState, headers_of, money, who_is, whole_seconds
 from busbar.gateway.admissions import AdmissionRing
 from busbar.gateway.errors import BadRequest, QuotaSpent, RateLimited
 from busbar.gateway.request_cost import Estimate
+from busbar.gateway.shared_limits import SharedLimits
 from busbar.gateway.spool import Record
-from busbar.gateway.windows import WINDOW_S, Purse, Second, Undelivered, Window
-from busbar.kube.contracts.allowances import NANO, Account, Price, key_account, share_account, tenant_account
+from busbar.gateway.windows import WINDOW_S, Second, Undelivered
+from busbar.kube.contracts.allowances import (
+    Account,
+    CostAllowance,
+    Price,
+    key_account,
+    share_account,
+    tenant_account,
+)
+from busbar.kube.contracts.budget_leases import LeaseKind
 from busbar.kube.contracts.demand import AccountUse
 from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.routes import ServiceRoute
@@ -30,21 +41,11 @@ from busbar.kube.contracts.routes import ServiceRoute
 FREE = Price()
 LEAST_UNSTATED = 64
 """Output tokens for which there must be room where a request states no most."""
-HEADER = "x-ratelimit-"
-
-
-@dataclass
-class _State:
-    """One account."""
-
-    limits: Account
-    window: Window = field(default_factory=Window)
-    purse: Purse = field(default_factory=Purse)
 
 
 @dataclass(frozen=True)
 class _Share:
-    state: _State
+    state: AccountState
     second: Second
 
 
@@ -74,20 +75,26 @@ class Accounts:
         self,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        gateways: int = 1,
     ) -> None:
+        """`gateways`: how many share the limits; one alone needs no leases."""
         self._clock = clock
         self._now = now
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, AccountState] = {}
+        self.shared = SharedLimits(self._states, gateways, now) if gateways > 1 else None
         self._unnumbered: dict[str, list[Undelivered]] = {}
         self._ring: AdmissionRing | None = None
 
-    def restore(self, ring: AdmissionRing, delivered: Mapping[str, int]) -> None:
+    def restore(self, ring: AdmissionRing, delivered: Mapping[str, int], through: int = 0) -> None:
         """Take over what a former process accepted in the last minute.
 
         Args:
             delivered: tokens of requests that had not ended, by request id.
+            through: number of the last usage record that the API has taken.
         """
         self._ring = ring
+        if self.shared is not None:
+            self.shared.through = through
         wall, now = self._now().timestamp(), self._clock()
         found = list(ring.left_over(delivered, wall - WINDOW_S - 1))
         # A clock that was set back makes an entry of the future: it counts as accepted now.
@@ -101,6 +108,9 @@ class Accounts:
         """Take in what the API said of a key's accounts."""
         for account in key.accounts:
             state = self._state(account.name)
+            if self.shared is not None:  # the answers of leases say what the ledger has
+                state.limits = account
+                continue
             purse = state.purse
             if purse.gateway_id == gateway_id and key.counted_through < purse.counted_through:
                 continue  # overtaken by a later answer
@@ -112,8 +122,14 @@ class Accounts:
             if name in self._states and name not in mine:
                 self._states[name].limits = Account(name=name)
 
-    def accept(self, key: KeyIdentity, request_id: str, asks: Estimate, service: ServiceRoute) -> Grant:
-        """Reserve what the request may use. Raises RateLimited, QuotaSpent or BadRequest, and then reserves nothing."""
+    def accept(
+        self, key: KeyIdentity, request_id: str, asks: Estimate, service: ServiceRoute, *, again: bool = False
+    ) -> Grant:
+        """Reserve what the request may use. Raises RateLimited, QuotaSpent or BadRequest, and then reserves nothing.
+
+        Args:
+            again: more of the limits was asked for since the last try, so the request takes what there is.
+        """
         now = self._clock()
         states = [self._state(account.name) for account in key.accounts]
         terms = service.terms_of(key.tenant)
@@ -125,10 +141,12 @@ class Accounts:
             return Grant(self, {})
         for state in states:
             state.window.expire(now)
-        asks = _within(asks, states)
+        asks = _within(asks, states, now if again and self.shared is not None else None)
         cost = (service.price or FREE).cost_nano(asks.prompt_tokens, 0, asks.output_tokens)
         for state in states:
             self._check(state, asks, cost, now)
+        if self.shared is not None:
+            self.shared.check(states, asks, cost, now)
         grant = Grant(self, {})
         grant.tokens, grant.cost_nano = asks.tokens, cost
         for state in states:
@@ -137,7 +155,7 @@ class Accounts:
         if self._ring is not None:
             at = self._now().timestamp()
             grant.entry = self._ring.add(at, request_id, key.key_id, key.tenant, service.key, asks.tokens)
-        grant.headers = _headers(states, now)
+        grant.headers = headers_of(states, now)
         return grant
 
     def settle(self, grant: Grant, shares: list[_Share], tokens: int) -> None:
@@ -166,10 +184,14 @@ class Accounts:
                 entry.seq = record["seq"]
 
     def delivered(self, through: int) -> None:
-        """The API has the records up to this number. Accounts without a limit of money need not remember them."""
+        """The API has the records up to this number. Accounts without a limit of money need not remember them, nor those
+        whose part of it the API has lowered by them."""
+        if self.shared is not None:
+            self.shared.delivered(through)
         for name, state in list(self._states.items()):
-            if not state.limits.costs:
+            if self.shared is None and not state.limits.costs:
                 state.purse.drop_through(through)
+            if not state.limits.costs:
                 self._forget(name, state)
 
     def tenants(self) -> list[AccountUse]:
@@ -184,33 +206,35 @@ class Accounts:
             ):
                 continue
             state.window.expire(now)
-            costs = [
-                cost.model_copy(update={"spent_nano": state.purse.spent_nano(cost, today)})
-                for cost in limits.costs
-                if today < cost.ends
-            ]
+            costs = [self._spent(state, cost, today) for cost in limits.costs if today < cost.ends]
             window = state.window
             found.append(
                 AccountUse(tenant=tenant, requests=window.requests, tokens=window.tokens, costs=costs)
             )
         return found
 
+    def _spent(self, state: AccountState, cost: CostAllowance, now: datetime) -> CostAllowance:
+        if self.shared is not None and (booked := state.booked.get(LeaseKind(cost.period))) is not None:
+            cost = cost.model_copy(update={"spent_nano": booked})
+        spent = state.purse.spent_nano(cost, now)
+        return cost.model_copy(update={"spent_nano": spent, "pending_nano": max(0, spent - cost.spent_nano)})
+
     def close(self) -> None:
         if self._ring is not None:
             self._ring.close()
 
-    def _check(self, state: _State, asks: Estimate, cost: int, now: float) -> None:
+    def _check(self, state: AccountState, asks: Estimate, cost: int, now: float) -> None:
         limits, window = state.limits, state.window
-        who = _who(limits.name)
-        headers = _headers([state], now)
+        who = who_is(limits.name)
+        headers = headers_of([state], now)
         if limits.requests_per_minute is not None and window.requests >= limits.requests_per_minute:
             surplus = window.requests + 1 - limits.requests_per_minute
             wait = window.free_in_s(now, surplus, lambda second: second.requests)
             raise RateLimited(
                 f"Rate limit reached for {who}: {limits.requests_per_minute} requests per minute. "
-                f"Try again in {_seconds(wait)} s.",
+                f"Try again in {whole_seconds(wait)} s.",
                 kind="requests",
-                retry_after_s=_seconds(wait),
+                retry_after_s=whole_seconds(wait),
                 headers=headers,
             )
         if limits.tokens_per_minute is not None and window.tokens + asks.tokens > limits.tokens_per_minute:
@@ -218,55 +242,59 @@ class Accounts:
             wait = window.free_in_s(now, surplus, lambda second: second.tokens)
             raise RateLimited(
                 f"Rate limit reached for {who}: {limits.tokens_per_minute} tokens per minute, used {window.tokens}, "
-                f"requested {asks.tokens} (prompt and max_tokens). Try again in {_seconds(wait)} s.",
+                f"requested {asks.tokens} (prompt and max_tokens). Try again in {whole_seconds(wait)} s.",
                 kind="tokens",
-                retry_after_s=_seconds(wait),
+                retry_after_s=whole_seconds(wait),
                 headers=headers,
             )
         self._check_money(state, asks, cost, who, headers)
 
     def _check_money(
-        self, state: _State, asks: Estimate, cost: int, who: str, headers: Mapping[str, str]
+        self, state: AccountState, asks: Estimate, cost: int, who: str, headers: Mapping[str, str]
     ) -> None:
         now = self._now()
         for allowance in state.limits.costs:
             if cost > allowance.limit_nano > 0:
                 raise BadRequest(
-                    f"This request may cost {_money(cost)}, more than the whole budget of {who} "
-                    f"({_money(allowance.limit_nano)} a {allowance.period}). Lower {asks.output_field or 'max_tokens'}.",
+                    f"This request may cost {money(cost)}, more than the whole budget of {who} "
+                    f"({money(allowance.limit_nano)} a {allowance.period}). Lower {asks.output_field or 'max_tokens'}.",
                     param=asks.output_field or "max_tokens",
                 )
+            if self.shared is not None:
+                continue  # the lease is what counts
             spent = state.purse.spent_nano(allowance, now)
             if cost and spent + cost > allowance.limit_nano:
                 ends = allowance.ends if now < allowance.ends else None
                 wait = (ends - now).total_seconds() if ends else WINDOW_S
                 until = f" It begins anew at {ends:%Y-%m-%d %H:%M} UTC." if ends else ""
                 raise QuotaSpent(
-                    f"The budget of {who} for this {allowance.period} ({_money(allowance.limit_nano)}) has "
-                    f"{_money(max(0, allowance.limit_nano - spent))} left, and this request may cost "
-                    f"{_money(cost)}.{until}",
-                    retry_after_s=_seconds(wait),
+                    f"The budget of {who} for this {allowance.period} ({money(allowance.limit_nano)}) has "
+                    f"{money(max(0, allowance.limit_nano - spent))} left, and this request may cost "
+                    f"{money(cost)}.{until}",
+                    retry_after_s=whole_seconds(wait),
                     headers=headers,
                 )
 
-    def _state(self, name: str) -> _State:
+    def _state(self, name: str) -> AccountState:
         state = self._states.get(name)
         if state is None:
-            state = self._states[name] = _State(Account(name=name))
+            state = self._states[name] = AccountState(Account(name=name))
         return state
 
-    def _forget(self, name: str, state: _State) -> None:
+    def _forget(self, name: str, state: AccountState) -> None:
         """Drop an account of which nothing is left to know."""
         limits = state.limits
+        if state.leases:
+            return
         if limits.requests_per_minute is limits.tokens_per_minute is None and not state.purse.undelivered:
             state.window.expire(self._clock())
             if not state.window.requests and not state.purse.reserved_nano:
                 del self._states[name]
 
 
-def _within(asks: Estimate, states: Iterable[_State]) -> Estimate:
-    """The estimate; of a request that states no most, its output is what the accounts have left, at least
-    `LEAST_UNSTATED`. Raises BadRequest for a request that no empty account could take."""
+def _within(asks: Estimate, states: Iterable[AccountState], held_at: float | None) -> Estimate:
+    """The estimate; of a request that states no most, its output is what the accounts have left (with `held_at`, what this
+    gateway holds of that), at least `LEAST_UNSTATED`. Raises BadRequest for a request that no empty account could take."""
     for state in states:
         most = state.limits.tokens_per_minute
         if most is None:
@@ -275,46 +303,15 @@ def _within(asks: Estimate, states: Iterable[_State]) -> Estimate:
             shorter = asks.output_field if asks.prompt_tokens < most else None
             raise BadRequest(
                 f"This request may use {asks.tokens} tokens (about {asks.prompt_tokens} of the prompt), and "
-                f"{_who(state.limits.name)} may use {most} a minute. "
+                f"{who_is(state.limits.name)} may use {most} a minute. "
                 + (f"Lower {shorter}." if shorter else "Make the prompt shorter."),
                 param=shorter,
             )
         if asks.output_field is None:
-            left = max(most - state.window.tokens - asks.prompt_tokens, LEAST_UNSTATED)
+            room = most
+            if held_at is not None:
+                room = min(most, state.lease(LeaseKind.TOKENS).holds(held_at, state.window.tokens))
+            left = max(room - state.window.tokens - asks.prompt_tokens, LEAST_UNSTATED)
             output = min(asks.output_tokens, left, most - asks.prompt_tokens)
             asks = replace(asks, output_tokens=output)
     return asks
-
-
-def _headers(states: Iterable[_State], now: float) -> dict[str, str]:
-    """OpenAI's headers: of several accounts the one with the least left."""
-    found: dict[str, str] = {}
-    least: dict[str, int] = {}
-    for state in states:
-        for kind, limit, used in (
-            ("requests", state.limits.requests_per_minute, state.window.requests),
-            ("tokens", state.limits.tokens_per_minute, state.window.tokens),
-        ):
-            if limit is None or (kind in least and least[kind] <= limit - used):
-                continue
-            least[kind] = limit - used
-            found[f"{HEADER}limit-{kind}"] = str(limit)
-            found[f"{HEADER}remaining-{kind}"] = str(max(0, limit - used))
-            found[f"{HEADER}reset-{kind}"] = f"{math.ceil(state.window.empty_in_s(now))}s"
-    return found
-
-
-def _who(account: str) -> str:
-    kind, _, name = account.partition("/")
-    if kind == "share":
-        service, _, tenant = name.rpartition("/")
-        return f"tenant {tenant} at {service}"
-    return "this key" if kind == "key" else f"tenant {name}"
-
-
-def _seconds(wait: float) -> int:
-    return max(1, math.ceil(wait))
-
-
-def _money(nano: int) -> str:
-    return f"{nano / NANO:.6g}"

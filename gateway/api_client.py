@@ -1,4 +1,4 @@
-"""The gateway's requests to the API: looking up a key, delivering usage records, and files and batches."""
+"""The gateway's requests to the API: looking up a key, parts of shared limits, usage records, and files and batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from busbar.gateway.errors import GatewayError
 from busbar.gateway.keys import ApiUnreachable
 from busbar.gateway.spool import Record
-from busbar.kube.contracts import keys, usage
+from busbar.kube.contracts import budget_leases, keys, usage
 from busbar.kube.contracts.wire import WireModel
 from busbar.kube.token_file import TokenFile
 
@@ -61,6 +61,16 @@ class ApiClient:
             return usage.UsageAccepted.model_validate_json(answer).accepted_through
         except ValueError as error:
             raise ApiUnreachable(f"{self._url}{path}: {error}") from error
+
+    async def renew(self, request: budget_leases.LeaseRequest) -> budget_leases.LeaseAnswer:
+        """Tell what this gateway holds of limits; what it holds now. Raises ApiUnreachable."""
+        status, answer = await self._post(budget_leases.PATH, request.to_wire())
+        try:
+            if status != 200:
+                raise ValueError(f"status {status}")
+            return budget_leases.LeaseAnswer.model_validate_json(answer)
+        except ValueError as error:
+            raise ApiUnreachable(f"{self._url}{budget_leases.PATH}: {error}") from error
 
     async def ask(self, path: str, document: WireModel, kind: type[M]) -> M:
         """What the API says of files and batches. Raises ApiRefused or ApiUnreachable."""

@@ -117,10 +117,18 @@ class TooManyRequests(ClientError):
     code = "too_many_waiting"
 
 
-class RateLimited(ClientError):
-    """`type` is what is limited, requests or tokens, as OpenAI has it."""
+class LimitReached(ClientError):
+    """A limit of the key or its tenant."""
 
     status = 429
+    kind = "money"
+    short = False
+    """Only this gateway's part of the limit is spent: the API may have more."""
+
+
+class RateLimited(LimitReached):
+    """`type` is what is limited, requests or tokens, as OpenAI has it; money where another gateway holds what is left."""
+
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, kind: str, retry_after_s: int, headers: Mapping[str, str]) -> None:
@@ -128,8 +136,7 @@ class RateLimited(ClientError):
         self.kind = kind
 
 
-class QuotaSpent(ClientError):
-    status = 429
+class QuotaSpent(LimitReached):
     type = "insufficient_quota"
     code = "insufficient_quota"
 

@@ -30,7 +30,8 @@ from busbar.gateway import sse
 from busbar.gateway.accounts import Accounts, Grant
 from busbar.gateway.delivery import Call, Delivery
 from busbar.gateway.endpoint_picker import EndpointPicker, Lease
-from busbar.gateway.errors import BadUpstream, ClientError, QuotaSpent, RateLimited, Unavailable, body
+from busbar.gateway.errors import BadUpstream, ClientError, LimitReached, Unavailable, body
+from busbar.gateway.lease_keeper import LeaseKeeper
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.picking import Ask
 from busbar.gateway.prefix_table import blocks_of
@@ -59,12 +60,14 @@ class Proxy:
         picker: EndpointPicker,
         recorder: UsageRecorder,
         accounts: Accounts,
+        leases: LeaseKeeper | None,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._picker = picker
         self._recorder = recorder
         self._accounts = accounts
+        self._leases = leases
         self._ratio = PromptRatio()
         self._metrics = metrics
         self._without_continuous: set[str] = set()
@@ -80,7 +83,7 @@ class Proxy:
     ) -> web.StreamResponse:
         """Answer the client. Raises ClientError as long as nothing has been sent."""
         asks = estimate(call.path, call.document, self._ratio.of(service.key), service.max_model_len)
-        grant = self._accept(call, service, key, asks)
+        grant = await self._accept(call, service, key, asks)
         try:
             usage = self._recorder.begin(
                 service.price,
@@ -117,12 +120,16 @@ class Proxy:
             if call.keep is None:
                 self._picker.ended(service, call.progress, code, *usage.tokens)
 
-    def _accept(self, call: Call, service: ServiceRoute, key: KeyIdentity, asks: Estimate) -> Grant:
-        try:
-            return self._accounts.accept(key, call.request_id, asks, service)
-        except (RateLimited, QuotaSpent) as error:
-            self._metrics.limited.labels(error.kind if isinstance(error, RateLimited) else "money").inc()
-            raise
+    async def _accept(self, call: Call, service: ServiceRoute, key: KeyIdentity, asks: Estimate) -> Grant:
+        attempt = 0
+        while True:
+            try:
+                return self._accounts.accept(key, call.request_id, asks, service, again=attempt > 0)
+            except LimitReached as error:
+                attempt += 1
+                if not (error.short and self._leases is not None and await self._leases.more(attempt)):
+                    self._metrics.limited.labels(error.kind).inc()
+                    raise
 
     def _needs(self, call: Call, service: ServiceRoute, asks: Estimate) -> Ask:
         """What the choice of a replica looks at."""

@@ -2,7 +2,7 @@
 
 Start:  spool and left-over slots → routes from disk → ports open → stream of routes, delivery of usage.
 End:    lines of batches go back to the API → /ready says no, connections are still taken (`linger`) → ports close, waiting requests are turned
-        away with Retry-After → running streams end (`drain`) → usage is written and delivered.
+        away with Retry-After → running streams end (`drain`) → what is held of shared limits goes back → usage is written and delivered.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from busbar.gateway.http import PublicPort
 from busbar.gateway.inflight import InflightTable
 from busbar.gateway.internal import Internal
 from busbar.gateway.keys import KeyDirectory
+from busbar.gateway.lease_keeper import LeaseKeeper
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.proxy import Proxy
 from busbar.gateway.routes import RouteTable
@@ -77,10 +78,13 @@ class Gateway:
         self._metrics = Metrics()
         self._picker = EndpointPicker(_limits(settings), time.monotonic, self._rng)
         self._metrics.watch_demand(self._picker.demand)
-        self._accounts = Accounts()
+        self._accounts = Accounts(gateways=settings.replicas)
         self._stack.callback(self._accounts.close)
         self._recorder = self._open_recorder(api)
-        self._accounts.restore(AdmissionRing(settings.state_dir / "admissions"), self._recorder.cut_off)
+        self._accounts.restore(
+            AdmissionRing(settings.state_dir / "admissions"), self._recorder.cut_off, self._recorder.delivered
+        )
+        self._leases = self._keep_leases(api)
         keys = KeyDirectory(
             lambda digest: self._look_up(api, digest),
             fresh_s=settings.key_cache_s,
@@ -88,7 +92,9 @@ class Gateway:
             negative_s=settings.key_negative_s,
             entries=settings.key_cache_entries,
         )
-        proxy = Proxy(settings, replicas, self._picker, self._recorder, self._accounts, self._metrics)
+        proxy = Proxy(
+            settings, replicas, self._picker, self._recorder, self._accounts, self._leases, self._metrics
+        )
         self._stack.push_async_callback(proxy.stop)
         self._public_port = PublicPort(
             keys, proxy, BatchRoutes(keys, api), self._metrics, settings.request_body_mib << 20
@@ -120,6 +126,8 @@ class Gateway:
             self._refresh,
         )
         self._recorder.start()
+        if self._leases is not None:
+            self._leases.start()
         self.public = await self._listen(self._public_port.app(), settings.public_address)
         self.internal = await self._listen(internal.app(), settings.internal_address)
         self._following = asyncio.create_task(self._stream.run())
@@ -141,6 +149,8 @@ class Gateway:
             log.warning("requests_cut_off", extra={"requests": self._public_port.in_hand})
         self._following.cancel()
         await asyncio.gather(self._following, return_exceptions=True)
+        if self._leases is not None:
+            await self._leases.stop()
         await self._stack.aclose()
         log.info("stopped")
 
@@ -174,6 +184,18 @@ class Gateway:
         )
         self._stack.push_async_callback(recorder.stop, _DELIVERY_AT_END_S)
         return recorder
+
+    def _keep_leases(self, api: ApiClient) -> LeaseKeeper | None:
+        """None: this gateway is alone, and the limits are its own."""
+        if self._accounts.shared is None:
+            return None
+        return LeaseKeeper(
+            self._accounts.shared,
+            api.renew,
+            lambda: self._recorder.gateway_id,
+            self._settings.replicas,
+            self._settings.state_dir / "processes",
+        )
 
     async def _look_up(self, api: ApiClient, digest: str) -> KeyIdentity | None:
         gateway_id = self._recorder.gateway_id

@@ -32,6 +32,7 @@ BodyMib = Annotated[
 ]
 ResumeTokens = Annotated[int, Rule(f"0 to {RESUME_TOKENS:,}", lambda n: n <= RESUME_TOKENS)]
 BatchLines = Annotated[int, Rule(f"0 to {MOST_HELD}", lambda n: 0 <= n <= MOST_HELD)]
+Replicas = Annotated[int, Rule("1 to 1,000", lambda n: 1 <= n <= 1000)]
 Batch = Annotated[int, Rule(f"1 to {MAX_BATCH:,}", lambda n: 1 <= n <= MAX_BATCH)]
 
 
@@ -45,6 +46,9 @@ class Settings:
     """Where the operator reads /demand and Prometheus reads /metrics."""
     state_dir: Path = Path("/var/lib/busbar-gateway")
     """Last routes and the usage spool. Keep it on a disk that survives a restart."""
+
+    replicas: Replicas = 1
+    """How many gateways there are. With more than one, they share the limits of keys and tenants (`leases`)."""
 
     operator_url: Filled = "http://busbar-operator:8090"
     operator_token_file: Path = TOKEN_ROOT / "operator" / "token"

@@ -128,6 +128,11 @@ class UsageRecorder:
         return self._spool.gateway_id
 
     @property
+    def delivered(self) -> int:
+        """Number of the last record that the API has taken."""
+        return self._spool.acknowledged
+
+    @property
     def undelivered(self) -> int:
         return len(self._spool) + len(self._ended)
 

@@ -107,11 +107,18 @@ class Purse:
         self.undelivered.append(cost)
         self.sum_nano += cost.cost_nano
 
-    def drop_through(self, seq: int) -> None:
-        """Forget what the API's sums contain. Numbers are given in the order in which requests end."""
+    @property
+    def pending_nano(self) -> int:
+        """Spent or reserved, and not in the API's sums."""
+        return self.sum_nano + self.reserved_nano
+
+    def drop_through(self, seq: int) -> int:
+        """Forget what the API's sums contain; its cost. Numbers are given in the order in which requests end."""
+        before = self.sum_nano
         while self.undelivered and (first := self.undelivered[0]).seq is not None and first.seq <= seq:
             self.undelivered.popleft()
             self.sum_nano -= first.cost_nano
+        return before - self.sum_nano
 
     def spent_nano(self, allowance: CostAllowance, now: datetime) -> int:
         """Spent and reserved in the present period, which may have begun after the allowance was told."""

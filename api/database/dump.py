@@ -28,7 +28,9 @@ from busbar.api.database.types import Utc, storable
 from busbar.api.errors import Invalid
 
 FORMAT = 1
-LEFT_OUT = frozenset({"sessions", "leases", "files", "file_parts", "batches", "batch_lines"})
+LEFT_OUT = frozenset(
+    {"sessions", "leases", "budget_leases", "lease_rounds", "files", "file_parts", "batches", "batch_lines"}
+)
 MAX_LINE_BYTES = 16 * 1024 * 1024
 Row = dict[str, Any]
 

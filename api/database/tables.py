@@ -9,6 +9,8 @@ ledger_cursor how far each gateway's deliveries reach
 spending      what each key and tenant spent on inference in each hour: sums of the ledger
 jobs          one row per TrainingJob or ModelService that ever was: the totals of its status
 leases        which replica of the API writes the history
+budget_leases which part of each limit each of several gateways may use; left out of backups, as are
+lease_rounds  the numbers of the gateways' last requests for them
 compute       totals of each job as of each hour in which they grew
 files         files that people uploaded for batches, and those of batches' answers; left out of backups, as are
 file_parts    their bytes,
@@ -150,6 +152,31 @@ leases = Table(
     Column("holder", String(64), nullable=False),
     Column("term", BigInteger, nullable=False),
     Column("until", Utc(), nullable=False),
+)
+
+budget_leases = Table(
+    "budget_leases",
+    metadata,
+    Column("account", String(700), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("gateway", String(128), primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("used", BigInteger, nullable=False),
+    Column("needed", BigInteger, nullable=False),
+    Column("wanted", BigInteger, nullable=False),
+    Column("fallback", BigInteger, nullable=False),
+    Column("target", BigInteger),
+    Column("until", Utc(), nullable=False),
+    Column("fallback_until", Utc(), nullable=False),
+    Index("ix_budget_leases_gateway", "gateway"),
+)
+
+lease_rounds = Table(
+    "lease_rounds",
+    metadata,
+    Column("gateway", String(128), primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("seen_at", Utc(), nullable=False),
 )
 
 jobs = Table(

@@ -2,7 +2,8 @@
 
 A gateway numbers its records and sends them again until their receipt is confirmed. (gateway, seq) is the
 key, so a repeated delivery changes nothing and no token is counted twice. What the records cost is added to the sums
-of their key and tenant in the same transaction (`busbar.api.access.spending`).
+of their key and tenant in the same transaction (`busbar.api.access.spending`), and taken off what the gateway holds of
+their budgets (`busbar.api.access.budget_leases`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Text, cast, func, or_, select
 
+from busbar.api.access.budget_leases import BudgetLeases
 from busbar.api.access.spending import Spending
 from busbar.api.clock import Clock, utc_now
 from busbar.api.database import tables
@@ -62,6 +64,7 @@ class UsageLedger:
     def __init__(self, database: Database, clock: Clock = utc_now) -> None:
         self._db = database
         self._spending = Spending(database, clock)
+        self._leases = BudgetLeases(database, clock)
         self._now = clock
 
     async def accept(self, gateway: str, records: Sequence[UsageRecord]) -> int:
@@ -75,7 +78,9 @@ class UsageLedger:
                     index_elements=["gateway", "seq"]
                 )
                 stored = set(await tx.scalars(statement.returning(tables.ledger.c.seq), rows))
-                await self._spending.add(tx, [record for record in new if record.seq in stored])
+                booked = [record for record in new if record.seq in stored]
+                await self._spending.add(tx, booked)
+                await self._leases.book(tx, gateway, booked)
             cursor = tables.ledger_cursor
             query = select(cursor.c.accepted_through).where(cursor.c.gateway == gateway)
             before = (await tx.execute(query)).scalar_one_or_none()

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import GatewayOnly, services_of
 from busbar.api.routes.schemas import errors
-from busbar.kube.contracts import keys, usage
+from busbar.kube.contracts import budget_leases, keys, usage
 
 Gateway = Annotated[Caller, Depends(GatewayOnly())]
 
@@ -36,5 +36,16 @@ def router() -> APIRouter:
     async def report(request: Request, body: usage.UsageBatch, _caller: Gateway) -> usage.UsageAccepted:
         through = await services_of(request).usage_ledger.accept(body.gateway, body.records)
         return usage.UsageAccepted(accepted_through=through)
+
+    @routes.post(
+        budget_leases.PATH,
+        operation_id="renewBudgetLeases",
+        response_model=budget_leases.LeaseAnswer,
+        responses=errors(401, 403, 413, 422, 503),
+    )
+    async def renew(
+        request: Request, body: budget_leases.LeaseRequest, _caller: Gateway
+    ) -> budget_leases.LeaseAnswer:
+        return await services_of(request).budget_leases.renew(body)
 
     return routes

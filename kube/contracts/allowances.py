@@ -48,6 +48,8 @@ class CostAllowance(WireModel):
     limit_nano: Nano
     spent_nano: Nano = 0
     """By the records of this period that the API has."""
+    pending_nano: Nano = 0
+    """As a gateway tells the operator: of `spent_nano`, what is spent or reserved there and not in the ledger yet."""
 
 
 class Account(WireModel):

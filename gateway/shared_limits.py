@@ -1,0 +1,122 @@
+"""Limits that several gateways share: each accepts what its own parts of them allow.
+
+Who runs short of a part asks the API at once (`lease_keeper`), and tries again. Everything else is told once a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+from busbar.gateway.account_state import AccountState, headers_of, money, who_is, whole_seconds
+from busbar.gateway.errors import LimitReached, QuotaSpent, RateLimited
+from busbar.gateway.leases import Lease, Measure
+from busbar.gateway.request_cost import Estimate
+from busbar.kube.contracts.budget_leases import MOST_ASKS, LeaseAnswer, LeaseAsk, LeaseKind
+
+NOT_OURS_S = 10.0
+"""When to come again where other gateways have used the minute: when it becomes free is known there."""
+
+
+class SharedLimits:
+    """This gateway's parts of the limits of all accounts."""
+
+    def __init__(
+        self, states: Mapping[str, AccountState], gateways: int, now: Callable[[], datetime]
+    ) -> None:
+        self._states = states
+        self._gateways = gateways
+        self._now = now
+        self.through = 0
+        """Usage records up to this number are in the ledger, and in no account's purse."""
+
+    @property
+    def held(self) -> bool:
+        return any(state.leases for state in self._states.values())
+
+    def delivered(self, through: int) -> None:
+        """The ledger has the records up to this number: they are no longer held."""
+        self.through = max(self.through, through)
+        for state in self._states.values():
+            state.drop_through(through)
+
+    def check(self, states: Iterable[AccountState], asks: Estimate, cost: int, now: float) -> None:
+        """Whether this gateway's parts of the limits suffice, too. All that lacks is noted, for the next question."""
+        error: LimitReached | None = None
+        for state in states:
+            for measure in state.measures(asks.tokens, cost):
+                lease = state.lease(measure.kind)
+                lease.tried_at = now
+                if measure.needs and measure.used + measure.needs > lease.holds(now, measure.used):
+                    short = lease.worth_asking(measure, now)
+                    lease.blocked += measure.needs
+                    if error is None or not short:
+                        error = _share_spent(state, measure, lease, now, self._now())
+                        error.short = short
+        if error is not None:
+            raise error
+
+    def asks(self, now: float, *, last: bool = False) -> list[LeaseAsk]:
+        """The limits of which the API has to hear. `last`: this process ends and gives back what it does not use."""
+        asks: list[LeaseAsk] = []
+        for name, state in self._states.items():
+            state.window.expire(now)
+            measures = {measure.kind: measure for measure in state.measures()}
+            for kind in measures.keys() | state.leases.keys():
+                # A limit that was taken away is asked for once more, to give back what is held of it.
+                measure, lease = measures.get(kind, Measure(kind, 0, 0)), state.lease(kind)
+                if (last and lease.amount) or lease.is_due(measure, now, self._gateways):
+                    asks.append(lease.ask(name, measure, now, self._gateways, last=last))
+                if kind not in measures or lease.is_over(measure, now):
+                    del state.leases[kind]
+            if len(asks) > MOST_ASKS - len(LeaseKind):
+                break
+        return asks
+
+    def take(self, answer: LeaseAnswer, asked_at: float) -> None:
+        """The API has answered to what was asked at `asked_at` (monotonic)."""
+        overtaken = answer.counted_through < self.through
+        if not overtaken:
+            self.delivered(answer.counted_through)
+        for grant in answer.grants:
+            state = self._states.get(grant.account)
+            if state is not None and grant.kind in state.leases:
+                state.leases[grant.kind].take(grant, asked_at, overtaken=overtaken)
+                state.booked[grant.kind] = grant.spent
+        for recall in answer.recalls:
+            state = self._states.get(recall.account)
+            if state is not None and recall.kind in state.leases:
+                state.leases[recall.kind].target = recall.target
+
+
+def _share_spent(
+    state: AccountState, measure: Measure, lease: Lease, now: float, today: datetime
+) -> LimitReached:
+    """This gateway's part of a limit does not suffice: the whole limit is reached, or others hold what is left."""
+    who, headers, kind = who_is(state.limits.name), headers_of([state], now), measure.kind
+    hopeful, holds = lease.hopeful(measure), lease.holds(now, measure.used)
+    if kind.is_money and not hopeful:
+        ends = next(cost.ends for cost in state.limits.costs if cost.period == kind.value)
+        left = max(0, (lease.reach or 0) - measure.used)
+        return QuotaSpent(
+            f"The budget of {who} for this {kind.value} ({money(measure.limit)}) has {money(left)} left, and this "
+            f"request may cost {money(measure.needs)}. It begins anew at {ends:%Y-%m-%d %H:%M} UTC.",
+            retry_after_s=whole_seconds((ends - today).total_seconds()),
+            headers=headers,
+        )
+    limit = (
+        f"{money(measure.limit)} a {kind.value}" if kind.is_money else f"{measure.limit} {kind} per minute"
+    )
+    wait = 1.0
+    if not hopeful:
+        of = (lambda each: each.requests) if kind is LeaseKind.REQUESTS else (lambda each: each.tokens)
+        wait = state.window.free_in_s(now, measure.needs, of) or NOT_OURS_S
+    part = (
+        "" if not hopeful else f", of which this gateway has {money(holds) if kind.is_money else holds} now"
+    )
+    return RateLimited(
+        f"Rate limit reached for {who}: {limit}{part}. Try again in {whole_seconds(wait)} s.",
+        kind="money" if kind.is_money else kind.value,
+        retry_after_s=whole_seconds(wait),
+        headers=headers,
+    )
