@@ -25,9 +25,10 @@ log = logging.getLogger("busbar.gateway.leases")
 ROUND_S = 1.0
 PATIENCE_S = 2.0
 """A request that runs short waits at most so long for one answer of the API."""
-RETRIES = 5
+RETRIES = 7
 RETRY_S = 0.4
-"""Between two tries while other gateways give back what they do not use: each does within `ROUND_S`."""
+"""Between two tries while other gateways give back what they do not use. Each tells within `ROUND_S` what it no longer
+needs, and hears within another one what others need."""
 ANSWER_S = 10.0
 """An answer that takes longer is not used: the API counts leases for `WINDOW_S` (62 s) after their end."""
 _NUMBERS = 2**32
@@ -61,6 +62,8 @@ class LeaseKeeper:
         self._turn = asyncio.Lock()
         self._next: asyncio.Task[bool] | None = None
         self._loop: asyncio.Task[None] | None = None
+        self.recalled = False
+        """Others need some of what is held."""
         self.away = False
         """The last question was not answered."""
 
@@ -99,7 +102,10 @@ class LeaseKeeper:
     async def _round(self) -> bool:
         async with self._turn:
             self._next = None  # who comes from now on needs another question
-            return await self._question()
+            answered = await self._question()
+            if answered and self.recalled:  # somebody waits for what goes back
+                return await self._question()
+            return answered
 
     async def _question(self, *, last: bool = False) -> bool:
         asked_at = self._clock()
@@ -130,6 +136,7 @@ class LeaseKeeper:
         self._limits.take(answer, asked_at)
         if came_back and not last:
             return await self._question()
+        self.recalled = bool(answer.recalls)
         return True
 
 

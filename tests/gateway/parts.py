@@ -23,6 +23,7 @@ from multidict import CIMultiDict
 
 from busbar.gateway.server import Gateway
 from busbar.gateway.settings import Settings
+from busbar.kube.contracts import budget_leases
 from busbar.kube.contracts.auth import Reviewer
 from busbar.kube.contracts.keys import KeyIdentity, digest_of
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
@@ -275,6 +276,7 @@ class Api(Server):
         app = web.Application()
         app.router.add_post("/internal/keys/lookup", self._lookup)
         app.router.add_post("/internal/usage", self._usage)
+        app.router.add_post(budget_leases.PATH, self._leases)
         return app
 
     async def _lookup(self, request: web.Request) -> web.Response:
@@ -298,6 +300,19 @@ class Api(Server):
             for cost in account["costs"]:
                 cost["spentNano"] = spent
         return document
+
+    async def _leases(self, request: web.Request) -> web.Response:
+        """Grants everything that is wanted: there is one gateway that asks."""
+        if self.away:
+            return web.Response(status=500)
+        asked = budget_leases.LeaseRequest.model_validate(await request.json())
+        through = max((seq for name, seq in self.records if name == asked.gateway), default=0)
+        grants = [
+            budget_leases.LeaseGrant(account=ask.account, kind=ask.kind, amount=ask.wanted, reach=ask.limit)
+            for ask in asked.asks
+        ]
+        answer = budget_leases.LeaseAnswer(number=asked.number, counted_through=through, grants=grants)
+        return web.json_response(answer.to_wire())
 
     async def _usage(self, request: web.Request) -> web.Response:
         if self.away:
