@@ -48,7 +48,9 @@ class Settings:
     workload_key: WorkloadKey = setting(
         b"", own=False, file="BUSBAR_WORKLOAD_KEY_FILE", required=True, secret=True
     )
-    gateway_url: str = setting("", shared="BUSBAR_GATEWAY_URL")  # empty: no gateway, so no wake-up from zero
+    gateway_url: str = setting(
+        "", shared="BUSBAR_GATEWAY_URL"
+    )  # of several gateways each one's, by commas; empty: no gateway, so no wake-up from zero
     gateway_token_file: str = setting("", shared="BUSBAR_GATEWAY_TOKEN_FILE")
     # status.url of services
     gateway_public_url: str = setting(

@@ -263,6 +263,10 @@ class Api(Section):
 
 
 class Gateway(Section):
+    replicas: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=1,
+        description="Gateways. More than 1 share the limits of keys and tenants through the API, and an upgrade cuts nothing.",
+    )
     resources: Resources = Field(default_factory=Resources, description="Of the gateway's pod.")
     persistence: Persistence = Field(
         default_factory=Persistence, description="Last routes and the usage that is not delivered yet."

@@ -1,4 +1,4 @@
-"""Reads the demand from the gateway every second: requests held, requests in flight, the age of the last one."""
+"""Reads the demand from every gateway every second: requests held, requests in flight, the age of the last one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from busbar.kube.contracts.demand import PATH, WINDOWS_S, AccountUse, Demand, ServiceDemand
 from busbar.kube.informer import Key
 from busbar.kube.token_file import TokenFile
+from busbar.operator.serving.demand_sum import FRESH_S, DemandSum
 from busbar.operator.settings import Settings
 
 log = logging.getLogger(__name__)
-FRESH_S = 15.0
 LIMIT_BYTES = 4 * 1024 * 1024
 
 
@@ -37,7 +37,9 @@ class DemandReader:
         """How long the gateway had counted then."""
         path = settings.gateway_token_file
         self._token = TokenFile(Path(path)) if path else None
-        self._failing = False
+        self._urls = [each.rstrip("/") + PATH for each in settings.gateway_url.split(",") if each.strip()]
+        self._sum = DemandSum(self._urls, self.clock())
+        self._failing: set[str] = set()
 
     def of(self, key: Key) -> ServiceDemand | None:
         """The demand for a service; zero where the gateway has seen none."""
@@ -61,23 +63,39 @@ class DemandReader:
                 self._changed(key)
 
     async def run(self) -> None:
-        """Reads for ever; while the gateway does not answer, nothing changes."""
+        """Reads for ever; while no gateway answers, nothing changes."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
             while True:
-                try:
-                    await self._ask(session)
-                    self._failing = False
-                except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError) as error:
-                    if not self._failing:
-                        url = self._settings.gateway_url
-                        log.warning("demand not read", extra={"url": url, "error": repr(error)})
-                    self._failing = True
+                await self._ask(session)
                 await asyncio.sleep(self._settings.demand_period_s)
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
+        """Ask all gateways at once, and take in the answers of those that gave one."""
+        answers = await asyncio.gather(*(self._answer(session, url) for url in self._urls))
+        for url, answer in zip(self._urls, answers, strict=True):
+            if answer is not None:
+                self._sum.take(url, answer, self.clock())
+        if len(answers) == 1:  # the sum of one would count for longer while it is silent
+            total = answers[0]
+        else:
+            total = self._sum.sum(self.clock()) if any(answers) else None
+        if total is not None:
+            self.take(total)
+
+    async def _answer(self, session: aiohttp.ClientSession, url: str) -> Demand | None:
+        try:
+            found = await self._read(session, url)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ValidationError) as error:
+            if url not in self._failing:
+                log.warning("demand not read", extra={"url": url, "error": repr(error)})
+            self._failing.add(url)
+            return None
+        self._failing.discard(url)
+        return found
+
+    async def _read(self, session: aiohttp.ClientSession, url: str) -> Demand:
         headers = self._token.header() if self._token is not None else {}
-        url = self._settings.gateway_url.rstrip("/") + PATH
         async with session.get(url, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise ValueError(f"{url} answered {response.status}")
@@ -88,7 +106,7 @@ class DemandReader:
                 body += chunk
                 if len(body) > LIMIT_BYTES:
                     raise ValueError(f"{url} answered more than {LIMIT_BYTES} bytes")
-        self.take(Demand.model_validate_json(bytes(body)))
+        return Demand.model_validate_json(bytes(body))
 
 
 def _load(demand: ServiceDemand | None) -> tuple[int, ...]:

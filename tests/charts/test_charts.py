@@ -78,6 +78,7 @@ POWER = (
     "power.simulatedNodes[1]=sim-1",
 )
 STANDBY = ("operator.replicas=2",)
+GATEWAYS = ("gateway.replicas=3", "gateway.persistence.storageClass=fast")
 RENDERS = {
     "default": ("busbar", ()),
     "one-machine": ("busbar", ONE_MACHINE),
@@ -86,6 +87,7 @@ RENDERS = {
     "monitored": ("busbar", MONITORED),
     "power": ("busbar", POWER),
     "standby": ("busbar", STANDBY),
+    "gateways": ("busbar", GATEWAYS),
 }
 
 
@@ -114,6 +116,7 @@ def test_render_equals_its_golden_file(name: str) -> None:
         ("image.digests.platform=sha256:ab", "image/digests/platform"),
         ("operator.leaseSeconds=4", "operator/leaseSeconds"),
         ("scheduling.objective=speed", "scheduling/objective"),
+        ("gateway.replicas=0", "gateway/replicas"),
         ("gateway.holdTimeoutSeconds=0", "gateway/holdTimeoutSeconds"),
         ("api.persistence.size=big", "api/persistence/size"),
         ("api.replicas=2", "api.replicas is greater than 1, but the database is SQLite"),
@@ -138,10 +141,12 @@ def test_every_value_is_used_and_every_used_value_exists() -> None:
 
 
 def workloads(found: list[JSON]) -> list[JSON]:
-    return [d for d in found if d["kind"] in ("Deployment", "DaemonSet")]
+    return [d for d in found if d["kind"] in ("Deployment", "DaemonSet", "StatefulSet")]
 
 
-@pytest.mark.parametrize("name", ["default", "one-machine", "postgres-oidc", "bare", "power", "standby"])
+@pytest.mark.parametrize(
+    "name", ["default", "one-machine", "postgres-oidc", "bare", "power", "standby", "gateways"]
+)
 def test_every_pod_is_as_restricted_as_pod_security_asks(name: str) -> None:
     chart, settings = RENDERS[name]
     found = workloads(documents(render(chart, *settings)))
@@ -163,7 +168,8 @@ def test_every_pod_is_as_restricted_as_pod_security_asks(name: str) -> None:
             assert set(container["resources"]) == {"requests", "limits"}
             assert "cpu" not in container["resources"]["limits"]
             mounted = {mount["name"] for mount in container["volumeMounts"]}
-            assert mounted == {volume["name"] for volume in pod["volumes"]}
+            claims = {c["metadata"]["name"] for c in deployment["spec"].get("volumeClaimTemplates", ())}
+            assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
 
 
 def test_sqlite_and_an_operator_without_standby_never_run_twice() -> None:
@@ -175,6 +181,47 @@ def test_sqlite_and_an_operator_without_standby_never_run_twice() -> None:
     assert find(with_postgres, "Deployment", "busbar-api")["spec"]["replicas"] == 2
     claims = [d["metadata"]["name"] for d in with_postgres if d["kind"] == "PersistentVolumeClaim"]
     assert claims == ["busbar-gateway"]
+
+
+def test_several_gateways_have_a_folder_and_an_address_each_and_are_replaced_one_by_one() -> None:
+    found = documents(render("busbar", *GATEWAYS))
+    several = find(found, "StatefulSet", "busbar-gateway")["spec"]
+    assert not [d for d in found if d["kind"] == "Deployment" and d["metadata"]["name"] == "busbar-gateway"]
+    assert (several["replicas"], several["podManagementPolicy"]) == (3, "Parallel")
+    (claim,) = several["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert several["persistentVolumeClaimRetentionPolicy"] == {
+        "whenDeleted": "Retain",
+        "whenScaled": "Retain",
+    }
+    labels = several["template"]["metadata"]["labels"].items()
+    (service,) = [
+        d for d in found if d["kind"] == "Service" and d["metadata"]["name"] == several["serviceName"]
+    ]
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    budget = find(found, "PodDisruptionBudget", "busbar-gateway")["spec"]
+    assert budget["maxUnavailable"] == 1
+    for selector in (
+        service["spec"]["selector"],
+        budget["selector"]["matchLabels"],
+        several["selector"]["matchLabels"],
+        find(found, "Service", "busbar-openai")["spec"]["selector"],
+        find(found, "NetworkPolicy", "busbar-gateway")["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels
+    assert several["template"]["spec"]["affinity"]["podAntiAffinity"]
+    assert gateway_settings.load(environment(found, "busbar-gateway", "StatefulSet")).replicas == 3
+    urls = environment(found, "busbar-operator")["BUSBAR_GATEWAY_URL"].split(",")
+    assert urls == [f"http://busbar-gateway-{n}.busbar-gateways.busbar-system:8091" for n in range(3)]
+
+
+def test_several_gateways_without_claims_of_their_own_are_refused() -> None:
+    text = refusal("gateway.replicas=2", "gateway.persistence.existingClaim=mine")
+    assert "each gateway needs a claim of its own" in text
+    emptied = documents(render("busbar", "gateway.replicas=2", "gateway.persistence.enabled=false"))
+    spec = find(emptied, "StatefulSet", "busbar-gateway")["spec"]
+    assert "volumeClaimTemplates" not in spec
+    assert {"name": "state", "emptyDir": {}} in spec["template"]["spec"]["volumes"]
 
 
 def test_two_operators_share_one_address_and_are_replaced_one_after_the_other() -> None:
