@@ -53,16 +53,15 @@ class Client:
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         """`timeout_s` limits each request; None: 5 s to connect, 30 s for the rest."""
-        parts = _address(server)
+        verify, trust_env = trust_of(server, ca_file)
         self.server = server.rstrip("/")
         self._http = httpx2.Client(
             base_url=self.server + BASE,
             headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
             timeout=TIMEOUT if timeout_s is None else httpx2.Timeout(timeout_s),
-            verify=_trusted(ca_file),
+            verify=verify,
             transport=transport,
-            # A proxy from the environment cannot reach a server on this machine.
-            trust_env=parts.hostname not in _LOOPBACK,
+            trust_env=trust_env,
         )
 
     def __enter__(self) -> Self:
@@ -202,6 +201,10 @@ class Client:
 
     def models(self) -> list[results.Model]:
         return [_parse(results.Model, item) for item in self._json("GET", "/models")["items"]]
+
+    def gateway(self) -> str:
+        """Base URL of the OpenAI API, as the server's administrators state it."""
+        return str(self._json("GET", "/models")["baseUrl"])
 
     def usage(
         self, by: str = "tenant", since: datetime | None = None, until: datetime | None = None
@@ -352,6 +355,12 @@ def _address(server: str) -> SplitResult:
     except ValueError:  # an invalid port or IPv6 address
         pass
     raise UsageProblem(f"{server!r} is not a server's address; write it as https://busbar.example")
+
+
+def trust_of(server: str, ca_file: str | None) -> tuple[ssl.SSLContext | bool, bool]:
+    """httpx's `verify` and `trust_env` for a server. Raises UsageProblem for an address or certificates that are none."""
+    # A proxy from the environment cannot reach a server on this machine.
+    return _trusted(ca_file), _address(server).hostname not in _LOOPBACK
 
 
 def _trusted(ca_file: str | None) -> ssl.SSLContext | bool:

@@ -18,6 +18,7 @@ from busbar.cli.lazy import LazyGroup
 OWN = {
     "apply": ("busbar.cli.commands.apply:apply", "Create or change jobs and services from files."),
     "backup": ("busbar.cli.commands.backup:backup", "For admins: write objects and database to a file."),
+    "batch": ("busbar.cli.commands.batch:batch", "Run a file of requests as a batch, and get the answers."),
     "budget": ("busbar.cli.commands.budget:budget", "Show what is used and left of budgets."),
     "cancel": ("busbar.cli.commands.cancel:cancel", "Suspend: save the state, release all resources."),
     "completion": ("busbar.cli.commands.completion:completion", "Print the shell's completion script."),

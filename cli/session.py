@@ -15,6 +15,7 @@ from busbar.cli import config
 from busbar.cli.errors import NotFound, UsageProblem
 
 if TYPE_CHECKING:
+    from busbar.cli.batches import BatchClient
     from busbar.cli.client import Client
     from busbar.cli.results import Kind, Object
 
@@ -36,19 +37,29 @@ class Session:
     def client(self) -> Client:
         """The connection, opened at first use. Raises NotAuthorised without a login."""
         if self._client is None:
-            from dataclasses import replace
-
             from busbar.cli.client import Client
 
-            known = self._config
-            if self._given_server and self._given_server.rstrip("/") != (known.server or "").rstrip("/"):
-                # A stored token belongs to the stored server and is not shown to another.
-                import os
-
-                known = replace(known, server=self._given_server, token=os.environ.get("BUSBAR_TOKEN"))
+            known = self._known()
             server, token = known.required()
             self._client = Client(server, token, ca_file=known.ca_file, timeout_s=self._timeout_s)
         return self._client
+
+    def gateway(self, url: str | None) -> BatchClient:
+        """A connection to the OpenAI API at `url`, or where the server says that it is."""
+        from busbar.cli.batches import BatchClient
+
+        known = self._known()
+        return BatchClient(url or self.client.gateway(), known.required()[1], ca_file=known.ca_file)
+
+    def _known(self) -> config.Config:
+        known = self._config
+        if self._given_server and self._given_server.rstrip("/") != (known.server or "").rstrip("/"):
+            # A stored token belongs to the stored server and is not shown to another.
+            import os
+            from dataclasses import replace
+
+            return replace(known, server=self._given_server, token=os.environ.get("BUSBAR_TOKEN"))
+        return known
 
     @property
     def given_namespace(self) -> str | None:
