@@ -10,6 +10,7 @@ from busbar.api.dependencies import Public
 from busbar.api.errors import ApiError, Unauthenticated
 from busbar.api.portal import (
     account,
+    batch_pages,
     cluster_pages,
     front_page,
     jobs,
@@ -30,6 +31,7 @@ def install(app: FastAPI, services: Services) -> None:
         front_page.router(),
         jobs.router(),
         services_pages.router(),
+        batch_pages.router(),
         submit.router(),
         cluster_pages.router(),
         power_page.router(),

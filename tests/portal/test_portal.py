@@ -22,6 +22,7 @@ PAGES = (
     "/",
     "/jobs",
     "/services",
+    "/batches",
     "/pools",
     "/power",
     "/submit",

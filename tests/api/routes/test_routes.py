@@ -83,6 +83,7 @@ def filled(path: str) -> str:
     """A path with plausible values."""
     path = path.replace("{namespace}", "ada-lab").replace("{name:path}", "portal.css")
     path = path.replace("{token_id}", "0123456789abcdef")
+    path = path.replace("{batch_id}", f"batch-{'0' * 20}").replace("{kind}", "answers")
     if "/services" in path or "/modelservices" in path:
         return path.replace("{name}", "ada-chat")
     return path.replace("{name}", "ada-run")
@@ -102,6 +103,7 @@ async def test_the_walk_sees_every_page_and_every_rest_route(world: World) -> No
         "/",
         "/jobs",
         "/services",
+        "/batches",
         "/pools",
         "/submit",
         "/usage",
