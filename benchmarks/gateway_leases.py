@@ -18,20 +18,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gateway_streams import REPLICA_STREAMS, Run, measure
 from tests.gateway.parts import KEY_A, House, route
 from tests.gateway.test_process import Process
-from tqdm import tqdm
 
 from busbar.gateway.accounts import Accounts
 from busbar.gateway.admissions import AdmissionRing
@@ -56,7 +56,7 @@ def limits() -> list[Account]:
     return [Account(name=name, **rates, costs=[month]) for name in ("key/id-a", "tenant/tenant-a")]
 
 
-async def per_event(given: argparse.Namespace, bar: tqdm[Any]) -> dict[str, list[Run]]:
+async def per_event(given: argparse.Namespace, step: Callable[[], None]) -> dict[str, list[Run]]:
     """The runs of both gateways, each on the first core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, set(cores[1:]) or set(cores))
@@ -93,7 +93,7 @@ async def per_event(given: argparse.Namespace, bar: tqdm[Any]) -> dict[str, list
                     pid = gateway.process.pid
                     run, _ = await measure([gateway.port], given.streams, given.seconds, pid, engine.pid)
                     runs[name].append(run)
-                    bar.update()
+                    step()
             await house.api.wait_for(2 * given.rounds * given.streams)
         finally:
             engine.kill()
@@ -145,14 +145,14 @@ def accepted(gateways: int, folder: Path) -> Iterator[float]:
         yield (time.process_time() - begin) / REQUESTS * 1e6
 
 
-def per_request(rounds: int, bar: tqdm[Any]) -> dict[str, list[float]]:
+def per_request(rounds: int, step: Callable[[], None]) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         sides = {"alone": accepted(1, Path(folder)), "one of two": accepted(2, Path(folder))}
         found: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(rounds):
             for name, side in sides.items():
                 found[name].append(round(next(side), 2))
-                bar.update()
+                step()
     return found
 
 
@@ -164,9 +164,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="also write the result there, as JSON")
     given = parser.parse_args()
-    with tqdm(total=4 * given.rounds, desc="rounds") as bar:
-        requests = per_request(given.rounds, bar)
-        runs = asyncio.run(per_event(given, bar))
+    with Progress() as bar:
+        task = bar.add_task("rounds", total=4 * given.rounds)
+        requests = per_request(given.rounds, lambda: bar.advance(task))
+        runs = asyncio.run(per_event(given, lambda: bar.advance(task)))
     events = {name: statistics.median(run.cpu_us_per_event for run in each) for name, each in runs.items()}
     costs = {name: statistics.median(each) for name, each in requests.items()}
     result = {

@@ -121,6 +121,7 @@ class LimitReached(ClientError):
     """A limit of the key or its tenant."""
 
     status = 429
+    code = "rate_limit_exceeded"
     kind = "money"
     short = False
     """Only this gateway's part of the limit is spent: the API may have more."""
@@ -128,8 +129,6 @@ class LimitReached(ClientError):
 
 class RateLimited(LimitReached):
     """`type` is what is limited, requests or tokens, as OpenAI has it; money where another gateway holds what is left."""
-
-    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, kind: str, retry_after_s: int, headers: Mapping[str, str]) -> None:
         super().__init__(message, retry_after_s=retry_after_s, headers=headers)

@@ -79,6 +79,11 @@ class Metrics:
         self.routes_connected = Gauge(
             "busbar_gateway_routes_connected", "1 while the operator's stream is open", registry=self.totals
         )
+        self.leases_renewed = Gauge(
+            "busbar_gateway_leases_renewed",
+            "1 while the API answers what this gateway may use of limits that several share; 1 where there is one gateway",
+            registry=self.totals,
+        )
         self.services = Gauge("busbar_gateway_services", "Services in the routes", registry=self.totals)
         self.service_requests = Counter(
             "busbar_gateway_service_requests",

@@ -240,6 +240,7 @@ class Gateway:
         metrics.oldest_usage.set(self._recorder.oldest_s)
         metrics.spool_bytes.set(self._recorder.spool_bytes)
         metrics.routes_connected.set(self._stream.connected)
+        metrics.leases_renewed.set(self._leases is None or not self._leases.away)
         metrics.services.set(len(self._public_port.table or ()))
 
 

@@ -14,6 +14,7 @@ from busbar.kube.errors import SettingsError
 
 METRICS = {
     "busbar_gateway_hold_seconds",
+    "busbar_gateway_leases_renewed",
     "busbar_gateway_requests",
     "busbar_gateway_requests_in_hand",
     "busbar_gateway_requests_limited",
@@ -56,6 +57,7 @@ def test_the_status_and_code_of_each_error() -> None:
         ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed"),
         ("TooLarge", 413, "invalid_request_error", "request_too_large"),
         ("TooManyRequests", 429, "rate_limit_error", "too_many_waiting"),
+        ("LimitReached", 429, "api_error", "rate_limit_exceeded"),
         ("RateLimited", 429, "api_error", "rate_limit_exceeded"),
         ("QuotaSpent", 429, "insufficient_quota", "insufficient_quota"),
         ("BadUpstream", 502, "api_error", "bad_upstream"),
