@@ -27,12 +27,15 @@ class SharedLimits:
         self._states = states
         self._gateways = gateways
         self._now = now
+        self._active: dict[str, AccountState] = {}
+        """Those of which something is held or was asked for; who was told of last is at the end."""
         self.through = 0
         """Usage records up to this number are in the ledger, and in no account's purse."""
 
     @property
     def held(self) -> bool:
-        return any(state.leases for state in self._states.values())
+        """Whether there is anything to tell the API."""
+        return bool(self._active)
 
     def delivered(self, through: int) -> None:
         """The ledger has the records up to this number: they are no longer held."""
@@ -44,6 +47,7 @@ class SharedLimits:
         """Whether this gateway's parts of the limits suffice, too. All that lacks is noted, for the next question."""
         error: LimitReached | None = None
         for state in states:
+            self._active[state.limits.name] = state
             for measure in state.measures(asks.tokens, cost):
                 lease = state.lease(measure.kind)
                 lease.tried_at = now
@@ -58,20 +62,25 @@ class SharedLimits:
 
     def asks(self, now: float, *, last: bool = False) -> list[LeaseAsk]:
         """The limits of which the API has to hear. `last`: this process ends and gives back what it does not use."""
-        asks: list[LeaseAsk] = []
-        for name, state in self._states.items():
+        found: list[LeaseAsk] = []
+        for name, state in list(self._active.items()):
             state.window.expire(now)
             measures = {measure.kind: measure for measure in state.measures()}
-            for kind in measures.keys() | state.leases.keys():
+            before = len(found)
+            for kind in sorted(measures.keys() | state.leases.keys()):
                 # A limit that was taken away is asked for once more, to give back what is held of it.
                 measure, lease = measures.get(kind, Measure(kind, 0, 0)), state.lease(kind)
                 if (last and lease.amount) or lease.is_due(measure, now, self._gateways):
-                    asks.append(lease.ask(name, measure, now, self._gateways, last=last))
+                    found.append(lease.ask(name, measure, now, self._gateways, last=last))
                 if kind not in measures or lease.is_over(measure, now):
                     del state.leases[kind]
-            if len(asks) > MOST_ASKS - len(LeaseKind):
+            if not state.leases:
+                del self._active[name]
+            elif len(found) > before:
+                self._active[name] = self._active.pop(name)
+            if len(found) > MOST_ASKS - len(LeaseKind):
                 break
-        return asks
+        return found
 
     def take(self, answer: LeaseAnswer, asked_at: float) -> None:
         """The API has answered to what was asked at `asked_at` (monotonic)."""

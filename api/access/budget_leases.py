@@ -102,16 +102,14 @@ class BudgetLeases:
             sums[tenant_account(record.tenant)] += record.cost_nano
         table = tables.budget_leases
         mine = table.c.gateway == gateway
-        held = set(await tx.scalars(select(table.c.account).where(mine, table.c.kind.in_(MONEY))))
-        for account in sorted(held & sums.keys()):
-            for name in ("amount", "used"):
-                column = table.c[name]
-                rest = column - sums[account]
-                await tx.execute(
-                    update(table)
-                    .where(mine, table.c.account == account, table.c.kind.in_(MONEY), column > 0)
-                    .values({name: func.max(rest, 0) if self._db.is_sqlite else func.greatest(rest, 0)})
-                )
+        held = await tx.execute(select(table.c.account, table.c.kind).where(mine, table.c.kind.in_(MONEY)))
+        most = func.max if self._db.is_sqlite else func.greatest
+        # In the order of `renew`, so that neither waits for the other.
+        for account, kind in sorted((row[0], row[1]) for row in held if row[0] in sums):
+            rest = {name: most(table.c[name] - sums[account], 0) for name in ("amount", "used")}
+            await tx.execute(
+                update(table).where(mine, table.c.account == account, table.c.kind == kind).values(rest)
+            )
 
     async def prune(self) -> None:
         """Forget leases that no longer count."""
