@@ -55,15 +55,18 @@ class _Row:
     needed: int
     wanted: int
     fallback: int
+    told_at: datetime
     until: datetime
     fallback_until: datetime
 
     def holding(self, now: datetime) -> Holding:
-        """What counts at this moment."""
-        if now < self.until:
+        """What counts at this moment. All that a silent gateway holds counts as used: it gives nothing back."""
+        if now < self.told_at + timedelta(seconds=LEASE_S):
             return Holding(self.amount, self.used, self.needed, self.wanted)
-        amount = self.fallback if now < self.fallback_until else 0
-        return Holding(amount, 0, 0, amount)
+        amount = self.amount
+        if now >= self.until:
+            amount = self.fallback if now < self.fallback_until else 0
+        return Holding(amount, amount, 0, amount)
 
 
 class BudgetLeases:
@@ -200,6 +203,7 @@ class BudgetLeases:
             "until": now + timedelta(seconds=lasts),
             "fallback_until": now + timedelta(seconds=FALLBACK_S + WINDOW_S),
             "target": outcome.target,
+            "told_at": now,
         }
         statement = self._db.upsert(table).values(**key, **values)
         await tx.execute(statement.on_conflict_do_update(index_elements=list(key), set_=values))
@@ -222,7 +226,7 @@ async def _rows(tx: AsyncConnection, accounts: Sequence[str]) -> dict[_Place, di
     if accounts:
         for row in await tx.execute(select(table).where(table.c.account.in_(sorted(set(accounts))))):
             found[row.account, row.kind][row.gateway] = _Row(
-                row.amount, row.used, row.needed, row.wanted, row.fallback, row.until, row.fallback_until
+                **{each: getattr(row, each) for each in _Row.__dataclass_fields__}
             )
     return found
 

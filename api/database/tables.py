@@ -166,6 +166,7 @@ budget_leases = Table(
     Column("wanted", BigInteger, nullable=False),
     Column("fallback", BigInteger, nullable=False),
     Column("target", BigInteger),
+    Column("told_at", Utc(), nullable=False),
     Column("until", Utc(), nullable=False),
     Column("fallback_until", Utc(), nullable=False),
     Index("ix_budget_leases_gateway", "gateway"),

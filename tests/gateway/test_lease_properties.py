@@ -352,8 +352,10 @@ def test_a_killed_gateway_gets_its_use_back_and_the_others_the_rest(sqlite_templ
         for _ in range(60):
             if not second.accept(10, again=True):
                 await second.ask("heard")
-        # All but the fall-back part, which the killed one could still use.
+        # All but the fall-back part, which the killed one could still use. Nobody waits for that.
         assert len(platform.accepted) - before == REQUESTS - REQUESTS // 16
+        for kind, lease in second.accounts._states["key/k"].leases.items():
+            assert kind.is_money or lease.elsewhere == 0
         await platform.check()
 
     simulated(sqlite_template, 2, play)

@@ -23,6 +23,7 @@ def upgrade() -> None:
         sa.Column("wanted", sa.BigInteger(), nullable=False),
         sa.Column("fallback", sa.BigInteger(), nullable=False),
         sa.Column("target", sa.BigInteger(), nullable=True),
+        sa.Column("told_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("until", sa.DateTime(timezone=True), nullable=False),
         sa.Column("fallback_until", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("account", "kind", "gateway", name=op.f("pk_budget_leases")),
