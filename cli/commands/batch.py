@@ -30,8 +30,8 @@ def at_gateway(command: F) -> F:
     return click.option(
         "--gateway",
         metavar="URL",
-        envvar="BUSBAR_GATEWAY_URL",
-        help="Base URL of the OpenAI API, ending with /v1 [default: BUSBAR_GATEWAY_URL, what the server says].",
+        envvar="BUSBAR_OPENAI_URL",
+        help="Base URL of the OpenAI API, ending with /v1 [default: BUSBAR_OPENAI_URL, what the server says].",
     )(command)
 
 
