@@ -65,7 +65,7 @@ A line of the file:
    "body": {"model": "my-model", "messages": [{"role": "user", "content": "Hello"}]}}
 """
 )
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--endpoint", metavar="PATH", help="The requests' path [default: the first line's url].")
 @click.option("--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with the batch; may be repeated.")
 @click.option("--wait", is_flag=True, help="Wait until the batch has ended, with a progress bar.")
