@@ -56,13 +56,15 @@ def headers_of(states: Iterable[AccountState], now: float) -> dict[str, str]:
     least: dict[str, int] = {}
     for state in states:
         for kind, limit, used in (
-            (LeaseKind.REQUESTS, state.limits.requests_per_minute, state.window.requests),
-            (LeaseKind.TOKENS, state.limits.tokens_per_minute, state.window.tokens),
+            ("requests", state.limits.requests_per_minute, state.window.requests),
+            ("tokens", state.limits.tokens_per_minute, state.window.tokens),
         ):
             if limit is None:
                 continue
-            lease = state.leases.get(kind)
-            left = (limit if lease is None or lease.reach is None else min(limit, lease.reach)) - used
+            left = limit - used
+            if state.leases:
+                reach = state.lease(LeaseKind(kind)).reach
+                left = left if reach is None else min(limit, reach) - used
             if kind in least and least[kind] <= left:
                 continue
             least[kind] = left
