@@ -93,6 +93,11 @@ class Feeds:
                 self.left[NOW][number] += now * watts
                 self.left[LATER][number] += later * watts
 
+    def withhold(self, number: int, now: int, later: int, sign: int = -1) -> None:
+        """Keep watts of a domain from being found (sign=1: offer them again)."""
+        self.left[NOW][number] += sign * now
+        self.left[LATER][number] += sign * later
+
     def headroom(self, chain: Chain, when: int) -> float:
         """Watts that one more pod on a node may add."""
         left = self.left[when]
@@ -139,7 +144,7 @@ class Feeds:
         """The domains, by `keys_of`, that could not carry this placement when the round began; as
         `PoolNodes.short`, `already` is what earlier placements take, and this one is added to it."""
         left = self._at_start[NOW]
-        asked = self._watts(placement) if placement.watts else {}
+        asked = self.asked(placement)
         for number, watts in asked.items():
             already.setdefault(self._key(number), [0])[0] += watts
         return [self._key(number) for number in sorted(asked) if already[self._key(number)][0] > left[number]]
@@ -152,7 +157,7 @@ class Feeds:
 
     def missing(self, placement: Placement, when: int) -> dict[int, int]:
         """The watts that the domains lack for a placement, of those that lack any."""
-        asked = self._watts(placement)
+        asked = self.asked(placement)
         return {
             number: watts - self.left[when][number]
             for number, watts in asked.items()
@@ -161,18 +166,13 @@ class Feeds:
 
     def given_back(self, placement: Placement | None, among: Container[int]) -> dict[int, int]:
         """The watts that the end of a placement gives back to these domains."""
-        found: dict[int, int] = {}
-        if placement is not None and placement.watts:
-            for name in placement.nodes:
-                for number in self.chains.get(name, ()):
-                    if number in among:
-                        found[number] = found.get(number, 0) + placement.watts
-        return found
+        taken = {} if placement is None else self.asked(placement)
+        return {number: watts for number, watts in taken.items() if number in among}
 
-    def _watts(self, placement: Placement) -> dict[int, int]:
+    def asked(self, placement: Placement) -> dict[int, int]:
         """What a placement takes of each domain."""
         found: dict[int, int] = {}
-        for name in placement.nodes:
+        for name in placement.nodes if placement.watts else ():
             for number in self.chains.get(name, ()):
                 found[number] = found.get(number, 0) + placement.watts
         return found

@@ -10,7 +10,7 @@ deepest topology domain that does, and of those to the one with the least room (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 
 from ..model.snapshot import Job, Node, Placement, Pool, Resources, Toleration
@@ -130,6 +130,17 @@ class PoolNodes:
             if allowed is not None:
                 own &= allowed
             if own:
+                yield own
+
+    def by_feed(self, among: Set[int]) -> Iterator[frozenset[int]]:
+        """Of these nodes those below each power domain, and those below none, where that is not all of them."""
+        groups = [self._by_chain.get((), frozenset())]
+        for number in sorted(self.limiting):
+            chains = (own for chain, own in self._by_chain.items() if number in chain)
+            groups.append(frozenset[int]().union(*chains))
+        for group in groups:
+            own = group & among
+            if own and len(own) < len(among):
                 yield own
 
     def _powered(self, watts: int, when: int, allowed: frozenset[int] | None) -> frozenset[int] | None:

@@ -1,7 +1,7 @@
 """Where the room of a reservation is collected, and when it is there (`reservations.py` states the rule).
 
-Who leaves which node and when: a job that ends, or one that gives way to the claim. The nodes whose room is there
-first are chosen, within what may be taken of each tenant.
+Who leaves which node and when: a job that ends, or one that gives way to the claim. The nodes whose room, and whose
+watts (`watt_ends.py`), are there first are chosen, within what may be taken of each tenant.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from ..model.snapshot import JobId, JobKind
-from ..placement.feeds import LATER
 from ..placement.pool import request
 from .holds import Hold
 from .round import Round
 from .rules import share_run_s
 from .state import Assignment
 from .surplus import spare_m
+from .watt_ends import WattEnds, promised, watts_there
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Collection:
         self.share_run_s = share_run_s(round_, assignment.job.tenant)
         self.patient = patient
         taken = (round_.barred(assignment, candidate.pool) | others) - since_s.keys()
-        allowed = self.nodes.selected_nodes(assignment.job)
+        allowed = self.nodes.open_to(assignment.job, candidate.power_cap)
         every = range(len(self.nodes.nodes)) if allowed is None else sorted(allowed)
         self.open = [i for i in every if self.nodes.usable[i] and i not in taken]
         self.budgets: dict[str, int] = {}
@@ -180,31 +180,47 @@ class Collection:
         domains = [open_]
         if depth is not None and depth > 0 and self.candidate.pods > 1:
             domains = [set(own) & open_ for own in self.nodes.nodes_by_domain(depth, frozenset(open_))]
-        best: list[Slot] | None = None
+        best: tuple[list[Slot], WattEnds] | None = None
         for domain in domains:
-            chosen = self._choose(domain)
-            if chosen is not None and (best is None or chosen[-1].at_s < best[-1].at_s):
-                best = chosen
-        return None if best is None or not self._carried(best) else self._hold_of(best)
+            found = self._first_in(domain)
+            if found is not None and (best is None or found[1].at_s < best[1].at_s):
+                best = found
+        return None if best is None else self._hold_of(*best)
 
-    def _carried(self, slots: list[Slot]) -> bool:
-        """Whether the power domains carry the place when those have gone who leave for it."""
-        feeds = self.round.cluster.feeds
-        if feeds is None:
-            return True
-        leaving = {
-            leaver.assignment.job.id: leaver.assignment.placement for one in slots for leaver in one.leavers
-        }
-        gone = [place for place in leaving.values() if place is not None]
-        for place in gone:
-            feeds.take(place, 0, 1)
-        names = tuple(self.nodes.nodes[one.node].name for one in slots)
-        carried = feeds.fits(self.candidate.placed(names), LATER)
-        for place in gone:
-            feeds.take(place, 0, -1)
-        return carried
+    def _first_in(self, domain: Set[int]) -> tuple[list[Slot], WattEnds] | None:
+        """The place on these nodes that is ready first, and when. Where its power domains do not carry it by then, nodes
+        that hang on other ones are looked at, too."""
+        chosen = self._choose(domain)
+        if chosen is None:
+            return None
+        ends = self._watts_of(chosen)
+        if ends is not None and ends.at_s <= chosen[-1].at_s:
+            return chosen, ends
+        best = None if ends is None else (chosen, ends)
+        for own in self.nodes.by_feed(domain):
+            chosen = self._choose(own)
+            ends = None if chosen is None else self._watts_of(chosen)
+            if chosen is not None and ends is not None and (best is None or ends.at_s < best[1].at_s):
+                best = chosen, ends
+        return best
 
-    def _choose(self, domain: set[int]) -> list[Slot] | None:
+    def _watts_of(self, slots: list[Slot]) -> WattEnds | None:
+        """When the power domains carry the place: when those have gone who leave for it, or others have ended."""
+        feeds, own = self.round.cluster.feeds, self.assignment.job.id
+        if feeds is None or not self.candidate.draw_w:
+            return WattEnds(slots[-1].at_s)
+        place = self.candidate.placed(tuple(self.nodes.nodes[one.node].name for one in slots))
+        leaving = {leaver.assignment.job.id: leaver.assignment for one in slots for leaver in one.leavers}
+        taken = promised(self.round, own)
+        return watts_there(self.round, feeds, place, slots[-1].at_s, leaving, taken, self._leaves_at_s)
+
+    def _leaves_at_s(self, assignment: Assignment) -> float:
+        """When a job on other nodes gives back its watts."""
+        if assignment.job.run is None and self._was_passed_by(assignment):
+            return self.round.now
+        return self.round.stay(assignment)[0]
+
+    def _choose(self, domain: Set[int]) -> list[Slot] | None:
         """The slots that are ready first, within what may be taken of each tenant; the last one last. A reservation
         that is kept does not lose its place where that has become less: there it waits until jobs end."""
         left = dict(self.budgets)
@@ -277,13 +293,16 @@ class Collection:
             found += [Slot(at_s, i, list(gone)) for _ in range(room - len(found))]
         return found
 
-    def _hold_of(self, slots: list[Slot]) -> Hold:
+    def _hold_of(self, slots: list[Slot], watts: WattEnds) -> Hold:
         now = self.round.now
         places = [slot.node for slot in slots]
         since_s = {i: self.since_s.get(i, now) for i in places}
         hold = Hold(self.assignment, self.candidate, self.nodes, since_s, places)
         hold.backfilled = None if self.backfilled is None else set(self.backfilled)
-        hold.start_s = slots[-1].at_s
+        hold.start_s = watts.at_s
+        if hold.watts is not None:
+            hold.watts.promised = promised(self.round, self.assignment.job.id)
+        hold.leaving = {one.job.id: one for one in watts.leaving}
         ready: dict[int, bool] = {}
         for slot in slots:
             ready[slot.node] = ready.get(slot.node, True) and slot.at_s <= now + 1e-6

@@ -1,21 +1,97 @@
-"""Room that is kept for a reservation while a plan is made (`reservations.py` states the rule).
+"""Room and watts that are kept for a reservation while a plan is made (`reservations.py` states the rule).
 
-A hold knows the nodes of one reservation, what its holder will take of each, and the jobs there that will have
-left by then. On each node it withholds what the holder takes less what those jobs still have: of a node that is
-collected for a whole-node pod, all that is free. So as jobs leave, what is withheld grows by what they had, and
-nobody else finds room there. A hold can be lifted for a while: for its holder, for a job that outranks it, and
-for a job that will be gone in time.
+A hold knows the nodes of one reservation, what its holder will take of each, and the jobs that will have left by then.
+On each node it withholds what the holder takes less what those jobs still have: of a node that is collected for a
+whole-node pod, all that is free. So as jobs leave, what is withheld grows by what they had, and nobody else finds room
+there. On each power domain above the nodes it withholds watts in the same way; there those who leave may be on any
+node. A hold can be lifted for a while: for its holder, for a job that outranks it, and for a job that will be gone in
+time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ..candidates.candidates import Candidate
 from ..model.snapshot import JobId, Placement
+from ..placement.feeds import LATER, NOW, Feeds
 from ..placement.pool import PoolNodes, request
 from .state import Assignment
+
+
+class WattHold:
+    """The watts of one reservation, by power domain."""
+
+    def __init__(self, feeds: Feeds, asked: Mapping[int, int]) -> None:
+        """Nothing is withheld before `apply`.
+
+        Args:
+            asked: what the holder will draw on each domain.
+        """
+        self._feeds, self.asked = feeds, dict(asked)
+        self.promised: dict[int, int] = {}
+        """What earlier reservations get of those who leave: it is withheld, too."""
+        self._covered = dict.fromkeys(self.asked, 0)
+        self._withheld: dict[int, tuple[int, int]] = {}
+
+    @property
+    def withholds(self) -> bool:
+        """Whether it keeps any watts from others now."""
+        return any(later for _, later in self._withheld.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the watts will be there when those have left who leave for it."""
+        left = self._feeds.left[LATER]
+        return all(
+            watts <= left[number] + self._withheld.get(number, (0, 0))[1] + self._covered[number]
+            for number, watts in self.asked.items()
+        )
+
+    def outstanding(self) -> dict[int, int]:
+        """What it will get of those who leave, by domain."""
+        return {
+            number: watts
+            for number, asked in self.asked.items()
+            if (watts := min(asked, self._covered[number])) > 0
+        }
+
+    def apply(self, leaving: Iterable[Placement]) -> None:
+        """Withhold what the holder needs less what these still draw."""
+        self._covered = dict.fromkeys(self.asked, 0)
+        for placement in leaving:
+            self._cover(placement, 1)
+        self._set()
+
+    def lift(self) -> None:
+        """Withhold nothing until it is applied again."""
+        for number, (now, later) in self._withheld.items():
+            self._feeds.withhold(number, now, later, sign=1)
+        self._withheld.clear()
+
+    def follow(self, placement: Placement, sign: int) -> None:
+        """One of those who leave has been given this place (sign=-1: has lost it)."""
+        if self._cover(placement, sign):
+            self._set()
+
+    def _cover(self, placement: Placement, sign: int) -> bool:
+        back = self._feeds.given_back(placement, self.asked)
+        for number, watts in back.items():
+            self._covered[number] += sign * watts
+        return bool(back)
+
+    def _set(self) -> None:
+        self.lift()
+        left = self._feeds.left
+        for number, asked in self.asked.items():
+            needed = asked + self.promised.get(number, 0) - self._covered[number]
+            free, free_later = left[NOW][number], left[LATER][number]
+            later = max(0, min(needed, free_later))
+            now = max(0, min(needed - (free_later - free), free))
+            if now or later:
+                self._feeds.withhold(number, now, later)
+                self._withheld[number] = (now, later)
 
 
 class Hold:
@@ -45,12 +121,16 @@ class Hold:
         self.patient = False
         """Whether it was made for patience alone."""
         self.leaving: dict[JobId, Assignment] = {}
-        """Jobs on these nodes that will have left by the start."""
+        """Jobs on these nodes, and others on their power domains, that will have left by the start."""
         self.backfilled: set[JobId] | None = set()
         """Jobs that were started in its room on condition that they leave it (`Reservation.backfilled`)."""
         self.victims: dict[JobId, Assignment] = {}
         """Those of them that may be stopped now."""
         self.applied = False
+        self.watts: WattHold | None = None
+        """None: no power domain limits what it may draw."""
+        if nodes.feeds is not None and (drawn := nodes.feeds.asked(self.placement)):
+            self.watts = WattHold(nodes.feeds, drawn)
         ask = request(candidate.per_pod, nodes.pool.is_cpu)
         self._asked = {i: [self.places.count(i) * amount for amount in ask] for i in set(self.places)}
         self._covered: dict[int, list[int]] = {}
@@ -64,7 +144,16 @@ class Hold:
     @property
     def withholds(self) -> bool:
         """Whether it keeps anything from others now."""
-        return any(any(later) for _, later in self._withheld.values())
+        return any(any(later) for _, later in self._withheld.values()) or self.withholds_watts
+
+    @property
+    def withholds_watts(self) -> bool:
+        """Whether it keeps watts from others now."""
+        return self.watts is not None and self.watts.withholds
+
+    def withholds_of(self, domains: Container[int]) -> bool:
+        """Whether it keeps watts of one of these power domains from others now."""
+        return self.withholds_watts and self.watts is not None and any(n in domains for n in self.watts.asked)
 
     @property
     def has_room(self) -> bool:
@@ -75,7 +164,7 @@ class Hold:
             own = self._withheld[i][1] if i in self._withheld else (0, 0, 0, 0)
             if any(asked[k] > free[k] + own[k] + covered[k] for k in range(4) if asked[k]):
                 return False
-        return True
+        return self.watts is None or self.watts.has_room
 
     def apply(self) -> None:
         """Withhold the room."""
@@ -86,9 +175,13 @@ class Hold:
                 self._cover(assignment.placement, 1)
         for i in sorted(self._asked):
             self._set(i)
+        if self.watts is not None:
+            self.watts.apply(one.placement for one in self.leaving.values() if one.placement is not None)
 
-    def lift(self) -> None:
-        """Withhold nothing until it is applied again."""
+    def lift(self, but_watts: bool = False) -> None:
+        """Withhold nothing until it is applied again (`but_watts`: nothing but watts)."""
+        if self.watts is not None and not but_watts:
+            self.watts.lift()
         self.applied = False
         for i, (now, later) in self._withheld.items():
             self.nodes.withhold(i, now, later, sign=1)
@@ -96,7 +189,11 @@ class Hold:
 
     def follow(self, assignment: Assignment, placement: Placement, sign: int) -> None:
         """A job has been given this place (sign=-1: has lost it)."""
-        if self.applied and assignment.job.id in self.leaving and placement.pool == self.nodes.pool.name:
+        if not self.applied or assignment.job.id not in self.leaving:
+            return
+        if self.watts is not None:
+            self.watts.follow(placement, sign)
+        if placement.pool == self.nodes.pool.name:
             for i in self._cover(placement, sign):
                 self._set(i)
 
@@ -127,11 +224,11 @@ class Hold:
 
 
 @contextmanager
-def lifted(holds: Iterable[Hold]) -> Iterator[None]:
-    """Within this context these holds withhold nothing."""
+def lifted(holds: Iterable[Hold], keep_watts: Container[JobId] = ()) -> Iterator[None]:
+    """Within this context these holds withhold nothing; those of the holders in `keep_watts` nothing but watts."""
     own = [hold for hold in holds if hold.applied]
     for hold in own:
-        hold.lift()
+        hold.lift(but_watts=hold.holder.job.id in keep_watts)
     try:
         yield
     finally:

@@ -16,7 +16,8 @@ these holds:
 The place is collected node by node. Each job on a node leaves when it ends (its remaining work at its present
 speed; if the length is unknown: when it has run as long as the jobs that run now have on average, at least
 `expected_run_s`, or else twice as long as now), or earlier when the claim allows to stop it. The nodes whose room is there first are chosen, and the start is when
-the last of them is ready. Nobody is stopped before that moment: then all that still has to give way is stopped
+the last of them is ready and the power domains above them carry the job: watts come free as room does, from whoever on
+the domains ends first (`watt_ends.py`). Nobody is stopped before that moment: then all that still has to give way is stopped
 at once, so that no node idles while the others are collected. (If the plan may disrupt no more jobs by then,
 `Policy.churn`, that moment is `min_run_s` after the reservation was made, at the latest.)
 
@@ -26,6 +27,9 @@ What starts on a collected node meanwhile (backfilling):
     a preemptible training job that can run `min_run_s` and earn its restart before the start: it is stopped for
       the reservation, whoever it is, if it is still there
     a job of the same tenant with a higher priority, and a claim on a guarantee: they pass the reservation
+
+Watts that are collected are withheld on all nodes of the power domain. Of these jobs only the first and the last kind
+may have them: who is to be stopped for a reservation stands on its nodes.
 
 A reservation for patience is used when it is due (`Shares.are_due`): a tenant that holds more than its share does not
 take more by it while another lacks a part of its own, and jobs inside a share pass it until then. A job too large for
@@ -40,7 +44,7 @@ events (`planner.react`) keep reservations on the nodes that they have, and leav
 
 Not covered: a job that only its tenant's quota holds back (there is room, but no right to it); a share that needs
 whole nodes where the other tenants' surplus lies on no whole node (it waits until jobs end, or for its patience);
-a job that lacks watts (nobody collects them: smaller jobs pass it);
+a job of one accelerator that others pass because they draw less;
 requests for a part of an accelerator; and guarantees, which have a deadline of their own (`preemption.py`).
 """
 
@@ -66,6 +70,9 @@ from .victims import Victim, VictimGroup
 OPTIONS = 4
 """Candidates that are compared for one reservation: the best pools, each with the fewest pods."""
 
+_Unready = tuple[Assignment, Candidate, dict[int, float], tuple[JobId, ...] | None]
+"""A reservation whose room is not there: holder, candidate, since when each node is collected, who was backfilled."""
+
 
 # -- claims ---------------------------------------------------------------------------------------------------
 
@@ -77,7 +84,7 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
     Args:
         thorough: also look for nodes that are ready sooner; else only where a node is lost.
     """
-    unready: list[tuple[Assignment, Candidate, dict[int, float], tuple[JobId, ...] | None]] = []
+    unready: list[_Unready] = []
     for reservation in known:
         assignment = round_.assignments.get(reservation.job)
         place = reservation.placement
@@ -95,7 +102,10 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
             if name in nodes.index
         }
         hold = Hold(assignment, candidate, nodes, since_s, [nodes.index[n] for n in place.nodes])
-        if _is_there(nodes, assignment.job, place) and round_.shares.are_due(hold):
+        there = _is_there(nodes, assignment.job, hold.placement) and not _too_early(
+            round_, hold, unready, reservation
+        )
+        if there and round_.shares.are_due(hold):
             _give(round_, hold)
         else:
             unready.append((assignment, candidate, since_s, reservation.backfilled))
@@ -232,6 +242,14 @@ def _is_there(nodes: PoolNodes, job: Job, place: Placement) -> bool:
     ) and nodes.fits(place, later=True)
 
 
+def _too_early(round_: Round, hold: Hold, earlier: Iterable[_Unready], known: Reservation) -> bool:
+    """Whether its watts are there before its start only because earlier reservations still collect them."""
+    if hold.watts is None or known.start_s <= round_.now:
+        return False
+    collects = {number for _, other, *_ in earlier for number in round_.cluster.pools[other.pool].limiting}
+    return not collects.isdisjoint(hold.watts.asked)
+
+
 def _give(round_: Round, hold: Hold) -> None:
     """Give the holder its place, whose whole room is there: who can leave in time may stay beside it, and the others
     know it as a job that will leave."""
@@ -290,15 +308,26 @@ def _best(round_: Round, assignment: Assignment) -> Hold | None:
 
 
 def _options(round_: Round, assignment: Assignment) -> list[Candidate]:
-    """In each pool and mode the candidate with the fewest pods, the most profitable pools first."""
+    """In each pool and mode the candidate with the fewest pods, the most profitable pools first; under the highest power
+    cap, or none, with which the domains could ever carry it."""
     least: dict[tuple[str, str], Candidate] = {}
     for row in round_.ranked(assignment):
         candidate = row.candidate
         key = (candidate.pool, candidate.mode)
-        smaller = key not in least or candidate.pods < least[key].pods
-        if smaller and candidate.power_cap == 1 and not _refused(round_, assignment, candidate):
+        known = least.get(key)
+        better = known is None or (candidate.pods, -candidate.power_cap) < (known.pods, -known.power_cap)
+        if (
+            better
+            and _possible(round_, assignment, candidate)
+            and not _refused(round_, assignment, candidate)
+        ):
             least[key] = candidate
     return list(least.values())[:OPTIONS]
+
+
+def _possible(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
+    """Whether the power domains would carry the candidate if no job ran. (Who leaves when says the same of room.)"""
+    return not candidate.draw_w or round_.cluster.could_hold(assignment.job, candidate)
 
 
 def _kept(round_: Round, collection: Collection, thorough: bool) -> Hold | None:

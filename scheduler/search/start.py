@@ -166,20 +166,13 @@ def _start_in_held_room(
     """Whether the job was started; `known`: requests that did not fit, by the reservations that were open."""
     for row in assignment.ranked or round_.ranked(assignment):
         candidate = row.candidate
-        holds = [
-            hold
-            for hold in round_.holds.values()
-            if hold.applied
-            and hold.candidate.pool == candidate.pool
-            and hold.withholds
-            and (round_.passes(assignment, hold) or _may_backfill(round_, hold, assignment, candidate))
-        ]
+        holds, keep_watts = _open_to(round_, assignment, candidate)
         if not holds:
             continue
-        blocked = known.setdefault(tuple(hold.holder.job.id for hold in holds), Blocked())
+        blocked = known.setdefault((*(hold.holder.job.id for hold in holds), *sorted(keep_watts)), Blocked())
         if blocked.hopeless(row.shape, candidate.pods):
             continue
-        with lifted(holds):
+        with lifted(holds, keep_watts):
             found = _open(round_, assignment, row, blocked, Right.BORROWING)
             if found is not None:
                 round_.put(assignment, candidate, *found)
@@ -193,16 +186,41 @@ def _start_in_held_room(
     return False
 
 
+def _open_to(
+    round_: Round, assignment: Assignment, candidate: Candidate
+) -> tuple[list[Hold], frozenset[JobId]]:
+    """The reservations whose room the job may have with this candidate, and the holders of those whose watts it may not
+    have: a job that would have to be stopped for one must stand on its nodes."""
+    holds: list[Hold] = []
+    keep_watts: set[JobId] = set()
+    domains = round_.cluster.pools[candidate.pool].limiting if candidate.draw_w else frozenset[int]()
+    for hold in round_.holds.values():
+        here = hold.candidate.pool == candidate.pool
+        if not hold.applied or not (hold.withholds if here else hold.withholds_of(domains)):
+            continue
+        if round_.passes(assignment, hold) or _ends_in_time(round_, hold, assignment, candidate):
+            holds.append(hold)
+        elif here and _may_backfill(round_, hold, assignment, candidate):
+            holds.append(hold)
+            if hold.withholds_watts:
+                keep_watts.add(hold.holder.job.id)
+    return holds, frozenset(keep_watts)
+
+
 def _may_backfill(round_: Round, hold: Hold, assignment: Assignment, candidate: Candidate) -> bool:
     """Whether the job may start in the room of a reservation: it is gone in time, or can be stopped then."""
     job, policy = assignment.job, round_.policy
-    window_s = hold.start_s - round_.now
-    if job.kind is not JobKind.TRAINING:
-        return False
-    if job.remaining_work is not None and job.remaining_work <= window_s * candidate.speed:
+    if _ends_in_time(round_, hold, assignment, candidate):
         return True
     earns_s = policy.min_run_s + policy.move_gain_factor * job.restart_s
-    return job.preemptible and round_.may_be_preempted_again(assignment) and window_s >= earns_s
+    able = job.kind is JobKind.TRAINING and job.preemptible and round_.may_be_preempted_again(assignment)
+    return able and hold.candidate.pool == candidate.pool and hold.start_s - round_.now >= earns_s
+
+
+def _ends_in_time(round_: Round, hold: Hold, assignment: Assignment, candidate: Candidate) -> bool:
+    """Whether the job will have ended when the place of the reservation is used."""
+    left = assignment.job.remaining_work if assignment.job.kind is JobKind.TRAINING else None
+    return left is not None and left <= (hold.start_s - round_.now) * candidate.speed
 
 
 def _passed(round_: Round, wanted: list[Assignment], others: list[Assignment]) -> list[Assignment]:

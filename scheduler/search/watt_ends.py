@@ -1,0 +1,86 @@
+"""When the watts of a reservation are there: those of jobs that leave its nodes, and of others that end on its domains.
+
+Watts that an earlier reservation will get of those who leave are counted as its own: two promises never count on the same
+watt. Who is not on the nodes is not stopped for their watts; they leave when they end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..model.snapshot import JobId, Placement
+from ..placement.feeds import LATER, Feeds
+from .round import Round
+from .state import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class WattEnds:
+    """From when the power domains carry a place."""
+
+    at_s: float
+    leaving: tuple[Assignment, ...] = ()
+    """Who ends for it on other nodes."""
+
+
+def promised(round_: Round, holder: JobId) -> dict[int, int]:
+    """What reservations of others will get of jobs that still run, by domain."""
+    total: Counter[int] = Counter()
+    for hold in round_.holds.values():
+        if hold.applied and hold.watts is not None and hold.holder.job.id != holder:
+            total.update(hold.watts.outstanding())
+    return dict(total)
+
+
+def watts_there(
+    round_: Round,
+    feeds: Feeds,
+    place: Placement,
+    at_s: float,
+    leaving: Mapping[JobId, Assignment],
+    taken: Mapping[int, int],
+    leaves_at_s: Callable[[Assignment], float],
+) -> WattEnds | None:
+    """When the domains carry a place whose room is there at `at_s`; None: nobody knows.
+
+    Args:
+        leaving: who leaves the nodes until then.
+        taken: what of the watts that come free is promised to others.
+        leaves_at_s: when another job gives its watts back.
+    """
+    left = feeds.left[LATER]
+    short = {
+        number: asked + taken.get(number, 0) - left[number] for number, asked in feeds.asked(place).items()
+    }
+    for one in leaving.values():
+        _give(short, feeds.given_back(one.placement, short))
+    if _enough(short.values()):
+        return WattEnds(at_s)
+    others = [
+        (leaves_at_s(one), name, one)
+        for name, one in round_.assignments.items()
+        if one.placement is not None and name not in leaving and feeds.given_back(one.placement, short)
+    ]
+    found: list[Assignment] = []
+    for ends_at_s, _, one in sorted(others, key=lambda item: item[:2]):
+        if math.isinf(ends_at_s):
+            break
+        back = feeds.given_back(one.placement, short)
+        if any(short[number] > 0 for number in back):
+            found.append(one)
+            _give(short, back)
+            if _enough(short.values()):
+                return WattEnds(max(at_s, ends_at_s), tuple(found))
+    return None
+
+
+def _give(short: dict[int, int], back: Mapping[int, int]) -> None:
+    for number, watts in back.items():
+        short[number] -= watts
+
+
+def _enough(short: Iterable[int]) -> bool:
+    return all(watts <= 0 for watts in short)
