@@ -3,7 +3,7 @@
 `plan` makes the full plan:
 
     1. Compute entitlements (fairness/fair_share.py) and the shares that deadlines need (candidates/deadlines.py), and
-       price the accelerators (candidates/prices.py).
+       price the accelerators and, where they are scarce, the watts (candidates/prices.py).
     2. Start waiting jobs in free room, by rights (search/start.py), or where replicas sleep (search/sleepers.py).
     3. Make room for jobs whose rights (search/preemption.py), deadlines (search/hasten.py) or value (search/swap.py)
        demand it.
@@ -42,7 +42,7 @@ from .errors import SolverError
 from .explain.records import records
 from .model.alike import Together
 from .model.events import Event, Happened
-from .model.plans import Plan, Policy, Price, RecordIndex, SharePrice, WaitCode
+from .model.plans import Plan, Policy, PowerPrice, Price, RecordIndex, SharePrice, WaitCode
 from .model.snapshot import JobId, Snapshot
 from .search.actions import actions
 from .search.defragment import defragment
@@ -60,7 +60,7 @@ from .search.start import Blocked, order, start_waiting
 from .search.state import Assignment, Memo, PlanningState, RankedCandidate
 from .search.swap import improve
 from .search.transfer import transfer
-from .search.watts import lift, watt_prices
+from .search.watts import lift
 
 SAMPLE = 16
 """Blocked jobs that are looked at to say whether watts are short."""
@@ -114,7 +114,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         reservations=kept,
         prices=prices,
         share_prices=tuple(SharePrice(*item) for item in sorted(state.share_prices.items())),
-        power_prices=watt_prices(round_, blocked),
+        power_prices=_power_prices(state),
         deadlines=state.deadlines,
         value=value,
         bound=max(state.market.bound, value),
@@ -127,6 +127,13 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     state.rank()
     result = together.parted(result)
     return result, Memo(state, record_index.renewed(result.waiting))
+
+
+def _power_prices(state: PlanningState) -> tuple[PowerPrice, ...]:
+    """The price of a watt-hour on each limiting domain; 0 where watts hold nobody back."""
+    feeds, prices = state.cluster.feeds, state.market.domains
+    domains = () if feeds is None else feeds.domains
+    return tuple(PowerPrice(domain.name, prices.get(domain.name, 0.0)) for domain in domains)
 
 
 def _settled(round_: Round) -> list[Assignment]:
@@ -234,7 +241,8 @@ def _planning_state(snapshot: Snapshot, last: Plan, memo: Memo | None) -> Planni
     """The state of this snapshot at the last plan's values and prices."""
     state = None if memo is None else memo.state
     shares = {share.share_m: share.price for share in last.share_prices}
-    basis = (last.policy, last.priced_at_s, prices_of(last.prices), shares, last.deadlines)
+    watts = {one.domain: one.price for one in last.power_prices if one.price > 0}
+    basis = (last.policy, last.priced_at_s, prices_of(last.prices), shares, last.deadlines, watts)
     if state is not None and state.basis == basis and state.follow(snapshot):
         return state
     return PlanningState(snapshot, *basis)

@@ -13,7 +13,8 @@ are neighbours in price are also moved together, by the same amount, which is th
 capacities added. For jobs of one accelerator D is convex in the sense of substitutes (L-natural), and such
 moves lead to the minimum.
 
-D at the end is an upper bound on every plan's value.
+D at the end is an upper bound on every plan's value. Where power domains hold jobs back, watts have prices, too
+(`watt_market.py`).
 
 Prices depend on the jobs and the capacities, never on where the jobs run now: carrying a plan out changes no
 price, which is one reason why planning again gives no actions.
@@ -22,7 +23,7 @@ price, which is one reason why planning again gives no actions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from ..model.plans import Price
 from ..model.snapshot import JobId
 from .candidates import Candidate
+from .watt_market import WattLimit, Watts, sweep
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -48,15 +50,26 @@ class Market:
 
     prices: dict[str, float]
     bound: float
+    domains: dict[str, float] = field(default_factory=dict)
+    """Price of a watt-hour on the power domains that hold jobs back, by name."""
+    watts: Mapping[str, float] = field(default_factory=dict)
+    """The same by pool."""
 
     def price(self, accelerator: str) -> float:
         return self.prices.get(accelerator, 0.0)
+
+    def cost(self, candidate: Candidate) -> float:
+        """What an hour of the candidate costs: its accelerators and, where they are scarce, its watts."""
+        cost = self.prices.get(candidate.accelerator, 0.0) * candidate.accelerators_m / 1000
+        watts = self.watts.get(candidate.pool, 0.0) if self.watts else 0.0
+        return cost + watts * candidate.pods * candidate.draw_w if watts else cost
 
 
 def solve(
     jobs: Mapping[JobId, Sequence[Candidate]],
     capacity_m: Mapping[str, int],
     start: Mapping[str, float] | None = None,
+    limits: Sequence[WattLimit] = (),
 ) -> Market:
     """Prices that clear the market for these jobs, by type, for capacities in thousandths of accelerators.
 
@@ -64,38 +77,55 @@ def solve(
         jobs: the candidates with which each job bids.
         start: initial prices. They only save sweeps if the market is the same; results from different starts may differ
             within the tolerance, so a planner that must be reproducible passes none.
+        limits: on the watts of these pools.
     """
     types = sorted(accelerator for accelerator, amount in capacity_m.items() if amount > 0)
     if not types or not jobs:
         return Market(dict.fromkeys(types, 0.0), 0.0)
     index = {accelerator: i for i, accelerator in enumerate(types)}
-    rows, kinds, sizes, values = _flattened(jobs, index)
+    rows, kinds, sizes, values, watts = _flattened(jobs, index, limits)
     if not len(rows):
         return Market(dict.fromkeys(types, 0.0), 0.0)
     capacity = np.array([capacity_m[accelerator] / 1000 for accelerator in types])
     prices = np.array([0.0 if start is None else start.get(accelerator, 0.0) for accelerator in types])
-    bids = _Bids(rows, kinds, sizes, values)
+    bids, watt_prices = _Bids(rows, kinds, sizes, values), np.zeros(len(limits))
     for _ in range(SWEEPS):
-        before = prices.copy()
+        before = np.append(prices, watt_prices)
+        if limits:
+            sweep(values, kinds, sizes, rows, capacity, prices, watts, watt_prices)
+            bids = _Bids(rows, kinds, sizes, values - watts.cost(watt_prices))
         for together in range(1, len(types) + 1):
             _sweep(bids, prices, capacity, together)
-        if float(np.abs(prices - before).max()) <= TOLERANCE * max(1.0, float(prices.max())):
+        change = float(np.abs(np.append(prices, watt_prices) - before).max())
+        if change <= TOLERANCE * max(1.0, float(prices.max())):
             break
-    profit = bids.best(prices)
-    bound = float(prices @ capacity + profit.sum())
-    return Market({accelerator: float(prices[i]) for accelerator, i in index.items()}, bound)
+    bound = float(prices @ capacity + bids.best(prices).sum())
+    bound += sum(price * limit.watts for price, limit in zip(watt_prices.tolist(), limits, strict=True))
+    return Market(
+        {accelerator: float(prices[i]) for accelerator, i in index.items()},
+        bound,
+        {name: float(watt_prices[i]) for i, limit in enumerate(limits) for name in limit.domains},
+        {pool: float(watt_prices[i]) for i, limit in enumerate(limits) for pool in limit.pools},
+    )
 
 
 def _flattened(
-    jobs: Mapping[JobId, Sequence[Candidate]], index: Mapping[str, int]
-) -> tuple[Ints, Ints, Floats, Floats]:
+    jobs: Mapping[JobId, Sequence[Candidate]], index: Mapping[str, int], limits: Sequence[WattLimit]
+) -> tuple[Ints, Ints, Floats, Floats, Watts]:
     known = [[one for one in jobs[job] if one.accelerator in index] for job in sorted(jobs)]
     flat = list(chain.from_iterable(known))
+    number = {pool: i for i, limit in enumerate(limits) for pool in limit.pools}
+    limited = flat if limits else []
     return (
         np.repeat(np.arange(len(known), dtype=np.int64), [len(own) for own in known]),
         np.array([index[one.accelerator] for one in flat], np.int64),
         np.array([one.pods * one.per_pod.accelerators_m for one in flat], np.float64) / 1000,
         np.array([one.value for one in flat], np.float64),
+        Watts(
+            tuple(limits),
+            np.array([number.get(one.pool, -1) for one in limited], np.int64),
+            np.array([one.pods * one.draw_w for one in limited], np.float64),
+        ),
     )
 
 

@@ -91,11 +91,13 @@ class PendingReasons:
             self._cache[key] = self._make(assignment)
         return self._cache[key]
 
-    def offer(self, assignment: Assignment, accelerator: str) -> float:
-        """The most that the job offers for an accelerator-hour."""
+    def offer(self, assignment: Assignment, resource: str) -> float:
+        """The most that the job offers for an accelerator-hour of this type, or for a watt-hour ("watts")."""
         most = 0.0
         for candidate in assignment.option.candidates:
-            if candidate.accelerator == accelerator:
+            if resource == "watts" and candidate.draw_w:
+                most = max(most, candidate.value / (candidate.pods * candidate.draw_w))
+            elif candidate.accelerator == resource:
                 most = max(most, candidate.value * 1000 / max(candidate.accelerators_m, 1))
         return most
 
@@ -338,6 +340,7 @@ class PendingReasons:
             free=max(0, lack.left_w),
             limit=max(0, feeds.left[EMPTY][lack.number]),
             holders=(),
+            price=self.round.market.domains.get(feeds.domains[lack.number].name, 0.0),
             domain=feeds.domains[lack.number].name,
             power_cap=candidate.power_cap,
         )

@@ -159,7 +159,7 @@ class WaitingRecord:
     free: int = 0
     holders: tuple[Holder, ...] = ()
     price: float = 0.0
-    """What an accelerator-hour of the resource costs in this round, in value."""
+    """What an accelerator-hour of the resource, or a watt-hour on the domain, costs in this round, in value."""
     offer: float = 0.0
     """What this job offers for it."""
     changes: tuple[Change, ...] = ()
@@ -364,7 +364,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PowerPrice:
-    """What one watt-hour more would bring on a power domain, in value (`search/watts.py`); 0: nobody lacks watts."""
+    """What one watt-hour costs on a power domain, in value (`candidates/watt_market.py`); 0: watts hold nobody back."""
 
     domain: str
     price: float

@@ -82,6 +82,17 @@ class Cluster:
             self.feeds is not None and any(one.releasing for one in self.pools.values())
         )
 
+    def by_pool(self, prices: Mapping[str, float]) -> dict[str, float]:
+        """The highest of these prices of power domains among those above each pool's nodes."""
+        feeds = self.feeds
+        if feeds is None or not prices:
+            return {}
+        above = {
+            name: [prices.get(feeds.domains[number].name, 0.0) for number in pool.limiting]
+            for name, pool in self.pools.items()
+        }
+        return {name: max(own) for name, own in above.items() if own and max(own) > 0}
+
     def on_feeds_of(self, pools: set[str]) -> set[str]:
         """These pools, and those that share a power domain with them."""
         numbers = {name: pool.limiting for name, pool in self.pools.items()}

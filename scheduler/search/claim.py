@@ -56,7 +56,7 @@ def regret(round_: Round, assignment: Assignment, candidate: Candidate) -> float
         default=0.0,
     )
     gross = round_.profit(candidate) - max(0.0, other)
-    return gross + round_.market.price(candidate.accelerator) * candidate.accelerators_m / 1000
+    return gross + round_.market.cost(candidate)
 
 
 def charge(round_: Round, assignment: Assignment, hours: float) -> float:
@@ -76,5 +76,4 @@ def offered(round_: Round, assignment: Assignment, candidate: Candidate) -> floa
     which the victim can pay for another place. At the prices, each job that should be elsewhere has a regret
     below the price, so a profitable claim finds its victim among those."""
     now = 0.0 if assignment.candidate is None else max(0.0, round_.profit(assignment.candidate))
-    price = round_.market.price(candidate.accelerator) * candidate.accelerators_m / 1000
-    return round_.profit(candidate) - now + price
+    return round_.profit(candidate) - now + round_.market.cost(candidate)

@@ -291,8 +291,8 @@ class Round:
         return [assignment for assignment in self.state.waiting.values() if not assignment.job.yields]
 
     def profit(self, candidate: Candidate) -> float:
-        """Value per hour above the price of the accelerators."""
-        return candidate.value - self.market.price(candidate.accelerator) * candidate.accelerators_m / 1000
+        """Value per hour above the price of the accelerators and watts."""
+        return candidate.value - self.market.cost(candidate)
 
     def put(
         self, assignment: Assignment, candidate: Candidate, nodes: tuple[str, ...], release: bool = False

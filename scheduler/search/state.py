@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from ..candidates.candidates import Candidate, CandidateBuilder, Options
@@ -29,6 +29,7 @@ from ..model.validate import validate
 from ..placement.cluster import Cluster
 from ..placement.demand_mix import DemandMix
 from ..placement.feeds import Feeds
+from ..placement.watt_limits import most_watts, watt_limits
 from .deadlines import deadline_shares
 
 _VALUED = attrgetter(
@@ -50,7 +51,9 @@ _VALUED = attrgetter(
 """The fields of a job that its candidates and their values depend on."""
 
 Shape = tuple[object, ...]
-Basis = tuple[Policy, float, dict[str, float], dict[int, float], tuple[DeadlineShare, ...]]
+Basis = tuple[
+    Policy, float, dict[str, float], dict[int, float], tuple[DeadlineShare, ...], Mapping[str, float]
+]
 
 
 @dataclass(slots=True)
@@ -102,11 +105,13 @@ class PlanningState:
         prices: Mapping[str, float] | None = None,
         share_prices: Mapping[int, float] | None = None,
         deadlines: tuple[DeadlineShare, ...] | None = None,
+        watt_prices: Mapping[str, float] | None = None,
     ) -> None:
         """Build the state.
 
         Args:
             prices: of an earlier plan; None: compute them. `share_prices` and `deadlines` likewise.
+            watt_prices: by power domain, together with `prices`.
 
         Raises:
             SnapshotError: the snapshot contradicts itself.
@@ -155,10 +160,10 @@ class PlanningState:
         self.deadlines = deadline_shares(self) if deadlines is None else deadlines
         self._value_urgent()
         if prices is None:
-            bids = {name: self._bids(own.job, own.option) for name, own in self.assignments.items()}
-            self.market = solve(bids, self.holdings.capacity_m)
+            self.market = self._market()
         else:
-            self.market = Market(dict(prices), 0.0)
+            domains = {name: price for name, price in (watt_prices or {}).items() if price > 0}
+            self.market = Market(dict(prices), 0.0, domains, self.cluster.by_pool(domains))
         self.share_prices = self.cluster.update_demand(self._demand, share_prices)
         self._known_demand = dict(self._demand.counts)
         self.consistent = True
@@ -166,7 +171,15 @@ class PlanningState:
     @property
     def basis(self) -> Basis:
         """What the state was built from besides the snapshot: policy, moment of the values, prices, deadlines."""
-        return self.policy, self.valued_at_s, self.market.prices, self.share_prices, self.deadlines
+        market = self.market
+        return (
+            self.policy,
+            self.valued_at_s,
+            market.prices,
+            self.share_prices,
+            self.deadlines,
+            {name: price for name, price in market.domains.items() if price > 0},
+        )
 
     def _value_urgent(self) -> None:
         """Value the jobs whose deadlines need their shares now by that."""
@@ -184,11 +197,22 @@ class PlanningState:
             self.cluster.update_demand(self._demand, self.share_prices)
             self._known_demand = dict(self._demand.counts)
 
-    def _bids(self, job: Job, option: Options) -> tuple[Candidate, ...]:
+    def _market(self) -> Market:
+        """The prices at which the jobs' bids clear the market."""
+        bids = {name: self._bids(own, capped=False) for name, own in self.assignments.items()}
+        limits = watt_limits(self.cluster, most_watts(one for own in bids.values() for one in own))
+        if limits:
+            bids = {name: self._bids(own, capped=True) for name, own in self.assignments.items()}
+        market = solve(bids, self.holdings.capacity_m, limits=limits)
+        return replace(market, watts=self.cluster.by_pool(market.domains))
+
+    def _bids(self, own: Assignment, capped: bool) -> tuple[Candidate, ...]:
         """The candidates with which the job could run if no other job did. What fits on no node must raise no price, nor
-        does the same place under a power cap, which is worth less."""
+        does the same place under a power cap, which is worth less, where watts are not scarce (`capped`: they are)."""
         return tuple(
-            one for one in option.candidates if one.power_cap == 1 and self.cluster.could_hold(job, one)
+            one
+            for one in own.option.candidates
+            if (capped or one.power_cap == 1) and self.cluster.could_hold(own.job, one)
         )
 
     def ranked(self, assignment: Assignment) -> list[RankedCandidate]:
@@ -202,7 +226,7 @@ class PlanningState:
 
     def rank_apart(self, assignment: Assignment) -> list[RankedCandidate]:
         """Rank the candidates of an assignment that is not part of the state."""
-        job, prices, shapes = assignment.job, self.market.prices, self._shapes
+        job, market, shapes = assignment.job, self.market, self._shapes
         rows = []
         for candidate in assignment.option.candidates:
             key = (
@@ -214,17 +238,30 @@ class PlanningState:
                 candidate.nodes,
                 candidate.power_cap,
             )
-            profit = (
-                candidate.value - prices.get(candidate.accelerator, 0.0) * candidate.accelerators_m / 1000
-            )
+            profit = candidate.value - market.cost(candidate)
             rows.append(RankedCandidate(profit, candidate, shapes.setdefault(key, len(shapes))))
-        rows.sort(key=lambda row: -row.profit)
+        if market.watts:
+            # At the price of the last watt several caps of one place bring the same: begin low, lifts take what is left.
+            rows.sort(key=lambda row: (-round(row.profit, 9), row.candidate.pods * row.candidate.draw_w))
+        else:
+            rows.sort(key=lambda row: -row.profit)
         if rows:
             assignment.best_profit = max(0.0, rows[0].profit)
-            assignment.value_density = max(
-                r.candidate.value / max(r.candidate.accelerators_m, 1) * 1000 for r in rows
-            )
+            assignment.value_density = max(self._density(row.candidate) for row in rows)
         return rows
+
+    def _density(self, candidate: Candidate) -> float:
+        """Value per accelerator; where watts are scarce, per what an accelerator costs that draws its nameplate: a
+        candidate that draws half of it takes half as much of the watts."""
+        density = candidate.value / max(candidate.accelerators_m, 1) * 1000
+        watt = self.market.watts.get(candidate.pool, 0.0) if self.market.watts else 0.0
+        if watt <= 0 or not candidate.draw_w:
+            return density
+        more_w = self.table.nameplate_watts(candidate.accelerator) - self.table.idle_watts(
+            candidate.accelerator
+        )
+        whole = self.market.price(candidate.accelerator) + watt * max(more_w, 1.0)
+        return candidate.value * whole / self.market.cost(candidate)
 
     def rank(self) -> None:
         """Rank the candidates of all jobs now, so that the first event does not have to."""
@@ -255,7 +292,25 @@ class PlanningState:
         self.rank()
         capacity_m, market = self.holdings.capacity_m, self.market
         income = [market.price(kind) * amount / 1000 for kind, amount in capacity_m.items()]
-        return math.fsum(income) + math.fsum(self._best_profits.values())
+        return math.fsum(income) + self._watt_income() + math.fsum(self._best_profits.values())
+
+    def _watt_income(self) -> float:
+        """What all watts of the pools that pay for them are worth at these prices."""
+        prices = {pool: price for pool, price in self.market.watts.items() if price > 0}
+        if not prices:
+            return 0.0
+        most = most_watts(one for own in self.assignments.values() for one in own.option.candidates)
+        limits = watt_limits(self.cluster, most)
+        limited = {pool for limit in limits for pool in limit.pools}
+        income = [
+            limit.watts * max(prices.get(pool, 0.0) for pool in limit.pools) for limit in limits
+        ]  # other pools draw what their accelerators can, at most
+        income += [
+            price * most.get(pool, 0.0) * self.cluster.pools[pool].capacity_m()
+            for pool, price in sorted(prices.items())
+            if pool not in limited
+        ]
+        return math.fsum(income)
 
     def value(self) -> float:
         """The value of all jobs where they are."""
@@ -352,7 +407,7 @@ class PlanningState:
         if len(names) < len(come) or not names.isdisjoint(self.assignments.keys() - {job.id for job in gone}):
             validate(snapshot)
         validate(snapshot, old, come)
-        if snapshot.nodes is not old.nodes and not self.candidates.follow_nodes(snapshot):
+        if snapshot.nodes is not old.nodes and not self._follows_nodes(snapshot):
             return False
         table = None
         if snapshot.table is not old.table and snapshot.table != old.table:
@@ -374,6 +429,15 @@ class PlanningState:
         self.snapshot = snapshot
         self.consistent = True
         return True
+
+    def _follows_nodes(self, snapshot: Snapshot) -> bool:
+        """Whether these nodes leave the candidates and, where watts have prices, what each node's watts cost."""
+        if not self.candidates.follow_nodes(snapshot):
+            return False
+        if not self.market.domains:
+            return True
+        old, new = ({(n.pool, n.domain) for n in s.nodes} for s in (self.snapshot, snapshot))
+        return old == new
 
     def _follow_nodes(self, snapshot: Snapshot) -> None:
         gone, come = differing(self.snapshot.nodes, snapshot.nodes)

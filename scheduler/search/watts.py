@@ -1,11 +1,8 @@
-"""Watts that are left over: capped jobs get them without a restart, and what one more would be worth.
+"""Watts that are left over: capped jobs get them without a restart.
 
 A job that started under a power cap (`candidates/capped.py`) has a higher one, or none, as soon as every power domain
 above its nodes carries the difference and no waiting job lacks watts there: the board's limit is written anew and the job
 runs on. Nobody's cap is lowered while it runs.
-
-The price of a watt-hour on a domain is the most that one watt more would bring per hour: to a waiting job that lacks
-watts, or to one that runs under a cap. It decides nothing; people read it beside the price of an accelerator-hour.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from ..candidates.candidates import Candidate
-from ..model.plans import PowerPrice
 from ..model.snapshot import Placement
 from ..placement.feeds import LATER, NOW, Feeds
 from .round import Round
@@ -38,7 +34,7 @@ def lift(round_: Round, blocked: Iterable[Assignment], lacking: Iterable[str] = 
     capped = [] if feeds is None else [one for one in round_.assignments.values() if _is_capped(one)]
     if feeds is None or not capped:
         return
-    kept = {number for number, _ in _lacks(round_, feeds, blocked)}
+    kept = _lacks(round_, feeds, blocked)
     kept |= {number for number, domain in enumerate(feeds.domains) if domain.name in set(lacking)}
     heap: list[_Step] = []
     for assignment in capped:
@@ -65,23 +61,6 @@ def _push(heap: list[_Step], assignment: Assignment) -> None:
         heappush(heap, step)
 
 
-def watt_prices(round_: Round, blocked: Iterable[Assignment]) -> tuple[PowerPrice, ...]:
-    """What a watt-hour more would bring on each limiting domain, in value; 0 where nobody lacks any."""
-    feeds = round_.cluster.feeds
-    if feeds is None:
-        return ()
-    prices = [0.0] * len(feeds.domains)
-    for number, worth in _lacks(round_, feeds, blocked):
-        prices[number] = max(prices[number], worth)
-    for assignment in round_.assignments.values():
-        place = assignment.placement
-        if place is not None and _is_capped(assignment):
-            best = max((gain / place.pods for gain, _ in _higher(assignment)), default=0.0)
-            for number in _domains(feeds, place):
-                prices[number] = max(prices[number], best)
-    return tuple(PowerPrice(domain.name, price) for domain, price in zip(feeds.domains, prices, strict=True))
-
-
 def _is_capped(assignment: Assignment) -> bool:
     place = assignment.placement
     return (
@@ -103,14 +82,15 @@ def _higher(assignment: Assignment) -> Iterator[tuple[float, Candidate]]:
             yield (one.value - now.value) / max(one.draw_w - place.watts, 1), one
 
 
-def _lacks(round_: Round, feeds: Feeds, blocked: Iterable[Assignment]) -> Iterator[tuple[int, float]]:
-    """The domains on which the first of these jobs lack watts, with the value that one watt brings them."""
+def _lacks(round_: Round, feeds: Feeds, blocked: Iterable[Assignment]) -> set[int]:
+    """The domains on which the first of these jobs lack watts."""
     waiting = [one for one in blocked if one.placement is None][:SAMPLE]
-    for assignment in waiting:
-        for row in round_.ranked(assignment):
-            lack = round_.cluster.lack(assignment.job, row.candidate)
-            if lack is not None and lack.short_w > 0:
-                yield lack.number, max(0.0, row.profit) / lack.asked_w
+    lacks = (
+        round_.cluster.lack(assignment.job, row.candidate)
+        for assignment in waiting
+        for row in round_.ranked(assignment)
+    )
+    return {lack.number for lack in lacks if lack is not None and lack.short_w > 0}
 
 
 def _domains(feeds: Feeds, place: Placement) -> set[int]:

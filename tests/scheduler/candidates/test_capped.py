@@ -80,13 +80,17 @@ def caps_of(snapshot: Snapshot, which: int = 0) -> list[float]:
     return [candidate.power_cap for candidate in builder.of(snapshot.jobs[which]).candidates]
 
 
-def test_a_job_that_lacks_watts_starts_under_the_highest_cap_that_fits() -> None:
-    both = rack(llm("a"), llm("b"), watts=8 * (700 + 480))
+def test_watts_are_shared_by_caps_where_they_bring_most() -> None:
+    """Of 1,300 W for each pair of accelerators one takes 700, and the last 20 bring nobody anything. Of 1,000 W, 480 to each
+    do more than 700 and nothing, or 590 and 350."""
+    both = rack(llm("a"), llm("b"), watts=8 * (700 + 600))
     result = made(both)
-    assert sorted(acted(result).values()) == [("start", 0.7), ("start", 1.0)]
+    assert sorted(acted(result).values()) == [("start", 0.85), ("start", 1.0)]
+    less = made(rack(llm("a"), llm("b"), watts=8 * 1000))
+    assert sorted(acted(less).values()) == [("start", 0.7), ("start", 0.7)]
     capped = next(a for a in result.actions if a.to is not None and a.to.power_cap < 1)
-    assert "limited to 70%" in capped.reason
-    assert "90% of its best speed" in capped.reason
+    assert "limited to 85%" in capped.reason
+    assert "95% of its best speed" in capped.reason
     assert plan(applied(both, result, NOW), POLICY, NOW)[0].actions == ()
 
 
