@@ -62,8 +62,6 @@ from .search.swap import improve
 from .search.transfer import transfer
 from .search.watts import lift
 
-SAMPLE = 16
-"""Blocked jobs that are looked at to say whether watts are short."""
 PASSES = 6
 """Steps 2 to 4 settle after two or three passes; this is only a bound."""
 
@@ -84,11 +82,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     keep(round_, together.snapshot.reservations)
     blocked = _settled(round_)
     gained, solver_error = 0.0, state.candidates.solver_error
-    if (
-        policy.solver
-        and worth_trying(state.value(), state.market.bound, policy)
-        and not _lacks_watts(round_, blocked)
-    ):
+    if policy.solver and worth_trying(state.value(), state.market.bound, policy):
         try:
             gained = optimise(round_)
         except SolverError as error:
@@ -158,15 +152,6 @@ def _settled(round_: Round) -> list[Assignment]:
         round_.recall_delayed()
         blocked = start_waiting(round_)
     return blocked
-
-
-def _lacks_watts(round_: Round, blocked: list[Assignment]) -> bool:
-    """Whether watts hold one of the first blocked jobs back: the solver does not know them, nor does the bound."""
-    return round_.cluster.feeds is not None and any(
-        round_.cluster.lack(assignment.job, row.candidate) is not None
-        for assignment in blocked[:SAMPLE]
-        for row in round_.ranked(assignment)[:1]
-    )
 
 
 def _without_place(assignments: Iterable[Assignment]) -> list[Assignment]:

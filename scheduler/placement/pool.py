@@ -116,6 +116,15 @@ class PoolNodes:
             self._by_chain = {chain: frozenset(own) for chain, own in groups.items()}
 
     @property
+    def chains(self) -> list[Chain]:
+        """The different chains of limiting power domains above its nodes."""
+        return sorted(self._by_chain)
+
+    def below(self, chain: Chain) -> frozenset[int]:
+        """The nodes with this chain above them."""
+        return self._by_chain.get(chain, frozenset())
+
+    @property
     def limiting(self) -> frozenset[int]:
         """All power domains above its nodes."""
         return frozenset(number for chain in self._by_chain for number in chain)

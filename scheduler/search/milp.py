@@ -8,6 +8,7 @@ never take more of a type, together, than they have in the plan and than is free
     maximise    value of the candidates chosen  -  cost of the moves
     each job    at most one candidate
     each type   by user and priority: what they have in the plan, and a part of what is free
+    each domain what power domains carry (watt_rows.py)
     quota       by user and priority: what they have in the plan, and a part of what the limits leave; that part
                 only if nobody who comes first in the tenant, by priority or users' shares, waits for it
     churn       at most as many running jobs disrupted as the round may still disrupt
@@ -31,6 +32,7 @@ from .claim import own_charge
 from .migration import pays
 from .round import Round
 from .state import Assignment
+from .watt_rows import watt_rows
 
 MOST_VARIABLES = 20_000
 
@@ -103,6 +105,7 @@ def _program(round_: Round, choices: list[_Choice]) -> highs.Program:
     rows: dict[_Group, list[tuple[int, float]]] = {}
     has: dict[_Group, float] = {}
     stays: list[tuple[int, float]] = []
+    watts = watt_rows(round_, (one for choice in choices for one in choice.assignment.option.candidates))
     for choice in choices:
         assignment = choice.assignment
         group = (assignment.job.tenant, assignment.job.user, round_.priority(assignment.job))
@@ -115,7 +118,11 @@ def _program(round_: Round, choices: list[_Choice]) -> highs.Program:
             choice.candidates.append((variable, candidate))
             size = candidate.accelerators_m / 1000
             rows.setdefault((*group, candidate.accelerator), []).append((variable, size))
+            if watts is not None and not kept:
+                watts.goes(variable, candidate)
             if kept:
+                if watts is not None and assignment.placement is not None:
+                    watts.stays(variable, assignment.placement)
                 has[(*group, candidate.accelerator)] = has.get((*group, candidate.accelerator), 0.0) + size
                 if assignment.job.run is not None:
                     stays.append((variable, 1.0))
@@ -134,15 +141,19 @@ def _program(round_: Round, choices: list[_Choice]) -> highs.Program:
     for kind, terms in sorted(shares.items()):
         program.row(terms, high=_free(round_, kind))
     _quotas(round_, program, choices, rows, has)
+    if watts is not None:
+        watts.add(program)
     if stays:
         program.row(stays, low=len(stays) - max(0, round_.disruption_budget_left))
     return program
 
 
 def _candidates(choice: _Choice) -> tuple[Candidate, ...]:
-    """The job's candidates and, where it is of another size, that."""
-    now = choice.now  # the same place under a power cap is worth less, and the solver knows no watts
-    found = tuple(one for one in choice.assignment.option.candidates if one.power_cap == 1 or one is now)
+    """The job's candidates and, where it is of another size, that. No job is moved to run under a power cap."""
+    now, starts = choice.now, choice.assignment.job.run is None
+    found = tuple(
+        one for one in choice.assignment.option.candidates if starts or one.power_cap == 1 or one is now
+    )
     return found if now is None or any(candidate is now for candidate in found) else (*found, now)
 
 

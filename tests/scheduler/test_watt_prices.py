@@ -63,15 +63,15 @@ def started(result: Plan) -> set[str]:
 
 
 def test_on_a_full_feed_the_job_with_more_work_per_watt_hour_starts_first() -> None:
-    """The hot job waits a little longer, and would start first for that where watts are not scarce."""
-    hot, cool = of("hot", submitted=NOW - 7200), of("cool", submitted=NOW - 3600)
-    full = made(fed(hot, cool, watts=8 * 700.0))
-    assert started(full) == {"cool"}
+    """The hot job waits longer, and starts first for that where watts are not scarce."""
+    jobs = of("hot", submitted=NOW - 7200), *(of("cool", f"cool{i}", submitted=NOW - 3600) for i in range(2))
+    full = made(fed(*jobs, watts=8 * 700.0))
+    assert started(full) == {"cool0", "cool1"}
     [price] = full.power_prices
     assert (price.domain, price.price > 0) == ("row", True)
-    roomy = made(fed(hot, cool, watts=8 * 1000.0))
-    assert (started(roomy), [one.price for one in roomy.power_prices]) == ({"hot", "cool"}, [0.0])
-    one_node = made(fed(hot, cool, watts=8 * 1000.0, H100=1))
+    roomy = made(fed(*jobs, watts=8 * 1300.0))
+    assert (started(roomy), [one.price for one in roomy.power_prices]) == ({"hot", "cool0", "cool1"}, [0.0])
+    one_node = made(fed(*jobs, watts=8 * 1300.0, H100=1))
     assert (started(one_node), [one.price for one in one_node.power_prices]) == ({"hot"}, [0.0])
 
 
