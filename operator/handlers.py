@@ -138,7 +138,9 @@ class Handlers:
         self.profiles = ProfileKeeper(caches, writer, controller, settings)
         power_metrics = PowerMetrics(metrics.registry)
         self.energy = Ledger(caches, power_metrics, settings.power_fresh_s)
-        self.power = PowerKeeper(caches, writer, controller, settings, power_metrics, self.energy)
+        self.power = PowerKeeper(
+            caches, writer, controller, settings, power_metrics, self.energy, prices=rounds.watt_prices
+        )
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         job = self._caches.jobs.items.get(key)

@@ -42,7 +42,7 @@ from .errors import SolverError
 from .explain.records import records
 from .model.alike import Together
 from .model.events import Event, Happened
-from .model.plans import Plan, Policy, PowerPrice, Price, RecordIndex, SharePrice, WaitCode
+from .model.plans import Plan, Policy, Price, RecordIndex, SharePrice, WaitCode
 from .model.snapshot import JobId, Snapshot
 from .search.actions import actions
 from .search.defragment import defragment
@@ -60,6 +60,7 @@ from .search.start import Blocked, order, start_waiting
 from .search.state import Assignment, Memo, PlanningState, RankedCandidate
 from .search.swap import improve
 from .search.transfer import transfer
+from .search.watt_work import power_prices
 from .search.watts import lift
 
 PASSES = 6
@@ -108,7 +109,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
         reservations=kept,
         prices=prices,
         share_prices=tuple(SharePrice(*item) for item in sorted(state.share_prices.items())),
-        power_prices=_power_prices(state),
+        power_prices=power_prices(state),
         deadlines=state.deadlines,
         value=value,
         bound=max(state.market.bound, value),
@@ -121,13 +122,6 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     state.rank()
     result = together.parted(result)
     return result, Memo(state, record_index.renewed(result.waiting))
-
-
-def _power_prices(state: PlanningState) -> tuple[PowerPrice, ...]:
-    """The price of a watt-hour on each limiting domain; 0 where watts hold nobody back."""
-    feeds, prices = state.cluster.feeds, state.market.domains
-    domains = () if feeds is None else feeds.domains
-    return tuple(PowerPrice(domain.name, prices.get(domain.name, 0.0)) for domain in domains)
 
 
 def _settled(round_: Round) -> list[Assignment]:

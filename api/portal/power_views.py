@@ -23,6 +23,8 @@ class FeedView:
     headroom: str
     leased: str
     """What its nodes may draw by their leases; empty: nothing is limited."""
+    price: str
+    """What a kilowatt-hour costs there, in work; empty: nothing, or nothing is known."""
     percent: float | None
     """Of the budget that is drawn, and assumed of silent nodes; None: nothing is known."""
     problem: str
@@ -63,6 +65,7 @@ def _view(feed: FeedPower, nodes: Sequence[NodePower]) -> FeedView:
         draw=kilowatts(feed.draw_watts) or "not measured",
         headroom=kilowatts(feed.headroom_watts),
         leased=kilowatts(feed.leased_watts),
+        price=f"{feed.work_per_kilowatt_hour:.3g}" if feed.work_per_kilowatt_hour else "",
         percent=min(100.0, 100.0 * most / feed.budget_watts) if known else None,
         problem=_problem(feed),
         told=_told(feed),

@@ -30,6 +30,10 @@ class FeedPowerInfo(Answer):
     capped_nodes: int = Field(description="Nodes with a board whose limit is below its nameplate.")
     silent_nodes: int = Field(description="Nodes without a report of the last seconds.")
     simulated_nodes: int = Field(description="Nodes whose watts are invented.")
+    work_per_kilowatt_hour: float | None = Field(
+        description="What a kilowatt-hour costs the jobs on it, in unit-hours of work; 0: watts hold nobody back; null: not "
+        "known, or the domain holds no jobs back."
+    )
 
 
 class FeedPowerList(Answer):

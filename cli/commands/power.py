@@ -187,6 +187,7 @@ def _tree(found: Sequence[FeedPower]) -> str:
         "capped",
         "silent",
         "simulated",
+        "work/kWh",
     ]
     heads.append("reason")
     return columns(heads, [_row(feed, depth) for feed, depth in _ordered(found)])
@@ -204,6 +205,7 @@ def _row(feed: FeedPower, depth: int) -> list[object]:
         feed.capped_nodes,
         feed.silent_nodes,
         feed.simulated_nodes,
+        "-" if feed.work_per_kilowatt_hour is None else f"{feed.work_per_kilowatt_hour:.3g}",
         feed.reason,
     ]
 

@@ -50,6 +50,9 @@ class FeedPower(WireModel):
     """Nodes with a board whose limit is below its nameplate."""
     silent_nodes: int = 0
     simulated_nodes: int = 0
+    work_per_kilowatt_hour: float | None = None
+    """What a kilowatt-hour costs the jobs on it, in unit-hours of work; 0: watts hold nobody back; None: not known, or it
+    only observes."""
 
 
 class NodePower(WireModel):

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from busbar.kube.contracts.power_view import PowerPicture, PowerSeries, Resolution
@@ -79,7 +79,13 @@ class PowerKeeper:
         metrics: PowerMetrics,
         energy: EnergyBook | None = None,
         clock: Callable[[], float] = time.monotonic,
+        prices: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        """
+        Args:
+            prices: of a watt-hour by domain, in work, as of the last plan.
+        """
+        self._prices = prices
         self._caches, self._writer, self._controller = caches, writer, controller
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._membership: Membership | None = None
@@ -183,6 +189,7 @@ class PowerKeeper:
             fresh_s,
             self.lessor.feeds,
             self.preemptions.feeds,
+            self._prices(),
         )
 
     def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:

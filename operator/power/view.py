@@ -23,12 +23,17 @@ def picture(
     fresh_s: float,
     leases: Mapping[str, FeedLeases],
     reliefs: Mapping[str, FeedRelief],
+    prices: Mapping[str, float],
 ) -> PowerPicture:
-    """All feeds, and all nodes on one or with a reading."""
+    """All feeds, and all nodes on one or with a reading.
+
+    Args:
+        prices: of a watt-hour on each feed that holds jobs back, in work.
+    """
     names = sorted({*found.feeds, *readings})
     return PowerPicture(
         feeds=tuple(
-            _feed(name, found, draws.get(name), leases.get(name), reliefs.get(name))
+            _feed(name, found, draws.get(name), leases.get(name), reliefs.get(name), prices.get(name))
             for name in sorted(found.domains)
         ),
         nodes=tuple(_node(name, found, readings.get(name), now_s, fresh_s) for name in names),
@@ -54,6 +59,7 @@ def _feed(
     draw: Draw | None,
     leases: FeedLeases | None,
     relief: FeedRelief | None,
+    price: float | None,
 ) -> FeedPower:
     domain, nodes = found.domains[name], len(found.members[name])
     draw = draw or Draw(nodes=nodes, unknown=nodes)
@@ -77,6 +83,7 @@ def _feed(
         capped_nodes=draw.capped,
         silent_nodes=draw.silent,
         simulated_nodes=draw.simulated,
+        work_per_kilowatt_hour=round(1000 * price, 4) if price is not None else None,
     )
 
 

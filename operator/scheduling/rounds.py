@@ -206,6 +206,10 @@ class Rounds:
         """How long a round waits for further events after the first; never longer than the period."""
         return min(max(self._settings.round_debounce_s, 3 * self.took_s), self._settings.round_period_s)
 
+    def watt_prices(self) -> dict[str, float]:
+        """What a watt-hour costs on each power domain that holds jobs back, in work, by the last plan."""
+        return {} if self._last is None else {one.domain: one.work for one in self._last[1].power_prices}
+
     @property
     def last(self) -> tuple[Snapshot, Plan] | None:
         """What was planned last, and on what; None before the first round and after a fault."""

@@ -368,6 +368,8 @@ class PowerPrice:
 
     domain: str
     price: float
+    work: float = 0.0
+    """The same in work: unit-hours, in which entitlements are counted, per watt-hour."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
             "CAPPED",
             "SILENT",
             "SIMULATED",
+            "WORK/KWH",
             "REASON",
         ]
     )
@@ -34,7 +35,7 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
     assert "[....................]    ?" in done.lines[1]
     assert done.lines[2].startswith("  rack-cpu ")
     assert "[########++++++++++..]  90%" in done.lines[2]
-    assert done.lines[2].split()[-11:] == [
+    assert done.lines[2].split()[-12:] == [
         "1.9",
         "kW",
         "2.0",
@@ -45,6 +46,7 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
         "1",
         "1",
         "2",
+        "1.25",
         "Leasing",
     ]
     assert done.lines[1].split()[4] == "-", "nothing is leased"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from busbar.scheduler import (
     Cell,
     Event,
@@ -69,6 +71,8 @@ def test_on_a_full_feed_the_job_with_more_work_per_watt_hour_starts_first() -> N
     assert started(full) == {"cool0", "cool1"}
     [price] = full.power_prices
     assert (price.domain, price.price > 0) == ("row", True)
+    # The hot job would have the last watts: eight accelerators do eight unit-hours of work an hour for 5,600 W.
+    assert price.work == pytest.approx(8 / 5600)
     roomy = made(fed(*jobs, watts=8 * 1300.0))
     assert (started(roomy), [one.price for one in roomy.power_prices]) == ({"hot", "cool0", "cool1"}, [0.0])
     one_node = made(fed(*jobs, watts=8 * 1300.0, H100=1))

@@ -102,7 +102,9 @@ def test_a_feed_shows_its_draw_its_problem_and_what_is_known_of_it() -> None:
         NodePower(name="n3", feeds=("rack", "row")),
     ]  # fmt: skip
     half = feed("rack", "row", draw_watts=900.0, assumed_watts=1000.0, silent_nodes=2, simulated_nodes=1)
-    half = half.model_copy(update={"leased_watts": 1980.0, "capped_nodes": 1})
+    half = half.model_copy(
+        update={"leased_watts": 1980.0, "capped_nodes": 1, "work_per_kilowatt_hour": 1.42857}
+    )
     rack, row = feed_views([half, feed("row", ready=False, reason="NoNodes")], nodes)[::-1]
     assert (row.name, row.draw, row.percent, row.nodes) == ("row", "not measured", None, [])
     assert row.problem == "Not ready: NoNodes."
@@ -110,6 +112,7 @@ def test_a_feed_shows_its_draw_its_problem_and_what_is_known_of_it() -> None:
     assert (rack.percent, rack.problem) == (95.0, "")
     assert rack.told == "2 nodes, 1 capped, 2 silent (1 kW assumed), 1 simulated"
     assert (rack.leased, row.leased) == ("2 kW", "")
+    assert (rack.price, row.price) == ("1.43", "")
     assert [(n.heat, n.ready, n.label) for n in rack.nodes] == [
         (9, True, "n1: 900 W of 1 kW, capped, simulated"),
         (5, False, "n2: 500 W of 1 kW, silent for 9 s"),

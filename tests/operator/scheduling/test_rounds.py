@@ -40,6 +40,7 @@ from busbar.scheduler import (
     Plan,
     Policy,
     Pool,
+    PowerPrice,
     Reservation,
     Resources,
     Snapshot,
@@ -303,6 +304,15 @@ def test_statuses_say_what_is_collected_until_there_is_a_plan() -> None:
     assert rounds._with_reservations(snapshot).reservations == (kept,)
     rounds.forget()
     assert rounds._with_reservations(snapshot).reservations == (read,)
+
+
+def test_the_price_of_a_watt_hour_is_that_of_the_last_plan() -> None:
+    rounds = _rounds()
+    assert rounds.watt_prices() == {}
+    snapshot = _cluster(_job("x", 16))
+    made = replace(plan(snapshot, Policy(), NOW)[0], power_prices=(PowerPrice("row", 0.5, 0.002),))
+    rounds._last = (snapshot, made)
+    assert rounds.watt_prices() == {"row": 0.002}
 
 
 async def test_what_the_statuses_say_is_left_out_after_a_round_without_a_plan(
