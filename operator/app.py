@@ -20,14 +20,14 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from busbar.kube.client import ClientLimits, KubeClient, Object
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Cache, Informer, Key, key_of, version_of
 from busbar.kube.login import Login
-from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
+from busbar.kube.resources import MODEL_SERVICES, SECRETS, TRAINING_JOBS, Resource
 from busbar.kube.types import TrainingJob
 from busbar.operator import steady_clock
 from busbar.operator.accounting.allocations import PoolRemarks
@@ -40,6 +40,7 @@ from busbar.operator.pods.foreign_pods import is_claim
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.orphans import OWNERS, Reaper
 from busbar.operator.pods.prober import Prober
+from busbar.operator.power.meters import Meters
 from busbar.operator.previews.worker import Previews
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.rounds import Rounds, policy_of
@@ -134,6 +135,13 @@ class Operator:
             self.metrics,
         )
         self.handlers.power.lessor.left_s = self.fence.left_s
+        self.meters = Meters(
+            lambda: list(self.caches.power_domains.items.values()),
+            self._meter_secret,
+            self.handlers.energy,
+            settings,
+        )
+        self.handlers.power.meters = self.meters.found
         self.label = LeaderLabel(self._plain, self.client, settings.namespace, settings.pod_name)
         self.rounds.after = self._after_round
         self.feed = RoutesFeed(
@@ -204,6 +212,7 @@ class Operator:
                     ("prober", self.prober.run()),
                     ("forecasts", self.forecaster.run()),
                     ("power", self.handlers.power.run()),
+                    ("meters", self.meters.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),
                     ("routes", self._routes_forever()),
@@ -219,6 +228,12 @@ class Operator:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(TASK_END_S):
                     await self._close()
+
+    async def _meter_secret(self, name: str) -> Mapping[str, object]:
+        """A meter's Secret, of our own namespace and no other."""
+        found = await self.client.get(SECRETS, name, self.settings.namespace)
+        data = found.get("data")
+        return data if isinstance(data, dict) else {}
 
     async def _lead(self, term: int) -> None:
         """Lets the operator write and plan while the lease is held in this term."""

@@ -126,6 +126,7 @@ class Settings:
     power_lease_s: Annotated[float, Rule("1 to 60 seconds", lambda s: 1 <= s <= 60)] = 10.0
     # whether nodes whose boards are not limited as their domain says get a taint; the chart gives the right to it
     power_taint_nodes: bool = False
+    power_meter_s: Positive = 30.0  # between two looks at the meters of feeds
     power_status_s: Positive = 10.0  # the numbers in a PowerDomain's status are written at most this often
 
     orphan_grace_s: float = 30.0  # time that the garbage collector has to delete a pod whose owner is gone

@@ -408,6 +408,11 @@ class Power(Section):
         description="Names of nodes whose watts are invented, for demonstrations; each also needs the label "
         "sim.busbar.dev/power.",
     )
+    meter_secrets: Annotated[list[Name], Field(max_length=100)] = Field(
+        default_factory=list,
+        description="Names of Secrets in this namespace with credentials of feeds' meters (PowerDomain spec.meter), which the "
+        "operator may then read; it may read no other.",
+    )
 
 
 class Values(Section):

@@ -1,7 +1,7 @@
 """What feeds and nodes draw, as far as a caller may see it.
 
 Admins see everything. Everybody else sees the nodes of the pools that a tenant of theirs may use, and the totals of the
-feeds on which these nodes hang: amounts, and no names of other nodes, tenants or jobs.
+feeds on which these nodes hang: amounts, and no names of other nodes, tenants or jobs, nor what a meter's address says.
 """
 
 from __future__ import annotations
@@ -59,4 +59,5 @@ class PowerViews:
 
 
 def _for_member(feed: FeedPower, visible: set[str]) -> FeedPower:
-    return feed if feed.parent in visible else feed.model_copy(update={"parent": ""})
+    parent = feed.parent if feed.parent in visible else ""
+    return feed.model_copy(update={"parent": parent, "meter_problem": ""})

@@ -25,6 +25,8 @@ class FeedView:
     """What its nodes may draw by their leases; empty: nothing is limited."""
     price: str
     """What a kilowatt-hour costs there, in work; empty: nothing, or nothing is known."""
+    meter: str
+    """The ledger beside the feed's own meter; empty: it has none, or there is nothing to compare."""
     percent: float | None
     """Of the budget that is drawn, and assumed of silent nodes; None: nothing is known."""
     problem: str
@@ -66,6 +68,7 @@ def _view(feed: FeedPower, nodes: Sequence[NodePower]) -> FeedView:
         headroom=kilowatts(feed.headroom_watts),
         leased=kilowatts(feed.leased_watts),
         price=f"{feed.work_per_kilowatt_hour:.3g}" if feed.work_per_kilowatt_hour else "",
+        meter=_meter(feed),
         percent=min(100.0, 100.0 * most / feed.budget_watts) if known else None,
         problem=_problem(feed),
         told=_told(feed),
@@ -73,12 +76,19 @@ def _view(feed: FeedPower, nodes: Sequence[NodePower]) -> FeedView:
     )
 
 
+def _meter(feed: FeedPower) -> str:
+    if feed.meter_error is None:
+        return "its meter: no whole hour yet" if feed.metered and not feed.meter_problem else ""
+    sign = "above" if feed.meter_error >= 0 else "below"
+    return f"in the last whole hour the ledger is {abs(feed.meter_error):.1%} {sign} its meter"
+
+
 def _problem(feed: FeedPower) -> str:
     if not feed.ready:
         return f"Not ready: {feed.reason}."
     if feed.draw_watts is not None and feed.draw_watts > feed.budget_watts:
         return "The draw is above the budget."
-    return ""
+    return feed.meter_problem
 
 
 def _told(feed: FeedPower) -> str:

@@ -9,6 +9,16 @@ from busbar.kube.contracts.power import Backend, LeaseState
 from busbar.kube.contracts.power_view import Resolution
 
 
+class MeterHourInfo(Answer):
+    start_s: int = Field(description="When the hour began, in seconds since the epoch.")
+    seconds: float = Field(description="How much of it both have seen.")
+    ledger_joules: float
+    meter_joules: float
+    error: float | None = Field(
+        description="By how much the ledger is above the meter, as a part of the meter; null: the meter has seen nothing."
+    )
+
+
 class FeedPowerInfo(Answer):
     name: str
     parent: str = Field(description="The domain above it; empty: none.")
@@ -34,6 +44,15 @@ class FeedPowerInfo(Answer):
         description="What a kilowatt-hour costs the jobs on it, in unit-hours of work; 0: watts hold nobody back; null: not "
         "known, or the domain holds no jobs back."
     )
+    metered: bool = Field(description="Whether it has a meter of its own (spec.meter).")
+    meter_error: float | None = Field(
+        description="Of the last whole hour: by how much the ledger is above the meter, as a part of the meter; null: there is "
+        "none yet."
+    )
+    meter_hours: list[MeterHourInfo] = Field(
+        description="The ledger beside the meter in the last hours, oldest first; the last one is still going on."
+    )
+    meter_problem: str = Field(description="Why the meter says nothing; empty for members, and if it does.")
 
 
 class FeedPowerList(Answer):

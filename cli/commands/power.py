@@ -188,6 +188,7 @@ def _tree(found: Sequence[FeedPower]) -> str:
         "silent",
         "simulated",
         "work/kWh",
+        "meter",
     ]
     heads.append("reason")
     return columns(heads, [_row(feed, depth) for feed, depth in _ordered(found)])
@@ -206,8 +207,18 @@ def _row(feed: FeedPower, depth: int) -> list[object]:
         feed.silent_nodes,
         feed.simulated_nodes,
         "-" if feed.work_per_kilowatt_hour is None else f"{feed.work_per_kilowatt_hour:.3g}",
+        metered(feed),
         feed.reason,
     ]
+
+
+def metered(feed: FeedPower) -> str:
+    """The ledger beside the feed's own meter: `-3.1%` of it in the last whole hour; `failed`; `-` without a meter."""
+    if feed.meter_problem:
+        return "failed"
+    if feed.meter_error is not None:
+        return f"{feed.meter_error:+.1%}"
+    return "?" if feed.metered else "-"
 
 
 def _ordered(found: Sequence[FeedPower]) -> Iterator[tuple[FeedPower, int]]:

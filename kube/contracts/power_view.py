@@ -25,6 +25,19 @@ class Resolution(StrEnum):
         return 1 if self is Resolution.SECOND else 60
 
 
+class MeterHour(WireModel):
+    """The energy ledger beside a feed's own meter, over the same part of one hour."""
+
+    start_s: int
+    """Seconds since the epoch."""
+    seconds: float
+    """How much of the hour both have seen."""
+    ledger_joules: float
+    meter_joules: float
+    error: float | None = None
+    """By how much the ledger is above the meter, as a part of the meter; None: the meter has seen nothing."""
+
+
 class FeedPower(WireModel):
     """A PowerDomain now."""
 
@@ -53,6 +66,14 @@ class FeedPower(WireModel):
     work_per_kilowatt_hour: float | None = None
     """What a kilowatt-hour costs the jobs on it, in unit-hours of work; 0: watts hold nobody back; None: not known, or it
     only observes."""
+    metered: bool = False
+    """It has a meter of its own."""
+    meter_error: float | None = None
+    """Of the last whole hour, as in `MeterHour`; None: there is none yet."""
+    meter_hours: tuple[MeterHour, ...] = ()
+    """Oldest first."""
+    meter_problem: str = ""
+    """Why the meter says nothing; a sentence for administrators."""
 
 
 class NodePower(WireModel):

@@ -19,6 +19,7 @@ from busbar.kube.types.meta import (
     SpecModel,
     StatusModel,
 )
+from busbar.kube.types.power_meter import PowerMeter, PowerMeterStatus
 from busbar.kube.types.rules import Rule
 from busbar.kube.types.training_job import Count
 
@@ -97,6 +98,10 @@ class PowerDomainSpec(SpecModel):
         default=1.0,
         description="Part of the budget that headroom and leases leave out, for what is not measured.",
     )
+    meter: PowerMeter | None = Field(
+        default=None,
+        description="The feed's own meter, to compare the energy ledger with. It limits nothing and nobody.",
+    )
 
 
 class PowerOverrun(StatusModel):
@@ -167,6 +172,9 @@ class PowerDomainStatus(StatusModel):
     last_overrun: PowerOverrun | None = Field(
         default=None, description="The last time that the measured draw was above the budget."
     )
+    meter: PowerMeterStatus | None = Field(
+        default=None, description="What spec.meter has said, beside the energy ledger."
+    )
     conditions: Conditions | None = Field(default=None, description="Observations in the standard form.")
 
 
@@ -205,6 +213,27 @@ class PowerDomain(Resource):
             field_path=".spec.rideThroughSeconds",
             holds=lambda domain: (
                 domain.spec.ride_through_seconds is None or domain.spec.policy is Policy.LEASE_WITH_BURST
+            ),
+        ),
+        Rule(
+            cel="!has(self.spec.meter) || has(self.spec.meter.prometheus) != has(self.spec.meter.redfish)",
+            message="a meter is read in one way: set either spec.meter.prometheus or spec.meter.redfish",
+            field_path=".spec.meter",
+            holds=lambda domain: (
+                domain.spec.meter is None
+                or (domain.spec.meter.prometheus is None) != (domain.spec.meter.redfish is None)
+            ),
+        ),
+        Rule(
+            cel="!has(self.spec.meter) || !has(self.spec.meter.secretName) || (has(self.spec.meter.prometheus) ? "
+            "self.spec.meter.prometheus.url : has(self.spec.meter.redfish) ? self.spec.meter.redfish.url : "
+            "'https').startsWith('https')",
+            message="credentials are sent over https only: correct the meter's url, or remove spec.meter.secretName",
+            field_path=".spec.meter.secretName",
+            holds=lambda domain: (
+                domain.spec.meter is None
+                or domain.spec.meter.secret_name is None
+                or (domain.spec.meter.url or "https").startswith("https")
             ),
         ),
     )

@@ -28,6 +28,7 @@ from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
 from busbar.operator.power.lessor import Lessor
 from busbar.operator.power.membership import Membership, membership
+from busbar.operator.power.meters import Metered
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.preemption import Preemptions
 from busbar.operator.power.reconcile import Seen, reconcile
@@ -86,6 +87,8 @@ class PowerKeeper:
             prices: of a watt-hour by domain, in work, as of the last plan.
         """
         self._prices = prices
+        self.meters: Mapping[str, Metered] = {}
+        """What the feeds' own meters say (`meters.py`), by domain."""
         self._caches, self._writer, self._controller = caches, writer, controller
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._membership: Membership | None = None
@@ -190,6 +193,7 @@ class PowerKeeper:
             self.lessor.feeds,
             self.preemptions.feeds,
             self._prices(),
+            self.meters,
         )
 
     def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:
@@ -217,6 +221,7 @@ class PowerKeeper:
             self.gatherer.readings.values(),
             self._clock(),
         )
+        self._metrics.show_meters(self.meters)
 
     def _taint(self, found: Membership, now_s: float) -> None:
         """Begins to put and take away the taints of nodes, a few at a time."""
@@ -264,7 +269,9 @@ class PowerKeeper:
         leases = self.lessor.feeds.get(key.name)
         relief = self.preemptions.feeds.get(key.name)
         seen = (
-            Seen(feed.draw, feed.overrun, energy, leases, relief) if heard and feed.draw is not None else None
+            Seen(feed.draw, feed.overrun, energy, leases, relief, self.meters.get(key.name))
+            if heard and feed.draw is not None
+            else None
         )
         due = seen is not None and since_s >= self._settings.power_status_s
         return reconcile(domain, self.membership, seen, utc_now(), due=due)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from busbar.kube.contracts.power import LeaseState
 from busbar.operator.power.draw import Draw
 from busbar.operator.power.leasing import FeedLeases
+from busbar.operator.power.meters import Metered
 from busbar.operator.power.readings import Reading
 
 ELSEWHERE = "Elsewhere"
@@ -82,6 +83,13 @@ class PowerMetrics:
             buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
             registry=registry,
         )
+        self.meters = Gauge(
+            "busbar_power_meter_error_ratio",
+            "By how much the energy ledger of a PowerDomain is above its own meter (spec.meter) in the last whole hour, as a "
+            "part of the meter; absent while no hour can be compared",
+            ["domain"],
+            registry=registry,
+        )
         self.energy = Counter(
             "busbar_energy_joules",
             "Energy by who used it (tenant; kind: job, service, pod, unassigned) and by how it is known (counter, rapl, "
@@ -125,6 +133,14 @@ class PowerMetrics:
                     self.limits.labels(reading.node, uuid).set(meter.limit_w)
             if reading.limits is not None and reading.limits.lease_watts is not None:
                 self.leases.labels(reading.node).set(reading.limits.lease_watts)
+
+    def show_meters(self, meters: Mapping[str, Metered]) -> None:
+        """Sets what the feeds' own meters say, by domain."""
+        self.meters.clear()
+        for name, metered in meters.items():
+            whole = metered.book.last_whole()
+            if whole is not None and whole.error is not None:
+                self.meters.labels(name).set(whole.error)
 
     def count_capped(self, readings: Iterable[Reading], passed_s: float) -> None:
         """Counts the time in which boards were limited."""

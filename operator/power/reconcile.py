@@ -13,6 +13,7 @@ from busbar.operator.power.draw import Draw, Overrun
 from busbar.operator.power.energy import FeedEnergy
 from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import Membership
+from busbar.operator.power.meters import Metered
 from busbar.operator.power.preemption import FeedRelief
 from busbar.operator.write.status import clip
 
@@ -31,6 +32,8 @@ class Seen:
     """None: nothing on the feed is limited, or this operator has not decided yet."""
     relief: FeedRelief | None = None
     """None: its budget stops no work."""
+    meter: Metered | None = None
+    """None: it has no meter, or nobody has looked at it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,20 @@ def reconcile(
         numbers["short_watts"] = round(short_w, 1) if short_w is not None else None
         if limited:
             numbers["boards_limited"] = not seen.draw.refusing and not seen.draw.unknown
+    if domain.spec.meter is not None and seen is not None:
+        observed[ConditionType.METER_READ] = _metered(seen.meter)
+        if seen.meter is not None:
+            numbers["meter"] = seen.meter.status
+    elif domain.spec.meter is None:
+        numbers["meter"] = None
     if not limited:
         numbers["boards_limited"] = None
         numbers["leased_watts"] = None
-    before = {c.type: c for c in old.conditions or () if limited or c.type != ConditionType.CAP_CONFLICT}
+    gone = {
+        *(() if limited else (ConditionType.CAP_CONFLICT,)),
+        *(() if domain.spec.meter is not None else (ConditionType.METER_READ,)),
+    }
+    before = {c.type: c for c in old.conditions or () if c.type not in gone}
     new = old.model_copy(
         update={
             "observed_generation": generation,
@@ -160,6 +173,14 @@ def _conflict(draw: Draw) -> Observation:
         return Observation(ConditionStatus.TRUE, Reason.CAP_CONFLICT, text)
     text = "Nothing else writes limits of the boards."
     return Observation(ConditionStatus.FALSE, Reason.NO_CONFLICT, text)
+
+
+def _metered(meter: Metered | None) -> Observation:
+    if meter is None or meter.reason is None:
+        text = "Nobody has looked at the meter yet."
+        return Observation(ConditionStatus.UNKNOWN, Reason.METER_NOT_READ_YET, text)
+    good = meter.reason is Reason.METER_READ
+    return Observation(ConditionStatus.TRUE if good else ConditionStatus.FALSE, meter.reason, meter.message)
 
 
 def _within(budget_w: float, draw: Draw, relief: FeedRelief | None) -> Observation:

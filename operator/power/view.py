@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
+from busbar.kube.contracts.power_view import (
+    FeedPower,
+    MeterHour,
+    NodePower,
+    PowerPicture,
+    PowerSeries,
+    Resolution,
+)
 from busbar.kube.types import ConditionStatus
+from busbar.kube.types.reasons import Reason
 from busbar.operator.power.draw import Draw
 from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import Membership
+from busbar.operator.power.meters import Metered
 from busbar.operator.power.preemption import FeedRelief
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.reconcile import Seen, ready
@@ -24,6 +33,7 @@ def picture(
     leases: Mapping[str, FeedLeases],
     reliefs: Mapping[str, FeedRelief],
     prices: Mapping[str, float],
+    meters: Mapping[str, Metered],
 ) -> PowerPicture:
     """All feeds, and all nodes on one or with a reading.
 
@@ -33,8 +43,11 @@ def picture(
     names = sorted({*found.feeds, *readings})
     return PowerPicture(
         feeds=tuple(
-            _feed(name, found, draws.get(name), leases.get(name), reliefs.get(name), prices.get(name))
+            _with_meter(feed, meters.get(name))
             for name in sorted(found.domains)
+            for feed in (
+                _feed(name, found, draws.get(name), leases.get(name), reliefs.get(name), prices.get(name)),
+            )
         ),
         nodes=tuple(_node(name, found, readings.get(name), now_s, fresh_s) for name in names),
     )
@@ -84,6 +97,27 @@ def _feed(
         silent_nodes=draw.silent,
         simulated_nodes=draw.simulated,
         work_per_kilowatt_hour=round(1000 * price, 4) if price is not None else None,
+    )
+
+
+def _with_meter(feed: FeedPower, metered: Metered | None) -> FeedPower:
+    if metered is None:
+        return feed
+    hours = tuple(
+        MeterHour(
+            start_s=hour.start_s,
+            seconds=round(hour.seconds, 1),
+            ledger_joules=round(hour.ledger_j, 1),
+            meter_joules=round(hour.meter_j, 1),
+            error=round(hour.error, 5) if hour.error is not None else None,
+        )
+        for hour in metered.book.hours
+    )
+    whole = metered.book.last_whole()
+    problem = "" if metered.reason in (None, Reason.METER_READ) else metered.message
+    error = round(whole.error, 5) if whole is not None and whole.error is not None else None
+    return feed.model_copy(
+        update={"metered": True, "meter_error": error, "meter_hours": hours, "meter_problem": problem}
     )
 
 

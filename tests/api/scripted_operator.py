@@ -67,7 +67,7 @@ class ScriptedOperator:
                         name=name, parent="row", budget_watts=2000.0, ready=True, reason="Leasing", nodes=2,
                         policy="Lease", leased_watts=1900.0, capped_nodes=1,
                         draw_watts=800.0, assumed_watts=1000.0, headroom_watts=180.0, silent_nodes=1, simulated_nodes=2,
-                        work_per_kilowatt_hour=1.25,
+                        work_per_kilowatt_hour=1.25, metered=True, meter_error=-0.031, meter_problem="The meter at pdu is away.",
                     )
                 )  # fmt: skip
             nodes.append(

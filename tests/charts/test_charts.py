@@ -663,6 +663,31 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
     assert rights(found, "ClusterRole", "busbar-gateway") == {"authentication.k8s.io/tokenreviews": "create"}
 
 
+def test_the_operator_reads_the_secrets_of_meters_that_are_named_and_no_others() -> None:
+    def reads(*settings: str) -> list[JSON]:
+        rules = [
+            (one["metadata"], rule)
+            for one in documents(render("busbar", *settings))
+            if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"] == "busbar-operator"
+            for rule in one["rules"]
+        ]
+        found = [
+            (at, rule) for at, rule in rules if "secrets" in rule["resources"] and "get" in rule["verbs"]
+        ]
+        assert all("namespace" in at for at, _ in found)
+        return [rule for _, rule in found]
+
+    assert reads() == []
+    assert reads("power.meterSecrets={meter-a,meter-b}") == [
+        {
+            "apiGroups": [""],
+            "resources": ["secrets"],
+            "resourceNames": ["meter-a", "meter-b"],
+            "verbs": ["get"],
+        }
+    ]
+
+
 def test_values_file_is_its_own_documentation() -> None:
     text = (CHARTS / "busbar" / "values.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(text) == Values().model_dump(by_alias=True, mode="json")

@@ -28,6 +28,7 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
             "SILENT",
             "SIMULATED",
             "WORK/KWH",
+            "METER",
             "REASON",
         ]
     )
@@ -35,7 +36,7 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
     assert "[....................]    ?" in done.lines[1]
     assert done.lines[2].startswith("  rack-cpu ")
     assert "[########++++++++++..]  90%" in done.lines[2]
-    assert done.lines[2].split()[-12:] == [
+    assert done.lines[2].split()[-13:] == [
         "1.9",
         "kW",
         "2.0",
@@ -47,6 +48,7 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
         "1",
         "2",
         "1.25",
+        "-3.1%",
         "Leasing",
     ]
     assert done.lines[1].split()[4] == "-", "nothing is leased"

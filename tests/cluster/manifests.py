@@ -331,8 +331,22 @@ def power_domain() -> JSON:
             "rideThroughSeconds": 0.05,
             "unreportedNodeWatts": 6_500,
             "marginPercent": 1.5,
+            "meter": {
+                "prometheus": {
+                    "url": "https://prometheus.monitoring:9090/base",
+                    "query": 'sum(pdu_energy_kwh{rack="a1"})',
+                    "unit": "KilowattHours",
+                },
+                "secretName": "meter-rack-a1",
+            },
         },
     )
+
+
+def power_domain_with_redfish() -> dict[str, Any]:
+    """A PowerDomain whose meter is a Redfish resource."""
+    url = "https://[fd00::7]/redfish/v1/PowerEquipment/RackPDUs/1/Metrics"
+    return _document("PowerDomain", {"budgetWatts": 52_000, "meter": {"redfish": {"url": url}}})
 
 
 BASES = {
@@ -341,6 +355,6 @@ BASES = {
     "AcceleratorPool": (pool, cpu_pool),
     "Tenant": (tenant,),
     "PerformanceProfile": (profile, fastest_profile, slowest_profile),
-    "PowerDomain": (power_domain,),
+    "PowerDomain": (power_domain, power_domain_with_redfish),
 }
 """Kind to the functions that make its accepted manifests."""

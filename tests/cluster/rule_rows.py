@@ -739,6 +739,25 @@ POWER = (
     ),
     Row(
         m.power_domain,
+        "",
+        "a meter is read in one way",
+        {"spec/meter/redfish": {"url": "https://pdu.example/redfish/v1/Sensors/1"}},
+        {
+            "spec/meter/redfish": {"url": "https://pdu.example/redfish/v1/Sensors/1"},
+            "spec/meter/prometheus": ...,
+        },
+        blames="spec.meter",
+    ),
+    Row(
+        m.power_domain,
+        "",
+        "credentials are sent over https only",
+        {"spec/meter/prometheus/url": "http://prometheus:9090"},
+        {"spec/meter/prometheus/url": "http://prometheus:9090", "spec/meter/secretName": ...},
+        blames="spec.meter.secretName",
+    ),
+    Row(
+        m.power_domain,
         "spec.nodeSelector",
         "every key must have at most 316 characters",
         {"spec/nodeSelector": {"a b": "x"}},

@@ -85,9 +85,33 @@ ROWS: tuple[tuple[str, Change, Change, str, str], ...] = (
         "at least 1",
     ),
     ("itself", {"spec/parent": "sample"}, {"spec/parent": ...}, "spec.parent", "its own parent"),
+    *(
+        (
+            f"a meter at {url}",
+            {"spec/meter/prometheus/url": url},
+            {"spec/meter/prometheus/url": good},
+            "spec.meter.prometheus.url",
+            "should match",
+        )
+        for url, good in (
+            ("https://root:calvin@pdu", "https://pdu"),
+            ("file:///etc/passwd", "https://etc/passwd"),
+            ("https://prometheus/?query=up", "https://prometheus/"),
+            ("https://prometheus/#up", "https://prometheus/up"),
+            ("prometheus:9090", "https://prometheus:9090"),
+            ("https://pro metheus", "https://prometheus"),
+        )
+    ),
+    (
+        "a meter without a unit",
+        {"spec/meter/prometheus/unit": ...},
+        {"spec/meter/prometheus/unit": "Watts"},
+        "spec.meter.prometheus.unit",
+        "Required value",
+    ),
     ("no name", {"spec/parent": "Row 1"}, {"spec/parent": "row-1"}, "spec.parent", "should match"),
 )
-NOT_BUILT = ("meter", "quantile")
+NOT_BUILT = ("quantile",)
 
 
 @pytest.mark.parametrize(("bad", "good", "field", "says"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS])

@@ -33,6 +33,7 @@ NAMES = {
     "busbar_power_capped_seconds",
     "busbar_power_domain_watts",
     "busbar_power_lease_watts",
+    "busbar_power_meter_error_ratio",
     "busbar_power_nodes",
     "busbar_power_overrun_seconds",
     "busbar_power_preemptions",

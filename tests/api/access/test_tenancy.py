@@ -189,6 +189,10 @@ async def test_members_see_the_totals_of_feeds_of_nodes_that_they_may_use_and_no
     alice, root = await world.as_("alice"), await world.as_("root", CallerRole.ADMIN)
     assert await names(alice, "domains") == {"row", "rack-cpu", "rack-h100"}
     assert await names(root, "domains") == {"row", "rack-cpu", "rack-h100", "rack-bobs-own"}
+    for who, told in ((alice, {""}), (root, {"", "The meter at pdu is away."})):
+        rows = (await who.get(f"{BASE}/power/domains")).json()["items"]
+        assert {row["meterProblem"] for row in rows} == told
+        assert {row["meterError"] for row in rows} == {None, -0.031}
     assert await names(alice, "nodes") == {f"{pool}-node-{i}" for pool in ("cpu", "h100") for i in (0, 1)}
     assert await names(root, "nodes") - await names(alice, "nodes") == {"bobs-own-node-0", "bobs-own-node-1"}
     series = f"{BASE}/power/series"

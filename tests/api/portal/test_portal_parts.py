@@ -113,6 +113,20 @@ def test_a_feed_shows_its_draw_its_problem_and_what_is_known_of_it() -> None:
     assert rack.told == "2 nodes, 1 capped, 2 silent (1 kW assumed), 1 simulated"
     assert (rack.leased, row.leased) == ("2 kW", "")
     assert (rack.price, row.price) == ("1.43", "")
+    assert (rack.meter, row.meter) == ("", "")
+    meters = feed_views(
+        [
+            feed("below", metered=True, meter_error=-0.0312),
+            feed("fresh", metered=True),
+            feed("lost", metered=True, meter_problem="It is away."),
+        ],
+        [],
+    )
+    assert [(view.meter, view.problem) for view in meters] == [
+        ("in the last whole hour the ledger is 3.1% below its meter", ""),
+        ("its meter: no whole hour yet", ""),
+        ("", "It is away."),
+    ]
     assert [(n.heat, n.ready, n.label) for n in rack.nodes] == [
         (9, True, "n1: 900 W of 1 kW, capped, simulated"),
         (5, False, "n2: 500 W of 1 kW, silent for 9 s"),

@@ -7,17 +7,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.operator.builders import NOW
 from tests.operator.power.parts import domain, node, reading
 
 from busbar.kube.types import PowerDomain
 from busbar.kube.types.power_domain import PowerDomainStatus
+from busbar.kube.types.power_meter import PowerMeter, RedfishMeter
+from busbar.kube.types.reasons import Reason
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.leasing import FeedLeases
 from busbar.operator.power.membership import membership
+from busbar.operator.power.meter_book import Hour, MeterBook
+from busbar.operator.power.meters import Metered
+from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.preemption import FeedRelief
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.reconcile import Seen, reconcile
+from busbar.operator.power.view import picture
 
 NODES = [node(f"n{i}", rack="a") for i in range(3)]
 
@@ -232,3 +239,58 @@ def test_a_feed_that_fits_because_boards_idle_is_ready_and_closed_while_what_was
     assert "the least of it lacks 30 W" in text
     after = relieved(FeedRelief(990.0, -37.0, stopped_w=37.0))
     assert after.short_watts is None
+
+
+# -- the feed's own meter -----------------------------------------------------------------------------------------
+
+
+def compared(of: PowerDomain, metered: Metered | None) -> PowerDomainStatus | None:
+    draw = draw_of([n.name for n in NODES], {r.node: r for r in ALL}, 1.0, 3.0)
+    return reconcile(of, membership([of], NODES), Seen(draw, meter=metered), NOW, due=False)
+
+
+def test_a_meter_is_told_beside_the_ledger_and_changes_nothing_else() -> None:
+    plain = look(RACK, *ALL)
+    meter = PowerMeter(redfish=RedfishMeter(url="https://pdu/redfish/v1/Sensors/1"))
+    of = RACK.model_copy(update={"spec": RACK.spec.model_copy(update={"meter": meter})})
+    assert said(compared(of, None))["MeterRead"] == ("Unknown", "MeterNotReadYet")
+    book = MeterBook([Hour(3600, 3600.0, 950.0, 1000.0), Hour(7200, 60.0, 10.0, 12.0)])
+    metered = Metered(meter, book, NOW, Reason.METER_READ, "In the hour from 01:00 UTC …")
+    status = compared(of, metered)
+    assert said(status) == {**said(plain), "MeterRead": ("True", "MeterRead")}
+    assert status is not None
+    assert plain is not None
+    assert status.meter is not None
+    assert [(h.ledger_joules, h.meter_joules) for h in status.meter.hours or ()] == [
+        (950.0, 1000.0),
+        (10.0, 12.0),
+    ]
+    assert status.model_copy(update={"meter": None, "conditions": None}) == plain.model_copy(
+        update={"conditions": None}
+    )
+    there = written(of, status)
+    metered.reason, metered.message = Reason.METER_JUMPED, "Its meter went back …"
+    assert said(compared(there, metered))["MeterRead"] == ("False", "MeterJumped")
+    gone = compared(there.model_copy(update={"spec": RACK.spec}), None)
+    assert "MeterRead" not in said(gone)
+    assert gone is not None
+    assert gone.meter is None
+
+
+def test_the_metric_is_of_the_last_whole_hour() -> None:
+    meter = PowerMeter(redfish=RedfishMeter(url="https://pdu/redfish/v1/Sensors/1"))
+    registry = CollectorRegistry()
+    metrics = PowerMetrics(registry)
+    part = Metered(meter, MeterBook([Hour(0, 1800.0, 1.0, 2.0), Hour(3600, 60.0, 1.0, 1.0)]))
+    whole = Metered(meter, MeterBook([Hour(0, 3600.0, 900.0, 1000.0), Hour(3600, 60.0, 1.0, 2.0)]))
+    metrics.show_meters({"part": part, "whole": whole})
+    name = "busbar_power_meter_error_ratio"
+    assert registry.get_sample_value(name, {"domain": "part"}) is None
+    assert registry.get_sample_value(name, {"domain": "whole"}) == pytest.approx(-0.1)
+    told = picture(membership([RACK], NODES), {}, {}, 0.0, 3.0, {}, {}, {}, {"rack": whole})
+    [feed] = told.feeds
+    assert (feed.metered, feed.meter_error, feed.meter_problem) == (True, -0.1, "")
+    assert [hour.error for hour in feed.meter_hours] == [-0.1, -0.5]
+    whole.reason, whole.message = Reason.METER_REFUSED, "It refuses."
+    [feed] = picture(membership([RACK], NODES), {}, {}, 0.0, 3.0, {}, {}, {}, {"rack": whole}).feeds
+    assert feed.meter_problem == "It refuses."
