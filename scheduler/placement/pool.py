@@ -101,6 +101,8 @@ class PoolNodes:
         """Power domains that limit; None: there are none."""
         self._chains: list[Chain] = []
         self._by_chain: dict[Chain, frozenset[int]] = {}
+        self.limiting = frozenset[int]()
+        """All power domains above its nodes."""
         self._limited = frozenset(i for i, node in enumerate(self.nodes) if node.limits_boards)
         self._build_indexes()
 
@@ -114,6 +116,7 @@ class PoolNodes:
             for i, chain in enumerate(self._chains):
                 groups.setdefault(chain, []).append(i)
             self._by_chain = {chain: frozenset(own) for chain, own in groups.items()}
+            self.limiting = frozenset(number for chain in groups for number in chain)
 
     @property
     def chains(self) -> list[Chain]:
@@ -123,11 +126,6 @@ class PoolNodes:
     def below(self, chain: Chain) -> frozenset[int]:
         """The nodes with this chain above them."""
         return self._by_chain.get(chain, frozenset())
-
-    @property
-    def limiting(self) -> frozenset[int]:
-        """All power domains above its nodes."""
-        return frozenset(number for chain in self._by_chain for number in chain)
 
     def by_headroom(self, allowed: frozenset[int] | None, when: int) -> Iterator[frozenset[int]]:
         """The allowed nodes by the power domains above them, those first that are left most watts."""

@@ -19,7 +19,7 @@ from .round import Round
 from .rules import share_run_s
 from .state import Assignment
 from .surplus import spare_m
-from .watt_ends import WattEnds, promised, watts_there
+from .watt_ends import Ends, WattEnds, ends_of, promised, watts_there
 
 
 @dataclass(slots=True)
@@ -91,6 +91,7 @@ class Collection:
                 if pool == candidate.pool and held and tenant != assignment.job.tenant
             }
         self._leavers: dict[JobId, Leaver] = {}
+        self._ends: Ends | None = None
         self._on_node: dict[int, list[tuple[Leaver, tuple[int, ...]]]] = {}
 
     def leavers(self, i: int) -> list[tuple[Leaver, tuple[int, ...]]]:
@@ -212,7 +213,12 @@ class Collection:
         place = self.candidate.placed(tuple(self.nodes.nodes[one.node].name for one in slots))
         leaving = {leaver.assignment.job.id: leaver.assignment for one in slots for leaver in one.leavers}
         taken = promised(self.round, own)
-        return watts_there(self.round, feeds, place, slots[-1].at_s, leaving, taken, self._leaves_at_s)
+        return watts_there(feeds, place, slots[-1].at_s, leaving, taken, self._all_ends)
+
+    def _all_ends(self) -> Ends:
+        if self._ends is None:
+            self._ends = ends_of(self.round, self._leaves_at_s)
+        return self._ends
 
     def _leaves_at_s(self, assignment: Assignment) -> float:
         """When a job on other nodes gives back its watts."""

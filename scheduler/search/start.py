@@ -198,7 +198,7 @@ def _open_to(
         here = hold.candidate.pool == candidate.pool
         if not hold.applied or not (hold.withholds if here else hold.withholds_of(domains)):
             continue
-        if round_.passes(assignment, hold) or _ends_in_time(round_, hold, assignment, candidate):
+        if _ends_in_time(round_, hold, assignment, candidate) or round_.passes(assignment, hold):
             holds.append(hold)
         elif here and _may_backfill(round_, hold, assignment, candidate):
             holds.append(hold)

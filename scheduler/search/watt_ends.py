@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from ..model.snapshot import JobId, Placement
 from ..placement.feeds import LATER, Feeds
@@ -35,21 +36,34 @@ def promised(round_: Round, holder: JobId) -> dict[int, int]:
     return dict(total)
 
 
+Ends = Sequence[tuple[float, JobId, Assignment]]
+"""When jobs give back their watts, the first to do so first."""
+
+
+def ends_of(round_: Round, leaves_at_s: Callable[[Assignment], float]) -> Ends:
+    """Of all jobs that draw anything and whose end is known."""
+    found = [
+        (ends_at_s, name, one)
+        for name, one in round_.assignments.items()
+        if one.placement is not None and one.placement.watts and not math.isinf(ends_at_s := leaves_at_s(one))
+    ]
+    return sorted(found, key=itemgetter(0, 1))
+
+
 def watts_there(
-    round_: Round,
     feeds: Feeds,
     place: Placement,
     at_s: float,
     leaving: Mapping[JobId, Assignment],
     taken: Mapping[int, int],
-    leaves_at_s: Callable[[Assignment], float],
+    ends: Callable[[], Ends],
 ) -> WattEnds | None:
     """When the domains carry a place whose room is there at `at_s`; None: nobody knows.
 
     Args:
         leaving: who leaves the nodes until then.
         taken: what of the watts that come free is promised to others.
-        leaves_at_s: when another job gives its watts back.
+        ends: asked only where watts are short.
     """
     left = feeds.left[LATER]
     short = {
@@ -59,15 +73,10 @@ def watts_there(
         _give(short, feeds.given_back(one.placement, short))
     if _enough(short.values()):
         return WattEnds(at_s)
-    others = [
-        (leaves_at_s(one), name, one)
-        for name, one in round_.assignments.items()
-        if one.placement is not None and name not in leaving and feeds.given_back(one.placement, short)
-    ]
     found: list[Assignment] = []
-    for ends_at_s, _, one in sorted(others, key=lambda item: item[:2]):
-        if math.isinf(ends_at_s):
-            break
+    for ends_at_s, name, one in ends():
+        if name in leaving:
+            continue
         back = feeds.given_back(one.placement, short)
         if any(short[number] > 0 for number in back):
             found.append(one)
