@@ -30,7 +30,7 @@ from benchmarks.scheduling.parts import folder
 from benchmarks.scheduling.replay import replay
 
 from busbar.scheduler import Policy, plan, planner
-from busbar.scheduler.search import migration, preemption, proposal, rules, start, victims
+from busbar.scheduler.search import migration, preemption, proposal, rules, start, stoppable, victims
 from busbar.scheduler.search import round as rounds
 from busbar.scheduler.search.rules import Rule
 from busbar.scheduler.search.state import PlanningState
@@ -99,7 +99,7 @@ MECHANISMS: dict[str, Callable[[], Off]] = {
     ),
     "limit of preemptions": lambda: _policy(max_preemptions=1000),
     "turns between large jobs": lambda: _without(rules.TURN),
-    "victims that are only planned": lambda: patch.object(rounds.Round, "planned_victims", lambda *_: []),
+    "victims that are only planned": lambda: patch.object(stoppable.Stoppable, "planned", lambda *_: []),
 }
 
 

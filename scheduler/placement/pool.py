@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..model.snapshot import Job, Node, Placement, Pool, Resources, Toleration
 from . import sharing
 from .demand_mix import request_of
@@ -89,6 +92,8 @@ class PoolNodes:
         self.usable = [not why for why in self.closed]
         self.key = 1 if pool.is_cpu else 0
         """Which of the four resources is the accelerator."""
+        self.largest = max((total[self.key] for total in self.total), default=0)
+        """Accelerators of the largest node, in thousandths."""
         self.releasing = 0
         """Placements in this pool held by jobs that are being stopped."""
         self.at_round_start: dict[int, tuple[_Free, _Free]] = {}
@@ -183,6 +188,9 @@ class PoolNodes:
         self._states: tuple[list[NodeState], list[NodeState]] = ([], [])
         self._stale: tuple[set[int], set[int]] = (set(), set())
         """Nodes that changed since they were indexed; they are indexed again when an index is needed."""
+        self._later = np.array([free[self.key] for free in self.free_later], np.int64)
+        self._unread: set[int] = set()
+        """Nodes that changed since `accelerators_later` was read."""
         for which, counts in enumerate((self.free_now, self.free_later)):
             states = self._states[which]
             for i, free in enumerate(counts):
@@ -274,6 +282,8 @@ class PoolNodes:
                     if amount:
                         free[k] += sign * amount
                 changed.add(i)
+            if later:
+                self._unread.add(i)
 
     def withhold(self, i: int, now: Sequence[int], later: Sequence[int], sign: int = -1) -> None:
         """Keep room on a node from being found (sign=1: offer it again)."""
@@ -286,6 +296,15 @@ class PoolNodes:
             for k, amount in enumerate(amounts):
                 counts[i][k] += sign * amount
             stale.add(i)
+        self._unread.add(i)
+
+    def accelerators_later(self) -> NDArray[np.int64]:
+        """What is free of the accelerators of each node after stopping jobs have released theirs."""
+        if self._unread:
+            changed = list(self._unread)
+            self._later[changed] = [self.free_later[i][self.key] for i in changed]
+            self._unread.clear()
+        return self._later
 
     def _current_index(self, which: int) -> NodeIndex:
         """The index for now (0) or later (1), brought up to date."""
@@ -312,6 +331,7 @@ class PoolNodes:
             for which, counts, free in ((0, self.free_now, now), (1, self.free_later, later)):
                 counts[i] = free
                 self._stale[which].add(i)
+            self._unread.add(i)
         self.at_round_start.clear()
 
     def _kind(self, per_pod: Resources) -> PodRequest:

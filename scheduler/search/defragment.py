@@ -25,7 +25,7 @@ from .proposal import propose
 from .round import Round
 from .rules import ROOM, eligible
 from .state import Assignment
-from .victims import VictimGroup
+from .victim_groups import VictimGroup
 
 ATTEMPTS = 8
 """Requests for which moves are searched in one pass; equal requests count once."""

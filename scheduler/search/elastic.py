@@ -25,7 +25,7 @@ from ..placement.feeds import NOW
 from ..placement.pool import request
 from .round import Round
 from .state import Assignment
-from .victims import Part
+from .victim_groups import Part
 
 
 def can_shrink(assignment: Assignment) -> bool:

@@ -78,7 +78,7 @@ def _start_by_right(claim: Claim) -> bool:
     if propose(claim, RIGHTS, planned=True):
         return True
     round_, pool = claim.round, claim.candidate.pool
-    placed = any(round_.planned_victims(pool, tenant) for tenant in round_.holdings.tenants)
+    placed = any(round_.stoppable.planned(pool, tenant) for tenant in round_.holdings.tenants)
     return placed and propose(claim, RIGHTS).accepted
 
 

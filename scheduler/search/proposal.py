@@ -23,7 +23,8 @@ from .round import Round, Trial
 from .rules import LINK, VALUE, Displaced, Rule, groups_of
 from .start import start_waiting
 from .state import Assignment
-from .victims import Victim, VictimGroup, choose_victims
+from .victim_groups import Victim, VictimGroup
+from .victims import choose_victims
 
 
 @dataclass(frozen=True, slots=True)

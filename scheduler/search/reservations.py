@@ -65,7 +65,7 @@ from .round import Round
 from .rules import RESERVATION
 from .state import Assignment, least_m
 from .surplus import spare_m
-from .victims import Victim, VictimGroup
+from .victim_groups import Victim, VictimGroup
 
 OPTIONS = 4
 """Candidates that are compared for one reservation: the best pools, each with the fewest pods."""

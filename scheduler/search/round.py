@@ -7,7 +7,6 @@ on this state alone, not on how it was reached, so planning again from the resul
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
@@ -23,7 +22,7 @@ from ..placement.sharing import staying
 from .holds import Hold, lifted
 from .shares import Shares
 from .state import Assignment, PlanningState
-from .victims import Victim
+from .stoppable import Stoppable
 
 T = TypeVar("T")
 
@@ -83,10 +82,15 @@ class Round:
         self._trials = 0
         """How many trials run, one inside the other."""
         self._lost: dict[JobId, float] = {}
-        self._preemptible_victims: dict[tuple[str, str], list[tuple[float, JobId, Victim]]] = {}
-        self._placed: dict[tuple[str, str], dict[JobId, Assignment]] = {}
-        """Jobs that were given a place in this round, by pool and tenant."""
-        self._victims: dict[JobId, Victim] = {}
+        self.stoppable = Stoppable(
+            self.cluster,
+            self.held,
+            self.holdings.version,
+            self.lost_s,
+            self.lost_units,
+            self.ran_min_time,
+            self.shrunk,
+        )
         self._cached: dict[tuple[object, ...], tuple[int, object]] = {}
         self.holds: dict[JobId, Hold] = {}
         """Room kept for reservations (`reservations.py`), by holder, in order of precedence."""
@@ -153,7 +157,6 @@ class Round:
 
     def rewind(self) -> None:
         """Restore the state to what it was when the round began."""
-        self._preemptible_victims.clear()
         self.holds.clear()
         self.cluster.rewind()
         for job, (placement, candidate, started_at_s, waits) in self._first.items():
@@ -169,7 +172,7 @@ class Round:
             if placement is not None:
                 self._count(assignment)
         self._first.clear()
-        self._placed.clear()
+        self.stoppable.clear()
 
     def _count(self, assignment: Assignment, sign: int = 1) -> None:
         """Add a job's place to all counts but those of the nodes (sign=-1: subtract it)."""
@@ -179,16 +182,14 @@ class Round:
         self.state.follow_place(assignment, placement, sign)
         if sign > 0:
             self.held.setdefault(key, {})[job.id] = assignment
-            self._placed.setdefault(key, {})[job.id] = assignment
             self.state.waiting.pop(job.id, None)
             if assignment.candidate is not None:
                 self.state.values[job.id] = assignment.candidate.value
         else:
             del self.held[key][job.id]
-            self._placed.get(key, {}).pop(job.id, None)
             self.state.waiting[job.id] = assignment
             self.state.values.pop(job.id, None)
-        self._update_preemptible(key, assignment, sign)
+        self.stoppable.follow(key, assignment, sign)
         amount_m = sign * placement.accelerators_m
         self.holdings.add_held(job.tenant, job.user, placement.accelerator, amount_m)
 
@@ -212,61 +213,6 @@ class Round:
     def disruption_budget_left(self) -> int:
         """How many more running jobs may be disrupted."""
         return self._disruption_budget - len(self.disrupted)
-
-    def preemptible_victims(self, pool: str, tenant: str) -> Iterator[Victim]:
-        """Jobs of the tenant in this pool that may be stopped for others, least work lost per accelerator
-        first. No place may change while they are read."""
-        key = (pool, tenant)
-        known = self._preemptible_victims.get(key)
-        if known is None:
-            assignments = self.held.get(key, {}).values()
-            victims = [
-                self._victim(assignment, pool) for assignment in assignments if self._stoppable(assignment)
-            ]
-            known = self._preemptible_victims[key] = [(self.lost_s(v.assignment), v.id, v) for v in victims]
-            known.sort(key=itemgetter(0, 1))
-        return map(itemgetter(2), known)
-
-    def due_victims(self, pool: str, tenant: str) -> list[Victim]:
-        """Jobs of the tenant with a place in this pool that may be stopped for a guarantee that is due, least
-        work lost per accelerator first; also jobs that have just started or were placed in this round."""
-        assignments = self.held.get((pool, tenant), {}).values()
-        found = [self._victim(assignment, pool) for assignment in assignments if assignment.job.preemptible]
-        return sorted(found, key=lambda victim: (self.lost_s(victim.assignment), victim.id))
-
-    def _stoppable(self, assignment: Assignment) -> bool:
-        return assignment.job.preemptible and self.ran_min_time(assignment)
-
-    def _update_preemptible(self, key: tuple[str, str], assignment: Assignment, sign: int) -> None:
-        """Keep `preemptible_victims` sorted: the job has been given a place (sign=-1: is losing it)."""
-        known = self._preemptible_victims.get(key)
-        if known is None or not self._stoppable(assignment):
-            return
-        own = (self.lost_s(assignment), assignment.job.id)
-        at = bisect_left(known, own)  # entries begin with the same two values
-        if sign > 0:
-            known.insert(at, (*own, self._victim(assignment, key[0])))
-        else:
-            del known[at]
-
-    def planned_victims(self, pool: str, tenant: str) -> list[Victim]:
-        """Jobs of the tenant that this round placed in this pool, or shrank there (`elastic.py`): taking
-        their place loses no more work."""
-        placed = self._placed.get((pool, tenant), {})
-        found = [placed[job] for job in sorted(placed)]
-        return [
-            self._victim(assignment, pool)
-            for assignment in found
-            if assignment.job.run is None or self.shrunk(assignment)
-        ]
-
-    def _victim(self, assignment: Assignment, pool: str) -> Victim:
-        """The job as a victim, at the cost of the work it would lose."""
-        known = self._victims.get(assignment.job.id)
-        if known is None or known.placement is not assignment.placement:
-            known = Victim(assignment, self.lost_units(assignment), self.cluster.pools[pool])
-            self._victims[assignment.job.id] = known
-        return known
 
     def shrunk(self, assignment: Assignment) -> bool:
         """Whether a running job gave back some of its pods in this round."""
@@ -357,8 +303,8 @@ class Round:
         )
         assignment.waits_for_release = release
         self.cluster.take(placement)
-        self._count(assignment)
         self._note(assignment)
+        self._count(assignment)
         for hold in self.holds.values():
             hold.follow(assignment, placement, sign=1)
 

@@ -15,10 +15,9 @@ not give way to such a job (see `reservations.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import chain
 
 from ..fairness.quota import EPS, Right
 from ..model.snapshot import Job, JobKind
@@ -35,7 +34,7 @@ from .surplus import (
     not_needed_for_deadlines,
     own_or_above_user_share,
 )
-from .victims import Victim, VictimGroup
+from .victim_groups import Victim, VictimGroup
 
 
 class Whose(Enum):
@@ -59,7 +58,7 @@ class Displaced(Enum):
 Asks = Callable[[Claim], bool]
 Holds = Callable[[Assignment], bool]
 Test = Callable[[Claim], Holds]
-Limit = Callable[[Claim, str, Iterable[Victim]], Iterator[Victim]]
+Limit = Callable[[Claim, str, Iterable[Victim]], Iterable[Victim]]
 Cost = Callable[[Claim, Assignment], float]
 Gains = Callable[[Claim, Trial], bool]
 
@@ -107,27 +106,30 @@ def victims_of(claim: Claim, rule: Rule, tenant: str, planned: bool = False) -> 
     if rule.key is None:
         return VictimGroup(_of_tenant(claim, rule, tenant, planned), claim.nodes)
     key = (rule.name, claim.candidate.pool, tenant, planned, rule.key(claim))
-    return claim.round.cached(
-        key, tenant, lambda: VictimGroup(_of_tenant(claim, rule, tenant, planned), claim.nodes)
+    return claim.round.stoppable.group(
+        key, claim.candidate.pool, tenant, lambda: _of_tenant(claim, rule, tenant, planned)
     )
 
 
 def _of_tenant(claim: Claim, rule: Rule, tenant: str, planned: bool) -> list[Victim]:
-    round_, pool, nodes = claim.round, claim.candidate.pool, claim.nodes
-    known = round_.preemptible_victims(pool, tenant) if rule.ran else round_.due_victims(pool, tenant)
-    found: Iterable[Victim] = known
-    if planned:
-        found = chain(round_.planned_victims(pool, tenant), known)
-    for test in rule.tests:
-        found = _that(found, test(claim))
+    own, pool, nodes = claim.round.stoppable, claim.candidate.pool, claim.nodes
+    tests = [test(claim) for test in rule.tests]
+    found: Iterable[Victim]
+    if rule.key is None:
+        found = _that(own.ran(pool, tenant) if rule.ran else own.due(pool, tenant), tests)
+    else:
+        key = rule.name, rule.key(claim)
+        found = own.passing(pool, tenant, key, tests)
+        if planned:
+            found = [*own.passing(pool, tenant, key, tests, planned=True), *found]
     if rule.cost is not None:
         costs = ((victim.assignment, rule.cost(claim, victim.assignment)) for victim in found)
         found = (Victim(one, cost, nodes) for one, cost in costs if cost <= claim.worth)
     return list(found if rule.limit is None else rule.limit(claim, tenant, found))
 
 
-def _that(victims: Iterable[Victim], holds: Callable[[Assignment], bool]) -> Iterator[Victim]:
-    return (victim for victim in victims if holds(victim.assignment))
+def _that(victims: Iterable[Victim], tests: Sequence[Holds]) -> list[Victim]:
+    return [victim for victim in victims if all(holds(victim.assignment) for holds in tests)]
 
 
 def eligible(claim: Claim, rule: Rule) -> list[Victim]:

@@ -13,45 +13,49 @@ from operator import ge
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from .claim import Claim
-from .elastic import partial_victim
+from .elastic import can_shrink, partial_victim
 from .round import Round
 from .state import Assignment
-from .victims import Part, Victim
+from .victim_groups import Part, Victim
 
 ENOUGH = 0.999
 """Of the speed of a deadline's share: sums of floating-point numbers differ."""
 
 
-def lent(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+def lent(claim: Claim, tenant: str, victims: Iterable[Victim]) -> list[Victim]:
     """Of what the tenant holds above its guarantee."""
     return _surplus(claim, tenant, victims, Right.GUARANTEED)
 
 
-def above_share(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+def above_share(claim: Claim, tenant: str, victims: Iterable[Victim]) -> list[Victim]:
     """Of what the tenant holds above its fair share."""
     return _surplus(claim, tenant, victims, Right.ENTITLED)
 
 
-def _surplus(claim: Claim, tenant: str, victims: Iterable[Victim], right: Right) -> Iterator[Victim]:
+def _surplus(claim: Claim, tenant: str, victims: Iterable[Victim], right: Right) -> list[Victim]:
     """Jobs first whose users keep their share of the tenant's without them; of the last one, the part that may be
     taken."""
     round_, kind = claim.round, claim.candidate.accelerator
+    found: list[Victim] = []
     spare, taken = spare_m(round_, tenant, kind, right), 0
     if spare < 0:
-        return
-    open_ = _outside_guarantee_m(round_, tenant, kind)
+        return found
+    most = min(spare - 1, _outside_guarantee_m(round_, tenant, kind))
     for victim in _above_first(round_, tenant, victims):
-        if taken >= spare or taken > open_:
-            return
+        if taken > most:
+            break
         amount_m, given = victim.amount_m, victim
         if taken + amount_m > spare:
+            if not can_shrink(victim.assignment):
+                continue
             some = partial_victim(round_, victim.assignment, partial(ge, spare - taken))
             if some is None:
                 continue
             amount_m = some.freed_m
             given = Victim(victim.assignment, victim.cost, claim.nodes, some)
-        yield given
+        found.append(given)
         taken += amount_m
+    return found
 
 
 def first_lent(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
@@ -81,7 +85,7 @@ def _taken_of_nodes(claim: Claim) -> dict[int, int]:
         if tenant != claim.job.tenant and not round_.holdings.inside_guarantee(
             tenant, claim.candidate.accelerator
         ):
-            for victim in round_.due_victims(claim.candidate.pool, tenant):
+            for victim in round_.stoppable.due(claim.candidate.pool, tenant):
                 for i, frees in victim.frees.items():
                     gain[i] = gain.get(i, 0) + frees[nodes.key]
     return gain

@@ -6,143 +6,29 @@ where one more pod costs least; a victim that spans several nodes makes its othe
 that turned out not to be needed are spared, dearest first, and the search is repeated without one of the
 chosen as long as that finds a cheaper set.
 
-Victims come in groups (those of one tenant, for example) that know what each victim frees on which node, so
-one group serves many searches. A node whose lower bound is too dear is not examined.
+Victims come in groups (`victim_groups.py`), which know a lower bound for each node; a node whose bound is too dear is not
+examined.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..candidates.candidates import Candidate
 from ..model.snapshot import JobId
 from ..placement.pool import PoolNodes, request
-from ..placement.sharing import leaving
-from .state import Assignment
+from .victim_groups import Floats, Ints, NodeOffer, Victim, VictimGroup, by_cost
 
-Floats = NDArray[np.float64]
-_Amounts = tuple[int, ...]
-"""Resources of a node, in the order of `pool.py`."""
 SWAPS = 480
 """Effort limit: nodes examined, at most, in the search for cheaper victims of a gang, counted once per pod."""
+FIRST = 64
+"""Nodes that are sorted at first in the search for one pod: seldom are more looked at."""
 SLACK = 1e-9
 """Relative margin by which a lower bound stays below the true cost in spite of rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The part of an elastic job that is given back: the smaller candidate, the nodes of the pods that stay
-    and of those that leave."""
-
-    candidate: Candidate
-    stays: tuple[str, ...]
-    leaves: tuple[str, ...]
-
-    @property
-    def freed_m(self) -> int:
-        """Thousandths of an accelerator given back."""
-        return len(self.leaves) * self.candidate.per_pod.accelerators_m
-
-
-class Victim:
-    """A job that may be stopped or shrunk, the cost of that, and what it frees on which node."""
-
-    __slots__ = ("_offers", "amount_m", "assignment", "cost", "frees", "id", "nodes", "part", "placement")
-
-    def __init__(
-        self, assignment: Assignment, cost: float, nodes: PoolNodes, part: Part | None = None
-    ) -> None:
-        self.assignment = assignment
-        self.cost = cost
-        self.part = part
-        """The part that may be taken; None: all."""
-        self.nodes = nodes
-        self._offers: list[tuple[int, NodeOffer]] | None = None
-        self.id: JobId = assignment.job.id
-        self.frees: dict[int, _Amounts] = {}
-        """By index of the node."""
-        placement = self.placement = assignment.placement
-        self.amount_m = 0 if placement is None else placement.accelerators_m
-        """All that it holds."""
-        if placement is not None and placement.pool == nodes.pool.name:
-            self.frees = nodes.holds(placement if part is None else leaving(placement, part.leaves))
-
-    @property
-    def offers(self) -> list[tuple[int, NodeOffer]]:
-        """The victim as each of its nodes sees it."""
-        if self._offers is None:
-            key = self.nodes.key
-            self._offers = [
-                (i, NodeOffer(self.cost / max(frees[key], 1), self.id, self, frees))
-                for i, frees in self.frees.items()
-            ]
-        return self._offers
-
-
-@dataclass(slots=True)
-class NodeOffer:
-    """One victim as one node sees it: the cost per accelerator freed there."""
-
-    unit_cost: float
-    id: JobId
-    victim: Victim
-    frees: _Amounts
-
-
-class VictimGroup:
-    """Victims by the nodes they run on, cheapest per accelerator first."""
-
-    def __init__(self, victims: Iterable[Victim], nodes: PoolNodes) -> None:
-        self._nodes = nodes
-        self._least: Floats | None = None
-        self.on_node: dict[int, list[NodeOffer]] = {}
-        self.count = 0
-        on_node, shared = self.on_node, set()
-        for victim in victims:
-            self.count += 1
-            for i, offer in victim.offers:
-                here = on_node.get(i)
-                if here is None:
-                    on_node[i] = [offer]
-                else:
-                    here.append(offer)
-                    shared.add(i)
-        for i in shared:
-            on_node[i].sort(key=_by_cost)
-
-    def without(self, jobs: Set[JobId]) -> VictimGroup:
-        """The group less these jobs; itself if it has none of them."""
-        gone = {offer.id: offer.victim for row in self.on_node.values() for offer in row if offer.id in jobs}
-        if not gone:
-            return self
-        found = VictimGroup((), self._nodes)
-        found.count = self.count - len(gone)
-        found.on_node = dict(self.on_node)
-        for i in {i for victim in gone.values() for i in victim.frees}:
-            left = [offer for offer in self.on_node[i] if offer.id not in gone]
-            if left:
-                found.on_node[i] = left
-            else:
-                del found.on_node[i]
-        return found
-
-    @property
-    def least(self) -> Floats:
-        """Lowest cost per accelerator, by node; infinite for nodes without victims."""
-        if self._least is None:
-            self._least = np.full(len(self._nodes.nodes), np.inf)
-            self._least[list(self.on_node)] = [offers[0].unit_cost for offers in self.on_node.values()]
-        return self._least
-
-
-def _by_cost(offer: NodeOffer) -> tuple[float, JobId]:
-    return offer.unit_cost, offer.id
 
 
 def choose_victims(
@@ -220,7 +106,7 @@ class _Search:
         if len(rows) == 1:
             return rows[0]
         here = [offer for row in rows for offer in row]
-        here.sort(key=_by_cost)
+        here.sort(key=by_cost)
         return here
 
     def _cheapest(self, i: int, need: int, gone: set[JobId]) -> _Bought | None:
@@ -260,8 +146,8 @@ class _Search:
         accelerator, so nodes are examined in that order until none can be cheaper."""
         best: _Bought | None = None
         where = -1
-        for bound, i in self._bounds():
-            if best is not None and (bound, i) > (best[0], where):
+        for bound, i in self._cheapest_first():
+            if bound == math.inf or (best is not None and (bound, i) > (best[0], where)):
                 break
             found = self._cheapest(i, 1, set())
             if found is not None and (best is None or (found[0], i) < (best[0], where)):
@@ -312,18 +198,47 @@ class _Search:
 
     def _bounds(self) -> list[tuple[float, int]]:
         """Usable nodes with victims, and a lower bound on the cost of one pod there, cheapest first."""
-        if self._priced is not None:
-            return self._priced
-        key = self.nodes.key
-        least = np.minimum.reduce([group.least for group in self.groups])
-        some = np.flatnonzero(np.isfinite(least))
-        later = self.nodes.free_later
-        free = np.array([later[i][key] for i in some.tolist()], np.int64)
-        bounds = np.maximum(0, self.ask[key] - np.maximum(0, free)) * least[some] * (1 - SLACK)
-        order = np.argsort(bounds, kind="stable")
-        found = zip(bounds[order].tolist(), some[order].tolist(), strict=True)
-        self._priced = [(bound, i) for bound, i in found if self._open(i)]
+        if self._priced is None:
+            self._priced = list(self._cheapest_first())
         return self._priced
+
+    def _cheapest_first(self) -> Iterator[tuple[float, int]]:
+        """The same, sorted as far as they are looked at."""
+        some, bounds = self._lower_bounds()
+        rest = np.arange(len(bounds))
+        if len(bounds) > 2 * FIRST:
+            cut = np.partition(bounds, FIRST)[FIRST]
+            yield from self._in_order(some, bounds, np.flatnonzero(bounds <= cut))
+            rest = np.flatnonzero(bounds > cut)
+        yield from self._in_order(some, bounds, rest)
+
+    def _in_order(self, some: Ints, bounds: Floats, which: Ints) -> Iterator[tuple[float, int]]:
+        own = which[np.argsort(bounds[which], kind="stable")]
+        for bound, i in zip(bounds[own].tolist(), some[own].tolist(), strict=True):
+            if self._open(i):
+                yield bound, i
+
+    def _lower_bounds(self) -> tuple[Ints, Floats]:
+        """Nodes with victims, and a lower bound on the cost per pod there."""
+        ask, nodes = self.ask[self.nodes.key], self.nodes
+        if not self.groups:
+            return np.zeros(0, np.int64), np.zeros(0)
+        every, gratis = (
+            np.add.reduce(own) for own in zip(*(group.amounts for group in self.groups), strict=True)
+        )
+        some = np.flatnonzero(every)
+        left = ask - np.maximum(0, nodes.accelerators_later()[some])
+        missing = np.maximum(0, left - gratis[some])
+        bounds = np.zeros(len(some))
+        # Whoever leaves is paid for one pod alone where no node holds two.
+        alone = not nodes.pool.is_cpu and (self.pods == 1 or 2 * ask > nodes.largest)
+        for missing_m in np.unique(missing).tolist() if alone else (0,):
+            here = missing == missing_m if alone else missing > 0
+            if not alone or missing_m:
+                least = np.minimum.reduce([group.least(missing_m) for group in self.groups])[some[here]]
+                bounds[here] = least if alone else least * missing[here]
+        bounds[left > every[some]] = np.inf
+        return some, bounds * (1 - SLACK)
 
     def many(self, banned: frozenset[JobId] = frozenset(), first: int | None = None) -> list[Victim] | None:
         """Victims for a gang, one node at a time (node `first` first), without the banned ones."""
@@ -375,6 +290,8 @@ class _Search:
         other costs less than its lower bound."""
         while heap:
             price, i = heap[0]
+            if price == math.inf:
+                return None
             if i in guessed:
                 heappop(heap)
                 self._look(i, heap, guessed, offers, gone)

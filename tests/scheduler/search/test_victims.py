@@ -10,7 +10,8 @@ import pytest
 from busbar.scheduler import Job, JobId, Policy
 from busbar.scheduler.search.round import Round
 from busbar.scheduler.search.state import PlanningState
-from busbar.scheduler.search.victims import Victim, VictimGroup, choose_victims
+from busbar.scheduler.search.victim_groups import Victim, VictimGroup
+from busbar.scheduler.search.victims import choose_victims
 
 from ..build import NOW, cluster, job, placed
 
