@@ -40,6 +40,8 @@ Booleans = NDArray[np.bool_]
 
 SWEEPS = 25
 TOLERANCE = 1e-6
+LITTLE = 64
+"""So many bids more than were needed the last time, and an eighth, are sorted the next time."""
 ROUNDING = 1e-6
 """Tolerance in accelerators when sums of sizes are compared."""
 
@@ -129,7 +131,7 @@ def _flattened(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Own:
     """The bids for some types."""
 
@@ -141,6 +143,8 @@ class _Own:
     values: Floats
     single: bool
     """Whether each job has one of them at most."""
+    needed: int
+    """How many of them had to be sorted the last time; an estimate for the next."""
 
 
 class _Bids:
@@ -168,7 +172,9 @@ class _Bids:
             mask = np.isin(self.kinds, chosen)
             rows = self.rows[mask]
             single = not bool((rows[1:] == rows[:-1]).any())
-            self._own[key] = _Own(mask, rows, self.kinds[mask], self.sizes[mask], self.values[mask], single)
+            self._own[key] = _Own(
+                mask, rows, self.kinds[mask], self.sizes[mask], self.values[mask], single, len(rows)
+            )
         return self._own[key]
 
     def best(self, prices: Floats, without: Booleans | None = None) -> Floats:
@@ -199,11 +205,21 @@ def _clear(bids: _Bids, prices: Floats, chosen: Ints, capacity: float) -> float:
     profit = own.values - prices[own.kinds] * own.sizes
     pays = (profit - elsewhere[own.rows]) / np.maximum(own.sizes, 1e-9)
     some = np.flatnonzero(pays > 0)  # at a price of 0 no other bid is made
-    order = some[np.argsort(-pays[some], kind="stable")]
-    sizes = own.sizes[order]
-    total = np.cumsum(sizes if own.single else _growth(own.rows[order], sizes)) - ROUNDING
-    last = int(np.searchsorted(total, capacity, side="right"))
-    return float(pays[order[last]]) if last < len(order) else 0.0
+    count = own.needed
+    while True:  # many bids are far below the price: only the highest are sorted, as many as are needed
+        top = some
+        if count < len(some):
+            top = some[pays[some] >= np.partition(pays[some], len(some) - count)[len(some) - count]]
+        order = top[np.argsort(-pays[top], kind="stable")]
+        sizes = own.sizes[order]
+        total = np.cumsum(sizes if own.single else _growth(own.rows[order], sizes)) - ROUNDING
+        last = int(np.searchsorted(total, capacity, side="right"))
+        if last < len(order):
+            own.needed = last + last // 8 + LITTLE
+            return float(pays[order[last]])
+        if len(top) == len(some):
+            return 0.0
+        count *= 2
 
 
 def _growth(rows: Ints, sizes: Floats) -> Floats:

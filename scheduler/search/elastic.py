@@ -20,18 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from ..candidates.candidates import Candidate
-from ..model.snapshot import JobKind, Placement
+from ..model.snapshot import Placement
 from ..placement.feeds import NOW
 from ..placement.pool import request
 from .round import Round
 from .state import Assignment
 from .victim_groups import Part
-
-
-def can_shrink(assignment: Assignment) -> bool:
-    """Whether the job may give back pods and go on."""
-    placement, job = assignment.placement, assignment.job
-    return placement is not None and placement.pods > job.min_pods and job.kind is JobKind.TRAINING
 
 
 def _smaller(
@@ -53,7 +47,7 @@ def partial_victim(round_: Round, assignment: Assignment, allowed: Callable[[int
         allowed: whether this much (thousandths of an accelerator) may be taken.
     """
     placement = assignment.placement
-    if placement is None or not can_shrink(assignment):
+    if placement is None or not assignment.can_shrink:
         return None
     for candidate in _smaller(round_, assignment, placement, range(assignment.job.min_pods, placement.pods)):
         if allowed(placement.accelerators_m - candidate.accelerators_m):

@@ -17,7 +17,7 @@ from ..model.snapshot import Job, JobId, Placement
 from ..placement.feeds import LATER, NOW
 from ..placement.pool import PoolNodes
 from .claim import Claim, offered
-from .elastic import can_shrink, keep_pods
+from .elastic import keep_pods
 from .holds import lifted
 from .round import Round, Trial
 from .rules import LINK, VALUE, Displaced, Rule, groups_of
@@ -120,7 +120,7 @@ def _stop(round_: Round, victims: Iterable[Victim], shrinks: bool) -> list[tuple
     elastic: list[tuple[Assignment, Placement]] = []
     for victim in victims:
         assignment, placement = victim.assignment, victim.assignment.placement
-        if shrinks and placement is not None and can_shrink(assignment):
+        if shrinks and placement is not None and assignment.can_shrink:
             elastic.append((assignment, placement))
         round_.clear(assignment)
         if victim.part is not None:

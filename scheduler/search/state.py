@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -92,6 +92,12 @@ class Assignment:
         own nodes: the plan gives what the job has now to somebody else."""
         run = self.job.run
         return run is not None and run.placement == self.placement and not self.waits_for_release
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether the job may give back pods and go on."""
+        placement, job = self.placement, self.job
+        return placement is not None and placement.pods > job.min_pods and job.kind is JobKind.TRAINING
 
 
 class PlanningState:
@@ -199,21 +205,32 @@ class PlanningState:
 
     def _market(self) -> Market:
         """The prices at which the jobs' bids clear the market."""
-        bids = {name: self._bids(own, capped=False) for name, own in self.assignments.items()}
+        bids = self._bids(capped=False)
+        if self.cluster.feeds is None:
+            return solve(bids, self.holdings.capacity_m)
         limits = watt_limits(self.cluster, most_watts(one for own in bids.values() for one in own))
         if limits:
-            bids = {name: self._bids(own, capped=True) for name, own in self.assignments.items()}
+            bids = self._bids(capped=True)
         market = solve(bids, self.holdings.capacity_m, limits=limits)
         return replace(market, watts=self.cluster.by_pool(market.domains))
 
-    def _bids(self, own: Assignment, capped: bool) -> tuple[Candidate, ...]:
-        """The candidates with which the job could run if no other job did. What fits on no node must raise no price, nor
+    def _bids(self, *, capped: bool) -> dict[JobId, Sequence[Candidate]]:
+        """The candidates with which each job could run if no other job did. What fits on no node must raise no price, nor
         does the same place under a power cap, which is worth less, where watts are not scarce (`capped`: they are)."""
-        return tuple(
-            one
-            for one in own.option.candidates
-            if (capped or one.power_cap == 1) and self.cluster.could_hold(own.job, one)
-        )
+        known: dict[tuple[object, ...], list[int]] = {}
+        found: dict[JobId, Sequence[Candidate]] = {}
+        for name, own in self.assignments.items():
+            job, candidates = own.job, own.option.candidates
+            key = id(own.option.shared), job.node_selector, job.required_domain
+            able = known.get(key)
+            if able is None:
+                able = known[key] = [
+                    i
+                    for i, one in enumerate(candidates)
+                    if (capped or one.power_cap == 1) and self.cluster.could_hold(job, one)
+                ]
+            found[name] = candidates if len(able) == len(candidates) else [candidates[i] for i in able]
+        return found
 
     def ranked(self, assignment: Assignment) -> list[RankedCandidate]:
         """The job's candidates, most profit first."""

@@ -13,7 +13,7 @@ from operator import ge
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from .claim import Claim
-from .elastic import can_shrink, partial_victim
+from .elastic import partial_victim
 from .round import Round
 from .state import Assignment
 from .victim_groups import Part, Victim
@@ -46,7 +46,7 @@ def _surplus(claim: Claim, tenant: str, victims: Iterable[Victim], right: Right)
             break
         amount_m, given = victim.amount_m, victim
         if taken + amount_m > spare:
-            if not can_shrink(victim.assignment):
+            if not victim.may_shrink:
                 continue
             some = partial_victim(round_, victim.assignment, partial(ge, spare - taken))
             if some is None:

@@ -43,7 +43,18 @@ class Part:
 class Victim:
     """A job that may be stopped or shrunk, the cost of that, and what it frees on which node."""
 
-    __slots__ = ("_offers", "amount_m", "assignment", "cost", "frees", "id", "nodes", "part", "placement")
+    __slots__ = (
+        "_offers",
+        "amount_m",
+        "assignment",
+        "cost",
+        "frees",
+        "id",
+        "may_shrink",
+        "nodes",
+        "part",
+        "placement",
+    )
 
     def __init__(
         self, assignment: Assignment, cost: float, nodes: PoolNodes, part: Part | None = None
@@ -60,6 +71,7 @@ class Victim:
         placement = self.placement = assignment.placement
         self.amount_m = 0 if placement is None else placement.accelerators_m
         """All that it holds."""
+        self.may_shrink = assignment.can_shrink
         if placement is not None and placement.pool == nodes.pool.name:
             self.frees = nodes.holds(placement if part is None else leaving(placement, part.leaves))
 
