@@ -11,6 +11,7 @@ deepest topology domain that does, and of those to the one with the least room (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -110,6 +111,24 @@ class PoolNodes:
         """All power domains above its nodes."""
         self._limited = frozenset(i for i, node in enumerate(self.nodes) if node.limits_boards)
         self._build_indexes()
+
+    def reopen(self, node: Node) -> bool:
+        """Take a node as it is now; False: more has changed than whether it is open, and the pool must be built anew."""
+        i = self.index.get(node.name)
+        was = None if i is None else self.nodes[i]
+        if i is None or was is None:
+            return False
+        if replace(node, ready=was.ready, cordoned=was.cordoned, taints=was.taints) != was:
+            return False
+        self.nodes[i], self.closed[i] = node, why_closed(node, self.pool.tolerations)
+        if self.usable[i] == (not self.closed[i]):
+            return True
+        self._empty.clear()
+        for which, states in enumerate(self._states):
+            node_index = self._current_index(which)
+            (node_index.take if self.usable[i] else node_index.put)(i, states[i])
+        self.usable[i] = not self.closed[i]
+        return True
 
     def hang_on(self, feeds: Feeds | None) -> None:
         """Place nothing more from now on than these power domains carry."""

@@ -50,6 +50,9 @@ _VALUED = attrgetter(
 )
 """The fields of a job that its candidates and their values depend on."""
 
+_SIZE = attrgetter("name", "pool", "capacity", "domain", "limits_boards")
+"""The fields of a node that candidates depend on."""
+
 Shape = tuple[object, ...]
 Basis = tuple[
     Policy, float, dict[str, float], dict[int, float], tuple[DeadlineShare, ...], Mapping[str, float]
@@ -449,6 +452,8 @@ class PlanningState:
 
     def _follows_nodes(self, snapshot: Snapshot) -> bool:
         """Whether these nodes leave the candidates and, where watts have prices, what each node's watts cost."""
+        if _alike(*differing(self.snapshot.nodes, snapshot.nodes)):
+            return True
         if not self.candidates.follow_nodes(snapshot):
             return False
         if not self.market.domains:
@@ -460,16 +465,18 @@ class PlanningState:
         gone, come = differing(self.snapshot.nodes, snapshot.nodes)
         known = {node.name: node for node in gone}
         stale: set[str] = set()
+        changed = False
         for node in come:
             was = known.pop(node.name, None)
-            if was != node:
-                stale.add(node.pool)
-                if was is not None:
-                    stale.add(was.pool)
+            if was is None or was.pool != node.pool:
+                stale |= {node.pool} if was is None else {node.pool, was.pool}
+            elif was != node:
+                changed = True
+                stale |= set() if self.cluster.pools[node.pool].reopen(node) else {node.pool}
         stale |= {node.pool for node in known.values()}
         for name in sorted(stale):
             self._rebuild_pool(name, (node for node in snapshot.nodes if node.pool == name))
-        if stale:
+        if stale or changed:
             self._hang_on_feeds(snapshot)
             self.holdings.set_capacity(self.cluster.capacity_m())
 
@@ -544,6 +551,11 @@ class PlanningState:
 def least_m(job: Job) -> int:
     """The least that a job asks for, in thousandths of accelerators."""
     return job.min_pods * job.per_pod.accelerators_m
+
+
+def _alike(gone: Iterable[Node], come: Iterable[Node]) -> bool:
+    """Whether the same nodes as before are of the same size, so that every job has the same candidates."""
+    return sorted(map(_SIZE, gone), key=repr) == sorted(map(_SIZE, come), key=repr)
 
 
 def _asked(job: Job) -> tuple[object, object]:
