@@ -150,8 +150,12 @@ def spare_m(round_: Round, tenant: str, accelerator: str, right: Right) -> int:
 def _outside_guarantee_m(round_: Round, tenant: str, accelerator: str) -> int:
     """What the tenant holds of the type without being inside its guarantee, in thousandths."""
     holdings = round_.holdings
-    held = holdings.held(tenant, accelerator)
-    return _most(lambda m: not holdings.inside_guarantee(tenant, accelerator, -m), held)
+
+    def find() -> int:
+        held = holdings.held(tenant, accelerator)
+        return _most(lambda m: not holdings.inside_guarantee(tenant, accelerator, -m), held)
+
+    return round_.cached(("outside", tenant, accelerator), tenant, find)
 
 
 def _most(holds: Callable[[int], bool], most: int) -> int:

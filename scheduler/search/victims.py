@@ -214,9 +214,8 @@ class _Search:
 
     def _in_order(self, some: Ints, bounds: Floats, which: Ints) -> Iterator[tuple[float, int]]:
         own = which[np.argsort(bounds[which], kind="stable")]
-        for bound, i in zip(bounds[own].tolist(), some[own].tolist(), strict=True):
-            if self._open(i):
-                yield bound, i
+        found = zip(bounds[own].tolist(), some[own].tolist(), strict=True)
+        return (pair for pair in found if self._open(pair[1]))
 
     def _lower_bounds(self) -> tuple[Ints, Floats]:
         """Nodes with victims, and a lower bound on the cost per pod there."""
@@ -235,7 +234,8 @@ class _Search:
         for missing_m in np.unique(missing).tolist() if alone else (0,):
             here = missing == missing_m if alone else missing > 0
             if not alone or missing_m:
-                least = np.minimum.reduce([group.least(missing_m) for group in self.groups])[some[here]]
+                own = some[here]
+                least = np.minimum.reduce([group.least(missing_m)[own] for group in self.groups])
                 bounds[here] = least if alone else least * missing[here]
         bounds[left > every[some]] = np.inf
         return some, bounds * (1 - SLACK)
