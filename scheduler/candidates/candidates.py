@@ -33,9 +33,13 @@ NEARLY_FREE = 0.01
 by speed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Candidate:
-    """One way to run a job. `value` is per hour; 1.0 of it is one job of weight 1 at its best speed."""
+    """One way to run a job. `value` is per hour; 1.0 of it is one job of weight 1 at its best speed.
+
+    Never changed once it is made, like all candidates and options: `frozen` would make a plan's many seven times as slow
+    to build.
+    """
 
     pool: str
     accelerator: str
@@ -88,7 +92,7 @@ class SharedCandidates:
     """The different (accelerator, amount) of the candidates."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Options:
     """All candidates of a job, best value first, and the scale of their values."""
 
