@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
@@ -92,7 +92,7 @@ def router() -> APIRouter:
     async def listing(request: Request, caller: Anyone) -> Response:
         services = services_of(request)
         views = await _views(services, caller)
-        context = {"batches": views}
+        context: dict[str, Any] = {"batches": views}
         if is_fragment(request):
             return html("batches_list.html", {**context, "csrf": _csrf(services, caller)})
         context |= {"gateway": services.settings.shown_gateway_url}

@@ -153,7 +153,8 @@ def test_progress_counts_what_failed_on_a_terminal_too(monkeypatch: pytest.Monke
 def test_an_upload_tells_how_far_it_is(tmp_path: Path) -> None:
     from busbar.cli.batches import _Counted
 
-    path, told = tmp_path / "f", []
+    path = tmp_path / "f"
+    told: list[int] = []
     path.write_bytes(b"12345")
     with _Counted(path, told.append) as file:
         assert file.read(3) + file.read() == b"12345"

@@ -109,7 +109,7 @@ class Site:
         self.name = f"gateway-{index}"
         self.boot_s = 1000.0 * index + 0.37 * index
         self.records: list[dict[str, Any]] = []
-        self.acknowledged = self.written = self.processes = 0
+        self.acknowledged = self.written = self.processes = self.booked_through = 0
         self.count = 0
         self.running: list[Running] = []
         self.start()
@@ -117,8 +117,7 @@ class Site:
     @property
     def pending_nano(self) -> int:
         """Of the records that the ledger lacks, and of what runs. A record whose receipt was not heard is in the ledger."""
-        booked = self.platform_through
-        records = sum(record["costNano"] for record in self.records if record["seq"] > booked)
+        records: int = sum(each["costNano"] for each in self.records if each["seq"] > self.booked_through)
         return records + sum(each.reserved * NANO // 10**6 for each in self.running)
 
     def start(self) -> None:
@@ -134,7 +133,6 @@ class Site:
         ring = AdmissionRing(platform.folder / self.name, entries=256)
         self.accounts.restore(ring, delivered, self.acknowledged)
         self.accounts.learn(platform.key(), self.name)
-        self.platform_through = getattr(self, "platform_through", 0)
 
     def clock(self) -> float:
         return self.boot_s + self.platform.s
@@ -184,9 +182,9 @@ class Site:
         """Usage goes to the ledger; the receipt may be lost."""
         if self.records:
             records = [UsageRecord.model_validate(record) for record in self.records]
-            self.platform_through = await self.platform.ledger.accept(self.name, records)
+            self.booked_through = await self.platform.ledger.accept(self.name, records)
             if heard:
-                self.acknowledged = self.platform_through
+                self.acknowledged = self.booked_through
                 self.records = [each for each in self.records if each["seq"] > self.acknowledged]
                 self.accounts.delivered(self.acknowledged)
 

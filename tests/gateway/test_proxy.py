@@ -317,7 +317,7 @@ async def test_a_client_that_stops_reading_at_the_end_counts_as_disconnected() -
 
     request = cast(web.Request, SimpleNamespace(transport=SimpleNamespace(abort=abort)))
     nothing = cast(Any, None)
-    proxy = Proxy(Settings(client_stall_s=0.0), nothing, nothing, nothing, nothing, nothing)
+    proxy = Proxy(Settings(client_stall_s=0.0), nothing, nothing, nothing, nothing, None, nothing)
 
     async def write() -> None:
         with proxy._client(request) as client:
