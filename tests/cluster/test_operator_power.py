@@ -243,3 +243,35 @@ async def test_two_feeds_are_measured_and_a_killed_agent_is_seen(
             events, _ = await cluster.client.list(EVENTS)
             told = [e["reason"] for e in events if e["involvedObject"]["name"] == "blue"]
             assert {"OverBudget", "WithinBudget", "NodesSilent", "AllReport"} <= set(told)
+
+
+async def test_a_meter_is_called_where_meters_are_and_with_secrets_that_the_chart_names(
+    platform: ApiServer,
+) -> None:
+    """With the rights that the chart gives: none to read a Secret."""
+
+    def says(reason: str, text: str) -> Callable[[dict[str, Any]], bool]:
+        def holds(status: dict[str, Any]) -> bool:
+            told = [c for c in status.get("conditions", ()) if c["type"] == "MeterRead"]
+            return [c["reason"] for c in told] == [reason] and text in told[0]["message"]
+
+        return holds
+
+    async with with_the_charts_rights(platform) as cluster:
+        await add_racks(cluster, platform, red=1, blue=1)
+        for rack, meter in (
+            ("red", {"redfish": {"url": "http://127.0.0.1:9/redfish/v1/Chassis/1/EnvironmentMetrics"}}),
+            (
+                "blue",
+                {"redfish": {"url": "https://pdu.invalid/redfish/v1"}, "secretName": "busbar-power-key"},
+            ),
+        ):
+            made = feed(rack, 3000, rack=rack)
+            made["spec"]["meter"] = meter
+            await cluster.create(made)
+        await cluster.start()
+        refused = says("MeterAddressRefused", "No meter can have the address of 127.0.0.1")
+        await cluster.until(POWER_DOMAINS, "red", refused)
+        hidden = says("MeterRefused", "name it in the chart's value power.meterSecrets")
+        await cluster.until(POWER_DOMAINS, "blue", hidden)
+        await cluster.until(POWER_DOMAINS, "red", is_ready("Observing", 1))
