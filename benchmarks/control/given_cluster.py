@@ -110,10 +110,12 @@ class GivenCluster(ApiServer):
         there = [name for name in namespaces if self.admin.get(f"/api/v1/namespaces/{name}").ok]
         if there:
             raise SystemExit(f"{self.url} has namespaces that a run makes and removes: {', '.join(there)}")
-        if self.has_crds:
-            found = self.admin.get("/apis/busbar.dev/v1alpha1/tenants").expect()["items"]
-            if found:
-                raise SystemExit(f"{self.url} has Tenants: Busbar is in use there; take another cluster")
+        found = [f"{path.rpartition('/')[2]}/{body['metadata']['name']}" for path, body in self._made()]
+        if found:
+            raise SystemExit(
+                f"{self.url} has objects of the kinds that a run removes at its end: {', '.join(found[:5])}"
+                f"{' and others' if len(found) > 5 else ''}; take another cluster"
+            )
 
     @cached_property
     def has_crds(self) -> bool:
@@ -139,6 +141,7 @@ class GivenCluster(ApiServer):
         return not self.admin.get(f"/api/v1/namespaces/{namespace}").ok
 
     def _made(self) -> Iterator[tuple[str, JSON]]:
+        """The objects that are removed at the end: all of these kinds, as `check` has found none."""
         for plural in OURS:
             path = f"/api/v1/{plural}" if plural == "nodes" else f"/apis/busbar.dev/v1alpha1/{plural}"
             more = {"labelSelector": "type=kwok"} if plural == "nodes" else {}
