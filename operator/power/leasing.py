@@ -141,7 +141,31 @@ def take_round(
         for name in placed.leaf
     }
     decision = control(tree, nodes, telemetry, {}, now_s, state.memory, settings)
-    lines = dict(state.lines)
+    lines, messages = _sent(state.lines, decision, readings, nodes, caps, settings)
+    counted = {
+        report.node: (_up(report.domain, found), report.counted_w)
+        for report in decision.nodes
+        if found.is_limited(report.node)
+    }
+    after = replace(state, memory=decision.memory, lines=lines, counted=counted)
+    ended = _released(after, found, readings, decision, limiting, now_s, settings)
+    return replace(
+        ended,
+        messages=(*messages, *ended.messages),
+        feeds=_feeds(decision, placed, limiting, found, _expected(nodes, telemetry)),
+    )
+
+
+def _sent(
+    before: Mapping[str, Line],
+    decision: Decision,
+    readings: Mapping[str, Reading],
+    nodes: Mapping[str, NodePower],
+    caps: Mapping[str, float],
+    settings: ControlSettings,
+) -> tuple[dict[str, Line], list[LeaseMessage]]:
+    """The leases as messages, and the lines with them under way."""
+    lines = dict(before)
     messages = []
     for lease in decision.leases:
         lines[lease.node] = line = lines[lease.node].sent(lease.sequence)
@@ -159,18 +183,7 @@ def take_round(
                 board_part=caps.get(lease.node, 1.0),
             )
         )
-    counted = {
-        report.node: (_up(report.domain, found), report.counted_w)
-        for report in decision.nodes
-        if found.is_limited(report.node)
-    }
-    after = replace(state, memory=decision.memory, lines=lines, counted=counted)
-    ended = _released(after, found, readings, decision, limiting, now_s, settings)
-    return replace(
-        ended,
-        messages=(*messages, *ended.messages),
-        feeds=_feeds(decision, placed, limiting, found, _expected(nodes, telemetry)),
-    )
+    return lines, messages
 
 
 def node_power(reading: Reading, host_w: float | None, unreachable: bool = False) -> NodePower:
