@@ -326,7 +326,8 @@ def _options(round_: Round, assignment: Assignment) -> list[Candidate]:
 
 
 def _possible(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
-    """Whether the power domains would carry the candidate if no job ran. (Who leaves when says the same of room.)"""
+    """Whether the power domains would carry the candidate if no job ran; whether there would be room is for `Collection`
+    to find out."""
     return not candidate.draw_w or round_.cluster.could_hold(assignment.job, candidate)
 
 

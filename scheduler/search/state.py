@@ -322,10 +322,8 @@ class PlanningState:
         most = most_watts(one for own in self.assignments.values() for one in own.option.candidates)
         limits = watt_limits(self.cluster, most)
         limited = {pool for limit in limits for pool in limit.pools}
-        income = [
-            limit.watts * max(prices.get(pool, 0.0) for pool in limit.pools) for limit in limits
-        ]  # other pools draw what their accelerators can, at most
-        income += [
+        income = [limit.watts * max(prices.get(pool, 0.0) for pool in limit.pools) for limit in limits]
+        income += [  # other pools draw what their accelerators can, at most
             price * most.get(pool, 0.0) * self.cluster.pools[pool].capacity_m()
             for pool, price in sorted(prices.items())
             if pool not in limited

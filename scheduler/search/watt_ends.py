@@ -73,6 +73,8 @@ def watts_there(
         _give(short, feeds.given_back(one.placement, short))
     if _enough(short.values()):
         return WattEnds(at_s)
+    if any(feeds.domains[number].closed for number in short):
+        return None  # what comes free there is given to nobody
     found: list[Assignment] = []
     for ends_at_s, name, one in ends():
         if name in leaving:

@@ -104,6 +104,14 @@ def test_nothing_is_promised_where_watts_never_come_free() -> None:
     assert [after for _, after in promised(made(ends)).values()] == [HOUR]
 
 
+def test_nothing_is_promised_on_a_closed_domain() -> None:
+    busy, lower = runs("busy", 1, "H100-0000"), timed("lower", 9, preemptible=False)
+    open_ = row(1, busy, timed("first", 2, **FIRST), lower, H100=3)
+    assert list(promised(made(open_))) == ["first"]
+    closed = replace(open_, domains=(PowerDomain("row", 5600.0, closed=True),))
+    assert promised(made(closed)) == {}
+
+
 def test_nodes_are_chosen_whose_feed_carries_the_job_first() -> None:
     """The nodes of the first two feeds are free and stay without watts; the third is busy, and has them in an hour."""
     feeds = (
