@@ -317,29 +317,18 @@ def _foremost(
     """For each user, as many jobs as there could be room for, and as many that are worth their price."""
     counts: dict[tuple[str, str, int, bool], int] = {}
     chosen: list[Assignment] = []
-    full: set[tuple[str, str, frozenset[tuple[int, int]]]] = set()
-    """Users and requests for which no more jobs are needed."""
     for assignment, fitting in found:
-        tenant, user = assignment.job.tenant, assignment.job.user
-        if (tenant, user, fitting) in full:
-            continue
         needed = False
         for row in round_.ranked(assignment):
             shape, pods = row.shape, row.candidate.pods
             if (shape, pods) in fitting:
-                key = (tenant, user, shape, row.profit >= 0)
+                key = (assignment.job.tenant, assignment.job.user, shape, row.profit >= 0)
                 count = counts.get(key, 0)
                 if count < fits[shape]:
                     counts[key] = count + pods
                     needed = True
         if needed:
             chosen.append(assignment)
-        elif all(
-            counts.get((tenant, user, shape, worth), 0) >= fits[shape]
-            for shape, _ in fitting
-            for worth in (True, False)
-        ):
-            full.add((tenant, user, fitting))
     return chosen
 
 

@@ -185,12 +185,7 @@ def _large(assignment: Assignment) -> bool:
 
 def _by_right(round_: Round, assignment: Assignment) -> bool:
     """Whether others give way to the job: by priority, or by its tenant's share."""
-    return _outranks_one(round_, assignment) or _below_share(round_, assignment)
-
-
-def _outranks_one(round_: Round, assignment: Assignment) -> bool:
-    """Whether a job of its tenant has a lower priority."""
-    return round_.priority(assignment.job) > min(round_.state.priorities[assignment.job.tenant])
+    return round_.outranks_one(assignment) or _below_share(round_, assignment)
 
 
 def _below_share(round_: Round, assignment: Assignment) -> bool:

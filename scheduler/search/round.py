@@ -429,6 +429,10 @@ class Round:
         tenant = self.holdings.tenants.get(job.tenant)
         return job.priority if tenant is None else min(job.priority, tenant.priority_ceiling)
 
+    def outranks_one(self, assignment: Assignment) -> bool:
+        """Whether a job of its tenant has a lower priority."""
+        return self.priority(assignment.job) > min(self.state.priorities[assignment.job.tenant])
+
     def ran_min_time(self, assignment: Assignment) -> bool:
         """Whether the job has run for `Policy.min_run_s` and may be disrupted."""
         return self.now - assignment.started_at_s >= self.policy.min_run_s

@@ -15,7 +15,7 @@ not give way to such a job (see `reservations.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -112,20 +112,24 @@ def victims_of(claim: Claim, rule: Rule, tenant: str, planned: bool = False) -> 
 
 
 def _of_tenant(claim: Claim, rule: Rule, tenant: str, planned: bool) -> list[Victim]:
-    own, pool, nodes = claim.round.stoppable, claim.candidate.pool, claim.nodes
-    tests = [test(claim) for test in rule.tests]
-    found: Iterable[Victim]
-    if rule.key is None:
-        found = _that(own.ran(pool, tenant) if rule.ran else own.due(pool, tenant), tests)
-    else:
-        key = rule.name, rule.key(claim)
-        found = own.passing(pool, tenant, key, tests)
-        if planned:
-            found = [*own.passing(pool, tenant, key, tests, planned=True), *found]
+    found = _allowed(claim, rule, tenant, planned)
     if rule.cost is not None:
         costs = ((victim.assignment, rule.cost(claim, victim.assignment)) for victim in found)
-        found = (Victim(one, cost, nodes) for one, cost in costs if cost <= claim.worth)
+        found = (Victim(one, cost, claim.nodes) for one, cost in costs if cost <= claim.worth)
     return list(found if rule.limit is None else rule.limit(claim, tenant, found))
+
+
+def _allowed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterator[Victim]:
+    """Those of the tenant that pass the rule's tests; they are looked for when the first one is asked for."""
+    own, pool = claim.round.stoppable, claim.candidate.pool
+    tests = [test(claim) for test in rule.tests]
+    if rule.key is None:
+        yield from _that(own.ran(pool, tenant) if rule.ran else own.due(pool, tenant), tests)
+        return
+    key = rule.name, rule.key(claim)
+    if planned:
+        yield from own.passing(pool, tenant, key, tests, planned=True)
+    yield from own.passing(pool, tenant, key, tests)
 
 
 def _that(victims: Iterable[Victim], tests: Sequence[Holds]) -> list[Victim]:
@@ -186,6 +190,11 @@ def _inside_user_share(claim: Claim) -> bool:
             job.tenant, job.user, claim.candidate.accelerator, claim.candidate.accelerators_m
         )
     )
+
+
+def _outranks_one(claim: Claim) -> bool:
+    """Whether a job of its tenant has a lower priority."""
+    return claim.round.outranks_one(claim.assignment)
 
 
 def _ours(claim: Claim) -> bool:
@@ -356,7 +365,7 @@ TURN = Rule(
     asks=_has_its_turn,
     tests=(_training, _had_its_turn),
 )
-PRIORITY = Rule("priority", Whose.OWN, tests=(_lower,), planned=True, key=_own_priority)
+PRIORITY = Rule("priority", Whose.OWN, asks=_outranks_one, tests=(_lower,), planned=True, key=_own_priority)
 USER = Rule(
     "user",
     Whose.OWN,
