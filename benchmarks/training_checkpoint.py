@@ -43,9 +43,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from busbar.workloads.machine.checksum import LIBRARY
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
-from busbar.workloads.training.checksum import LIBRARY
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model

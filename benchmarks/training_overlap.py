@@ -47,6 +47,7 @@ import numpy as np
 import torch
 
 from busbar.scheduler.fit.timeline import GroupWork, Rates, step_time
+from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
 from busbar.workloads.training import probe
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.groups import blocks
@@ -55,7 +56,6 @@ from busbar.workloads.training.model import ModelRecipe, measure_demand, open_mo
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryLimits, chunk_sizes, lay_out
 from busbar.workloads.training.prediction import predict
-from busbar.workloads.training.streams import CallerStream, Streams, WorkerStream
 from busbar.workloads.training.trainer import Trainer
 
 CPU, VOCABULARY, MIB = torch.device("cpu"), 2048, 2**20

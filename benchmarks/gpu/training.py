@@ -47,18 +47,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
+from busbar.workloads.machine.limits import host_limit_bytes
+from busbar.workloads.machine.streams import Streams, make_repeatable, open_streams
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.groups import FlatGroup, bind, make_groups, rebind_gradients
-from busbar.workloads.training.limits import host_limit_bytes
 from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
 from busbar.workloads.training.settings import AdamW
 from busbar.workloads.training.snapshot import Snapshot
-from busbar.workloads.training.streams import Streams, make_repeatable, open_streams
 
 SETTINGS = AdamW(
     learning_rate=3e-4,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from busbar.workloads.machine.streams import CallerStream
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.state_file import Block
-from busbar.workloads.training.streams import CallerStream
 
 
 class GivenBlocks:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from busbar.workloads.machine.streams import CallerStream
 from busbar.workloads.training.capture import Abandoned, Capture, Source
 from busbar.workloads.training.errors import CheckpointError
-from busbar.workloads.training.streams import CallerStream
 
 BLOCKS, GROUPS = 6, {"embedding": range(2), "block-0": range(1, 4), "head": range(4, 6)}
 

@@ -22,6 +22,7 @@ from tests.training.small import VOCABULARY, engine
 from tests.training.states import GivenBlocks, write_state
 from tests.training.test_bit_equality import CPU, packed, plan_for
 
+from busbar.workloads.machine.streams import CallerStream
 from busbar.workloads.training import checkpoint as module
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.capture import Capture, Source
@@ -35,7 +36,6 @@ from busbar.workloads.training.paths import Claimed, claim_checkpoints, own_chec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.state_file import Blocks
 from busbar.workloads.training.step_log import Journal
-from busbar.workloads.training.streams import CallerStream
 from busbar.workloads.training.trainer import Trainer
 
 FACTS = {"identity": "abc", "attempt": 1}

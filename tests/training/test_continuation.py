@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from tests.training.small import TEXTS, engine, manifest
 
+from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest, run_from_pod
-from busbar.workloads.training.limits import usable_processors
 from busbar.workloads.training.packing import WINDOW_TOKENS, Packed, tokens_for
 from busbar.workloads.training.paths import newest_facts
 from busbar.workloads.training.report import Lines

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from tests.training.crash import Point, train_in_a_process
 from tests.training.small import TEXTS, manifest
 
+from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.training import checkpoint as checkpoint_module
 from busbar.workloads.training.async_checkpoint import Saver, time_for_another
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.control import Control
-from busbar.workloads.training.direct_file import DirectFile
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
@@ -35,7 +35,7 @@ POINTS: dict[str, tuple[Point, int | None]] = {
     "half way through an update": (Point("optimizer:OffloadedAdamW", "_adamw", 40), None),
     "when the second snapshot begins": (Point("snapshot:Snapshot", "begin", 2), 4),
     "half way through the second snapshot": (Point("snapshot:Snapshot", "_fill", 8), 4),
-    "before a block of the second checkpoint is written": (Point("direct_file:DirectFile", "write", 9), 4),
+    "before a block of the second checkpoint is written": (Point("state_file:DirectFile", "write", 9), 4),
     "before the manifest of the second checkpoint": (Point("checkpoint", "write_document", 2), 4),
     "between its files and its commit": (Point("checkpoint", "_replace", 2), 4),
     "just after its commit": (Point("checkpoint:CheckpointFolder", "_remove_old", 2), 8),

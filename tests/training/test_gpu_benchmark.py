@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from busbar.workloads.training.streams import make_repeatable
+from busbar.workloads.machine.streams import make_repeatable
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu/training.py"
 
@@ -131,7 +131,7 @@ def test_the_engines_core_needs_only_torch() -> None:
         "import sys\n"
         "for name in ('pydantic', 'transformers', 'tokenizers', 'safetensors', 'click'):\n"
         "    sys.modules[name] = None\n"
-        "import busbar.workloads.training.optimizer, busbar.workloads.training.streams\n"
+        "import busbar.workloads.training.optimizer, busbar.workloads.machine.streams\n"
     )
     root = SCRIPT.parents[2] / ".src"
     done = subprocess.run(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from busbar.workloads.machine.limits import RESERVE_BYTES, PeakMeter, host_limit_bytes
+from busbar.workloads.machine.streams import CallerStream, Stream, WorkerStream, enforce_device_limit
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.errors import OutOfArena
-from busbar.workloads.training.limits import RESERVE_BYTES, PeakMeter, host_limit_bytes
-from busbar.workloads.training.streams import CallerStream, Stream, WorkerStream, enforce_device_limit
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -99,8 +99,32 @@ def test_the_host_limit_is_the_smaller_of_cgroup_and_free_memory(
 ) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9999999 kB\nMemAvailable: 4194304 kB\n")
-    found = host_limit_bytes(write(tmp_path / "cgroup", files), meminfo)
+    found = host_limit_bytes(write(tmp_path / "cgroup", files), meminfo, membership=tmp_path / "absent")
     assert found == expected_mib * 2**20 - RESERVE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("tree", "rows", "names"),
+    [
+        ("", "0::/user/job\n", ("memory.max", "memory.current")),
+        (
+            "memory/",
+            "5:memory:/user/job\n0::/other\n",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ),
+    ],
+    ids=["cgroup v2", "cgroup v1"],
+)
+def test_the_tightest_limit_between_the_root_and_the_process_counts(
+    tree: str, rows: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    files: dict[str, str] = {}
+    for folder, mib in (("", 3000), ("user/", 1000), ("user/job/", 2000)):
+        files |= {f"{tree}{folder}{names[0]}": str(mib * MIB), f"{tree}{folder}{names[1]}": str(100 * MIB)}
+    root = write(tmp_path / "cgroup", files)
+    (tmp_path / "membership").write_text(rows)
+    (tmp_path / "meminfo").write_text("MemAvailable: 4194304 kB\n")
+    assert host_limit_bytes(root, tmp_path / "meminfo", 0, tmp_path / "membership") == 900 * MIB
 
 
 def test_a_stream_keeps_order_and_waits_for_events_of_another() -> None:

@@ -18,6 +18,7 @@ from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCES, TEXTS, VOCABULARY, engine, manifest
 from tests.training.test_bit_equality import CPU, packed, plan_for
 
+from busbar.workloads.machine.streams import CallerStream, Stream, Streams, WorkerStream
 from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training import trainer as trainer_module
 from busbar.workloads.training.control import Control
@@ -28,7 +29,6 @@ from busbar.workloads.training.model import open_model
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
-from busbar.workloads.training.streams import CallerStream, Stream, Streams, WorkerStream
 from busbar.workloads.training.trainer import Trainer
 
 STEPS = 5

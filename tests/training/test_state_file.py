@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from tests.training.states import GivenBlocks, layout_of, write_state
 from tests.training.test_checkpoint import FACTS, folder_with, tensors
 
-from busbar.workloads.training import checksum
+from busbar.workloads.machine import checksum
+from busbar.workloads.machine.checksum import combine, crc32
+from busbar.workloads.machine.direct_file import PAGE, DirectFile, NoRoom
 from busbar.workloads.training.checkpoint import CheckpointFolder
-from busbar.workloads.training.checksum import combine, crc32
-from busbar.workloads.training.direct_file import PAGE, DirectFile, NoRoom
 from busbar.workloads.training.errors import CheckpointError, NotFinite
 from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.state_file import is_finite

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
+from busbar.workloads.machine.streams import Event, Stream
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.state_file import Block
-from busbar.workloads.training.streams import Event, Stream
 
 
 class Abandoned(Exception):

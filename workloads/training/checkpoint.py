@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from busbar.workloads.training.direct_file import NoRoom
+from busbar.workloads.machine.direct_file import NoRoom
 from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.layout import Layout

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, TERMINATION_LOG, Env
+from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import (
     checkpoint_policy,
@@ -17,7 +18,6 @@ from busbar.workloads.training.job import (
     parse_engine,
     parse_job,
 )
-from busbar.workloads.training.limits import usable_processors
 from busbar.workloads.training.paths import Places, find_places, newest_facts
 from busbar.workloads.training.run import Run
 from busbar.workloads.training.settings import EngineSpec

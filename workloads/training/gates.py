@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from busbar.workloads.machine.streams import Event, Stream
 from busbar.workloads.training.groups import FlatGroup, blocks
-from busbar.workloads.training.streams import Event, Stream
 
 
 class Gates:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from busbar.workloads.training.checksum import combine, crc32
+from busbar.workloads.machine.checksum import combine, crc32
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.layout import DTYPES, Entry, Extent
 

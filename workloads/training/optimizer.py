@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.optim.adamw import adamw
 
+from busbar.workloads.machine.streams import Event, Stream, Streams
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.chunks import Chunk, cut, state_elements
 from busbar.workloads.training.groups import FlatGroup, Piece
@@ -27,7 +28,6 @@ from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor, gra
 from busbar.workloads.training.pipeline import Pipeline
 from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.settings import AdamW
-from busbar.workloads.training.streams import Event, Stream, Streams
 
 
 def join(high: torch.Tensor, low: torch.Tensor, target: torch.Tensor) -> None:

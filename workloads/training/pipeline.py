@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from busbar.workloads.machine.streams import Event, Streams
 from busbar.workloads.training.chunks import Chunk
 from busbar.workloads.training.groups import FlatGroup
-from busbar.workloads.training.streams import Event, Streams
 
 Update = Callable[[Chunk, torch.Tensor], object]  # of a chunk, whose state is in that buffer on the device
 

@@ -47,7 +47,7 @@ class Machine:
     def limits(self, device_memory: int | None) -> MemoryLimits:
         """The bytes that the plan may use: without those of Python, torch and the driver."""
         from busbar.scheduler.fit.memory import RUNTIME_BYTES
-        from busbar.workloads.training.limits import CUDA_RESERVE_BYTES, RESERVE_BYTES
+        from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, RESERVE_BYTES
         from busbar.workloads.training.plan import MemoryLimits
 
         on_cpu = self.accelerator.name == "cpu"

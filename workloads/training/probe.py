@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 
-from busbar.workloads.training.direct_file import DirectFile
+from busbar.workloads.machine.direct_file import DirectFile
+from busbar.workloads.machine.streams import Streams, open_streams
 from busbar.workloads.training.groups import release_free_memory
 from busbar.workloads.training.model import ModelRecipe
 from busbar.workloads.training.plan import MIN_BLOCKS, Demand, MemoryPlan, first_that_fits
 from busbar.workloads.training.prediction import is_block
 from busbar.workloads.training.settings import BLOCKING, EngineSpec
 from busbar.workloads.training.state_file import WRITERS
-from busbar.workloads.training.streams import Streams, open_streams
 from busbar.workloads.training.trainer import Trainer
 
 ENOUGH_S = 0.7  # of repetitions of one measurement

@@ -241,16 +241,16 @@ class Session:
         self._phase("Preparing", "planning memory")
         import torch
 
-        from busbar.workloads.training import model
-        from busbar.workloads.training.choice import make_plan
-        from busbar.workloads.training.limits import (
+        from busbar.workloads.machine.limits import (
             CUDA_RESERVE_BYTES,
             RESERVE_BYTES,
             PeakMeter,
             host_limit_bytes,
         )
+        from busbar.workloads.machine.streams import enforce_device_limit, make_repeatable
+        from busbar.workloads.training import model
+        from busbar.workloads.training.choice import make_plan
         from busbar.workloads.training.plan import MemoryLimits, disk_shortage
-        from busbar.workloads.training.streams import enforce_device_limit, make_repeatable
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
         torch.set_num_threads(self.run.threads)

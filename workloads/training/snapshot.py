@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from busbar.workloads.machine.streams import CallerStream, CudaStream, Stream
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.capture import Capture, Source
 from busbar.workloads.training.groups import FlatGroup
@@ -22,7 +23,6 @@ from busbar.workloads.training.layout import Entry, Extent, Layout
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import MemoryPlan
-from busbar.workloads.training.streams import CallerStream, CudaStream, Stream
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import torch
 
-from busbar.workloads.training.checksum import combine, crc32
-from busbar.workloads.training.direct_file import DirectFile
+from busbar.workloads.machine.checksum import combine, crc32
+from busbar.workloads.machine.direct_file import DirectFile
+from busbar.workloads.machine.streams import Event
 from busbar.workloads.training.errors import CheckpointError, NotFinite
 from busbar.workloads.training.layout import Entry, Layout
-from busbar.workloads.training.streams import Event
 
 WRITERS = 4  # threads: a disk takes several writes at once, and checksums are computed beside them
 

@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 
+from busbar.workloads.machine.streams import Streams, open_streams
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.division import FIXED, divide
@@ -37,7 +38,6 @@ from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
-from busbar.workloads.training.streams import Streams, open_streams
 
 Scale = Callable[[torch.Tensor], torch.Tensor]  # of a micro-batch's mean loss to its share of the step's
 MicroBatch = tuple[torch.Tensor, torch.Tensor, Scale]  # tokens, labels, scale

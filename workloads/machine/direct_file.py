@@ -1,14 +1,16 @@
-"""One large file of known size, written past the page cache by several threads.
+"""Large files that are written and read past the page cache.
 
-O_DIRECT moves whole pages between page-aligned memory and the disk without a copy. What is not aligned (the end of the
-file, or memory that was not carved from an arena) goes through the page cache, as everything does on a file system
-that does not support O_DIRECT.
+O_DIRECT moves whole pages between page-aligned memory and the disk without a copy. What is not aligned (the end of a
+file, or memory that begins inside a page) goes through the page cache, as everything does on a file system that does not
+support O_DIRECT. A file that is larger than the memory limit of its reader must not go through the cache: the kernel would
+evict each page before it is read again.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +26,13 @@ class NoRoom(OSError):
     """The file system did not reserve the space of the file. Nothing has been written."""
 
 
+def page_memory(size: int) -> torch.Tensor:
+    """uint8 [size] on the host, zeros that begin at a page. They take memory when they are written to."""
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+
+
 class DirectFile:
-    """A new file of `size` bytes, whose space is reserved. Raises OSError, NoRoom if there is no space.
+    """A new file of `size` bytes, whose space is reserved, written by several threads. Raises OSError, NoRoom if there is no space.
 
     Args:
         note: told once if the file system does not support O_DIRECT.
@@ -75,7 +82,7 @@ class DirectFile:
 
     def _say_unsupported(self) -> None:
         self._note(
-            f"the file system of {self._path.parent.parent} does not support O_DIRECT: checkpoints go through the page "
+            f"the file system of {self._path.parent.parent} does not support O_DIRECT: files are written through the page "
             "cache, which takes memory and is slower"
         )
 
@@ -95,6 +102,70 @@ class DirectFile:
     def _close(self) -> None:
         for descriptor in self._opened:
             os.close(descriptor)
+
+
+class DirectReader:
+    """A file that is open for reading. Raises OSError.
+
+    Args:
+        note: told once if the file system does not support O_DIRECT. What was read is dropped from the page cache then.
+    """
+
+    def __init__(self, path: Path, note: Callable[[str], object] = lambda text: None) -> None:
+        self._path, self._note = path, note
+        self._direct = True
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError as problem:
+            if problem.errno not in _NOT_SUPPORTED:
+                raise
+            self._use_page_cache()
+        self._opened: tuple[int, int] = self._state()
+
+    @property
+    def size(self) -> int:
+        """Bytes, when it was opened."""
+        return self._opened[0]
+
+    @property
+    def changed(self) -> bool:
+        """Whether anybody has written to the file, or cut it, since it was opened."""
+        return self._state() != self._opened
+
+    def read(self, into: torch.Tensor, offset: int) -> int:
+        """Fills `into`, uint8 on the host that begins at a page and is whole pages long, from `offset`, a whole number of
+        pages. Returns the bytes that the file had there: fewer where it ends."""
+        room, done = into.numpy().data, 0
+        while done < len(room):
+            try:
+                count = os.preadv(self._file, [room[done:]], offset + done)
+            except OSError as problem:
+                if problem.errno != errno.EINVAL or not self._direct:
+                    raise
+                os.close(self._file)
+                self._use_page_cache()
+                continue
+            if count == 0:
+                break
+            if not self._direct:
+                os.posix_fadvise(self._file, offset + done, count, os.POSIX_FADV_DONTNEED)
+            done += count
+        return done
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _state(self) -> tuple[int, int]:
+        found = os.fstat(self._file)
+        return found.st_size, found.st_mtime_ns
+
+    def _use_page_cache(self) -> None:
+        self._direct = False
+        self._file = os.open(self._path, os.O_RDONLY)
+        self._note(
+            f"the file system of {self._path.parent} does not support O_DIRECT: {self._path.name} is read through the page "
+            "cache, which is slower"
+        )
 
 
 def _aligned(address: int, offset: int) -> bool:

@@ -16,9 +16,9 @@ CUDA_RESERVE_BYTES = (
     2**30
 )  # and libraries and kernels that the driver loads later; an assumption, not a measurement
 
-_CGROUPS = (  # limit, usage, statistics, prefix of the keys that include child groups
-    ("memory.max", "memory.current", "memory.stat", ""),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+_CGROUPS = (  # tree (the name of v1's controller), limit, usage, statistics, prefix of the keys that include child groups
+    ("", "memory.max", "memory.current", "memory.stat", ""),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_"),
 )
 
 
@@ -26,9 +26,19 @@ def host_limit_bytes(
     cgroup: Path = Path("/sys/fs/cgroup"),
     meminfo: Path = Path("/proc/meminfo"),
     reserve: int = RESERVE_BYTES,
+    membership: Path = Path("/proc/self/cgroup"),
 ) -> int | None:
-    """Bytes that may still be allocated, or None where nothing is known."""
-    free = [size for size in (_cgroup_free(cgroup), _available(meminfo)) if size is not None]
+    """Bytes that may still be allocated, or None where nothing is known.
+
+    In a container the root of the tree is the container's own cgroup. Elsewhere each cgroup on the way from the root to
+    that of this process may have a limit (`systemd-run -p MemoryMax=`), and the tightest counts.
+    """
+    found = (
+        _free(folder / limit, folder / usage, folder / statistics, prefix)
+        for tree, limit, usage, statistics, prefix in _CGROUPS
+        for folder in _own_folders(cgroup / tree, membership, tree)
+    )
+    free = [size for size in (*found, _available(meminfo)) if size is not None]
     return max(0, min(free) - reserve) if free else None
 
 
@@ -61,7 +71,7 @@ class PeakMeter:
 
 def usable_processors(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Processors that this process may use: its affinity, and the cgroup's quota (v2 or v1) where there is one."""
-    allowed = len(os.sched_getaffinity(0))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -72,12 +82,26 @@ def usable_processors(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(allowed, int(quota) // int(period)))
 
 
-def _cgroup_free(cgroup: Path) -> int | None:
-    for limit_name, usage_name, statistics, prefix in _CGROUPS:
-        limit, usage = _number(cgroup / limit_name), _number(cgroup / usage_name)
-        if limit is not None and usage is not None and limit < 2**60:  # v1 says "no limit" with a huge number
-            return max(0, limit - max(0, usage - _file_pages(cgroup / statistics, prefix)))
-    return None
+def _own_folders(root: Path, membership: Path, controller: str) -> list[Path]:
+    """The cgroups from the root of a tree to that of this process, as far as they can be seen."""
+    try:
+        rows = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        rows = []
+    path = next((row[2] for row in rows if len(row) == 3 and controller in row[1].split(",")), "/")
+    folders, folder = [root], root
+    for part in path.split("/"):
+        folder = folder / part
+        if part and part != ".." and folder.is_dir():
+            folders.append(folder)
+    return folders
+
+
+def _free(limit: Path, usage: Path, statistics: Path, prefix: str) -> int | None:
+    most, used = _number(limit), _number(usage)
+    if most is None or used is None or most >= 2**60:  # v1 says "no limit" with a huge number
+        return None
+    return max(0, most - max(0, used - _file_pages(statistics, prefix)))
 
 
 def _file_pages(statistics: Path, prefix: str) -> int:
