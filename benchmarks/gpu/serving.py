@@ -11,6 +11,9 @@ same code and says so in its result; such a result is never a GPU figure.
 2. Speed, in --dtype: B sequences with `context` tokens each produce `output` tokens. Ours with paged
    KV and continuous batching, transformers with its static batch; both timed to the last token.
    The ratio is the figure; tokens/s belong to the device named in the same file.
+3. Streaming, in --dtype: decoding steps of the largest batch where the memory holds a quarter of the layers and two slots,
+   with and without reading ahead, beside all layers resident and the bound of reading or computing. This part has not run
+   on a GPU yet.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import argparse
 import json
 import platform
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,11 +36,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 
-from busbar.workloads.serving.architecture import parse_architecture
+from busbar.workloads.serving.architecture import parse_architecture, read_architecture
 from busbar.workloads.serving.core import EngineCore
-from busbar.workloads.serving.loader import assemble
+from busbar.workloads.serving.loader import assemble, choose_dtypes, load
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.settings import EngineSettings
+from busbar.workloads.serving.stream_load import WeightReader
 from busbar.workloads.serving.weights import fuse_weights
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -211,6 +216,85 @@ def measure_speed(
     return rows
 
 
+def measure_streaming(
+    shape: dict[str, int], device: torch.device, dtype: torch.dtype, plan: Plan, repeats: int
+) -> dict[str, Any]:
+    """Decoding with a quarter of the layers' memory: streamed with and without reading ahead, beside all layers resident.
+
+    On a GPU layers come from pinned host memory; on a CPU from a file. The bound is the longer of the resident step and of
+    reading the streamed layers at the rate of the start.
+    """
+    batch, steps = max(plan.batches), 16
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_model(shape, device, dtype).save_pretrained(folder / "model")
+        words = {f"w{i}": i for i in range(shape["vocab"])}
+        Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "model" / "tokenizer.json"))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        per_token = 2 * shape["layers"] * shape["kv"] * (shape["hidden"] // shape["heads"]) * 4
+        length = plan.context + steps + 64
+        base = EngineSettings(
+            folder / "model",
+            kv_bytes=(batch + 1) * length * per_token,
+            max_running=batch,
+            max_batched_tokens=512,
+            max_model_len=length,
+            dtype="auto" if device.type == "cuda" else str(dtype).removeprefix("torch."),
+            prefix_cache=False,
+        )
+        streamed = replace(base, weights="stream", stream_dir=folder / "layers", stream_depth=1)
+        arch = read_architecture(folder / "model")
+        needs = WeightReader(
+            streamed, arch, device, choose_dtypes(base.dtype, arch.dtype, device), length
+        ).needs
+        streamed = replace(
+            streamed, memory_bytes=needs.least_bytes + shape["layers"] // 4 * needs.layer_bytes
+        )
+        sides = {"resident": base, "streamed": streamed, "notAhead": replace(streamed, stream_depth=0)}
+        prompts = [random_prompt(plan.context, shape["vocab"], 2000 + i) for i in range(batch)]
+        row: dict[str, Any] = {"batch": batch, "steps": steps}
+        answers: dict[str, list[list[int]]] = {}
+        for name, settings in sides.items():  # one after the other: each takes the device's memory
+            loaded = load(settings, "random")
+            seconds = []
+            for _ in range(repeats):
+                answers[name], spent = timed_decoding(loaded.core, prompts, steps, device)
+                seconds.append(spent / steps)
+            row[name] = {"secondsPerStep": sorted(seconds)[len(seconds) // 2], "all": seconds}
+            if loaded.streaming is not None:
+                row[name] |= {"plan": loaded.streaming.text, "readSeconds": loaded.streaming.pass_s}
+            loaded.core.runner.decoder.weights.layers.close()
+            del loaded
+    bound = max(row["resident"]["secondsPerStep"], row["streamed"]["readSeconds"])
+    row["ofTheBound"] = round(bound / row["streamed"]["secondsPerStep"], 3)
+    row["overNotAhead"] = round(row["notAhead"]["secondsPerStep"] / row["streamed"]["secondsPerStep"], 3)
+    row["equalAnswers"] = sum(a == b for a, b in zip(answers["streamed"], answers["resident"], strict=True))
+    return row
+
+
+def timed_decoding(
+    core: EngineCore, prompts: list[list[int]], steps: int, device: torch.device
+) -> tuple[list[list[int]], float]:
+    """The answers, and the seconds of their last `steps` tokens."""
+    params = SamplingParams(max_tokens=steps + 1, temperature=0.0, ignore_eos=True)
+    found: list[list[int]] = [[] for _ in prompts]
+    for index, prompt in enumerate(prompts):
+        core.submit(str(index), prompt, params, time.monotonic())
+    began = None
+    while not core.idle:
+        if began is None and all(found):
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+        for delta in core.step():
+            found[int(delta.request_id)] += delta.tokens
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert began is not None
+    return found, time.perf_counter() - began
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -245,6 +329,7 @@ def main() -> int:
         "equality": check_equality(SHAPES[name], device, plan),
         "dtype": dtype,
         "speed": measure_speed(SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats),
+        "streaming": measure_streaming(SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats),
     }
     text = json.dumps(result, indent=2)
     print(text)

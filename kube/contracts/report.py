@@ -85,6 +85,14 @@ class ServingReport(CellReport):
     """Guesses of next tokens that were checked."""
     guessed_right: Count = 0
     step_model: StepModelReport | None = None
+    streamed_bytes: Count = 0
+    """Of weights that are read in every step, because memory does not hold them; 0: all stay."""
+    stream_seconds: Amount = 0.0
+    """Predicted at the start: reading them."""
+    stream_bytes_per_second: Amount | None = None
+    """In the last seconds of reading."""
+    stream_is_slow: bool = False
+    """It is under half of what was measured at the start."""
 
     @property
     def cache_tokens(self) -> int | None:

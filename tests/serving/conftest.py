@@ -24,6 +24,7 @@ PURE = (
     "test_toolreader",
     "test_settings",
     "test_speed",
+    "test_stream_plan",
     "test_architecture",
 )
 

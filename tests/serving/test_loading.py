@@ -29,6 +29,7 @@ from busbar.workloads.serving.linear import Linear, Move, PackedLinear, PlainLin
 from busbar.workloads.serving.probe import batch_invariant, choose_backend
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
+from busbar.workloads.serving.weights import ResidentLayers
 
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"
@@ -227,7 +228,7 @@ def test_the_start_check_notices_a_product_that_depends_on_the_number_of_rows(fo
 
     first, *rest = decoder.weights.layers
     leaning = replace(first, down=Leaning(first.down))
-    decoder.weights = replace(decoder.weights, layers=(leaning, *rest))
+    decoder.weights = replace(decoder.weights, layers=ResidentLayers([leaning, *rest]))
     assert not batch_invariant(decoder, shape, device, 512)
 
 

@@ -103,7 +103,7 @@ def test_the_operators_model_id_wins() -> None:
         ({"BUSBAR_JOB_NAME": ""}, "BUSBAR_JOB_NAME is not set"),
         ({"BUSBAR_SPEC": "{"}, "BUSBAR_SPEC is not JSON"),
         ({"BUSBAR_SPEC": "[]"}, "must hold the spec"),
-        ({"BUSBAR_MODE": "int8"}, "runs in the mode 'resident' only"),
+        ({"BUSBAR_MODE": "fp8"}, "runs in the modes resident, int8, int4, stream"),
         ({"BUSBAR_PORT": "http"}, "BUSBAR_PORT must be a positive whole number"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"kvCacheMemory": "lots"})}, "not an amount of memory"),
         ({"BUSBAR_SPEC": json.dumps(SPEC | {"maxModelLen": "x"})}, "maxModelLen must be"),
@@ -139,6 +139,34 @@ def test_the_specs_arguments_set_what_has_no_field() -> None:
         "auto",
         "auto",
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [
+        ("", ("resident", "auto")),
+        ("resident", ("resident", "auto")),
+        ("int8", ("resident", "int8")),
+        ("int4", ("resident", "int4")),
+        ("stream", ("stream", "auto")),
+    ],
+)
+def test_the_engine_mode_says_how_weights_are_kept(mode: str, kept: tuple[str, str]) -> None:
+    engine = from_environment(POD | {"BUSBAR_MODE": mode}).engine
+    assert (engine.weights, engine.weights_dtype) == kept
+    engine = from_environment(
+        POD | {"BUSBAR_MODE": mode}, ["--weights", "auto", "--weights-dtype", "int8"]
+    ).engine
+    assert (engine.weights, engine.weights_dtype) == ("auto", "int8")
+
+
+def test_the_specs_arguments_set_how_weights_are_streamed() -> None:
+    engine = from_environment(POD, ["--weights", "stream", "--memory", "2Gi", "--stream-depth", "0"]).engine
+    assert (engine.weights, engine.memory_bytes, engine.stream_depth) == ("stream", 2 * 2**30, 0)
+    with pytest.raises(SettingsError, match="add --weights stream, or leave them out"):
+        from_environment(POD, ["--stream-depth", "1"])
+    with pytest.raises(SettingsError, match="stream_depth must be 0 to 7, not 8"):
+        EngineSettings(Path("m"), weights="stream", stream_depth=8)
 
 
 def test_the_specs_arguments_set_the_host_tier_and_quotas() -> None:
@@ -224,6 +252,8 @@ def test_bad_quantities_are_refused_with_their_place(text: object) -> None:
         ("device", "tpu", "cpu"),
         ("dtype", "int8", "bfloat16"),
         ("weights_dtype", "fp8", "int4"),
+        ("weights", "disk", "stream"),
+        ("memory_bytes", 0, 1),
         ("kv_dtype", "int2", "int8"),
     ],
 )

@@ -20,7 +20,7 @@ from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
 from busbar.workloads.serving.linear import PlainLinear
 from busbar.workloads.serving.settings import AdapterSource, EngineSettings
 from busbar.workloads.serving.sleeping import SleepLevel, fall_asleep, wake
-from busbar.workloads.serving.weights import Weights
+from busbar.workloads.serving.weights import ResidentLayers, Weights
 
 PROMPTS = [list(range(20, 60)), list(range(90, 107))]
 LEVELS = (SleepLevel.WEIGHTS_KEPT, SleepLevel.WEIGHTS_DROPPED)
@@ -87,7 +87,9 @@ def test_a_model_folder_that_has_changed_or_gone_is_not_woken(
 
 def test_tensors_that_matrices_share_are_moved_once() -> None:
     shared, norm = torch.ones(4, 3), torch.ones(3)
-    moved = Weights(shared, (), norm, PlainLinear(shared, None)).moved(lambda tensor: tensor.clone())
+    moved = Weights(shared, ResidentLayers(()), norm, PlainLinear(shared, None)).moved(
+        lambda tensor: tensor.clone()
+    )
     assert moved.embedding is not shared
     assert isinstance(moved.head, PlainLinear)
     assert moved.head._weight is moved.embedding

@@ -60,9 +60,7 @@ Then:
 @click.option(
     "--max-batched-tokens",
     type=click.IntRange(1),
-    default=512,
-    show_default=True,
-    help="Tokens per step; longer prompts are split.",
+    help="Tokens per step; longer prompts are split.  [default: 512; --weights stream: up to 2048]",
 )
 @click.option(
     "--block-tokens", type=int, default=64, show_default=True, help="Tokens per KV block (a power of two)."
@@ -95,6 +93,29 @@ Then:
     default="auto",
     show_default=True,
     help="Of the weights. auto: float32 on a CPU, the checkpoint's on a GPU.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["resident", "stream", "auto"]),
+    default="resident",
+    show_default=True,
+    help="stream: layers that do not fit into memory are read from a file (GPU: from host memory) in every step. auto: "
+    "stream where they do not fit.",
+)
+@click.option(
+    "--memory",
+    help="Memory for weights, KV cache and work space.  [default: what is free on the device]",
+)
+@click.option(
+    "--stream-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for the file that layers are streamed from; it has the size of the weights.  [default: busbar-layers in "
+    "the folder for temporary files]",
+)
+@click.option(
+    "--stream-depth",
+    type=click.IntRange(0, 7),
+    help="Streamed layers that are read ahead.  [default: 1, more if they are small]",
 )
 @click.option(
     "--weights-dtype",
@@ -168,13 +189,17 @@ def serve(
     kv_quotas: tuple[str, ...],
     max_model_len: int | None,
     max_running: int,
-    max_batched_tokens: int,
+    max_batched_tokens: int | None,
     block_tokens: int,
     max_waiting: int,
     drain_seconds: float,
     stall_seconds: float,
     device: str,
     dtype: str,
+    weights: str,
+    memory: str | None,
+    stream_dir: Path | None,
+    stream_depth: int | None,
     weights_dtype: str,
     kv_dtype: str,
     prefix_cache: bool,
@@ -217,6 +242,10 @@ def serve(
                 block_tokens=block_tokens,
                 device=device,
                 dtype=dtype,
+                weights=weights,
+                memory_bytes=None if memory is None else parse_bytes(memory, "--memory"),
+                stream_dir=stream_dir,
+                stream_depth=stream_depth,
                 weights_dtype=weights_dtype,
                 kv_dtype=kv_dtype,
                 prefix_cache=prefix_cache,
@@ -259,6 +288,7 @@ def _announce(settings: object, loaded: Loaded) -> None:
         f"Serving {settings.model_id!r} at http://{host}:{settings.port}/v1 "
         f"({loaded.arch.family}, {loaded.arch.parameter_count / 1e6:.1f} M parameters, {loaded.device.type})\n"
         f"  weights: {loaded.weights_stored}, {loaded.weight_bytes / 2**20:.0f} MiB\n"
+        f"{'' if loaded.streaming is None else f'  streamed: {loaded.streaming.text}' + chr(10)}"
         f"  KV cache: {pool.total} blocks of {shape.block_tokens} tokens in {shape.stored}, "
         f"{loaded.kv_bytes / 2**20:.0f} MiB; context up to {core.max_model_len} tokens\n"
         f"  host KV tier: {pool.host.total} blocks\n"

@@ -68,6 +68,9 @@ class EngineCore:
         self.tpot_s = tpot_s
         limit_s = inf if tpot_s is None else MARGIN * tpot_s
         self.speculation = Speculation(guesses, limit_s) if guesses else None
+        self.least_prompt_tokens = LEAST_PROMPT_TOKENS
+        """Of a step that computes prompts, also where the promised time per token is short. While layers are streamed as
+        many as are computed in the time that the step takes anyway."""
         self.saturated = False
         """The promised time per token cannot be kept by smaller pieces of prompts."""
         self.requests_total = 0
@@ -305,7 +308,7 @@ class EngineCore:
             self.tpot_s,
             len(decoding),
             sum(len(s.tokens) for s in decoding),
-            min(LEAST_PROMPT_TOKENS, most),
+            min(self.least_prompt_tokens, most),
             most,
         )
         self.saturated = budget.saturated

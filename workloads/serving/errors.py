@@ -8,6 +8,7 @@
     │   ├── ModelCorrupt
     │   └── AdapterInvalid   an adapter's folder cannot be served with this model
     ├── MemoryTooSmall       not one KV block fits, or the model does not         (exit 1)
+    ├── DiskTooSmall         no room for the file that layers are streamed from   (exit 1)
     └── RequestError         one HTTP request is refused
         ├── BadRequest           400
         ├── Unauthorized         401
@@ -65,6 +66,10 @@ class AdapterInvalid(ModelError):
 
 class MemoryTooSmall(ServingError):
     code = "MemoryTooSmall"
+
+
+class DiskTooSmall(ServingError):
+    code = "DiskTooSmall"
 
 
 class RequestError(ServingError):

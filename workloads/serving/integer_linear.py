@@ -57,12 +57,13 @@ Products = Callable[[], Iterable[tuple[slice, Product]]]
 
 
 class IntegerLinear:
-    """Whole numbers; on CPUs."""
+    """Whole numbers; on CPUs. `pack`: int8 weights get a layout of their own, so that the codes are not kept. Without it
+    nothing is copied: what the tensors hold may change between calls."""
 
-    def __init__(self, weight: CodedWeight, bias: torch.Tensor | None) -> None:
-        self._bias = None if bias is None else bias.float()
+    def __init__(self, weight: CodedWeight, bias: torch.Tensor | None, pack: bool = True) -> None:
+        self._bias = bias.float() if pack and bias is not None else bias
         self._rows = weight.rows
-        self._products = packed(weight) if weight.factors is None else partial(unpacked, weight)
+        self._products = packed(weight) if pack and weight.factors is None else partial(unpacked, weight)
         self.bytes = weight.bytes + _size(self._bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,10 +126,14 @@ def digits_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def make_coded_linear(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightForm) -> Linear:
     """From float weights [out, in] that the caller drops."""
-    coded = code(weight, form)
-    if weight.device.type == "cpu" and weight.shape[1] <= MOST_INPUTS and can_multiply():
-        return IntegerLinear(coded, bias)
-    return DecodedLinear(coded, bias)
+    return coded_linear(code(weight, form), bias)
+
+
+def coded_linear(weight: CodedWeight, bias: torch.Tensor | None, pack: bool = True) -> Linear:
+    """`pack` is for weights that stay as they are."""
+    if weight.codes.device.type == "cpu" and weight.width <= MOST_INPUTS and can_multiply():
+        return IntegerLinear(weight, bias, pack)
+    return DecodedLinear(weight, bias)
 
 
 @cache

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from busbar.workloads.serving import kvcodes, weightcodes
+from busbar.workloads.serving import kvcodes
 from busbar.workloads.serving.adapters import AdapterStore
 from busbar.workloads.serving.architecture import Architecture, read_architecture
 from busbar.workloads.serving.attention import padded_columns
@@ -35,9 +35,10 @@ from busbar.workloads.serving.probe import TOLERANCE, Trial, batch_invariant, ch
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
-from busbar.workloads.serving.settings import EngineSettings, usable_processors
+from busbar.workloads.serving.settings import STEP_TOKENS, EngineSettings, usable_processors
+from busbar.workloads.serving.stream_load import Streaming, WeightReader
 from busbar.workloads.serving.text import load_tokenizer
-from busbar.workloads.serving.weights import Weights, load_weights
+from busbar.workloads.serving.weights import Weights
 
 log = logging.getLogger(__name__)
 CPU_KV_BYTES = 256 * 2**20
@@ -69,6 +70,8 @@ class Loaded:
     """Those of the settings that are not served, each with the reason."""
     read_weights: Callable[[], Weights]
     """Reads the model folder again. Raises ModelError where it is gone, or holds another model."""
+    streaming: Streaming | None
+    """None: all layers stay in memory."""
 
 
 def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = time.monotonic) -> Loaded:
@@ -85,9 +88,14 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     device = choose_device(settings.device)
     weight_dtype, kv_dtype = choose_dtypes(settings.dtype, arch.dtype, device)
     torch.set_num_threads(settings.threads or usable_processors())
-    form = weightcodes.FORMS.get(settings.weights_dtype)
-    weights = load_weights(settings.model_dir, arch, device, weight_dtype, form)
+    wanted = context_limit(settings, arch)
+    reader = WeightReader(settings, arch, device, (weight_dtype, kv_dtype), wanted)
+    reading = reader.read()
+    weights, settings, streaming = reading.weights, reading.settings, reading.streaming
     core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
+    if streaming is not None:
+        core.least_prompt_tokens = max(core.least_prompt_tokens, streaming.hidden_tokens)
+        core.speed.model.theta[0] = streaming.pass_s  # until steps have been measured
     core.grammars.prepare()
     identity = model_identity(settings.model_dir)
     adapters = AdapterStore(arch, device, weight_dtype, settings.adapter_bytes)
@@ -98,7 +106,9 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         template=template,
         device=device,
         dtype=weight_dtype,
-        weights_stored=str(weight_dtype).removeprefix("torch.") if form is None else form.name,
+        weights_stored=str(weight_dtype).removeprefix("torch.")
+        if settings.weights_dtype == "auto"
+        else settings.weights_dtype,
         weight_bytes=weights.bytes,
         kv_bytes=core.runner.cache.bytes,
         trials=tuple(trials),
@@ -108,25 +118,19 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         identity=identity,
         adapters=adapters,
         refused_adapters=refused,
-        read_weights=lambda: _read_again(settings.model_dir, identity, arch, device, weight_dtype, form),
+        read_weights=lambda: _read_again(settings.model_dir, identity, reader),
+        streaming=streaming,
     )
 
 
-def _read_again(
-    folder: Path,
-    identity: str,
-    arch: Architecture,
-    device: torch.device,
-    dtype: torch.dtype,
-    form: weightcodes.WeightForm | None,
-) -> Weights:
+def _read_again(folder: Path, identity: str, reader: WeightReader) -> Weights:
     try:
         same = model_identity(folder) == identity
     except OSError as error:
         raise ModelFileMissing(f"{folder} cannot be read any more: {error.strerror or error}") from error
     if not same:
         raise ModelCorrupt(f"{folder} holds another model than the one that was served; start anew")
-    return load_weights(folder, arch, device, dtype, form)
+    return reader.read().weights
 
 
 def _add_all(adapters: AdapterStore, settings: EngineSettings) -> dict[str, str]:
@@ -169,7 +173,7 @@ def assemble(
     invariant = not in_place and batch_invariant(decoder, shape, device, wanted)
     limits = StepLimits(
         settings.block_tokens,
-        settings.max_batched_tokens,
+        settings.max_batched_tokens or STEP_TOKENS,
         settings.max_running,
         prefix_cache=settings.prefix_cache,
     )

@@ -28,8 +28,13 @@ from busbar.workloads.serving.settings import (
     usable_processors,
 )
 
-MODE = "resident"
-"""The one engine mode so far: weights and KV cache in the memory of the device."""
+MODES: dict[str, dict[str, Any]] = {
+    "resident": {},
+    "int8": {"weights_dtype": "int8"},
+    "int4": {"weights_dtype": "int4"},
+    "stream": {"weights": "stream"},
+}
+"""The settings of the engine modes: all weights in memory, in float or in codes, or layers streamed that do not fit."""
 
 
 def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> ServerSettings:
@@ -40,8 +45,9 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
     name, namespace = _needed(env, Env.JOB_NAME), env.get(Env.NAMESPACE, "")
     bearers = _bearers(env)
     memory = spec.get("kvCacheMemory")
-    if env.get(Env.MODE, MODE) not in ("", MODE):
-        raise SettingsError(f"{Env.MODE} is {env[Env.MODE]!r}; this engine runs in the mode {MODE!r} only")
+    mode = env.get(Env.MODE) or "resident"
+    if mode not in MODES:
+        raise SettingsError(f"{Env.MODE} is {mode!r}; this engine runs in the modes {', '.join(MODES)}")
     length = spec.get("maxModelLen")
     if length is not None and (not isinstance(length, int) or isinstance(length, bool)):
         raise SettingsError(f"BUSBAR_SPEC: maxModelLen must be a whole number, not {length!r}")
@@ -60,7 +66,7 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
         skip_bad_adapters=True,
     )
     return ServerSettings(
-        engine=replace(engine, **extra),
+        engine=replace(engine, **(MODES[mode] | extra)),
         **process,
         model_id=model_id,
         host="0.0.0.0",
@@ -127,7 +133,15 @@ class _Parser(argparse.ArgumentParser):
 def _arguments(words: Sequence[str]) -> dict[str, Any]:
     """What of `args` was given, by the settings' names."""
     parser = _Parser(prog="spec.args", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for name in ("max-running", "max-batched-tokens", "block-tokens", "max-waiting", "threads", "speculate"):
+    for name in (
+        "max-running",
+        "max-batched-tokens",
+        "block-tokens",
+        "max-waiting",
+        "threads",
+        "speculate",
+        "stream-depth",
+    ):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--adapter-memory", type=_adapter_memory, dest="adapter_bytes")
     parser.add_argument("--host-kv-memory", type=_host_kv_memory, dest="host_kv_bytes")
@@ -135,12 +149,17 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")
     parser.add_argument("--stall-seconds", type=float, dest="stall_s")
-    for name in ("device", "dtype", "weights-dtype", "kv-dtype"):
+    parser.add_argument("--memory", type=_memory, dest="memory_bytes")
+    for name in ("device", "dtype", "weights", "weights-dtype", "kv-dtype"):
         parser.add_argument(f"--{name}")
     found = vars(parser.parse_args(list(words)))
     if "kv_quotas" in found:
         found["kv_quotas"] = tuple(found["kv_quotas"])
     return found
+
+
+def _memory(text: str) -> int:
+    return parse_bytes(text, "spec.args: --memory")
 
 
 def _host_kv_memory(text: str) -> int:

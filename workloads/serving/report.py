@@ -9,6 +9,8 @@ from busbar.kube.contracts.workload import TenantBlocks
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.settings import ServerSettings
+from busbar.workloads.serving.stream import StreamedLayers
+from busbar.workloads.serving.weightcodes import FORMS
 
 
 def workload_class(loaded: Loaded) -> str:
@@ -34,7 +36,7 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
     document = {
         "class": workload_class(loaded),
         "accelerator": settings.accelerator,
-        "mode": "resident",
+        "mode": _mode(loaded),
         "parameters": loaded.arch.parameter_count,
         "weightsStored": loaded.weights_stored,
         "weightBytes": loaded.weight_bytes,
@@ -50,8 +52,29 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
         "guessedTokens": 0 if core.speculation is None else core.speculation.proposed_total,
         "guessedRight": 0 if core.speculation is None else core.speculation.accepted_total,
         **core.speed.report(),
+        **_streamed(loaded),
     }
     return ServingReport.model_validate(document)
+
+
+def _mode(loaded: Loaded) -> str:
+    """The engine mode, as in `pod.MODES`."""
+    if loaded.streaming is not None:
+        return "stream"
+    return loaded.weights_stored if loaded.weights_stored in FORMS else "resident"
+
+
+def _streamed(loaded: Loaded) -> dict[str, object]:
+    streaming, layers = loaded.streaming, loaded.core.runner.decoder.weights.layers
+    if streaming is None:
+        return {}
+    rate = layers.rate if isinstance(layers, StreamedLayers) else None  # asleep without weights
+    return {
+        "streamedBytes": streaming.plan.pass_bytes,
+        "streamSeconds": streaming.pass_s,
+        "streamBytesPerSecond": None if rate is None else rate.lately,
+        "streamIsSlow": rate is not None and rate.slow,
+    }
 
 
 def tenant_blocks(scheduler: Scheduler) -> list[TenantBlocks]:

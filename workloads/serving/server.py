@@ -83,6 +83,8 @@ from busbar.workloads.serving.sleep_routes import SleepRoutes
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 VERSION = "0.1.0"
+STALLED_PASSES = 4
+"""Times that weights are streamed in full: a step that takes longer is assumed to hang."""
 STREAMING = web.RequestKey("streaming", bool)
 """The answer to this request has begun."""
 
@@ -383,7 +385,15 @@ class Server:
 
     @property
     def _stalled(self) -> bool:
-        return self.engine.step_seconds > self.settings.stall_s
+        return self.engine.step_seconds > self._stall_s
+
+    @property
+    def _stall_s(self) -> float:
+        """Longer where streamed weights make every step long."""
+        loaded = self.engine.loaded
+        if loaded is None or loaded.streaming is None:
+            return self.settings.stall_s
+        return max(self.settings.stall_s, STALLED_PASSES * loaded.streaming.pass_s)
 
     @property
     def _state_word(self) -> str:
@@ -403,7 +413,7 @@ class Server:
             raise self.engine.unavailable()
         elif self._stalled:
             reason = "stalled"
-            error = Overloaded(f"no step has ended for {self.settings.stall_s:.0f} s; ask another replica")
+            error = Overloaded(f"no step has ended for {self._stall_s:.0f} s; ask another replica")
         elif self.engine.waiting >= self.settings.max_waiting:
             reason = "queue_full"
             error = Overloaded(

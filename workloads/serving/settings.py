@@ -21,6 +21,8 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 MOST_GUESSES = 16
+MOST_DEPTH = 7
+STEP_TOKENS = 512
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
@@ -54,8 +56,9 @@ class EngineSettings:
     """Longest prompt plus output in tokens; None: what the model was made for."""
     max_running: int = 64
     """Sequences in one step."""
-    max_batched_tokens: int = 512
-    """Tokens in one step; longer prompts are split. Smaller: steadier decoding, slower prompts."""
+    max_batched_tokens: int | None = None
+    """Tokens in one step; longer prompts are split. Smaller: steadier decoding, slower prompts. None: 512; where weights
+    are streamed as many as their plan has memory for."""
     block_tokens: int = 64
     """Tokens per KV block; a power of two up to 256."""
     device: str = "auto"
@@ -64,6 +67,15 @@ class EngineSettings:
     """auto, float32 or bfloat16. auto: float32 on a CPU (repeatable), the checkpoint's on a GPU."""
     weights_dtype: str = "auto"
     """auto, int8 or int4: of the layers' matrices in memory. auto: `dtype`. Everything else stays in `dtype`."""
+    weights: str = "resident"
+    """resident, stream or auto: whether all layers stay in memory, or those that do not fit are read in every step. auto:
+    resident where that fits."""
+    memory_bytes: int | None = None
+    """Memory that weights, KV cache and work space may take; None: what is free on the device."""
+    stream_dir: Path | None = None
+    """Folder for the file that layers are streamed from; None: one for temporary files."""
+    stream_depth: int | None = None
+    """Layers read ahead; None: one, more of small ones."""
     kv_dtype: str = "auto"
     """auto, int8 or int4: of keys and values in memory. auto: float32 on a CPU, that of the weights on a GPU."""
     prefix_cache: bool = True
@@ -95,6 +107,12 @@ class EngineSettings:
         twice = next((tenant for tenant in tenants if tenants.count(tenant) > 1), None)
         if twice is not None:
             raise SettingsError(f"tenant {twice!r} has two KV quotas; give one")
+        if self.stream_depth is not None and not 0 <= self.stream_depth <= MOST_DEPTH:
+            raise SettingsError(f"stream_depth must be 0 to {MOST_DEPTH}, not {self.stream_depth}")
+        if self.weights == "resident" and (self.stream_dir or self.stream_depth is not None):
+            raise SettingsError(
+                "stream_dir and stream_depth are for streamed weights; add --weights stream, or leave them out"
+            )
         if self.host_kv_bytes < 0:
             raise SettingsError(f"host_kv_bytes must be at least 0, not {self.host_kv_bytes}")
         if self.tpot_ms is not None and self.tpot_ms <= 0:
@@ -108,6 +126,7 @@ class EngineSettings:
             "max_batched_tokens",
             "max_model_len",
             "kv_bytes",
+            "memory_bytes",
             "threads",
             "adapter_bytes",
         ):
@@ -117,6 +136,7 @@ class EngineSettings:
         for name, allowed in (
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
+            ("weights", ("resident", "stream", "auto")),
             ("weights_dtype", ("auto", "int8", "int4")),
             ("kv_dtype", ("auto", "int8", "int4")),
         ):

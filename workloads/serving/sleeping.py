@@ -2,7 +2,8 @@
 
     level   KV cache      weights                                          adapters
     1       dropped       kept: on a CPU where they are, of a GPU in       dropped on a GPU
-                          pinned host memory
+                          pinned host memory; layers that are streamed
+                          are not in memory then
     2       dropped       dropped, and read from the model folder again    dropped
 
 The KV cache is that of the device and of the host. The process, its tokenizer, grammars and start-up checks stay. Adapters are read again when they are asked for. All of
@@ -37,6 +38,7 @@ def fall_asleep(loaded: Loaded, level: SleepLevel) -> None:
         core.runner.mover.release()
     core.runner.cache.release()
     decoder = core.runner.decoder
+    decoder.weights.layers.rest()
     if level is SleepLevel.WEIGHTS_DROPPED:
         decoder.weights = decoder.weights.dropped()
     elif on_gpu:
@@ -54,7 +56,7 @@ def wake(loaded: Loaded) -> None:
     """The reverse. Raises ModelError where the model folder has changed, and what torch raises where the memory is
     gone."""
     decoder = loaded.core.runner.decoder
-    if not decoder.weights.layers:
+    if not len(decoder.weights.layers):
         decoder.weights = loaded.read_weights()
     elif decoder.weights.embedding.device != loaded.device:
         decoder.weights = decoder.weights.moved(lambda tensor: tensor.to(loaded.device))

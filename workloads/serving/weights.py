@@ -11,9 +11,10 @@ A tensor is read when its matrix is built and dropped at once, so that loading n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -50,11 +51,64 @@ class Layer:
             down=self.down.moved(move),
         )
 
+    @property
+    def bytes(self) -> int:
+        """Of the matrices."""
+        return sum(matrix.bytes for matrix in (self.qkv, self.out, self.gate_up, self.down))
+
+
+class Layers(Protocol):
+    """The decoder's layers in their order."""
+
+    bytes: int
+    """Of the matrices of all layers, wherever they are."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Layer]:
+        """A layer may be used until the next one is asked for."""
+        ...
+
+    def moved(self, move: Move) -> Layers:
+        """The same with the tensors that stay in memory moved."""
+        ...
+
+    def rest(self) -> None:
+        """Gives back the memory that only a pass needs; the next pass takes it again."""
+        ...
+
+    def close(self) -> None:
+        """They are used no more."""
+        ...
+
+
+class ResidentLayers:
+    """All of them in memory."""
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        self._layers = tuple(layers)
+        self.bytes = sum(layer.bytes for layer in self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self._layers)
+
+    def moved(self, move: Move) -> ResidentLayers:
+        return ResidentLayers(layer.moved(move) for layer in self._layers)
+
+    def rest(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class Weights:
     embedding: torch.Tensor
-    layers: tuple[Layer, ...]
+    layers: Layers
     norm: torch.Tensor
     head: Linear
 
@@ -67,8 +121,7 @@ class Weights:
     @property
     def layer_bytes(self) -> int:
         """Of the layers' matrices, which may be in codes."""
-        matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        return sum(m.bytes for m in matrices)
+        return self.layers.bytes
 
     def moved(self, move: Move) -> Weights:
         """The same with its tensors moved, each once, also where two matrices share one."""
@@ -79,13 +132,50 @@ class Weights:
                 found[id(tensor)] = move(tensor)
             return found[id(tensor)]
 
-        layers = tuple(layer.moved(once) for layer in self.layers)
+        layers = self.layers.moved(once)
         return Weights(once(self.embedding), layers, once(self.norm), self.head.moved(once))
 
     def dropped(self) -> Weights:
-        """Nothing, in the place of these."""
+        """Nothing, in the place of these, which are used no more."""
+        self.layers.close()
         nothing = self.embedding.new_empty((0, 0))
-        return Weights(nothing, (), nothing, PlainLinear(nothing, None))
+        return Weights(nothing, ResidentLayers(()), nothing, PlainLinear(nothing, None))
+
+
+Parts = Mapping[str, torch.Tensor]
+"""The tensors of a layer: `input_norm`, `mlp_norm`, `q_norm` and `k_norm` where there are such norms; of a matrix M `M.bias`
+where it has one, and `M.weight`, or `M.codes`, `M.scale` and (int4) `M.factors`."""
+MATRICES = ("qkv", "out", "gate_up", "down")
+FUSED: dict[str, tuple[str, ...]] = {
+    "input_norm": ("input_layernorm.weight",),
+    "q_norm": ("self_attn.q_norm.weight",),
+    "k_norm": ("self_attn.k_norm.weight",),
+    "mlp_norm": ("post_attention_layernorm.weight",),
+} | {
+    f"{name}.{kind}": tuple(f"{part}.{kind}" for part in parts)
+    for name, parts in (
+        ("qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+        ("out", ("self_attn.o_proj",)),
+        ("gate_up", ("mlp.gate_proj", "mlp.up_proj")),
+        ("down", ("mlp.down_proj",)),
+    )
+    for kind in ("weight", "bias")
+}
+"""Of which tensors of the checkpoint, below `model.layers.N`, a part is made."""
+
+
+def layer_of(parts: Parts, linear: Callable[[str], Linear]) -> Layer:
+    """A layer of its parts; `linear` gives a matrix by its name. Each part is read once."""
+    return Layer(
+        input_norm=parts["input_norm"],
+        qkv=linear("qkv"),
+        q_norm=parts.get("q_norm"),
+        k_norm=parts.get("k_norm"),
+        out=linear("out"),
+        mlp_norm=parts["mlp_norm"],
+        gate_up=linear("gate_up"),
+        down=linear("down"),
+    )
 
 
 def load_weights(
@@ -139,7 +229,83 @@ def fuse_weights(
 ) -> Weights:
     """Checks names and shapes against the architecture and builds the fused matrices; those of the layers in codes if a
     form is given. Embedding, head and norms stay in `dtype`."""
-    shapes = tensor_shapes(arch)
+    fused = FusedModel(tensors, arch, device, dtype, where)
+    pack = can_pack(device, dtype)
+
+    def layer(index: int) -> Layer:
+        parts = fused.layer(index)
+
+        def linear(name: str) -> Linear:
+            weight, bias = parts[f"{name}.weight"], parts.get(f"{name}.bias")
+            return make_linear(weight, bias, pack) if form is None else make_coded_linear(weight, bias, form)
+
+        return layer_of(parts, linear)
+
+    return fused.around(ResidentLayers(layer(i) for i in range(arch.layers)), pack)
+
+
+class FusedModel:
+    """The tensors of a checkpoint as the engine computes with them. Nothing is read before it is asked for.
+
+    Raises ModelCorrupt where names or shapes are not those of the architecture.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        arch: Architecture,
+        device: torch.device,
+        dtype: torch.dtype,
+        where: str = "the checkpoint",
+    ) -> None:
+        self._tensors, self._arch, self._device, self._dtype = tensors, arch, device, dtype
+        self.shapes = tensor_shapes(arch)
+        _check(tensors, arch, self.shapes, where)
+
+    def layer(self, index: int) -> Parts:
+        """The parts of a layer in float, each read anew at every look."""
+        return _FusedLayer(self, f"model.layers.{index}.")
+
+    def around(self, layers: Layers, pack: bool) -> Weights:
+        """The model with these layers; embedding, norm and head are read."""
+        embedding = self.joined(["model.embed_tokens.weight"])
+        head = embedding if self._arch.tied else self.joined(["lm_head.weight"])
+        return Weights(embedding, layers, self.joined(["model.norm.weight"]), make_linear(head, None, pack))
+
+    def joined(self, names: list[str]) -> torch.Tensor:
+        """One below the other."""
+        rows = sum(self.shapes[name][0] for name in names)
+        shape = (rows, *self.shapes[names[0]][1:])
+        whole = torch.empty(shape, device=self._device, dtype=self._dtype)
+        first = 0
+        for name in names:
+            whole[first : first + self.shapes[name][0]].copy_(self._tensors[name])
+            first += self.shapes[name][0]
+        return whole
+
+
+class _FusedLayer(Mapping[str, torch.Tensor]):
+    def __init__(self, model: FusedModel, prefix: str) -> None:
+        self._model = model
+        self._names = {
+            part: found
+            for part, names in FUSED.items()
+            if (found := [f"{prefix}{name}" for name in names if f"{prefix}{name}" in model.shapes])
+        }
+
+    def __getitem__(self, part: str) -> torch.Tensor:
+        return self._model.joined(self._names[part])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _check(
+    tensors: Mapping[str, torch.Tensor], arch: Architecture, shapes: dict[str, tuple[int, ...]], where: str
+) -> None:
     allowed = set(shapes) | ({"lm_head.weight"} if arch.tied else set())
     surplus = sorted(n for n in tensors if n not in allowed and not n.endswith("rotary_emb.inv_freq"))
     missing = sorted(n for n in shapes if n not in tensors)
@@ -155,51 +321,6 @@ def fuse_weights(
     for name, shape in shapes.items():
         if found[name] != shape:
             raise ModelCorrupt(f"{where}: {name} has shape {found[name]}, config.json implies {shape}")
-
-    pack = can_pack(device, dtype)
-
-    def joined(prefix: str, names: tuple[str, ...], kind: str) -> torch.Tensor | None:
-        parts = [full for n in names if (full := f"{prefix}{n}.{kind}") in shapes]
-        if not parts:
-            return None
-        rows = sum(shapes[name][0] for name in parts)
-        whole = torch.empty((rows, *shapes[parts[0]][1:]), device=device, dtype=dtype)
-        first = 0
-        for name in parts:
-            whole[first : first + shapes[name][0]].copy_(tensors[name])
-            first += shapes[name][0]
-        return whole
-
-    def needed(prefix: str, *names: str) -> torch.Tensor:
-        matrix = joined(prefix, names, "weight")
-        assert matrix is not None  # `missing` above is empty
-        return matrix
-
-    def linear(prefix: str, *names: str) -> Linear:
-        weight, bias = needed(prefix, *names), joined(prefix, names, "bias")
-        return make_linear(weight, bias, pack) if form is None else make_coded_linear(weight, bias, form)
-
-    def layer(index: int) -> Layer:
-        top = f"model.layers.{index}."
-        attention, mlp = f"{top}self_attn.", f"{top}mlp."
-        return Layer(
-            input_norm=needed(top, "input_layernorm"),
-            qkv=linear(attention, "q_proj", "k_proj", "v_proj"),
-            q_norm=joined(attention, ("q_norm",), "weight"),
-            k_norm=joined(attention, ("k_norm",), "weight"),
-            out=linear(attention, "o_proj"),
-            mlp_norm=needed(top, "post_attention_layernorm"),
-            gate_up=linear(mlp, "gate_proj", "up_proj"),
-            down=linear(mlp, "down_proj"),
-        )
-
-    embedding = needed("model.", "embed_tokens")
-    return Weights(
-        embedding=embedding,
-        layers=tuple(layer(i) for i in range(arch.layers)),
-        norm=needed("model.", "norm"),
-        head=make_linear(embedding if arch.tied else needed("", "lm_head"), None, pack),
-    )
 
 
 def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:

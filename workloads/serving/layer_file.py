@@ -1,0 +1,281 @@
+"""The layers of a model as equal, page-aligned records, and the file that holds them.
+
+A record has the parts of a layer (`weights.Parts`) as the engine computes with them: fused, in its dtype or in codes, each
+at a multiple of 64 bytes. So a record is read with one direct read into the memory in which the layer computes. The file
+is made once from the checkpoint, one layer after the other, and found again by later starts of the same model:
+
+    HEADER_BYTES   JSON: format, identity of the model, layout, CRC-32 of each record
+    records        of `LayerLayout.size` bytes each
+
+It gets its name when it is complete, so that a crash leaves no half of one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from busbar.workloads.machine.checksum import crc32
+from busbar.workloads.machine.direct_file import PAGE, DirectFile, DirectReader, NoRoom, page_memory
+from busbar.workloads.serving.architecture import Architecture
+from busbar.workloads.serving.errors import DiskTooSmall, ModelCorrupt, ModelFileMissing
+from busbar.workloads.serving.integer_linear import coded_linear
+from busbar.workloads.serving.linear import Linear, PlainLinear
+from busbar.workloads.serving.weightcodes import INT8, CodedWeight, WeightForm, code, group_of
+from busbar.workloads.serving.weights import (
+    FUSED,
+    MATRICES,
+    FusedModel,
+    Layer,
+    Parts,
+    layer_of,
+    tensor_shapes,
+)
+
+FORMAT = 1
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor in a record."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * getattr(torch, self.dtype).itemsize  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """Where the parts are; the same for all layers."""
+
+    parts: tuple[Part, ...]
+    size: int
+    """Bytes of a record, whole pages."""
+
+    @classmethod
+    def of(cls, arch: Architecture, dtype: torch.dtype, form: WeightForm | None) -> LayerLayout:
+        """Raises ModelUnsupported where int4 does not fit the model's matrices."""
+        parts: list[Part] = []
+        end = 0
+        for name, kind, shape in _tensors(arch, dtype, form):
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            parts.append(Part(name, str(kind).removeprefix("torch."), shape, offset))
+            end = offset + parts[-1].bytes
+        return cls(tuple(parts), -(-end // PAGE) * PAGE)
+
+    def views(self, record: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parts of a record, uint8, as tensors on its memory."""
+        return {
+            part.name: record[part.offset : part.offset + part.bytes]
+            .view(getattr(torch, part.dtype))
+            .view(part.shape)
+            for part in self.parts
+        }
+
+    def layer(self, record: torch.Tensor) -> Layer:
+        """The layer that computes with what is in the record at the time."""
+        parts = self.views(record)
+
+        def linear(name: str) -> Linear:
+            bias = parts.get(f"{name}.bias")
+            if f"{name}.weight" in parts:
+                return PlainLinear(parts[f"{name}.weight"], bias)
+            coded = CodedWeight(parts[f"{name}.codes"], parts.get(f"{name}.factors"), parts[f"{name}.scale"])
+            return coded_linear(coded, bias, pack=False)
+
+        return layer_of(parts, linear)
+
+    def store(self, parts: Parts, record: torch.Tensor, form: WeightForm | None) -> None:
+        """Writes the parts of a layer in float into a record, one after the other, matrices in codes if a form is
+        given."""
+        views = self.views(record)
+        for name in parts:
+            matrix = name.removesuffix(".weight")
+            if form is None or matrix not in MATRICES or matrix == name:
+                views[name].copy_(parts[name])
+                continue
+            coded = code(parts[name], form)
+            views[f"{matrix}.codes"].copy_(coded.codes)
+            views[f"{matrix}.scale"].copy_(coded.scale)
+            if coded.factors is not None:
+                views[f"{matrix}.factors"].copy_(coded.factors)
+
+
+def _tensors(
+    arch: Architecture, dtype: torch.dtype, form: WeightForm | None
+) -> Iterable[tuple[str, torch.dtype, tuple[int, ...]]]:
+    shapes = tensor_shapes(arch)
+    for name, below in FUSED.items():
+        found = [shapes[full] for each in below if (full := f"model.layers.0.{each}") in shapes]
+        if not found:
+            continue
+        shape = (sum(each[0] for each in found), *found[0][1:])
+        matrix = name.removesuffix(".weight")
+        if form is None or matrix not in MATRICES or matrix == name:
+            yield name, dtype, shape
+            continue
+        rows, width = shape
+        yield f"{matrix}.codes", *((torch.int8, shape) if form is INT8 else (torch.uint8, (rows, width // 2)))
+        yield f"{matrix}.scale", torch.float32, (rows,)
+        if form is not INT8:
+            yield f"{matrix}.factors", torch.int8, (rows, width // group_of(width), 1)
+
+
+class LayerFile:
+    """The file, open for reading. Raises ModelCorrupt where its content is not what was written."""
+
+    def __init__(self, path: Path, reader: DirectReader, layout: LayerLayout, sums: list[int]) -> None:
+        self.path, self.layout = path, layout
+        self._reader, self._sums = reader, sums
+        self._checked: set[int] = set()
+
+    def read(self, index: int, record: torch.Tensor) -> None:
+        """Fills a record, uint8 on the host that begins at a page. Its checksum is compared when it is read first."""
+        try:
+            count = self._reader.read(record, header_bytes(len(self._sums)) + index * self.layout.size)
+            changed = self._reader.changed
+        except OSError as error:
+            raise ModelFileMissing(
+                f"layer {index} of {self.path} cannot be read: {error.strerror or error}"
+            ) from error
+        if count < self.layout.size or changed:
+            raise ModelCorrupt(
+                f"{self.path} was cut or changed while its layers are streamed from it; delete it and start anew: it is "
+                "made again from the checkpoint"
+            )
+        if index not in self._checked:
+            if crc32(record.numpy().data) != self._sums[index]:
+                raise ModelCorrupt(
+                    f"layer {index} of {self.path} is not what was written; delete the file and start anew"
+                )
+            self._checked.add(index)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def header_bytes(layers: int) -> int:
+    return -(-(8192 + 16 * layers) // PAGE) * PAGE
+
+
+def open_layers(
+    folder: Path,
+    identity: str,
+    model: FusedModel,
+    arch: Architecture,
+    layout: LayerLayout,
+    form: WeightForm | None,
+    note: Callable[[str], object],
+) -> LayerFile:
+    """The file of this model in `folder`, made if it is not there from `model`, on the host.
+
+    Raises DiskTooSmall where the disk has no room for it, ModelFileMissing where the folder cannot be used.
+    """
+    first = layout.parts[0]
+    name = f"{identity[:16]}-{first.dtype if form is None else f'{first.dtype}-{form.name}'}.layers"
+    path = folder / name
+    expected = {
+        "format": FORMAT,
+        "identity": identity,
+        "layers": arch.layers,
+        "parts": [asdict(part) | {"shape": list(part.shape)} for part in layout.parts],
+    }
+    try:
+        found = _opened(path, expected, layout, note)
+        if found is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _alone(path):  # another replica on this node may be writing it
+                found = _opened(path, expected, layout, note)
+                if found is None:
+                    note(f"writing the layers of the model to {path}, once")
+                    _write(path, expected, model, layout, form, note)
+                    found = _opened(path, expected, layout, note)
+    except OSError as error:
+        if isinstance(error, NoRoom) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+            size = header_bytes(arch.layers) + arch.layers * layout.size
+            raise DiskTooSmall(
+                f"{folder} has no room for the {size / 2**20:.0f} MiB of layers that are streamed from there; free some, or "
+                "name a folder with room (--stream-dir)"
+            ) from error
+        raise ModelFileMissing(
+            f"layers cannot be streamed from {folder}: {error.strerror or error}; name a folder that can be written to "
+            "(--stream-dir)"
+        ) from error
+    if found is None:
+        raise ModelCorrupt(f"{path} was changed while it was written; start anew")
+    return found
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time; the lock of a process that was killed is free."""
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _opened(
+    path: Path, expected: dict[str, object], layout: LayerLayout, note: Callable[[str], object]
+) -> LayerFile | None:
+    """None where it is absent, or another file than expected."""
+    layers = expected["layers"]
+    assert isinstance(layers, int)
+    try:
+        reader = DirectReader(path, note)
+    except FileNotFoundError:
+        return None
+    size = header_bytes(layers)
+    try:
+        header = page_memory(size)
+        reader.read(header, 0)
+        document = json.loads(header.numpy().tobytes().rstrip(b"\0"))
+        sums = document.pop("sums")
+        if document == expected and reader.size == size + layers * layout.size:
+            return LayerFile(path, reader, layout, sums)
+    except (ValueError, KeyError, AttributeError):
+        pass
+    reader.close()
+    return None
+
+
+def _write(
+    path: Path,
+    header: dict[str, object],
+    model: FusedModel,
+    layout: LayerLayout,
+    form: WeightForm | None,
+    note: Callable[[str], object],
+) -> None:
+    layers = header["layers"]
+    assert isinstance(layers, int)
+    first = header_bytes(layers)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with DirectFile(temporary, first + layers * layout.size, note) as file:
+            record, sums = page_memory(layout.size), []
+            for index in range(layers):
+                layout.store(model.layer(index), record, form)
+                sums.append(crc32(record.numpy().data))
+                file.write(record, first + index * layout.size)
+            text = json.dumps(header | {"sums": sums}).encode()
+            page = page_memory(first)
+            page[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            file.write(page, 0)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

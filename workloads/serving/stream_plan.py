@@ -1,0 +1,170 @@
+"""What stays in memory and what is streamed, where the weights are larger than the memory. Pure Python.
+
+Layers that do not stay are read through slots: while one layer computes in its slot, the next ones are read into the
+others. A pass over the layers costs the same time for one token as for as many as the processor computes meanwhile, so
+memory goes, in this order, to
+
+    1. what every step needs: embedding, head, the slots, logits, the least KV cache
+    2. the work space of large steps, at most a quarter of the rest
+    3. the KV cache: what was asked for, else at most half of the rest, so that many requests share a pass
+    4. layers that stay, spread evenly, so that reading goes on while they compute
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from busbar.workloads.serving.errors import MemoryTooSmall
+
+MOST_TOKENS, LEAST_TOKENS = 2048, 64
+"""Of a step, where no number was asked for."""
+IN_FLIGHT_BYTES = 8 * 2**20
+"""Small layers are read further ahead than one, up to so many bytes: a disk needs them to reach its rate."""
+MOST_SLOTS = 8
+LEAST_BLOCKS = 2
+"""KV blocks: one is scratch."""
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes of a model, on the device that computes."""
+
+    layers: int
+    layer_bytes: int
+    fixed_bytes: int
+    """What always stays: embedding, head, norm, adapters, the logits of a step."""
+    token_bytes: int
+    """Work space for a token of a step."""
+    block_bytes: int
+    """Of a KV block."""
+    most_blocks: int
+    """More can never be used."""
+    kv_bytes: int | None = None
+    """Asked for."""
+    tokens: int | None = None
+    """Of a step, asked for."""
+    depth: int | None = None
+    """Layers read ahead, asked for; None: one, or more small ones."""
+
+    @property
+    def slots(self) -> int:
+        if self.depth is not None:
+            return min(self.depth + 1, self.layers)
+        return min(max(2, min(MOST_SLOTS, 1 + IN_FLIGHT_BYTES // self.layer_bytes)), self.layers)
+
+    @property
+    def least_kv(self) -> int:
+        return self.kv_bytes or LEAST_BLOCKS * self.block_bytes
+
+    @property
+    def least_tokens(self) -> int:
+        return self.tokens or LEAST_TOKENS
+
+    @property
+    def least_bytes(self) -> int:
+        """With which streaming works at all."""
+        work = self.least_tokens * self.token_bytes
+        return self.fixed_bytes + self.slots * self.layer_bytes + self.least_kv + work
+
+    @property
+    def resident_bytes(self) -> int:
+        """With which all layers stay."""
+        work = self.least_tokens * self.token_bytes
+        return self.fixed_bytes + self.layers * self.layer_bytes + self.least_kv + work
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """What of the memory is for what."""
+
+    needs: Needs
+    memory_bytes: int
+    streamed: tuple[int, ...]
+    """Layers that are read in every pass; empty: all stay."""
+    slots: int
+    kv_bytes: int
+    tokens: int
+    """Of a step, at most."""
+
+    @property
+    def pass_bytes(self) -> int:
+        """Read in every step."""
+        return len(self.streamed) * self.needs.layer_bytes
+
+    @property
+    def text(self) -> str:
+        """For the log and the person who starts the engine."""
+        needs, count = self.needs, len(self.streamed)
+        if not count:
+            return f"all {needs.layers} layers stay in memory; nothing is streamed"
+        return (
+            f"{needs.layers - count} of {needs.layers} layers stay in memory, {count} are streamed through {self.slots} "
+            f"slots of {needs.layer_bytes / MIB:.1f} MiB ({self.slots - 1} read ahead), {self.pass_bytes / MIB:.0f} MiB in "
+            f"every step; KV cache {self.kv_bytes / MIB:.0f} MiB, steps of up to {self.tokens} tokens, "
+            f"{self.memory_bytes / MIB:.0f} MiB of memory in all"
+        )
+
+
+def plan_stream(needs: Needs, memory_bytes: int, fixes: Iterable[tuple[str, Needs]] = ()) -> StreamPlan:
+    """Divides the memory. Raises MemoryTooSmall where even the least does not fit.
+
+    Args:
+        fixes: what would help (a flag), and the needs with it, from the cheapest on.
+    """
+    if needs.least_bytes > memory_bytes:
+        raise MemoryTooSmall(_refusal(needs, memory_bytes, fixes))
+    left = memory_bytes - needs.least_bytes
+    tokens = needs.least_tokens
+    if needs.tokens is None:
+        while 2 * tokens <= MOST_TOKENS and (2 * tokens - LEAST_TOKENS) * needs.token_bytes <= left / 4:
+            tokens *= 2
+    left -= (tokens - needs.least_tokens) * needs.token_bytes
+    kv = needs.least_kv
+    if needs.kv_bytes is None:
+        blocks = min(needs.most_blocks + 1 - LEAST_BLOCKS, left // 2 // needs.block_bytes)
+        kv += max(0, blocks) * needs.block_bytes
+    left -= kv - needs.least_kv
+    stays = left // needs.layer_bytes
+    if stays + needs.slots >= needs.layers:  # the slots' memory holds the rest
+        return StreamPlan(needs, memory_bytes, (), 0, kv, tokens)
+    streamed = needs.layers - stays
+    return StreamPlan(needs, memory_bytes, spread(streamed, needs.layers), needs.slots, kv, tokens)
+
+
+def spread(some: int, of: int) -> tuple[int, ...]:
+    """`some` of the numbers below `of`, evenly."""
+    return tuple(i for i in range(of) if (i + 1) * some // of > i * some // of)
+
+
+def _refusal(needs: Needs, memory_bytes: int, fixes: Iterable[tuple[str, Needs]]) -> str:
+    parts = (
+        f"{needs.fixed_bytes / MIB:.0f} for embedding, head and logits, {needs.slots * needs.layer_bytes / MIB:.0f} for "
+        f"{needs.slots} of {needs.layers} layers, {needs.least_kv / MIB:.1f} for keys and values, "
+        f"{needs.least_tokens * needs.token_bytes / MIB:.1f} for a step of {needs.least_tokens} tokens"
+    )
+    text = (
+        f"the model does not fit into {memory_bytes / MIB:.0f} MiB even with its layers streamed: that takes "
+        f"{needs.least_bytes / MIB:.0f} MiB ({parts})"
+    )
+    for name, changed in fixes:
+        if changed.least_bytes <= memory_bytes:
+            return f"{text}. It fits with {name}"
+    return f"{text}. Give the engine {-(-needs.least_bytes // MIB)} MiB of memory"
+
+
+def fixes_of(needs: Needs) -> list[tuple[str, Needs]]:
+    """What can be given up, from the cheapest on, beside other forms of the weights."""
+    found: list[tuple[str, Needs]] = []
+    if needs.tokens is not None and needs.tokens > LEAST_TOKENS:
+        changed = replace(needs, tokens=LEAST_TOKENS)
+        found.append((f"steps of {LEAST_TOKENS} tokens (--max-batched-tokens {LEAST_TOKENS})", changed))
+    if needs.kv_bytes is not None and needs.kv_bytes > LEAST_BLOCKS * needs.block_bytes:
+        changed = replace(needs, kv_bytes=None)
+        found.append(("a smaller KV cache (no --kv-memory: it gets what is left)", changed))
+    if needs.slots > 2:
+        found.append(("one layer read ahead (--stream-depth 1)", replace(needs, depth=1)))
+    if needs.slots > 1:
+        found.append(("no layer read ahead, which is slower (--stream-depth 0)", replace(needs, depth=0)))
+    return found
