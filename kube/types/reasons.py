@@ -78,6 +78,8 @@ class Reason(StrEnum):
     IDLE = "Idle"
     DRAINING = "Draining"
     REPLICA_REPLACED = "ReplicaReplaced"
+    MODE_CHOSEN = "ModeChosen"
+    """A replica starts in another engine mode than `resident`, which does not fit the accelerator."""
     """A replica that should serve has stopped accepting requests; another one replaces it."""
     REPLICA_ASLEEP = "ReplicaAsleep"
     """A replica that is not needed sleeps instead of leaving."""

@@ -183,8 +183,9 @@ def service_pod(
     placement: Placement,
     pool: AcceleratorPool | None,
     rendering: Rendering,
+    mode: str = "",
 ) -> Body:
-    """One gated, pinned replica of a ModelService."""
+    """One gated, pinned replica of a ModelService; in this engine mode, if one was chosen."""
     name = service_pod_name(service.metadata.name, index)
     spec = service.spec
     volumes = _Volumes()
@@ -200,6 +201,8 @@ def service_pod(
     env[Env.ACCELERATOR] = placement.accelerator
     env[Env.GRACE_SECONDS] = str(spec.drain_seconds)
     env[Env.SPEC] = json.dumps(spec.model_dump(mode="json", by_alias=True, exclude_none=True))
+    if mode:
+        env[Env.MODE] = mode
     container = _container(spec.image or rendering.workloads_image, env, volumes, port=True)
     container["imagePullPolicy"] = rendering.pull_policy
     if spec.engine is ServiceEngine.BUILTIN:

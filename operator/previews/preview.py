@@ -22,6 +22,8 @@ from busbar.operator.accounting.non_preemptible import NonPreemptible
 from busbar.operator.forecasts.worker import Answer, Question
 from busbar.operator.pods.room import Promised, pod_room
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
+from busbar.operator.serving.engine_mode import engine_mode
+from busbar.operator.serving.view import model_uri
 from busbar.operator.training import deadline
 from busbar.operator.watch.caches import tenant_of_namespace
 from busbar.scheduler import (
@@ -287,6 +289,17 @@ def with_forecast(waits: PreviewAnswer, found: Answer | None, kept: Calibration)
             "past_before_p90": kept.before_p90,
         }
     )
+
+
+def with_engine_mode(starts: PreviewAnswer, seen: ClusterObjects, draft: Draft) -> PreviewAnswer:
+    """The answer for a service that starts, with the mode in which its engine does and why."""
+    if not isinstance(draft, ModelService) or not starts.pool:
+        return starts
+    pool = next((pool for pool in seen.pools if pool.metadata.name == starts.pool), None)
+    choice = engine_mode(draft, model_uri(draft, seen.jobs).made_by, pool)
+    if choice is None or not choice.reason:
+        return starts
+    return starts.model_copy(update={"mode": choice.mode, "reason": f"{starts.reason} {choice.reason}"})
 
 
 def as_sentence(text: str) -> str:

@@ -37,6 +37,7 @@ from busbar.operator.previews.preview import (
     answer,
     held_by_guarantees,
     held_by_tenant,
+    with_engine_mode,
     with_forecast,
 )
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
@@ -220,7 +221,9 @@ class Previews:
             forecast=self._forecaster.question_of(DRAFT, now),
         )
         found, told = await self.worker.ask(question, self._forecast_s)
-        return with_forecast(found, told, self._kept(now.timestamp())) if found.waits else found
+        if found.waits:
+            return with_forecast(found, told, self._kept(now.timestamp()))
+        return with_engine_mode(found, seen, draft)
 
     def _kept(self, now: float) -> Calibration:
         p50, p90 = self._forecaster.kept(now)

@@ -93,11 +93,18 @@ def _line(placement: Placement, report: ServingReport, *, verified: bool) -> Mea
         mode=report.mode,
         tokens_per_second=_short(report.decode_tokens_per_second),
         prefill_tokens_per_second=_short(report.prefill_tokens_per_second),
-        memory_gib=round((report.weight_bytes + report.kv_bytes) / GIB, 3) if report.weight_bytes else None,
+        memory_gib=_memory_gib(report),
         kv_tokens=report.cache_tokens,
         step_model=StepModel(**{name: _short(getattr(model, name)) for name in StepModel.model_fields}),
         verified=verified,
     )
+
+
+def _memory_gib(report: ServingReport) -> float | None:
+    """What stays on the accelerator; None: the engine does not tell."""
+    if not report.weight_bytes:
+        return None
+    return round((max(0, report.weight_bytes - report.streamed_bytes) + report.kv_bytes) / GIB, 3)
 
 
 def _short(value: float | None) -> float | None:

@@ -23,6 +23,7 @@ from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests
 from busbar.operator.serving import warm
 from busbar.operator.serving.conditions import new_problems
+from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexes
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.status import is_scaling, status_of
@@ -40,7 +41,9 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     kept, asleep = _stay(view, decisions, lost)
     slept, told = warm.steps(view, kept, asleep)
     notices += tuple(told)
-    actions = [*_leave(view, kept | asleep), *slept, *_clean(view), *_lift(view), *_start(view, decisions)]
+    started, modes = _start(view, decisions)
+    notices += tuple((Reason.MODE_CHOSEN, why) for why in modes)
+    actions = [*_leave(view, kept | asleep), *slept, *_clean(view), *_lift(view), *started]
     desired, why, scaling = desired_replicas(
         view.service,
         view.demand,
@@ -72,31 +75,37 @@ def _again(view: ServiceView, desired: int) -> float:
 # -- replicas ------------------------------------------------------------------------------------------
 
 
-def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> list[Action]:
-    """Creates the pods that the plan admitted."""
+def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> tuple[list[Action], list[str]]:
+    """Creates the pods that the plan admitted; and why they get another engine mode than the usual one."""
     if view.off is not None or not view.model.uri:
-        return []
+        return [], []
     wanted = set(wanted_indexes(view.service, view.pods)) - {p.rank for p in view.pods} - view.holders.keys()
     if view.budget.why:
         wanted = set(sorted(wanted)[: startable(view.service, view.pods, view.budget)])
     actions: list[Action] = []
+    reasons: dict[str, None] = {}
     for decision in decisions:
         if not isinstance(decision, Admit) or decision.index not in wanted:
             continue
+        pool = view.pools.get(decision.placement.pool)
+        choice = engine_mode(view.service, view.model.made_by, pool)
+        if choice is not None and choice.reason:
+            reasons[choice.reason] = None
         body = manifests.service_pod(
             view.service,
             index=decision.index,
             model_uri=view.model.uri,
             placement=decision.placement,
-            pool=view.pools.get(decision.placement.pool),
+            pool=pool,
             rendering=view.rendering,
+            mode="" if choice is None else choice.mode,
         )
         key = Key(view.service.metadata.namespace or "", body["metadata"]["name"])
         actions.append(Create(PODS, key, body))
     secret = manifests.bearers_secret(view.service, view.rendering)
     if actions and secret is not None:
         actions.insert(0, Apply(SECRETS, secret))
-    return actions
+    return actions, list(reasons)
 
 
 def _lift(view: ServiceView) -> list[Action]:

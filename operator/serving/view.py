@@ -13,6 +13,7 @@ from busbar.kube.types.reasons import Reason
 from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods import manifests
+from busbar.operator.profiles.table import Workload, workload
 from busbar.operator.serving.fleets import Change, Plan
 from busbar.operator.serving.names import taken
 from busbar.operator.settings import Settings
@@ -27,6 +28,8 @@ class ModelPlace:
 
     uri: str = ""
     problem: str = ""
+    made_by: Workload | None = None
+    """What is known of the model from the TrainingJob that made it."""
 
 
 @dataclass(frozen=True)
@@ -105,4 +108,4 @@ def model_uri(service: ModelService, jobs: Iterable[TrainingJob]) -> ModelPlace:
         return ModelPlace(problem=f"TrainingJob {name} names no output that could be served.")
     if job.status is None or job.status.phase is not TrainingPhase.SUCCEEDED:
         return ModelPlace(problem=f"TrainingJob {name} has not succeeded yet.")
-    return ModelPlace(uri=job.spec.output.uri)
+    return ModelPlace(uri=job.spec.output.uri, made_by=workload(job))

@@ -28,6 +28,7 @@ from busbar.operator.previews.preview import (
     held_by_guarantees,
     held_by_tenant,
     loads_of,
+    with_engine_mode,
     with_forecast,
 )
 from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
@@ -102,6 +103,28 @@ def test_a_draft_that_fits_starts_now_and_only_an_admin_reads_where() -> None:
     assert (found.starts_now, found.pool, found.when, found.nodes) == (True, "cpu", "Now", ())
     assert found.reason.endswith(".")
     assert answer(asked(job("draft"), admin=True)).nodes != ()
+
+
+def test_a_service_is_told_in_which_mode_its_engine_would_start_and_why() -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    }  # fmt: skip
+    made = job("made", engine={**ENGINE, "model": {"config": config}}, status={"phase": "Succeeded"})
+    seen = ClusterObjects(pools=(pool("cpu"),), nodes=nodes_of(), tenants=TENANTS, jobs=(made,))
+    for memory, mode in (("40Gi", "resident"), ("6Gi", "stream")):
+        draft = service(
+            "web", model={"trainingJob": "made"}, shape={"cpu": "1", "memory": memory}, replicas=1
+        )
+        starts = PreviewAnswer(
+            starts_now=True, possible=True, reason="There is room.", when="Now", pool="cpu", mode="resident"
+        )
+        found = with_engine_mode(starts, seen, draft)
+        assert found.mode == mode
+        assert ("Engine mode stream, because resident needs" in found.reason) is (mode == "stream")
+        waits = starts.model_copy(update={"pool": ""})
+        assert with_engine_mode(waits, seen, draft) == waits
+    assert with_engine_mode(starts, seen, job("draft")) == starts
 
 
 def test_a_draft_that_waits_names_nobody_else() -> None:

@@ -57,6 +57,12 @@ def test_the_step_model_of_replicas_becomes_a_cell_and_outlives_them() -> None:
     ]
 
 
+def test_weights_that_are_streamed_take_no_memory_of_the_accelerator() -> None:
+    reading = serving(500, kvBytes=2**30, mode="stream", streamedBytes=3 * 2**28)
+    [line] = measured([(runs(0), placement())], {runs(0).uid: reading}, ENGINE)
+    assert (line.mode, line.memory_gib) == ("stream", 1.25)
+
+
 def test_only_the_platforms_own_engine_fills_shared_cells() -> None:
     assert served((of_service(),), "another") == []
     assert believed(of_service(image="own/image")) == []

@@ -8,15 +8,28 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.operator.builders import NOW, RENDERING, SETTINGS, admit, job, replica, service
+from tests.operator.builders import (
+    ENGINE,
+    NOW,
+    RENDERING,
+    SETTINGS,
+    admit,
+    job,
+    placement,
+    pool,
+    replica,
+    service,
+)
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService
 from busbar.operator.accounting.budgets import Hold
-from busbar.operator.decisions import Release, Wait
+from busbar.operator.decisions import Admit, Release, Wait
 from busbar.operator.pods.manifests import KIND_TRAINING
+from busbar.operator.profiles.table import workload
+from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.names import holders
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replicas import wanted_indexes
@@ -51,6 +64,69 @@ def test_a_replica_is_created_where_the_plan_says_gated_and_pinned() -> None:
     assert create.key.name == "web-0"
     assert spec["schedulingGates"] == [{"name": "busbar.dev/admission"}]
     assert "node-0" in str(spec["affinity"])
+
+
+BIG: dict[str, Any] = {
+    **ENGINE,
+    "model": {
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "tie_word_embeddings": False,
+        }
+    },
+}
+"""7 B parameters in float32 (the job trains a tokenizer of 512 tokens)."""
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "fields", "mode", "said"),
+    [
+        (80, {}, "resident", ""),
+        (24, {}, "int8", "Engine mode int8, because resident needs 27.1 GiB and the L4 has 22.1 GiB"),
+        (
+            6,
+            {},
+            "stream",
+            "Engine mode stream, because resident needs 27.1 GiB and int8 needs 7.6 GiB and the L4 has",
+        ),
+        (2, {}, "stream", "It fits in no engine mode: stream needs"),
+        (24, {"args": ["--weights-dtype", "int4"]}, None, ""),
+        (24, {"args": ["--weights=stream"]}, None, ""),
+        (24, {"engine": "vllm", "image": "vllm"}, None, ""),
+    ],
+    ids=["room", "codes", "streamed", "nowhere", "own codes", "own streaming", "another engine"],
+)
+def test_a_replica_starts_in_the_mode_that_fits_its_accelerator_and_says_why(
+    memory_gib: int, fields: dict[str, Any], mode: str | None, said: str
+) -> None:
+    of = wanting(1, **fields)
+    made_by = workload(job(engine=BIG))
+    device = pool("l4", accelerator="L4", memoryGib=memory_gib)
+    update = reconcile(
+        view(of, model=ModelPlace("pvc://claim/model", made_by=made_by), pools={"l4": device}),
+        (Admit(placement(pool="l4", accelerator="L4"), "there is room", "7", 0),),
+    )
+    create = update.actions[-1]
+    assert isinstance(create, Create)
+    env = {item["name"]: item["value"] for item in create.body["spec"]["containers"][0]["env"]}
+    assert env.get("BUSBAR_MODE") == mode
+    told = [text for reason, text in update.notices if reason == "ModeChosen"]
+    assert [said in text for text in told] == [True] * bool(said)
+
+
+def test_on_a_cpu_the_pods_memory_decides_and_without_one_nothing_is_chosen() -> None:
+    made_by = workload(job(engine=BIG))
+    for memory, mode in (("40Gi", "resident"), ("6Gi", "stream"), (None, None)):
+        of = service(shape={"cpu": "2"} | ({} if memory is None else {"memory": memory}))
+        choice = engine_mode(of, made_by, pool())
+        assert (None if choice is None else choice.mode) == mode
+    assert engine_mode(service(shape={"cpu": "2", "memory": "8Gi"}), None, pool()) is None
 
 
 def test_an_order_for_a_replica_that_is_not_wanted_creates_nothing() -> None:

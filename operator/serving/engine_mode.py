@@ -1,0 +1,49 @@
+"""In which engine mode a replica of our engine starts, by the accelerator that it is placed on.
+
+The model's size is known where a TrainingJob that states its config made it. Elsewhere, and where `spec.args` choose how
+weights are kept, nothing is chosen here: the engine refuses what does not fit, and names what would.
+"""
+
+from __future__ import annotations
+
+from busbar.kube.types import AcceleratorPool, ModelService, quantity
+from busbar.kube.types.model_service import ServiceEngine
+from busbar.operator.profiles.table import Workload
+from busbar.scheduler.fit.accelerators import accelerator
+from busbar.scheduler.fit.serving import USABLE, ModeChoice, ServingShape, choose_mode
+
+CONTEXT = 2048
+"""Tokens that a replica must hold at least, where spec.maxModelLen says nothing."""
+OWN_CHOICE = ("--weights", "--weights-dtype", "--memory", "--dtype", "--device")
+
+
+def engine_mode(
+    service: ModelService, made_by: Workload | None, pool: AcceleratorPool | None
+) -> ModeChoice | None:
+    """None: not known, or not ours to choose."""
+    spec = service.spec
+    if pool is None or made_by is None or made_by.model is None or made_by.batch is None:
+        return None
+    if spec.engine is not ServiceEngine.BUILTIN or any(
+        word.partition("=")[0] in OWN_CHOICE for word in spec.args or ()
+    ):
+        return None
+    device, memory = accelerator(pool.spec.accelerator), _memory_bytes(service, pool)
+    if device is None or not memory:
+        return None
+    serving = ServingShape(
+        context=spec.max_model_len or CONTEXT,
+        weight_bytes=4 if device.name == "cpu" else made_by.batch.weight_bytes,
+        kv_bytes=None if spec.kv_cache_memory is None else quantity.to_bytes(spec.kv_cache_memory),
+    )
+    return choose_mode(made_by.model, serving, device, memory)
+
+
+def _memory_bytes(service: ModelService, pool: AcceleratorPool) -> int:
+    """Of one accelerator, which is all that the engine uses; of the pod on a CPU. 0: not known."""
+    known = accelerator(pool.spec.accelerator)
+    if known is not None and known.name == "cpu":
+        asked = service.spec.shape.memory
+        return 0 if asked is None else quantity.to_bytes(asked)
+    mib = round((pool.spec.memory_gib or 0) * 1024) or (known.memory_mib if known is not None else 0)
+    return int(mib * 2**20 * USABLE)
