@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.serving import kvcodes
 from busbar.workloads.serving.adapters import AdapterStore
 from busbar.workloads.serving.architecture import Architecture, read_architecture
@@ -35,7 +36,7 @@ from busbar.workloads.serving.probe import TOLERANCE, Trial, batch_invariant, ch
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
-from busbar.workloads.serving.settings import STEP_TOKENS, EngineSettings, usable_processors
+from busbar.workloads.serving.settings import STEP_TOKENS, EngineSettings
 from busbar.workloads.serving.stream_load import Streaming, WeightReader
 from busbar.workloads.serving.text import load_tokenizer
 from busbar.workloads.serving.weights import Weights

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from busbar.kube.contracts.bearers import Role, bearers_in
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env
 from busbar.kube.types.meta import claim_of
+from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.settings import (
@@ -25,7 +26,6 @@ from busbar.workloads.serving.settings import (
     ServerSettings,
     parse_bytes,
     parse_quota,
-    usable_processors,
 )
 
 MODES: dict[str, dict[str, Any]] = {

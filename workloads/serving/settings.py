@@ -6,7 +6,6 @@ environment the operator sets (`pod.py`), a person's from the flags of `busbar s
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,24 +200,3 @@ def parse_bytes(value: object, where: str) -> int:
     if size < 1:
         raise SettingsError(f"{where}: {value!r} is not more than nothing")
     return size
-
-
-def usable_processors() -> int:
-    """Processors this process may use: its affinity, or less under a cgroup quota (v2 or v1)."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota(Path("/sys/fs/cgroup"))
-    return max(1, min(count, int(quota))) if quota is not None else count
-
-
-def _cgroup_quota(root: Path) -> float | None:
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if quota in ("max", "-1") or not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return None
-    return int(quota) / int(period)
