@@ -13,10 +13,12 @@ One decoder (RMSNorm, rotary attention, SwiGLU, tied head; random tokens) is tra
     offload     the engine, all state on the host, streamed through staging slots
     blocking    the same, but each step waits for its updates; in all others they run beside the next forward pass
     auto        the engine, as much state on the host as this device and host need
+    stream      the engine, weights too on the host, which updates them; two blocks at a time on the device
     fsdp2       for comparison: torch's fully_shard with CPUOffloadPolicy on a GPU, AdamW(fused=True) on the host
 
 All losses and final weights but the peer's must be equal bit for bit; otherwise the script says where they differ
-and exits 1. The result begins with this machine's limits: matrix product, both directions of the link alone and
+and exits 1. Those of `stream` must be on a CPU only: on a GPU it updates with other kernels than the others, those of the
+host, and where they differ is said alone. The result begins with this machine's limits: matrix product, both directions of the link alone and
 together, copies in host memory. With --checkpoint FOLDER each engine writes one checkpoint there while a step
 runs, beside torch.save and fsync of the same state. Then tokens per second of each (median of the steps after warm-up, each until
 its loss is on the host), peak device memory, and the
@@ -48,9 +50,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from busbar.workloads.machine.limits import host_limit_bytes
-from busbar.workloads.machine.streams import Streams, make_repeatable, open_streams
+from busbar.workloads.machine.streams import CallerStream, Streams, make_repeatable, open_streams
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.async_checkpoint import Saver
+from busbar.workloads.training.block_slots import BlockSlots
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.gates import Gates
@@ -59,6 +62,7 @@ from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
 from busbar.workloads.training.settings import AdamW
 from busbar.workloads.training.snapshot import Snapshot
+from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 
 SETTINGS = AdamW(
     learning_rate=3e-4,
@@ -270,8 +274,14 @@ class Engine:
         self.name, self.model, self.gated = name, model, name != "blocking"
         groups = make_groups(model)
         on_gpu = device.type == "cuda"
-        demand = Demand(tuple(group.size for group in groups), dtype, 1, ACTIVATION_BYTES if on_gpu else 0)
-        if offloaded is None:
+        kept, streamed = ACTIVATION_BYTES if on_gpu else 0, name == "stream"
+        demand = Demand(
+            tuple(group.size for group in groups), dtype, 1, kept, recompute_bytes=kept if streamed else None
+        )
+        if streamed:
+            limits = MemoryLimits(None, host_limit_bytes(), device_is_host=not on_gpu)
+            self.plan = make_plan(demand, limits, PARAMETER_OFFLOAD)
+        elif offloaded is None:
             whole = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
             limits = MemoryLimits(whole, host_limit_bytes(), device_is_host=not on_gpu)
             self.plan = make_plan(demand, limits, "auto")
@@ -283,12 +293,21 @@ class Engine:
         self.host_arena = Arena("host", self.plan.host, torch.device("cpu"))
         if device.type == "cuda":
             self.host_arena.pin()
-        self.groups: tuple[FlatGroup, ...] = bind(groups, self.device_arena, DTYPES[dtype])
-        self.streams: Streams = open_streams(device, gated=self.gated)
+        home = self.host_arena if streamed else self.device_arena
+        self.groups: tuple[FlatGroup, ...] = bind(groups, home, DTYPES[dtype])
+        self.streams: Streams = open_streams(device, gated=self.gated, on_host=streamed)
+        self.blocks: BlockSlots | None = None
+        if streamed:
+            arenas = self.device_arena, self.host_arena
+            self.blocks = BlockSlots(model, self.groups, self.plan, *arenas, self.streams)
+            self.blocks.refresh()
         self.optimizer = OffloadedAdamW(
-            self.groups, SETTINGS, self.plan, self.device_arena, self.host_arena, self.streams, fused=True
+            self.groups, SETTINGS, self.plan, home, self.host_arena, self.streams, fused=True
         )
-        self.gates = Gates(model, self.groups, self.streams.compute)
+        if self.blocks is None:
+            self.gates = Gates(model, self.groups, self.streams.compute)
+        else:
+            self.gates = Gates(model, self.groups, CallerStream(), self.blocks.arrive)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         rebind_gradients(self.groups)
@@ -296,7 +315,12 @@ class Engine:
             self.optimizer.pipeline.prefetch()
         loss: torch.Tensor = self.model(tokens)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.blocks is not None:
+            self.blocks.end_backward()
+            self.blocks.collect()
         _, updated = self.optimizer.step(SETTINGS.learning_rate)
+        if self.blocks is not None:
+            self.blocks.updated(updated)
         self.gates.shut(updated)
         if not self.gated:
             self.drain()
@@ -308,6 +332,8 @@ class Engine:
 
     def facts(self) -> dict[str, Any]:
         moved = self.optimizer.pipeline.loaded_bytes + self.optimizer.pipeline.stored_bytes
+        if self.blocks is not None:
+            moved = self.blocks.traffic.loaded + self.blocks.traffic.collected
         return {
             "plan": self.plan.to_json(),
             "chunks": len(self.optimizer.chunks),
@@ -336,6 +362,7 @@ def make(
         "half": lambda groups: groups // 2,
         "offload": lambda groups: groups,
         "blocking": lambda groups: groups,
+        "stream": lambda groups: groups,
     }
     if name == "fsdp2":
         return FullyShard(model, device, DTYPES[dtype])
@@ -430,7 +457,7 @@ def run(
     torch.manual_seed(0)
     torch.set_default_dtype(DTYPES[dtype])
     # The peer keeps its parameters on the host, in fp32; the engine moves them from there to the device.
-    with torch.device("cpu") if name in (*PEERS, "auto") else device:
+    with torch.device("cpu") if name in (*PEERS, "auto", "stream") else device:
         model = Decoder(shape)
     torch.set_default_dtype(torch.float32)
     way = make(name, model.float() if name in PEERS else model, device, dtype)
@@ -502,7 +529,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=SHAPES, help="default: 1b on a GPU, miniature without one")
     parser.add_argument(
         "--ways",
-        default="plain,resident,half,offload,blocking,fsdp2",
+        default="plain,resident,half,offload,blocking,stream,fsdp2",
         help="which, in order; the first is compared with",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
@@ -533,7 +560,10 @@ def main() -> int:
             ways[outcome.name]["equality"] = compare(reference, outcome)
             ratios = {peer: round(speed[outcome.name] / speed[peer], 3) for peer in PEERS & set(speed)}
             ways[outcome.name]["timesAsFastAs"] = ratios
-    compared = [way["equality"] for way in ways.values() if "equality" in way]
+    other_kernels = {"stream"} if device.type == "cuda" else set()
+    compared = [
+        way["equality"] for name, way in ways.items() if "equality" in way and name not in other_kernels
+    ]
     equal = all(found["lossesEqual"] and found["weightsEqual"] for found in compared)
     result = {
         "command": " ".join(["python", "benchmarks/gpu/training.py", *sys.argv[1:]]),

@@ -40,6 +40,7 @@ class EngineMode(StrEnum):
     AUTO = "auto"
     RESIDENT = "resident"
     OPTIMIZER_OFFLOAD = "optimizer-offload"
+    PARAMETER_OFFLOAD = "parameter-offload"
 
 
 class Activations(StrEnum):
@@ -326,6 +327,14 @@ class TrainingEngine(SpecModel):
             message="nothing moves activations to the host yet, so activations: swap is refused; set recompute or auto",
             holds=lambda engine: engine.activations is not Activations.SWAP,
         ),
+        Rule(
+            cel="!has(self.mode) || !has(self.activations) || self.mode != 'parameter-offload' || "
+            "self.activations != 'keep'",
+            message="mode: parameter-offload recomputes activations; remove activations: keep",
+            holds=lambda engine: (
+                engine.mode is not EngineMode.PARAMETER_OFFLOAD or engine.activations is not Activations.KEEP
+            ),
+        ),
     )
 
     model: ModelSource = Field(description="Which model.")
@@ -358,7 +367,8 @@ class TrainingEngine(SpecModel):
     mode: EngineMode = Field(
         default=EngineMode.AUTO,
         description="resident keeps everything on the device; optimizer-offload keeps the optimizer's state in "
-        "host memory; auto lets the scheduler choose.",
+        "host memory; parameter-offload keeps the weights there too, updates them there, and has a few blocks at a time "
+        "on the device; auto lets the scheduler choose.",
     )
     activations: Activations = Field(
         default=Activations.AUTO,

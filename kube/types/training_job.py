@@ -24,7 +24,7 @@ from busbar.kube.types.meta import (
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, GangShape
-from busbar.kube.types.training_engine import Order, TrainingEngine
+from busbar.kube.types.training_engine import EngineMode, Order, TrainingEngine
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
@@ -91,6 +91,14 @@ def _order_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
     return shape.min_pods == pods and pods in (1, 2, 4, 8) and engine.batch.micro_batches % pods == 0
 
 
+def _one_process_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
+    """Whether a job whose weights are on the host has one pod, and adds micro-batches up as they come."""
+    if engine is None or engine.mode is not EngineMode.PARAMETER_OFFLOAD:
+        return True
+    fixed = engine.parallelism is not None and engine.parallelism.order is Order.FIXED
+    return shape.max_pods == 1 and not fixed
+
+
 class TrainingJobSpec(SpecModel):
     """The training and its scheduling constraints. Exactly one of engine and template."""
 
@@ -117,6 +125,12 @@ class TrainingJobSpec(SpecModel):
             "micro-batches evenly; set the shape so, or order: fast",
             field_path=".shape",
             holds=lambda spec: _order_holds(spec.engine, spec.shape),
+        ),
+        Rule(
+            cel="!has(self.engine) || !has(self.engine.mode) || self.engine.mode != 'parameter-offload' || "
+            "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
+            message="mode: parameter-offload runs in one process; set shape.maxPods: 1 and remove parallelism.order",
+            holds=lambda spec: _one_process_holds(spec.engine, spec.shape),
         ),
         Rule(
             cel="!has(self.deadline) || has(self.engine)",

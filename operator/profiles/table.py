@@ -24,7 +24,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob, quantity
-from busbar.kube.types.training_engine import EngineMode, TrainingEngine
+from busbar.kube.types.training_engine import Activations, EngineMode, Order, TrainingEngine
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.pools.nodes import link_class
 from busbar.operator.profiles.observations import (
@@ -61,6 +61,7 @@ from busbar.scheduler.performance.learning import EXPLORED, learn
 
 T = TypeVar("T")
 AUTO_MODES = (EngineMode.RESIDENT.value, EngineMode.OPTIMIZER_OFFLOAD.value)
+STREAMED = EngineMode.PARAMETER_OFFLOAD.value
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ def workload(job: TrainingJob) -> Workload:
     engine = job.spec.engine
     if engine is None:
         return Workload()
-    modes = AUTO_MODES if engine.mode is EngineMode.AUTO else (str(engine.mode.value),)
+    modes: tuple[str, ...] = (str(engine.mode.value),)
+    if engine.mode is EngineMode.AUTO:
+        modes = (*AUTO_MODES, STREAMED) if _can_stream(engine, job.spec.shape.max_pods) else AUTO_MODES
     if engine.model.config is None:
         return Workload(
             modes=modes, steps=engine.steps
@@ -143,6 +146,12 @@ def workload(job: TrainingJob) -> Workload:
         model,
         batch,
     )
+
+
+def _can_stream(engine: TrainingEngine, pods: int) -> bool:
+    """Whether the weights may be on the host: as the engine says, but for what only the model itself tells."""
+    fixed = engine.parallelism is not None and engine.parallelism.order is Order.FIXED
+    return pods == 1 and not fixed and engine.activations is not Activations.KEEP
 
 
 @lru_cache(maxsize=4096)

@@ -19,6 +19,10 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
     mode                device                                   host
     resident            all                                      two buffers for the checkpoint
     optimizer-offload   all but the optimizer, and the staging   the optimizer and the buffers
+    parameter-offload   what stands around the blocks, with      weights, gradients, optimizer and the buffers; room for
+                        its gradients; two blocks' weights and   the gradients of a block, and what a bfloat16 update
+                        two blocks' gradients; activations,      needs beside its chunk
+                        always recomputed
 
 All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
 The host also holds the model while it is made, and up to a gibibyte of it while the result is written. A test holds
@@ -29,10 +33,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .frozen import frozen_parameters
+from .frozen import frozen_parameters, frozen_parts
 from .model import BatchShape, ModelShape
 
-MODES = ("resident", "optimizer-offload")
+PARAMETER_OFFLOAD = "parameter-offload"
+MODES = ("resident", "optimizer-offload", PARAMETER_OFFLOAD)
 AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # activations
 RUNTIME_BYTES = 600 * 2**20
 """Driver context, libraries and allocator slack on a GPU; the plan does not count them."""
@@ -79,8 +84,10 @@ def activations(model: ModelShape, batch: BatchShape) -> int:
 def decided(model: ModelShape, batch: BatchShape, mode: str, device_bytes: int | None) -> BatchShape:
     """`batch` with what `auto` does with activations on a device of this memory; None: of any.
 
-    As in the engine: they are recomputed where they do not fit, and that needs less.
+    As in the engine: they are recomputed where they do not fit, and that needs less; in `parameter-offload` always.
     """
+    if mode == PARAMETER_OFFLOAD:
+        return replace(batch, activations=RECOMPUTE)
     if batch.activations != AUTO:
         return batch
     keeps, recomputes = (replace(batch, activations=each) for each in (KEEP, RECOMPUTE))
@@ -103,8 +110,25 @@ def memory(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:
     made, gradients, state = parameters * weight, trained * weight, trained * each
     chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, trained // 64))
     scratch = 0 if batch.dtype == "float32" else 8 * chunk
+    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (gradients + state) // 32))
+    if mode == PARAMETER_OFFLOAD:
+        block = _largest_block(model, batch)
+        frozen = frozen_parts(model, batch.freeze)
+        outer = parameters - model.layers * model.layer_parameters
+        trained_outer = outer - sum(size for part, size in frozen.items() if not part.startswith("block-"))
+        on_device = (outer + trained_outer + 2 * model.layer_parameters + 2 * block) * weight
+        again = replace(batch, activations=RECOMPUTE)
+        home = made - (outer - trained_outer) * weight
+        on_host = home + gradients + state + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
+        return Footprint(on_device + activations(model, again) + RUNTIME_BYTES, max(made + home, on_host))
     offloaded = mode == "optimizer-offload"
     device = made + gradients + scratch + (3 * chunk * each if offloaded else state)
-    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (gradients + state) // 32))
     running = (state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES)
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
+
+
+def _largest_block(model: ModelShape, batch: BatchShape) -> int:
+    """Trained parameters of the block that has most of them."""
+    frozen = frozen_parts(model, batch.freeze)
+    least = min(frozen.get(f"block-{index}", 0) for index in range(model.layers)) if frozen else 0
+    return model.layer_parameters - least

@@ -10,6 +10,8 @@ Per step, with T tokens, P parameters, s bytes of optimizer state per parameter 
               optimizer-offload: the share of the state that is on the host (of the last blocks) goes through the
               device, down and up the link at once, as `timeline` says: beside the next forward pass if `gated`,
               beside backward as far as there are staging slots, else behind backward
+              parameter-offload: weights come down for each micro-batch's forward and again for its backward pass, in
+              which gradients go up; the host's processors update, at the speed of its memory
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ from dataclasses import replace
 
 from .accelerators import Accelerator
 from .frozen import frozen_parameters
-from .memory import KEEP, RECOMPUTE, state_bytes
+from .memory import KEEP, PARAMETER_OFFLOAD, RECOMPUTE, state_bytes
 from .model import BatchShape, ModelShape
-from .timeline import GroupWork, Rates, step_time
+from .timeline import GroupWork, Rates, StreamedBlock, step_time, streamed_step_time
 
 EFFICIENCY_PER_DOUBLING = 0.95
 """What every doubling of accelerators keeps."""
 COPIES_ON_A_CPU = 1.3
 """A CPU's link is its own memory: the state is read and written once more on its way."""
+HOST_GB_PER_S = 150.0
+"""What a host's processors reach of its memory: a stated guess, as its data sheet is not known here."""
 CHUNKS = 64
 """Of the state, as in the engine."""
 
@@ -58,10 +62,9 @@ def step_seconds(
         slots: for chunks of state on their way, each a sixty-fourth of it.
         gated: whether updates run beside the next forward pass.
     """
-    flops = device.tflops * 1e12 * device.utilisation
-    if batch.dtype == "float32" and device.name != "cpu":
-        flops /= 4 if device.has_bfloat16 else 8
-    compute_s = _flops_per_token(model, batch) * batch.tokens / (flops * accelerators)
+    if mode == PARAMETER_OFFLOAD:
+        return _streamed_s(model, batch, device, accelerators, gated=gated)
+    compute_s = _compute_s(model, batch, device, accelerators)
     share = 0.0 if mode == "resident" else share
     update_s = _update_s(model, batch, share, device)
     trained = model.parameters - frozen_parameters(model, batch.freeze)
@@ -75,6 +78,33 @@ def step_seconds(
         Rates(link, link, trained / update_s),
         gated=gated,
     ).seconds
+
+
+def _compute_s(model: ModelShape, batch: BatchShape, device: Accelerator, accelerators: float) -> float:
+    """Of forward and backward."""
+    flops = device.tflops * 1e12 * device.utilisation
+    if batch.dtype == "float32" and device.name != "cpu":
+        flops /= 4 if device.has_bfloat16 else 8
+    return _flops_per_token(model, batch) * batch.tokens / (flops * accelerators)
+
+
+def _streamed_s(
+    model: ModelShape, batch: BatchShape, device: Accelerator, accelerators: float, *, gated: bool
+) -> float:
+    """Of a step whose weights are on the host. On a CPU nothing runs beside anything else."""
+    trained = model.parameters - frozen_parameters(model, batch.freeze)
+    touched = trained * (2 * state_bytes(batch) + 4 * batch.weight_bytes)
+    weights = model.layer_parameters * batch.weight_bytes
+    gradients = trained * batch.weight_bytes // model.layers
+    micro_batches = batch.sequences // batch.micro_batch
+    compute_s = _compute_s(model, replace(batch, activations=RECOMPUTE), device, accelerators)
+    if device.name == "cpu":
+        moved = micro_batches * model.layers * (2 * weights + 2 * gradients)
+        return compute_s + (touched + 2 * moved) / (device.memory_gb_per_s * 1e9)
+    forward_s = compute_s / micro_batches / model.layers / 4
+    block = StreamedBlock(forward_s, 3 * forward_s, weights, gradients)
+    link, update_s = device.link_gb_per_s * 1e9, touched / (HOST_GB_PER_S * 1e9)
+    return streamed_step_time([block] * model.layers, micro_batches, link, link, update_s, gated=gated)
 
 
 def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.0) -> float:

@@ -73,6 +73,42 @@ def step_time(
     return StepTime(seconds, compute_s, max(0.0, seconds - compute_s))
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedBlock:
+    """A transformer block whose weights are on the host. What stands around the blocks may be given as one without
+    bytes."""
+
+    forward_s: float
+    """Of one micro-batch."""
+    backward_s: float
+    """The same, and to compute it again before."""
+    weight_bytes: int
+    gradient_bytes: int
+
+
+def streamed_step_time(
+    blocks: Sequence[StreamedBlock],
+    micro_batches: int,
+    load_bytes_per_s: float,
+    store_bytes_per_s: float,
+    update_s: float,
+    *,
+    gated: bool,
+) -> float:
+    """Seconds of a step whose weights come down block by block, and whose update runs on the host in `update_s`.
+
+    While a block is computed the next one is loaded, and the gradients of the one before it go up. Updates run in
+    forward order: in the gated schedule beside the next step's first forward pass, else behind backward.
+    """
+    forward_s = sum(max(each.forward_s, each.weight_bytes / load_bytes_per_s) for each in blocks)
+    backward_s = sum(
+        max(each.backward_s, each.weight_bytes / load_bytes_per_s, each.gradient_bytes / store_bytes_per_s)
+        for each in blocks
+    )
+    first_s = max(forward_s, update_s) if gated else forward_s + update_s
+    return first_s + (micro_batches - 1) * forward_s + micro_batches * backward_s
+
+
 class _Clock:
     """When each engine is free again; `now` is that of forward and backward."""
 

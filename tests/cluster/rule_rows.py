@@ -142,6 +142,27 @@ TRAINING = (
         {"spec/engine/activations": "auto"},
     ),
     Row(
+        m.engine_job,
+        "spec.engine",
+        "mode: parameter-offload recomputes activations",
+        {"spec/engine/mode": "parameter-offload", "spec/engine/activations": "keep", **FAST},
+        {"spec/engine/mode": "parameter-offload", "spec/engine/activations": "auto", **FAST},
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "mode: parameter-offload runs in one process",
+        {"spec/engine/mode": "parameter-offload", "spec/shape": {"maxPods": 2}, **FAST},
+        {"spec/engine/mode": "parameter-offload", "spec/shape": {"maxPods": 1}, **FAST},
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "mode: parameter-offload runs in one process",
+        {"spec/engine/mode": "parameter-offload", "spec/engine/parallelism": {"order": "fixed"}},
+        {"spec/engine/mode": "parameter-offload", **FAST},
+    ),
+    Row(
         m.engine_job_from_weights,
         "spec.engine.data",
         "plain text has none",

@@ -111,6 +111,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"target_modules": ["attn.c_attn"], "fan_in_fan_out": True},
         "half",
     ),
+    "dropout, everything on the host": (
+        "llama",
+        {**ADAPTER, "dropout": 0.2},
+        {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.2},
+        "parameter-offload",
+    ),
     "DoRA": (
         "llama",
         {**ADAPTER, "dora": True},

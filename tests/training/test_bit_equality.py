@@ -74,7 +74,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
 
 
-@pytest.mark.parametrize("placement", ["resident", "optimizer-offload", "half"])
+@pytest.mark.parametrize("placement", ["resident", "optimizer-offload", "half", "parameter-offload"])
 @pytest.mark.parametrize("fused", [False, True], ids=["loop-kernel", "fused-kernel"])
 def test_every_placement_equals_a_plain_loop(placement: str, fused: bool) -> None:
     assert_equal_to_plain(engine(steps=STEPS), placement, fused)

@@ -94,11 +94,42 @@ def assert_same_result(claims: Path, whole: Path) -> None:
     assert outcome(claims)["fingerprint"] == outcome(whole)["fingerprint"]
 
 
-def test_a_run_may_resume_with_its_state_elsewhere(uninterrupted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("resident", "optimizer-offload"),
+        ("optimizer-offload", "parameter-offload"),
+        ("parameter-offload", "resident"),
+    ],
+)
+def test_a_run_may_resume_with_its_state_elsewhere(
+    before: str, after: str, uninterrupted: Path, tmp_path: Path
+) -> None:
     claims = prepare(tmp_path)
     point = Point("snapshot:Snapshot", "begin", 2)
-    assert train_in_a_process(manifest(mode="resident"), claims, point) == -signal.SIGKILL
-    assert train_in_a_process(manifest(mode="optimizer-offload"), claims) == 0
+    assert train_in_a_process(manifest(mode=before), claims, point) == -signal.SIGKILL
+    assert train_in_a_process(manifest(mode=after), claims) == 0
+    assert_same_result(claims, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point("block_slots:BlockSlots", "_collect", 23),
+        Point("block_slots:BlockSlots", "_load", 40),
+        Point("optimizer:OffloadedAdamW", "_adamw", 40),
+        Point("snapshot:Snapshot", "_fill", 8),
+    ],
+    ids=lambda point: point.name.strip("_"),
+)
+def test_a_run_with_its_weights_on_the_host_that_is_killed_resumes_to_the_same_bits(
+    point: Point, uninterrupted: Path, tmp_path: Path
+) -> None:
+    claims = prepare(tmp_path / "claims")
+    there = manifest(mode="parameter-offload")
+    assert train_in_a_process(there, claims, point) == -signal.SIGKILL
+    assert train_in_a_process(there, claims) == 0
+    assert json.loads((claims / "status.json").read_text())["mode"] == "parameter-offload"
     assert_same_result(claims, uninterrupted)
 
 

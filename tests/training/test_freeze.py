@@ -120,7 +120,13 @@ CASES: dict[str, tuple[str, list[str], list[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("placement", "dtype"),
-    [("resident", "float32"), ("optimizer-offload", "float32"), ("half", "bfloat16")],
+    [
+        ("resident", "float32"),
+        ("optimizer-offload", "float32"),
+        ("half", "bfloat16"),
+        ("parameter-offload", "float32"),
+        ("parameter-offload", "bfloat16"),
+    ],
 )
 @pytest.mark.parametrize(("base", "patterns", "names", "changes"), CASES.values(), ids=CASES.keys())
 def test_frozen_parts_equal_a_plain_loop_without_their_gradients_bit_for_bit(

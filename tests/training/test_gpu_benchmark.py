@@ -40,7 +40,7 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
     assert result["miniature"] is True
     assert result["machine"]["gpu"] is None
     assert result["machine"]["device"] == "cpu"
-    assert set(result["ways"]) == {"plain", "resident", "half", "offload", "blocking", "fsdp2"}
+    assert set(result["ways"]) == {"plain", "resident", "half", "offload", "blocking", "stream", "fsdp2"}
     assert set(result["ways"]["offload"]["timesAsFastAs"]) == {"fsdp2"}
     assert "equality" not in result["ways"]["fsdp2"]
     assert set(result["limits"]) == {"matmulTflops", "hostCopyGBps"}  # there is no link to measure
@@ -49,6 +49,8 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
         == 2 * result["ways"]["offload"]["plan"]["host"]["optimizer"]
     )
     assert result["ways"]["resident"]["linkBytesPerStep"] == 0
+    assert result["ways"]["stream"]["plan"]["mode"] == "parameter-offload"
+    assert result["ways"]["stream"]["linkBytesPerStep"] > 2 * 4 * result["parameters"]
 
 
 def test_bfloat16_is_equal_too_and_a_checkpoint_is_measured_beside_torch_save(

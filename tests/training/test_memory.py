@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from busbar.workloads.machine.limits import RESERVE_BYTES, PeakMeter, host_limit_bytes
-from busbar.workloads.machine.streams import CallerStream, Stream, WorkerStream, enforce_device_limit
+from busbar.workloads.machine.streams import (
+    CallerStream,
+    DeviceWorker,
+    Stream,
+    WorkerStream,
+    enforce_device_limit,
+)
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.errors import OutOfArena
 
@@ -196,3 +202,31 @@ def _resident(size: int) -> Iterator[None]:
     with mmap.mmap(-1, size) as room:
         room[:: mmap.PAGESIZE] = b"1" * (size // mmap.PAGESIZE)
         yield
+
+
+def test_a_worker_of_a_device_waits_for_what_it_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class FakeStream:
+        def __init__(self, device: torch.device) -> None:
+            seen.append(f"made on {device}")
+
+        def synchronize(self) -> None:
+            seen.append("synchronized")
+
+    @contextmanager
+    def on(stream: FakeStream) -> Iterator[None]:
+        seen.append("entered")
+        yield
+        seen.append("left")
+
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    worker: Stream = DeviceWorker("load", torch.device("cuda", 0))
+    target = torch.zeros(3)
+    worker.copy(target, torch.ones(3))
+    event = worker.record()
+    event.wait()
+    assert seen == ["made on cuda:0", "entered", "left", "synchronized"]
+    assert torch.equal(target, torch.ones(3))
+    worker.close()

@@ -21,6 +21,7 @@ import pytest
 from tests.training.crash import CONTEXT, PRELOAD
 from tests.training.small import LLAMA, TEXTS, manifest
 
+from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.tokenizer import train_tokenizer
 
 MIB = 2**20
@@ -46,10 +47,16 @@ def _train(document: dict[str, Any], claims: Path) -> None:
     def make_tight(demand: Any, limits: Any, mode: str) -> Any:
         """With two buffers for the snapshot, the minimum."""
         free = make(demand, replace(limits, host_bytes=None), mode)
-        least = plan_module.lay_out(demand, replace(limits, host_bytes=0), free.mode, len(free.offloaded))
+        bare = replace(limits, host_bytes=0)
+        if mode == PARAMETER_OFFLOAD:
+            least = lay_out_streamed(demand, bare)
+        else:
+            least = plan_module.lay_out(demand, bare, free.mode, len(free.offloaded))
         plan = make(demand, replace(limits, host_bytes=least.host_bytes), mode)
         assert plan.snapshot_blocks == 2
-        assert plan.device["parameters"] > ALLOWANCE  # a second copy of the weights would exceed the limit
+        assert {**plan.device, **plan.host}[
+            "parameters"
+        ] > ALLOWANCE  # a second copy of the weights would exceed the limit
         base.append(_virtual("VmData"))
         return plan
 
@@ -74,11 +81,11 @@ def _virtual(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def train(claims: Path, steps: int) -> dict[str, Any]:
+def train(claims: Path, steps: int, mode: str) -> dict[str, Any]:
     document = manifest(
         model={"config": MODEL},
         tokenizer={"uri": "pvc://tokenizer"},
-        mode="auto",
+        mode=mode,
         evaluation={"ngramOrder": 3},
         optimizer={"learningRate": 1e-3},
         steps=steps,
@@ -92,8 +99,8 @@ def train(claims: Path, steps: int) -> dict[str, Any]:
     return status
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module", params=["auto", PARAMETER_OFFLOAD])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """A run and its continuation: the second one also reads a checkpoint."""
     claims = tmp_path_factory.mktemp("limited")
     (claims / "text").mkdir()
@@ -101,7 +108,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for name, text in TEXTS.items():
         (claims / "text" / name).write_text(text)
     train_tokenizer(TEXTS.values(), 320).save(str(claims / "tokenizer/tokenizer.json"))
-    return [train(claims, steps=1), train(claims, steps=2)]
+    return [train(claims, steps, request.param) for steps in (1, 2)]
 
 
 def test_every_phase_lives_within_the_bytes_that_were_planned_for_it(runs: list[dict[str, Any]]) -> None:

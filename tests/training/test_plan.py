@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busbar.workloads.training.choice import make_plan
-from busbar.workloads.training.errors import InfeasiblePlan
+from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import MOST, Fix, find_fixes
+from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.plan import (
     EVALUATION_BYTES,
     Demand,
@@ -23,9 +24,9 @@ from busbar.workloads.training.plan import (
     MemoryPlan,
     aligned,
     disk_shortage,
-    first_that_fits,
     lay_out,
 )
+from busbar.workloads.training.streamed_plan import why_not_streamed
 
 MIB = 2**20
 DEMAND = Demand(
@@ -201,7 +202,8 @@ KEPT = replace(DEMAND, activations="keep", recompute_bytes=16 * MIB)
         (130, "optimizer-offload", "activations: recompute (one more forward pass per step, equal results)"),
         (230, "resident", "mode: auto ("),
         (125, "resident", "mode: auto and activations: recompute ("),
-        (113, "auto", "activations: recompute and batch.microBatch: 2 (now 8) (one more forward pass"),
+        (113, "auto", "activations: recompute (one more forward pass"),  # with the weights on the host
+        (65, "auto", "activations: recompute and batch.microBatch: 4 (now 8) (one more forward pass"),
     ],
 )
 def test_a_job_that_keeps_its_activations_is_told_of_recomputing_them(
@@ -219,9 +221,9 @@ def test_a_job_that_keeps_its_activations_is_told_of_recomputing_them(
 
 def test_a_refusal_of_auto_says_that_recomputing_was_tried() -> None:
     with pytest.raises(
-        InfeasiblePlan, match=r"at best with 100% of the state on the host and recomputed act"
+        InfeasiblePlan, match=r"at best with weights and state on the host and recomputed act"
     ):
-        make_plan(replace(KEPT, activations="auto"), limited(100), "auto")
+        make_plan(replace(KEPT, activations="auto"), limited(60), "auto")
 
 
 def billions(parameters: float, activations_gib: float = 10) -> Demand:
@@ -324,7 +326,7 @@ def with_fix(fix: Fix, demand: Demand, limits: MemoryLimits, mode: str) -> Memor
     host=st.none() | st.integers(0, 1500),
     on_cpu=st.booleans(),
     capacity=st.none() | st.integers(800, 2000),
-    mode=st.sampled_from(["auto", "resident", "optimizer-offload"]),
+    mode=st.sampled_from(["auto", "resident", "optimizer-offload", "parameter-offload"]),
 )
 def test_every_fix_of_every_refusal_makes_it_fit(
     blocks: list[int],
@@ -356,6 +358,10 @@ def test_every_fix_of_every_refusal_makes_it_fit(
 
     limits = MemoryLimits(size(device), size(host), on_cpu, size(capacity))
     if first_that_fits(demand, limits, mode) is not None:
+        return
+    if mode == "parameter-offload" and why_not_streamed(demand)[0]:
+        with pytest.raises(InvalidJob, match="parameter-offload is not possible here"):
+            make_plan(demand, limits, mode)
         return
     fixes = find_fixes(demand, limits, mode)
     assert 0 < len(fixes) <= MOST

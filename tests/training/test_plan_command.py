@@ -33,7 +33,8 @@ from busbar.workloads.training.adapter_size import parameters
 from busbar.workloads.training.freeze import freeze
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
-from busbar.workloads.training.plan import MemoryLimits, lay_out
+from busbar.workloads.training.layouts import layouts
+from busbar.workloads.training.plan import MemoryLimits
 from busbar.workloads.training.plan_command import answer_for, demand_of, plan
 
 CONFIG_13B: dict[str, Any] = {
@@ -87,7 +88,8 @@ def test_a_mode_that_does_not_fit_says_what_would_help_and_exits_2(tmp_path: Pat
     assert ran.exit_code == 2
     assert re.search(r"resident \* +no +\d+\.\d\d GiB", ran.output)
     assert "optimizer-offload   yes" in ran.output
-    assert "would fit with" not in ran.output
+    assert "optimizer-offload would fit with" not in ran.output
+    assert "parameter-offload would fit with shape.memory: at least " in ran.output
     assert "What would help:\n  mode: auto (" in ran.output
 
 
@@ -119,7 +121,10 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -
     _, answer = ask(tmp_path, *options, "--longest", model={"config": given})
     found = answer["longest"]
     assert found["resident"] == {"keep": 0, "recompute": 0}
-    assert found["auto"] == found["optimizer-offload"]
+    assert found["auto"]["keep"] == found["optimizer-offload"]["keep"]
+    assert found["parameter-offload"]["keep"] == 0
+    assert found["auto"]["recompute"] == found["parameter-offload"]["recompute"]
+    assert found["auto"]["recompute"] > 2 * found["optimizer-offload"]["recompute"]
     for way, tokens in found["auto"].items():
         codes = [
             ask(
@@ -176,7 +181,7 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIG_13B, GPT2], ids=["13b", "gpt2"])
-@pytest.mark.parametrize("mode", ["resident", "optimizer-offload"])
+@pytest.mark.parametrize("mode", ["resident", "optimizer-offload", "parameter-offload"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("freeze", [(), ("*.[012345].*",)], ids=["all", "frozen"])
 def test_the_scheduler_says_the_number_of_the_engines_plan(
@@ -184,9 +189,7 @@ def test_the_scheduler_says_the_number_of_the_engines_plan(
 ) -> None:
     shape, batch = ModelShape.from_config(config), BatchShape(8, 1024, 1, dtype, freeze=freeze)
     demand = demand_of(shape, batch)
-    least = lay_out(
-        demand, MemoryLimits(None, 0, False), mode, 0 if mode == "resident" else len(demand.groups)
-    )
+    least = layouts(demand, MemoryLimits(None, 0, False), mode)[0]
     admitted = memory(shape, batch, mode)
     assert admitted.device_bytes - RUNTIME_BYTES == pytest.approx(least.device_bytes, rel=0.01)
     assert admitted.host_bytes == pytest.approx(max(least.host_bytes, 0), rel=0.01)

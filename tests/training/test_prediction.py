@@ -14,9 +14,9 @@ import torch
 from tests.training.small import LLAMA, TEXTS, VOCABULARY, engine, manifest
 from tests.training.test_bit_equality import CPU, plan_for
 
+from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.training import probe
 from busbar.workloads.training.control import Control
-from busbar.workloads.training.direct_file import DirectFile
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine

@@ -19,6 +19,7 @@ from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.plan import AUTO, KEEP, RECOMPUTE
 from busbar.workloads.training.trainer import Trainer
@@ -113,16 +114,16 @@ def test_auto_keeps_what_fits_and_recomputes_where_only_that_does() -> None:
     asked = engine(steps=3, model={"config": DEEP}, activations=AUTO, mode="auto")
     need = demand(parse_engine(asked))
     least = plan_module.lay_out(need, UNLIMITED, "optimizer-offload", len(need.groups), recompute=False)
-    enough = plan_module.first_that_fits(need, replace(UNLIMITED, device_bytes=least.device_bytes), "auto")
+    enough = first_that_fits(need, replace(UNLIMITED, device_bytes=least.device_bytes), "auto")
     assert enough is not None
     assert (enough.activations, enough.why) == (KEEP, "because they fit")
-    less = plan_module.first_that_fits(need, replace(UNLIMITED, device_bytes=least.device_bytes - 1), "auto")
+    less = first_that_fits(need, replace(UNLIMITED, device_bytes=least.device_bytes - 1), "auto")
     assert less is not None
     assert less.activations == RECOMPUTE
     assert "activations: recompute, because no layout fits that keeps them (" in less.explain()
     kept = replace(need, activations=KEEP)
     limits = replace(UNLIMITED, device_bytes=least.device_bytes - 1)
-    assert plan_module.first_that_fits(kept, limits, "auto") is None
+    assert first_that_fits(kept, limits, "auto") is None
 
 
 def test_a_run_that_goes_on_may_recompute_what_it_kept(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 CLIPS: dict[str, Any] = {"learningRate": 1e-3, "gradientClip": 0.01, "schedule": "linear"}
 
 
-@pytest.mark.parametrize("placement", ["resident", "half", "optimizer-offload"])
+@pytest.mark.parametrize("placement", ["resident", "half", "optimizer-offload", "parameter-offload"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -216,7 +216,9 @@ def start(claims: Path, **changes: Any) -> Status:
 def test_checkpoints_and_the_result_hold_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With late streams, saved every few steps, resumed in the other schedule: as in one blocking run."""
     start(tmp_path / "whole", schedule="blocking")
-    monkeypatch.setattr(trainer_module, "open_streams", lambda device, gated: slow_streams(gated=gated))
+    monkeypatch.setattr(
+        trainer_module, "open_streams", lambda device, gated, on_host: slow_streams(gated=gated)
+    )
     start(tmp_path / "halves", schedule="gated")
     for step in (8, 12):  # back to the checkpoint of step 4
         folder = tmp_path / f"halves/out/model/checkpoints/step-{step:08d}"

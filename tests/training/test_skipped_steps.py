@@ -51,7 +51,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "_forward_and_backward", spoiling)
 
 
-@pytest.mark.parametrize("placement", ["resident", "optimizer-offload"])
+@pytest.mark.parametrize("placement", ["resident", "optimizer-offload", "parameter-offload"])
 @pytest.mark.parametrize(
     "changes", [{}, {"dtype": "bfloat16"}, {"optimizer": {"learningRate": 1e-3}}], ids=str
 )

@@ -183,12 +183,34 @@ class Streams:
             stream.close()
 
 
-def open_streams(device: torch.device, *, gated: bool) -> Streams:
+class DeviceWorker(WorkerStream):
+    """A thread with a CUDA stream of its own, which waits for what it has launched: for updates on the host, and for
+    copies between device and host that it does something with."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        super().__init__(name)
+
+    def submit(self, work: Callable[[], object]) -> None:
+        def launched() -> None:
+            with torch.cuda.stream(self._stream):
+                work()
+            self._stream.synchronize()
+
+        super().submit(launched)
+
+
+def open_streams(device: torch.device, *, gated: bool, on_host: bool = False) -> Streams:
     """Streams for `device`; they live for the whole run (fresh streams would grow allocator pools).
 
     Args:
         gated: updates run beside the next forward pass (see `pipeline`), so they have a stream of their own.
+        on_host: the updates run on the host (see `block_slots`).
     """
+    if device.type == "cuda" and on_host:
+        compute = CudaStream(torch.cuda.current_stream(device))
+        update = WorkerStream("update") if gated else CallerStream()
+        return Streams(DeviceWorker("load", device), compute, update, DeviceWorker("store", device))
     if device.type == "cuda":
         compute = CudaStream(torch.cuda.current_stream(device))
         fresh = [CudaStream(torch.cuda.Stream(device)) for _ in range(3 if gated else 2)]  # type: ignore[no-untyped-call]

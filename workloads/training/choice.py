@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from busbar.workloads.training.errors import InfeasiblePlan
+from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import find_fixes
-from busbar.workloads.training.plan import (
-    RECOMPUTE,
-    Demand,
-    MemoryLimits,
-    MemoryPlan,
-    excess,
-    first_that_fits,
-    layouts,
-    shown_bytes,
-)
+from busbar.workloads.training.layouts import excess, first_that_fits, layouts
+from busbar.workloads.training.plan import RECOMPUTE, Demand, MemoryLimits, MemoryPlan, shown_bytes
+from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, why_not_streamed
 
 
 def make_plan(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
-    """The plan for `mode` (`auto` decides). Raises InfeasiblePlan with bytes per owner and the cheapest fixes."""
+    """The plan for `mode` (`auto` decides).
+
+    Raises:
+        InfeasiblePlan: with bytes per owner and the cheapest fixes.
+        InvalidJob: this job cannot run in that mode, whatever the memory.
+    """
+    if mode == PARAMETER_OFFLOAD:
+        why, remedy = why_not_streamed(demand)
+        if why:
+            raise InvalidJob("spec.engine.mode", f"parameter-offload is not possible here: {why}", remedy)
     plan = first_that_fits(demand, limits, mode)
     if plan is None:
         fixes = find_fixes(demand, limits, mode)
@@ -41,7 +43,8 @@ def _why(demand: Demand, limits: MemoryLimits, mode: str) -> str:
         "device": ("device", plan.device_bytes, limits.device_bytes, plan.device),
         "host": (f"host, in phase {phase},", plan.host_bytes, limits.host_bytes, on_host),
     }
-    best = [f"{plan.offloaded_fraction:.0%} of the state on the host"] if mode == "auto" else []
+    where = "weights and" if plan.weight_slots else f"{plan.offloaded_fraction:.0%} of the"
+    best = [f"{where} state on the host"] if mode == "auto" else []
     best += ["recomputed activations"] if plan.activations == RECOMPUTE else []
     share = f", at best with {' and '.join(best)}" if best else ""
     return f"mode {mode} does not fit{share}: {'; '.join(_side(*short[side]) for side in excess(plan))}"

@@ -39,7 +39,9 @@ CLAIMS/claim/path. Run it again to resume; Ctrl-C saves first.
     help="Folder that stands for the cluster's claims.",
 )
 @click.option(
-    "--mode", type=click.Choice(["auto", "resident", "optimizer-offload"]), help="Override the mode."
+    "--mode",
+    type=click.Choice(["auto", "resident", "optimizer-offload", "parameter-offload"]),
+    help="Override the mode.",
 )
 @click.option(
     "--activations", type=click.Choice(["auto", "keep", "recompute"]), help="Override what is kept of them."

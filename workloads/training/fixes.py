@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from busbar.workloads.training.layouts import excess, first_that_fits, layouts
 from busbar.workloads.training.plan import (
     KEEP,
     RECOMPUTE,
     Demand,
     MemoryLimits,
     MemoryPlan,
-    excess,
-    first_that_fits,
-    layouts,
     shown_bytes,
 )
 
@@ -58,8 +56,9 @@ class Fix:
 
 def _placement(plan: MemoryPlan) -> str:
     share = f"{plan.offloaded_fraction:.0%}" if plan.offloaded else "none"
+    what = "weights and state" if plan.weight_slots else f"{share} of the optimizer's state"
     return (
-        f"{share} of the optimizer's state on the host: {shown_bytes(plan.device_bytes)} on the device, "
+        f"{what} on the host: {shown_bytes(plan.device_bytes)} on the device, "
         f"{shown_bytes(plan.host_bytes)} on the host"
     )
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, MemoryLimits, first_that_fits
+from busbar.workloads.training.layouts import first_that_fits
+from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, MemoryLimits
 
 SHORTEST, LONGEST = 8, 1_048_576  # bounds of data.sequenceLength
 DemandOf = Callable[[str, int], Demand]  # by what happens to activations, and tokens of a sequence

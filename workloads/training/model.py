@@ -13,6 +13,7 @@ import torch
 
 from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.activations import peak_activation_bytes
+from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.evaluation import token_losses
@@ -245,6 +246,8 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         peaks.kept,
         peaks.evaluation,
         frozen_bytes=sum(aligned(each.numel() * each.itemsize) for each in frozen(model)),
+        frozen_in_blocks=frozen_in_blocks(model),
+        shared_blocks=shares_blocks(model),
         merge_bytes=adapters.merge_bytes(model) if merges else 0,
         writes_frozen=bool(spec.freeze),
         ranks=ranks,

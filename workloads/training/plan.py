@@ -39,7 +39,7 @@ changes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from busbar.workloads.training.errors import InfeasiblePlan
@@ -71,6 +71,10 @@ class GroupSize:
     name: str
     parameters: int  # elements, alignment padding included
 
+    @property
+    def is_block(self) -> bool:
+        return self.name.startswith("block-")
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -82,6 +86,8 @@ class Demand:
     activation_bytes: int  # at `micro_batch` sequences, of training
     evaluation_bytes: int = 0  # the same of an evaluation; 0: there is none
     frozen_bytes: int = 0  # weights without gradients and state
+    frozen_in_blocks: Mapping[str, int] = field(default_factory=dict)  # of them, by block
+    shared_blocks: bool = False  # blocks have parameters in common, with others or with what is around them
     writes_frozen: bool = False  # the result holds them too
     merge_bytes: int = 0  # what adding an adapter to them needs; 0: it is not added
     ranks: int = 1  # that share a step, each with its own share of the optimizer's state
@@ -139,7 +145,7 @@ class MemoryLimits:
 class MemoryPlan:
     """Bytes per owner on both sides, and the groups whose optimizer state lives on the host."""
 
-    mode: str  # resident | optimizer-offload
+    mode: str  # resident | optimizer-offload | parameter-offload
     dtype: str
     offloaded: tuple[str, ...]  # group names
     chunk_parameters: int
@@ -148,13 +154,18 @@ class MemoryPlan:
     host: Mapping[str, int]
     limits: MemoryLimits
     offloaded_fraction: float  # of the parameters
-    snapshot_block_bytes: int
-    snapshot_blocks: int  # how many buffers; with fewer than all, updates may wait for the disk
-    checkpoint_bytes: int  # of all ranks
-    phases: Mapping[str, int]  # host bytes of each phase
     activations: str  # keep | recompute
     why: str  # they are kept or recomputed
     gated: bool  # updates run beside the next forward pass
+    # added by `assemble`:
+    snapshot_block_bytes: int = 0
+    snapshot_blocks: int = 0  # how many buffers; with fewer than all, updates may wait for the disk
+    checkpoint_bytes: int = 0  # of all ranks
+    phases: Mapping[str, int] = field(default_factory=dict)  # host bytes of each phase
+    weight_slots: int = (
+        0  # of blocks on the device, whose weights live on the host; 0: all weights are on the device
+    )
+    why_mode: str = ""  # it was chosen; "": the job says so
 
     @property
     def device_bytes(self) -> int:
@@ -172,7 +183,10 @@ class MemoryPlan:
             else f"limit {shown_bytes(self.limits.device_bytes)}"
         )
         share = f", {self.offloaded_fraction:.0%} of the state on the host" if self.offloaded else ""
-        rows = [f"mode {self.mode}{share}", f"activations: {self.activations}, {self.why}"]
+        if self.weight_slots:
+            share = f", all weights and state on the host, {self.weight_slots} blocks at a time on the device"
+        chosen = f" ({self.why_mode})" if self.why_mode else ""
+        rows = [f"mode {self.mode}{share}{chosen}", f"activations: {self.activations}, {self.why}"]
         rows += [f"schedule: {GATED if self.gated else BLOCKING}"]
         rows += [f"device {shown_bytes(self.device_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.device.items() if size]
@@ -189,6 +203,7 @@ class MemoryPlan:
     def to_json(self) -> dict[str, Any]:
         return {
             "mode": self.mode,
+            "modeWhy": self.why_mode,
             "offloadedFraction": round(self.offloaded_fraction, 4),
             "activations": self.activations,
             "activationsWhy": self.why,
@@ -228,18 +243,11 @@ def lay_out(
     scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
     weights = sum(aligned(group.parameters * demand.weight_bytes) for group in demand.groups)
 
-    def state_bytes(groups: tuple[GroupSize, ...]) -> int:
-        return sum(
-            aligned(size * state)
-            for group in groups
-            for size in chunk_sizes(group.parameters // demand.ranks, chunk)
-        )
-
     slots = SLOTS if offloaded else 0
     device = {
         "parameters": weights,
         "gradients": weights * (1 + demand.partial_sums),
-        "optimizer": state_bytes(resident),
+        "optimizer": state_bytes(demand, resident),
         "staging": slots * aligned(chunk * state) + scratch,
         "activations": max(training or 0, demand.evaluation_bytes, demand.merge_bytes),
     }
@@ -247,46 +255,84 @@ def lay_out(
         device["base"] = demand.frozen_bytes
     if demand.exchange_bytes:
         device["exchange"] = demand.exchange_bytes
-    on_host = state_bytes(offloaded)
-    checkpoint = demand.parameters * (demand.weight_bytes + state) + RANDOM_STATE_BYTES
-    own = -(-checkpoint // demand.ranks) + (RANDOM_STATE_BYTES if demand.ranks > 1 else 0)  # this rank's part
-    more = _more_slots(demand, limits, offloaded, sum(device.values()), on_host + own)
+    on_host = state_bytes(demand, offloaded)
+    more = _more_slots(
+        demand, limits, offloaded, sum(device.values()), on_host + own_checkpoint_bytes(demand)
+    )
     device["staging"] += more * aligned(chunk * state)
-    others = on_host + (sum(device.values()) if limits.device_is_host else 0)
     made = demand.model_bytes  # before it moves into the arena
+    return assemble(
+        demand,
+        limits,
+        MemoryPlan(
+            mode=mode,
+            dtype=demand.dtype,
+            offloaded=tuple(group.name for group in offloaded),
+            chunk_parameters=chunk,
+            slots=slots + more,
+            device=device,
+            host={"optimizer": on_host},
+            limits=limits,
+            offloaded_fraction=sum(g.parameters for g in offloaded) / max(1, demand.parameters),
+            activations=RECOMPUTE if recompute else KEEP,
+            why=_why(demand, recompute),
+            gated=is_gated(demand, offloaded),
+        ),
+        made + (weights + demand.frozen_bytes if limits.device_is_host else 0),
+    )
+
+
+def state_bytes(demand: Demand, groups: Sequence[GroupSize]) -> int:
+    """The optimizer's state of `groups`, chunk by chunk."""
+    chunk, state = chunk_parameters(demand), demand.state_bytes_per_parameter
+    return sum(
+        aligned(size * state)
+        for group in groups
+        for size in chunk_sizes(group.parameters // demand.ranks, chunk)
+    )
+
+
+def checkpoint_bytes(demand: Demand) -> int:
+    """Of all ranks."""
+    return demand.parameters * (demand.weight_bytes + demand.state_bytes_per_parameter) + RANDOM_STATE_BYTES
+
+
+def own_checkpoint_bytes(demand: Demand) -> int:
+    """This rank's part."""
+    return -(-checkpoint_bytes(demand) // demand.ranks) + (RANDOM_STATE_BYTES if demand.ranks > 1 else 0)
+
+
+def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: int) -> MemoryPlan:
+    """`placed` with the buffers of snapshots, of which there are as many as the host has room for, and its phases.
+
+    Args:
+        moving: bytes of the host while the model moves into the arenas.
+    """
+    device_bytes = placed.device_bytes if limits.device_is_host else 0
+    others = sum(placed.host.values()) + device_bytes
     beside = {
         "step": 0,
         "evaluation": EVALUATION_BYTES if demand.evaluation_bytes else 0,
-        "export": 0 if limits.device_is_host else min(made, EXPORT_BYTES),
+        "export": 0 if limits.device_is_host else min(demand.model_bytes, EXPORT_BYTES),
     }
+    if placed.weight_slots:
+        beside["export"] += demand.merge_bytes
+    own = own_checkpoint_bytes(demand)
     block = block_bytes(own)
     room = None if limits.host_bytes is None else limits.host_bytes - others - max(beside.values())
     blocks = snapshot_blocks(own, block, room)
     running = others + blocks * block
-    return MemoryPlan(
-        mode=mode,
-        dtype=demand.dtype,
-        offloaded=tuple(group.name for group in offloaded),
-        chunk_parameters=chunk,
-        slots=slots + more,
-        device=device,
-        host={"optimizer": on_host, "checkpoint": blocks * block},
-        limits=limits,
-        offloaded_fraction=sum(g.parameters for g in offloaded) / max(1, demand.parameters),
+    return replace(
+        placed,
+        host={**placed.host, "checkpoint": blocks * block},
         snapshot_block_bytes=block,
         snapshot_blocks=blocks,
-        checkpoint_bytes=checkpoint,
+        checkpoint_bytes=checkpoint_bytes(demand),
         phases={
             "preparation": PREPARATION_BYTES,
-            "start": max(
-                made + (weights + demand.frozen_bytes if limits.device_is_host else 0),
-                running - (device["activations"] if limits.device_is_host else 0),
-            ),
+            "start": max(moving, running - (placed.device["activations"] if limits.device_is_host else 0)),
             **{phase: running + size for phase, size in beside.items()},
         },
-        activations=RECOMPUTE if recompute else KEEP,
-        why=_why(demand, recompute),
-        gated=is_gated(demand, offloaded),
     )
 
 
@@ -355,37 +401,3 @@ def chunk_sizes(parameters: int, chunk: int) -> list[int]:
     """Elements of each chunk of one group; chunks do not span groups."""
     full, rest = divmod(parameters, chunk)
     return [chunk] * full + ([rest] if rest else [])
-
-
-def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
-    """What `mode` and `activations` allow: those that keep the activations first, of which the fastest first."""
-    total = len(demand.groups)
-    offload = {"resident": [], "optimizer-offload": [total]}.get(mode, list(range(1, total + 1)))
-    resident = [] if mode == "optimizer-offload" else [("resident", 0)]
-    placed = resident + [("optimizer-offload", count) for count in offload]
-    return [
-        lay_out(demand, limits, name, count, recompute=recompute)
-        for recompute in _ways(demand)
-        for name, count in placed
-    ]
-
-
-def _ways(demand: Demand) -> list[bool]:
-    """Whether to recompute, in the order in which it is tried."""
-    if demand.activations == AUTO:
-        return [False] if demand.recompute_bytes is None else [False, True]
-    return [demand.activations == RECOMPUTE]
-
-
-def first_that_fits(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan | None:
-    return next((plan for plan in layouts(demand, limits, mode) if not excess(plan)), None)
-
-
-def excess(plan: MemoryPlan) -> dict[str, int]:
-    """Bytes over the limit, per side; empty when the plan fits."""
-    over: dict[str, int] = {}
-    if plan.limits.device_bytes is not None and plan.device_bytes > plan.limits.device_bytes:
-        over["device"] = plan.device_bytes - plan.limits.device_bytes
-    if plan.limits.host_bytes is not None and plan.host_bytes > plan.limits.host_bytes:
-        over["host"] = plan.host_bytes - plan.limits.host_bytes
-    return over

@@ -33,7 +33,7 @@ Examples:
 
 Exit code 0: the job's mode fits; 2: it does not, or the job cannot run as it is.
 """
-MODES = ("resident", "optimizer-offload", "auto")
+MODES = ("resident", "optimizer-offload", "parameter-offload", "auto")
 
 
 @dataclass(frozen=True)
@@ -228,6 +228,7 @@ def demand_of(
         kept,
         evaluation if evaluates else 0,
         frozen_bytes=sum(frozen.values()) * batch.weight_bytes,
+        frozen_in_blocks={part: size * batch.weight_bytes for part, size in frozen.items() if part in blocks},
         writes_frozen=bool(batch.freeze),
         activations=batch.activations,
         recompute_bytes=recomputed,
@@ -239,6 +240,7 @@ def demand_of(
         demand,
         groups=adapter_size.group_sizes(shape, adapter),
         frozen_bytes=shape.parameters * batch.weight_bytes,
+        frozen_in_blocks={part: size * batch.weight_bytes for part, size in blocks.items()},
         merge_bytes=adapter_size.merge_bytes(shape, adapter, batch.weight_bytes),
     )
 
@@ -267,10 +269,12 @@ def _mode(
 ) -> dict[str, Any]:
     from busbar.scheduler.fit.speed import step_seconds
     from busbar.workloads.training.choice import closest, make_plan
-    from busbar.workloads.training.errors import InfeasiblePlan
+    from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 
     try:
         made = make_plan(demand, limits, mode)
+    except InvalidJob as refusal:
+        return {"fits": False, "plan": None, "why": str(refusal), "fixes": []}
     except InfeasiblePlan as refusal:
         nearest = closest(demand, limits, mode).to_json()
         return {"fits": False, "plan": nearest, "why": refusal.why, "fixes": list(refusal.fixes)}
@@ -325,7 +329,10 @@ def as_text(answer: Mapping[str, Any]) -> str:
         )
     for name, mode in answer["modes"].items():
         if not mode["fits"] and name == answer["mode"]:
-            rows += [f"{mode['why']}. What would help:", *(f"  {fix}" for fix in mode["fixes"])]
+            rows += [
+                f"{mode['why']}. What would help:",
+                *(f"  {fix}" for fix in mode["fixes"] or ["mode: auto"]),
+            ]
         elif own := [fix for fix in mode.get("fixes", ()) if not fix.startswith("mode:")]:
             rows.append(f"{name} would fit with {own[0]}")
     chosen = answer["modes"][answer["mode"]]
@@ -358,6 +365,8 @@ def _trained(answer: Mapping[str, Any]) -> str:
 def _row(name: str, mode: Mapping[str, Any]) -> str:
     """The memory of a mode that does not fit is that of the layout which exceeds its limits by the least."""
     made, fits = mode["plan"], "yes" if mode["fits"] else "no"
+    if made is None:
+        return f"{name:<19} {fits:<5} {mode['why'].partition(': ')[2]}"
     speed = f"{mode['secondsPerStep']:>11.3g} {mode['tokensPerSecond']:>10,.0f}" if mode["fits"] else ""
     return (
         f"{name:<19} {fits:<5} {_size(made['deviceBytes']):>11} {_size(made['hostBytes']):>11} "

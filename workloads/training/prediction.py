@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from busbar.scheduler.fit.timeline import GroupWork, Rates, step_time
-from busbar.workloads.training.plan import Demand, GroupSize, MemoryPlan, chunk_sizes
+from busbar.workloads.training.plan import Demand, MemoryPlan, chunk_sizes
 
 if TYPE_CHECKING:
     from busbar.workloads.training.probe import PassTimes, Probe
@@ -45,13 +45,13 @@ class Prediction:
 
 def predict(plan: MemoryPlan, demand: Demand, probe: Probe, micro_batches: int) -> Prediction:
     """Of one process without others, which is what the probe measured."""
-    outer = [group.name for group in demand.groups if not is_block(group)]
+    outer = [group.name for group in demand.groups if not group.is_block]
     blocks = len(demand.groups) - len(outer)
     groups = []
     for group in demand.groups:
         chunks = tuple(chunk_sizes(group.parameters, plan.chunk_parameters))
         # what stands around the blocks was measured as one: most of its time is the output's and the loss's
-        times = probe.block if is_block(group) else probe.around if group.name == outer[-1] else None
+        times = probe.block if group.is_block else probe.around if group.name == outer[-1] else None
         groups.append(_work(times, chunks, group.name in plan.offloaded, micro_batches))
     update_s = blocks * probe.block.update_s + probe.around.update_s
     rates = Rates(probe.load_bytes_per_s, probe.store_bytes_per_s, demand.parameters / max(update_s, 1e-9))
@@ -60,10 +60,6 @@ def predict(plan: MemoryPlan, demand: Demand, probe: Probe, micro_batches: int) 
     held = plan.snapshot_blocks * plan.snapshot_block_bytes
     stall = (plan.checkpoint_bytes - held) / probe.disk_bytes_per_s - step.compute_s
     return Prediction(step.seconds, step.compute_s, step.waited_s, max(0.0, stall), durable)
-
-
-def is_block(group: GroupSize) -> bool:
-    return group.name.startswith("block-")
 
 
 def _work(times: PassTimes | None, chunks: tuple[int, ...], travels: bool, micro_batches: int) -> GroupWork:

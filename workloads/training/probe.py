@@ -27,9 +27,9 @@ import torch
 from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.machine.streams import Streams, open_streams
 from busbar.workloads.training.groups import release_free_memory
+from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import ModelRecipe
-from busbar.workloads.training.plan import MIN_BLOCKS, Demand, MemoryPlan, first_that_fits
-from busbar.workloads.training.prediction import is_block
+from busbar.workloads.training.plan import MIN_BLOCKS, Demand, MemoryPlan
 from busbar.workloads.training.settings import BLOCKING, EngineSpec
 from busbar.workloads.training.state_file import WRITERS
 from busbar.workloads.training.trainer import Trainer
@@ -76,7 +76,7 @@ def measure(
         folder: on the disk of the checkpoints.
         streams: makes those of the run; None: those of the device.
     """
-    depth = sum(is_block(group) for group in demand.groups)
+    depth = sum(group.is_block for group in demand.groups)
     if depth == 0 or spec.freeze:
         raise ValueError("it has no list of blocks that are alike")
     gc.freeze()  # what is there already need not be searched when the small models are freed

@@ -33,11 +33,16 @@ def _recomputed(block: nn.Module, forward: Forward) -> Forward:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
-        # torch saves the generators of the devices of positional tensors only: so all tensors are given as such.
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        return checkpoint(lambda *_: forward(*args, **kwargs), *tensors, use_reentrant=False)
+        return run_again_in_backward(lambda: forward(*args, **kwargs), (args, kwargs))
 
     return run
+
+
+def run_again_in_backward(compute: Callable[[], Any], given: object) -> Any:
+    """The result of `compute`, which keeps the tensors in `given` alone and is called once more in backward."""
+    # torch saves the generators of the devices of positional tensors only: so all tensors are given as such.
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    return checkpoint(lambda *_: compute(), *tensors, use_reentrant=False)
 
 
 def buffer_versions(model: nn.Module) -> list[int]:

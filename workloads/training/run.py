@@ -279,10 +279,10 @@ class Session:
         return recipe, plan
 
     def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:
-        """Say how long a step and a checkpoint will take; of a gang nothing is predicted. On a CPU it is not asked: what
+        """Say how long a step and a checkpoint will take; of a gang, and with the weights on the host, nothing is predicted. On a CPU it is not asked: what
         the small models leave in the heap is in no phase of the plan, and two of six runs under its limits failed by it."""
         asked = self.device.type != "cpu" if self.run.predicts is None else self.run.predicts
-        if self.run.world.size > 1 or not asked:
+        if self.run.world.size > 1 or not asked or plan.weight_slots:
             return
         self._phase("Preparing", "measuring the machine")
         from busbar.workloads.training import prediction, probe

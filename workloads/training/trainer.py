@@ -20,9 +20,10 @@ from functools import partial
 
 import torch
 
-from busbar.workloads.machine.streams import Streams, open_streams
+from busbar.workloads.machine.streams import CallerStream, Streams, open_streams
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.block_slots import BlockSlots
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.freeze import frozen
 from busbar.workloads.training.gates import Gates
@@ -80,33 +81,50 @@ class Trainer:
         if device.type == "cuda":
             self.host_arena.pin()
         self.model.train()
-        settle(frozen(self.model), self.device_arena)
+        streamed = plan.weight_slots > 0
+        self.streams = streams or open_streams(device, gated=plan.gated, on_host=streamed)
+        home = self.host_arena if streamed else self.device_arena  # of weights and gradients
+        if not streamed:
+            settle(frozen(self.model), home)
         groups = make_groups(self.model, ranks.size)
-        self.groups = bind(groups, self.device_arena, recipe.dtype, ranks.rank, ranks.size)
+        self.groups = bind(groups, home, recipe.dtype, ranks.rank, ranks.size)
         _move_buffers(self.model, device)
+        self.blocks: BlockSlots | None = None  # None: the weights are on the device
+        if streamed:
+            self.blocks = BlockSlots(
+                self.model, self.groups, plan, self.device_arena, self.host_arena, self.streams
+            )
+            self.blocks.refresh()
         check_causal(self.model, recipe.config.vocab_size)
-        if plan.activations == RECOMPUTE:
+        if self.blocks is not None:
+            self.blocks.reset()
+        elif plan.activations == RECOMPUTE:
             recompute_blocks(self.model)
-        self.streams = streams or open_streams(device, gated=plan.gated)
         self.spread: Spread | None = None  # None: the plain loop's order, in one process
         norm: Norm = ParameterNorm(self.groups)
         if ranks.size > 1 or spec.order == FIXED:
             division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks.size, spec.order)
             self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed)
             norm = RowNorm(self.groups, ranks)
-        arenas = self.device_arena, self.host_arena
         self.optimizer = OffloadedAdamW(
-            self.groups, spec.optimizer, plan, *arenas, self.streams, fused=fused, norm=norm
+            self.groups, spec.optimizer, plan, home, self.host_arena, self.streams, fused=fused, norm=norm
         )
-        gather = (lambda flat: None) if self.spread is None else self.spread.gather_weights
-        self.gates = Gates(self.model, self.groups, self.streams.compute, gather)
+        self.gates = self._make_gates()
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
         self.done = 0  # finished steps
         self.bad_in_a_row = 0  # the newest steps that were skipped
 
+    def _make_gates(self) -> Gates:
+        if self.blocks is not None:  # the host waits for updates that run there
+            return Gates(self.model, self.groups, CallerStream(), self.blocks.arrive)
+        gather = (lambda flat: None) if self.spread is None else self.spread.gather_weights
+        return Gates(self.model, self.groups, self.streams.compute, gather)
+
     def restore(self, loaded: Loaded) -> None:
         """Continue after the steps of a checkpoint."""
         self.snapshot.restore(loaded)
+        if self.blocks is not None:
+            self.blocks.refresh()
         if self.spread is not None:
             for flat in self.groups:
                 self.spread.gather_weights(flat)
@@ -145,7 +163,11 @@ class Trainer:
             self.gates.reach_all()
         else:
             loss = self.spread.gradients(self.done, parts, self._measured, self.gates.reach_all)
+        if self.blocks is not None:
+            self.blocks.collect()
         norm, done = self.optimizer.step(rate)
+        if self.blocks is not None:
+            self.blocks.updated(done)
         self.gates.shut(done)
         value = float(loss)
         if not self.plan.gated:
@@ -172,8 +194,9 @@ class Trainer:
     def _measured(self, part: MicroBatch) -> torch.Tensor:
         if self.device_arena.peak["activations"] > 0:
             return self._micro_batch(*part)
+        regions = [each for arena in (self.device_arena, self.host_arena) for each in arena.regions.values()]
         with LiveBytes(
-            [*known_tensors(self.model), *part[:2]]
+            [*known_tensors(self.model), *regions, *part[:2]]
         ) as count:  # once, what the plan only predicted
             loss = self._micro_batch(*part)
         self.device_arena.observe("activations", max(1, count.peak))
@@ -189,6 +212,8 @@ class Trainer:
         loss = self.loss(tokens, labels, scale)
         self.gates.reach_all()  # of what this pass did not use: gradients are zero only behind the gates
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.blocks is not None:
+            self.blocks.end_backward()
         return loss.detach()
 
     def peak_host_bytes(self) -> int:

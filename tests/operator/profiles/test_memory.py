@@ -127,9 +127,22 @@ def test_frozen_parts_make_a_class_of_their_own_that_needs_less() -> None:
 
 
 @pytest.mark.parametrize(("activations", "fits"), [("auto", True), ("recompute", True), ("keep", False)])
-def test_a_device_memory_in_which_only_recomputed_activations_fit_allows_both_modes(
+def test_a_device_memory_in_which_only_recomputed_activations_fit_allows_all_modes(
     activations: str, fits: bool
 ) -> None:
     limit = planned_on(10_000, "recompute") + 100
     modes = workload(training(activations, mode="auto", deviceMemory=f"{limit}Mi")).modes
-    assert modes == (("resident", "optimizer-offload") if fits else ("optimizer-offload",))
+    assert modes == (
+        ("resident", "optimizer-offload", "parameter-offload") if fits else ("optimizer-offload",)
+    )
+
+
+def test_auto_has_the_weights_on_the_host_only_where_one_process_may_recompute() -> None:
+    def modes(activations: str = "auto", pods: int = 1, **changes: object) -> tuple[str, ...]:
+        job = training(activations, mode="auto", **changes)
+        shape = job.spec.shape.model_copy(update={"min_pods": pods, "max_pods": pods})
+        return workload(job.model_copy(update={"spec": job.spec.model_copy(update={"shape": shape})})).modes
+
+    assert modes() == ("resident", "optimizer-offload", "parameter-offload")
+    for refused in (modes(pods=2), modes("keep"), modes(parallelism={"order": "fixed"})):
+        assert refused == ("resident", "optimizer-offload")

@@ -1,0 +1,126 @@
+"""Bytes of `parameter-offload`, in which weights and state live on the host. No torch here.
+
+    device    what stands around the blocks, with its gradients; WEIGHT_SLOTS slots for the weights of a block, more
+              where the device has room, and GRADIENT_SLOTS for its gradients; activations, recomputed
+    host      all weights, gradients and optimizer state; room for a block's gradients of a later micro-batch until
+              they are added up; what the update of bfloat16 weights needs beside its chunk
+
+A slot takes the largest block, its frozen weights included.
+"""
+
+from __future__ import annotations
+
+from busbar.workloads.training.plan import (
+    EVALUATION_BYTES,
+    KEEP,
+    RECOMPUTE,
+    Demand,
+    GroupSize,
+    MemoryLimits,
+    MemoryPlan,
+    aligned,
+    assemble,
+    chunk_parameters,
+    is_gated,
+    own_checkpoint_bytes,
+    state_bytes,
+)
+
+PARAMETER_OFFLOAD = "parameter-offload"
+WEIGHT_SLOTS = 2  # one is computed with, the other is loaded
+GRADIENT_SLOTS = 2  # one is filled, the other is brought to the host
+
+
+def why_not_streamed(demand: Demand) -> tuple[str, str]:
+    """Why a job cannot run in this mode, and what would help; two empty texts: it can."""
+    if demand.ranks > 1:
+        return f"it runs in one process, and the job has {demand.ranks} pods", "set shape.maxPods: 1"
+    if demand.fixed_order:
+        return (
+            "it adds micro-batches up as they come, and not in a fixed tree",
+            "remove parallelism.order: fixed",
+        )
+    if demand.activations == KEEP:
+        return "it recomputes activations, while their block is on the device", "remove activations: keep"
+    if demand.recompute_bytes is None or not _block_weights(demand):
+        return "this model has no list of blocks that can be computed again", "take another mode"
+    if demand.shared_blocks:
+        return "blocks of this model have weights in common", "take another mode"
+    return "", ""
+
+
+def _block_weights(demand: Demand) -> dict[str, int]:
+    """Bytes of the weights of each block, frozen ones included."""
+    found = dict(demand.frozen_in_blocks)
+    for group in demand.groups:
+        if group.is_block:
+            found[group.name] = found.get(group.name, 0) + aligned(group.parameters * demand.weight_bytes)
+    return found
+
+
+def lay_out_streamed(demand: Demand, limits: MemoryLimits, why: str = "") -> MemoryPlan:
+    """Bytes per owner; `why` the mode was chosen."""
+
+    def bytes_of(groups: list[GroupSize]) -> int:
+        return sum(aligned(group.parameters * demand.weight_bytes) for group in groups)
+
+    outer = bytes_of([group for group in demand.groups if not group.is_block])
+    inner = [bytes_of([group]) for group in demand.groups if group.is_block]
+    slots, gradients = _block_weights(demand), max(inner, default=0)
+    slot, chunk = max(slots.values()), chunk_parameters(demand)
+    weights = outer + sum(inner)
+    scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
+    frozen_inside = sum(demand.frozen_in_blocks.values())
+    least = min(WEIGHT_SLOTS, len(slots))
+    device = {
+        "parameters": outer,
+        "gradients": outer + GRADIENT_SLOTS * gradients,
+        "slots": least * slot,
+        "activations": max(demand.recompute_bytes or 0, demand.evaluation_bytes),
+    }
+    if demand.frozen_bytes > frozen_inside:
+        device["base"] = demand.frozen_bytes - frozen_inside
+    host = {
+        "parameters": weights,
+        "gradients": weights,
+        "optimizer": state_bytes(demand, demand.groups),
+        "staging": gradients + scratch,
+    }
+    if frozen_inside:
+        host["base"] = frozen_inside
+    more = _more_slots(demand, limits, sum(device.values()), sum(host.values()), slot)
+    more = min(more, len(slots) - least)
+    device["slots"] += more * slot
+    on_device = outer + device.get("base", 0) if limits.device_is_host else 0
+    return assemble(
+        demand,
+        limits,
+        MemoryPlan(
+            mode=PARAMETER_OFFLOAD,
+            dtype=demand.dtype,
+            offloaded=(),  # the updates do not move it: it is where they run
+            chunk_parameters=chunk,
+            slots=0,
+            device=device,
+            host=host,
+            limits=limits,
+            offloaded_fraction=1.0,
+            activations=RECOMPUTE,
+            why="while their block is on the device",
+            gated=is_gated(demand, demand.groups),
+            weight_slots=least + more,
+            why_mode=why,
+        ),
+        demand.model_bytes + weights + frozen_inside + on_device,
+    )
+
+
+def _more_slots(demand: Demand, limits: MemoryLimits, device_bytes: int, host_bytes: int, slot: int) -> int:
+    """Beyond the least number; a whole snapshot on the host goes before them."""
+    if limits.device_bytes is None:
+        return 0
+    room = limits.device_bytes - device_bytes
+    if limits.device_is_host and limits.host_bytes is not None:
+        taken = host_bytes + device_bytes + EVALUATION_BYTES + own_checkpoint_bytes(demand)
+        room = min(room, limits.host_bytes - taken)
+    return max(0, room // slot)
