@@ -80,6 +80,17 @@ def step_seconds(
     ).seconds
 
 
+def hiding_tokens(model: ModelShape, batch: BatchShape, device: Accelerator) -> int:
+    """Tokens of a micro-batch from which on a block's forward pass takes as long as the next block's load, so that weights
+    on the host cost no time; 0 where nothing runs beside anything else, on a CPU."""
+    if device.name == "cpu":
+        return 0
+    load_s = model.layer_parameters * batch.weight_bytes / (device.link_gb_per_s * 1e9)
+    one = replace(batch, sequences=1, sequence_length=1, micro_batch=1, activations=RECOMPUTE)
+    forward_s = _compute_s(model, one, device, 1.0) / model.layers / 4
+    return math.ceil(load_s / forward_s)
+
+
 def _compute_s(model: ModelShape, batch: BatchShape, device: Accelerator, accelerators: float) -> float:
     """Of forward and backward."""
     flops = device.tflops * 1e12 * device.utilisation

@@ -169,6 +169,24 @@ def test_pods_share_the_state(tmp_path: Path) -> None:
     assert "that of each of 2 pods" in ran.output
 
 
+def test_the_micro_batch_that_hides_the_link_is_named_where_weights_are_on_the_host(tmp_path: Path) -> None:
+    def asked(tokens: int) -> tuple[dict[str, Any], float]:
+        options = ["--gpu", "H100", "--host", "512Gi"]
+        _, answer = ask(tmp_path, *options, data={"uri": "pvc://text", "sequenceLength": tokens})
+        return answer, answer["modes"]["parameter-offload"]["tokensPerSecond"]
+
+    answer, _ = asked(1024)
+    enough = answer["hidingTokens"]
+    assert 1_000 < enough < 20_000
+    assert asked(enough)[1] == pytest.approx(asked(2 * enough)[1], rel=0.12)  # but for what the update takes
+    assert asked(enough // 4)[1] < 0.6 * asked(enough)[1]
+    ran = CliRunner().invoke(plan, [str(job(tmp_path)), "--gpu", "H100", "--host", "512Gi"])
+    assert (
+        f"In parameter-offload a micro-batch of {enough:,} tokens hides the link to the host." in ran.output
+    )
+    assert ask(tmp_path)[1]["hidingTokens"] == 0  # a CPU
+
+
 def test_it_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -110,7 +110,7 @@ def answer_for(
 ) -> dict[str, Any]:
     """Each mode's plan and predicted speed, as JSON. Raises TrainingError."""
     from busbar.scheduler.fit import DATA_SHEETS, BatchShape, accelerator, unknown_patterns
-    from busbar.scheduler.fit.speed import again_ratio
+    from busbar.scheduler.fit.speed import again_ratio, hiding_tokens
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.environment import read_manifest
     from busbar.workloads.training.errors import InvalidJob
@@ -167,6 +167,7 @@ def answer_for(
             "computeRatio": again_ratio(shape, batch),
         },
         "modes": modes,
+        "hidingTokens": hiding_tokens(shape, batch, found),
     }
     if longest:
         answer |= {"microBatch": spec.batch.micro_batch, "maxPositions": positions}
@@ -302,6 +303,7 @@ def _mode(
 def as_text(answer: Mapping[str, Any]) -> str:
     """The answer as lines that a person reads."""
     from busbar.workloads.training import longest
+    from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 
     rows = [
         f"{answer['parameters'] / 1e6:,.1f} million parameters{_trained(answer)} on {answer['accelerator']}, "
@@ -312,6 +314,10 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(_row(f"{name}{' *' if name == answer['mode'] else ''}", mode))
     rows.append("* the job's mode. Speeds are predicted from data sheets and not measured.")
     rows.append(_activations(answer["activations"]))
+    if answer["hidingTokens"] and answer["modes"][PARAMETER_OFFLOAD]["fits"]:
+        rows.append(
+            f"In {PARAMETER_OFFLOAD} a micro-batch of {answer['hidingTokens']:,} tokens hides the link to the host."
+        )
     if answer["pods"] > 1:
         rows.append(
             f"Memory is that of each of {answer['pods']} pods. The time of their exchange is not in the prediction."
