@@ -11,7 +11,8 @@ Per step, with T tokens, P parameters, s bytes of optimizer state per parameter 
               device, down and up the link at once, as `timeline` says: beside the next forward pass if `gated`,
               beside backward as far as there are staging slots, else behind backward
               parameter-offload: weights come down for each micro-batch's forward and again for its backward pass, in
-              which gradients go up; the host's processors update, at the speed of its memory
+              which gradients go up; the host's processors update, at the speed of its memory. As no data sheet has
+              that speed, the mode is taken to be no faster than optimizer-offload, before which nothing chooses it
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def step_seconds(
         gated: whether updates run beside the next forward pass.
     """
     if mode == PARAMETER_OFFLOAD:
-        return _streamed_s(model, batch, device, accelerators, gated=gated)
+        again = replace(batch, activations=RECOMPUTE)
+        other_s = step_seconds(model, again, "optimizer-offload", device, accelerators, gated=gated)
+        return max(_streamed_s(model, batch, device, accelerators, gated=gated), other_s)
     compute_s = _compute_s(model, batch, device, accelerators)
     share = 0.0 if mode == "resident" else share
     update_s = _update_s(model, batch, share, device)

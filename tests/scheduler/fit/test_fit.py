@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from busbar.scheduler.fit import (
+    DATA_SHEETS,
     BatchShape,
     ModelShape,
     accelerator,
@@ -53,6 +54,19 @@ def test_every_mode_that_saves_device_memory_costs_speed() -> None:
     assert device is not None
     speeds = [tokens_per_s(LLAMA_7B, BATCH, mode, device) for mode in ("resident", "optimizer-offload")]
     assert speeds == sorted(speeds, reverse=True)
+
+
+@pytest.mark.parametrize("name", sorted(DATA_SHEETS))
+@pytest.mark.parametrize("micro_batch", [1, 8])
+def test_weights_on_the_host_are_never_chosen_where_the_state_alone_would_do(
+    name: str, micro_batch: int
+) -> None:
+    batch = replace(BATCH, micro_batch=micro_batch)
+    modes = ("optimizer-offload", "parameter-offload")
+    state, weights = (tokens_per_s(LLAMA_7B, batch, mode, DATA_SHEETS[name]) for mode in modes)
+    assert 0 < weights <= state
+    needs = [memory(LLAMA_7B, decided(LLAMA_7B, batch, mode, None), mode).device_bytes for mode in modes]
+    assert needs[1] < 0.4 * needs[0]
 
 
 def test_a_missing_dimension_is_named() -> None:
