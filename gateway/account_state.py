@@ -12,6 +12,7 @@ from busbar.kube.contracts.allowances import NANO, Account
 from busbar.kube.contracts.budget_leases import LeaseKind
 
 HEADER = "x-ratelimit-"
+_KINDS = {kind.value: kind for kind in LeaseKind}
 
 
 @dataclass
@@ -34,7 +35,7 @@ class AccountState:
         if limits.tokens_per_minute is not None:
             yield Measure(LeaseKind.TOKENS, limits.tokens_per_minute, max(0, window.tokens), tokens)
         for budget in limits.costs:
-            yield Measure(LeaseKind(budget.period), budget.limit_nano, self.purse.pending_nano, cost)
+            yield Measure(_KINDS[budget.period], budget.limit_nano, self.purse.pending_nano, cost)
 
     def lease(self, kind: LeaseKind) -> Lease:
         found = self.leases.get(kind)
@@ -63,7 +64,7 @@ def headers_of(states: Iterable[AccountState], now: float) -> dict[str, str]:
                 continue
             left = limit - used
             if state.leases:
-                reach = state.lease(LeaseKind(kind)).reach
+                reach = state.lease(_KINDS[kind]).reach
                 left = left if reach is None else min(limit, reach) - used
             if kind in least and least[kind] <= left:
                 continue

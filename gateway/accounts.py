@@ -226,7 +226,6 @@ class Accounts:
     def _check(self, state: AccountState, asks: Estimate, cost: int, now: float) -> None:
         limits, window = state.limits, state.window
         who = who_is(limits.name)
-        headers = headers_of([state], now)
         if limits.requests_per_minute is not None and window.requests >= limits.requests_per_minute:
             surplus = window.requests + 1 - limits.requests_per_minute
             wait = window.free_in_s(now, surplus, lambda second: second.requests)
@@ -235,7 +234,7 @@ class Accounts:
                 f"Try again in {whole_seconds(wait)} s.",
                 kind="requests",
                 retry_after_s=whole_seconds(wait),
-                headers=headers,
+                headers=headers_of([state], now),
             )
         if limits.tokens_per_minute is not None and window.tokens + asks.tokens > limits.tokens_per_minute:
             surplus = window.tokens + asks.tokens - limits.tokens_per_minute
@@ -245,13 +244,11 @@ class Accounts:
                 f"requested {asks.tokens} (prompt and max_tokens). Try again in {whole_seconds(wait)} s.",
                 kind="tokens",
                 retry_after_s=whole_seconds(wait),
-                headers=headers,
+                headers=headers_of([state], now),
             )
-        self._check_money(state, asks, cost, who, headers)
+        self._check_money(state, asks, cost, who, now)
 
-    def _check_money(
-        self, state: AccountState, asks: Estimate, cost: int, who: str, headers: Mapping[str, str]
-    ) -> None:
+    def _check_money(self, state: AccountState, asks: Estimate, cost: int, who: str, at: float) -> None:
         now = self._now()
         for allowance in state.limits.costs:
             if cost > allowance.limit_nano > 0:
@@ -272,7 +269,7 @@ class Accounts:
                     f"{money(max(0, allowance.limit_nano - spent))} left, and this request may cost "
                     f"{money(cost)}.{until}",
                     retry_after_s=whole_seconds(wait),
-                    headers=headers,
+                    headers=headers_of([state], at),
                 )
 
     def _state(self, name: str) -> AccountState:
