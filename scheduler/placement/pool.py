@@ -70,6 +70,10 @@ def _left_over(states: Sequence[NodeState], kind: PodRequest) -> list[Loss | Non
     return [(float(cpu_m - kind.cpu_m), 0) if cpu_m >= kind.cpu_m else None for _, cpu_m, _, _ in states]
 
 
+FEEDS = 4
+"""Power domains whose nodes are looked at on their own: with more, a search costs as many times more."""
+
+
 class PoolNodes:
     """The nodes of one pool, by index in name order."""
 
@@ -164,9 +168,11 @@ class PoolNodes:
                 yield own
 
     def by_feed(self, among: Set[int]) -> Iterator[frozenset[int]]:
-        """Of these nodes those below each power domain, and those below none, where that is not all of them."""
+        """Of these nodes those below none of the power domains, and those below each of the few that have most watts
+        left, where that is not all of them."""
         groups = [self._by_chain.get((), frozenset())]
-        for number in sorted(self.limiting):
+        left = self.feeds.left[LATER] if self.feeds is not None else []
+        for number in sorted(self.limiting, key=lambda number: (-left[number], number))[:FEEDS]:
             chains = (own for chain, own in self._by_chain.items() if number in chain)
             groups.append(frozenset[int]().union(*chains))
         for group in groups:

@@ -34,6 +34,8 @@ class WattHold:
         """What earlier reservations get of those who leave: it is withheld, too."""
         self._covered = dict.fromkeys(self.asked, 0)
         self._withheld: dict[int, tuple[int, int]] = {}
+        self._backs: dict[int, tuple[Placement, dict[int, int]]] = {}
+        """What each place gives back, by the identity of the place: holds are lifted and applied again and again."""
 
     @property
     def withholds(self) -> bool:
@@ -76,7 +78,10 @@ class WattHold:
             self._set()
 
     def _cover(self, placement: Placement, sign: int) -> bool:
-        back = self._feeds.given_back(placement, self.asked)
+        known = self._backs.get(id(placement))
+        if known is None or known[0] is not placement:
+            known = self._backs[id(placement)] = placement, self._feeds.given_back(placement, self.asked)
+        back = known[1]
         for number, watts in back.items():
             self._covered[number] += sign * watts
         return bool(back)
