@@ -18,6 +18,11 @@ from .round import Round
 from .state import Assignment
 
 
+MOST_ENDS = 32
+"""A start that waits for the ends of more jobs on other nodes is not promised: one of them will run longer. So nothing is
+collected on a domain that is far above what it carries."""
+
+
 @dataclass(frozen=True, slots=True)
 class WattEnds:
     """From when the power domains carry a place."""
@@ -82,6 +87,8 @@ def watts_there(
         back = feeds.given_back(one.placement, short)
         if any(short[number] > 0 for number in back):
             found.append(one)
+            if len(found) > MOST_ENDS:
+                return None
             _give(short, back)
             if _enough(short.values()):
                 return WattEnds(max(at_s, ends_at_s), tuple(found))
