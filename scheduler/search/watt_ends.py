@@ -17,7 +17,6 @@ from ..placement.feeds import LATER, Feeds
 from .round import Round
 from .state import Assignment
 
-
 MOST_ENDS = 32
 """A start that waits for the ends of more jobs on other nodes is not promised: one of them will run longer. So nothing is
 collected on a domain that is far above what it carries."""
