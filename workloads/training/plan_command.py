@@ -109,7 +109,7 @@ def answer_for(
     longest: bool = False,
 ) -> dict[str, Any]:
     """Each mode's plan and predicted speed, as JSON. Raises TrainingError."""
-    from busbar.scheduler.fit import DATA_SHEETS, BatchShape, accelerator, unknown_patterns
+    from busbar.scheduler.fit import BatchShape, unknown_patterns
     from busbar.scheduler.fit.speed import again_ratio, hiding_tokens
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.environment import read_manifest
@@ -117,17 +117,11 @@ def answer_for(
     from busbar.workloads.training.job import engine_spec, parse_job
     from busbar.workloads.training.longest import longest_sequences
 
-    found = accelerator(gpu)
-    if found is None:
-        raise InvalidJob("--gpu", f"{gpu} is not known", f"name one of {', '.join(DATA_SHEETS)}")
+    machine = _machine(gpu, hbm, host)
     parsed = parse_job(read_manifest(job))
     if parsed.spec.engine is None:
         raise InvalidJob("spec.template", "an own image has no plan", "give spec.engine")
     spec = engine_spec(parsed.spec.engine)
-    on_data_sheet = None if found.name == "cpu" else found.memory_mib * 2**20
-    machine = Machine(
-        found, _bytes("--hbm", hbm) if hbm else on_data_sheet, _bytes("--host", host) if host else None
-    )
     batch = BatchShape(
         spec.batch.sequences,
         spec.data.sequence_length,
@@ -154,7 +148,7 @@ def answer_for(
         "adapter": None if spec.adapter is None else str(spec.adapter),
         "freeze": list(spec.freeze),
         "unknownPatterns": unknown_patterns(shape, spec.freeze),
-        "accelerator": found.name,
+        "accelerator": machine.accelerator.name,
         "pods": pods,
         "deviceBytes": limits.device_bytes,
         "hostBytes": limits.host_bytes,
@@ -167,7 +161,7 @@ def answer_for(
             "computeRatio": again_ratio(shape, batch),
         },
         "modes": modes,
-        "hidingTokens": hiding_tokens(shape, batch, found),
+        "hidingTokens": hiding_tokens(shape, batch, machine.accelerator),
     }
     if longest:
         answer |= {"microBatch": spec.batch.micro_batch, "maxPositions": positions}
@@ -175,6 +169,20 @@ def answer_for(
             lambda way, tokens: needed(replace(batch, sequence_length=tokens, activations=way)), limits, MODES
         )
     return answer
+
+
+def _machine(gpu: str, hbm: str | None, host: str | None) -> Machine:
+    """Memory that is not stated is the data sheet's; of a CPU, and of the host, it is not known."""
+    from busbar.scheduler.fit import DATA_SHEETS, accelerator
+    from busbar.workloads.training.errors import InvalidJob
+
+    found = accelerator(gpu)
+    if found is None:
+        raise InvalidJob("--gpu", f"{gpu} is not known", f"name one of {', '.join(DATA_SHEETS)}")
+    on_data_sheet = None if found.name == "cpu" else found.memory_mib * 2**20
+    return Machine(
+        found, _bytes("--hbm", hbm) if hbm else on_data_sheet, _bytes("--host", host) if host else None
+    )
 
 
 def _trainable(shape: ModelShape, spec: EngineSpec) -> int:
