@@ -17,6 +17,15 @@ CHARTS = ROOT / "charts"
 GOLDEN = Path(__file__).with_name("golden")
 KUBERNETES = "1.36.3"
 JSON = dict[str, Any]
+POWER = (
+    "power.agent.enabled=true",
+    "power.agent.runtimeClassName=nvidia",
+    "power.agent.nodeSelector.gpus=yes",
+    "power.agent.tolerations[0].key=nvidia.com/gpu",
+    "power.agent.tolerations[0].operator=Exists",
+    "power.simulatedNodes[0]=sim-0",
+    "power.simulatedNodes[1]=sim-1",
+)
 
 _RANDOM = re.compile(r"^(  (?:key|secret): )[A-Za-z0-9+/=]{80,}$", re.MULTILINE)
 
@@ -57,3 +66,14 @@ def find(found: list[JSON], kind: str, name: str) -> JSON:
     matching = [d for d in found if d["kind"] == kind and d["metadata"]["name"] == name]
     assert len(matching) == 1, f"{len(matching)} objects are {kind} {name}"
     return matching[0]
+
+
+def environment(found: list[JSON], name: str, kind: str = "Deployment") -> dict[str, str]:
+    """The variables of a workload's first container."""
+    pod = find(found, kind, name)["spec"]["template"]["spec"]
+    return {variable["name"]: variable.get("value", "") for variable in pod["containers"][0]["env"]}
+
+
+def workloads(found: list[JSON]) -> list[JSON]:
+    """The objects that make pods."""
+    return [d for d in found if d["kind"] in ("Deployment", "DaemonSet", "StatefulSet")]
