@@ -49,6 +49,8 @@ class AccountState:
         for kind, lease in self.leases.items():
             if cost and kind.is_money:
                 lease.booked(cost)
+                if kind in self.booked:
+                    self.booked[kind] += cost
 
 
 def headers_of(states: Iterable[AccountState], now: float) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from busbar.gateway.api_client import ApiRefused
 from busbar.gateway.errors import SpoolError
 from busbar.gateway.files import write_atomically
 from busbar.gateway.keys import ApiUnreachable
+from busbar.gateway.leases import RENEW_S
 from busbar.gateway.shared_limits import SharedLimits
 from busbar.kube.contracts.budget_leases import LeaseAnswer, LeaseRequest
 
@@ -59,6 +61,7 @@ class LeaseKeeper:
         self._clock = clock
         self._retry_s = retry_s
         self._number = _next_process(path) * _NUMBERS
+        self._asked_at = -math.inf
         self._turn = asyncio.Lock()
         self._next: asyncio.Task[bool] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -96,8 +99,12 @@ class LeaseKeeper:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(ROUND_S)
-            if self._limits.held or self.away:
-                await self._round()
+            # Who holds nothing asks, too: others may lack what a former process held.
+            if self._limits.held or self.away or self._clock() - self._asked_at >= RENEW_S:
+                try:
+                    await self._round()
+                except Exception:  # without this loop no lease would be renewed again
+                    log.exception("leases were not renewed")
 
     async def _round(self) -> bool:
         async with self._turn:
@@ -108,7 +115,7 @@ class LeaseKeeper:
             return answered
 
     async def _question(self, *, last: bool = False) -> bool:
-        asked_at = self._clock()
+        asked_at = self._asked_at = self._clock()
         asks = [] if self.away else self._limits.asks(asked_at, last=last)
         self._number += 1
         request = LeaseRequest(

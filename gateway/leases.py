@@ -83,7 +83,11 @@ class Lease:
 
     def is_due(self, measure: Measure, now: float, gateways: int) -> bool:
         """Whether the API has to be asked."""
-        if self.blocked or self.target is not None or now - self.asked_at >= RENEW_S:
+        if (
+            self.target is not None
+        ):  # also where nothing is held: the API counts more, and does not know better
+            return True
+        if self.blocked or now - self.asked_at >= RENEW_S:
             return bool(self.blocked or self.amount or measure.used or now - self.tried_at < IDLE_S)
         room, headroom = self.amount - measure.used, self._headroom(measure, gateways)
         return 2 * room < headroom or room > 2 * headroom + measure.limit // HEADROOM_PART

@@ -12,6 +12,7 @@ from busbar.gateway.account_state import AccountState, headers_of, money, who_is
 from busbar.gateway.errors import LimitReached, QuotaSpent, RateLimited
 from busbar.gateway.leases import Lease, Measure
 from busbar.gateway.request_cost import Estimate
+from busbar.kube.contracts.allowances import Account
 from busbar.kube.contracts.budget_leases import MOST_ASKS, LeaseAnswer, LeaseAsk, LeaseKind
 
 NOT_OURS_S = 10.0
@@ -74,6 +75,7 @@ class SharedLimits:
                     found.append(lease.ask(name, measure, now, self._gateways, last=last))
                 if kind not in measures or lease.is_over(measure, now):
                     del state.leases[kind]
+                    state.booked.pop(kind, None)  # it may be of a period that is over by the next request
             if not state.leases:
                 del self._active[name]
             elif len(found) > before:
@@ -93,9 +95,10 @@ class SharedLimits:
                 state.leases[grant.kind].take(grant, asked_at, overtaken=overtaken)
                 state.booked[grant.kind] = grant.spent
         for recall in answer.recalls:
-            state = self._states.get(recall.account)
-            if state is not None and recall.kind in state.leases:
-                state.leases[recall.kind].target = recall.target
+            name = recall.account
+            # Of an account that is not known here, a former process held something, or its return was lost.
+            state = self._states.get(name) or self._active.get(name) or AccountState(Account(name=name))
+            self._active.setdefault(name, state).lease(recall.kind).target = recall.target
 
 
 def _share_spent(

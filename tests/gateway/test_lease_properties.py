@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -331,6 +332,81 @@ def test_money_is_spent_to_the_end_and_not_beyond_over_three_gateways(sqlite_tem
         assert accepted == MONEY // (250 * NANO // 10**6) == 16
 
     simulated(sqlite_template, 3, play)
+
+
+def test_money_of_a_former_process_goes_to_who_needs_it(sqlite_template: Path) -> None:
+    """The restarted gateway has no request of the account, so it holds nothing that it knows of."""
+
+    async def play(platform: Platform) -> None:
+        first, second = platform.sites
+        accepted = await ask_until_refused(platform, [first], 250)
+        first.end(1.0)
+        await first.deliver(heard=True)
+        first.kill(0.0)
+        for _ in range(6):
+            accepted += await ask_until_refused(platform, [second] * 6, 250)
+            while second.running:
+                second.end(1.0)
+            await second.deliver(heard=True)
+            platform.s += 70
+            await platform.check()
+        assert accepted == MONEY // (250 * NANO // 10**6) == 16
+        assert not first.shared.held, "what it gave back it need not tell again"
+
+    simulated(sqlite_template, 2, play)
+
+
+def test_money_whose_return_was_lost_goes_to_who_needs_it(sqlite_template: Path) -> None:
+    async def play(platform: Platform) -> None:
+        first, second = platform.sites
+        accepted = await ask_until_refused(platform, [first], 250)
+        first.end(1.0)
+        await first.deliver(heard=True)
+        platform.s += 700
+        await first.ask("lost")
+        assert not first.shared.held
+        for _ in range(6):
+            accepted += await ask_until_refused(platform, [second] * 6, 250)
+            while second.running:
+                second.end(1.0)
+            await second.deliver(heard=True)
+            platform.s += 70
+            await platform.check()
+        assert accepted == 16
+
+    simulated(sqlite_template, 2, play)
+
+
+def test_what_was_spent_in_a_former_period_is_not_told_in_the_next(sqlite_template: Path) -> None:
+    """The gateway has forgotten the lease before the period ends, and hears of the next one by a key's look-up."""
+
+    async def play(platform: Platform) -> None:
+        site = platform.sites[0]
+
+        def key(day: datetime) -> KeyIdentity:
+            cost = CostAllowance(period="day", started=day, ends=day + timedelta(days=1), limit_nano=MONEY)
+            limits = Account(name="tenant/ada", costs=[cost])
+            return KeyIdentity(key_id="k", subject="ann", tenant="ada", accounts=[limits])
+
+        today = NOON.replace(hour=0)
+        site.accounts.learn(key(today), site.name)
+        for again in (False, True):
+            with suppress(LimitReached):
+                site.accounts.accept(key(today), "r", Estimate(0, 250), SERVICE, again=again).settle(250)
+                site._end(Running("r", Grant(site.accounts, {}), 250, [250]), 1.0)
+            await site.ask("heard")
+        for _ in range(2):  # before and after the ledger has it
+            (use,) = site.accounts.tenants()
+            assert use.costs[0].spent_nano == 250 * NANO // 10**6
+            await site.deliver(heard=True)
+        for wait in (700, 86_400):
+            platform.s += wait
+            await site.ask("heard")
+        site.accounts.learn(key(today + timedelta(days=1)), site.name)
+        (use,) = site.accounts.tenants()
+        assert use.costs[0].spent_nano == 0
+
+    simulated(sqlite_template, 2, play)
 
 
 def test_a_killed_gateway_gets_its_use_back_and_the_others_the_rest(sqlite_template: Path) -> None:
