@@ -101,11 +101,14 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
             for name, since in zip(place.nodes, reservation.since_s, strict=True)
             if name in nodes.index
         }
-        hold = Hold(assignment, candidate, nodes, since_s, [nodes.index[n] for n in place.nodes])
-        there = _is_there(nodes, assignment.job, hold.placement) and not _too_early(
-            round_, hold, unready, reservation
-        )
-        if there and round_.shares.are_due(hold):
+        hold = None
+        if _is_there(nodes, assignment.job, candidate.placed(place.nodes)):  # a node of it may be gone
+            hold = Hold(assignment, candidate, nodes, since_s, [nodes.index[name] for name in place.nodes])
+        if (
+            hold is not None
+            and not _too_early(round_, hold, unready, reservation)
+            and round_.shares.are_due(hold)
+        ):
             _give(round_, hold)
         else:
             unready.append((assignment, candidate, since_s, reservation.backfilled))

@@ -326,6 +326,25 @@ def test_places_that_are_there_are_kept_pod_by_pod_also_on_one_node() -> None:
     }
 
 
+def test_a_node_that_has_gone_is_exchanged_and_the_rest_of_the_place_kept() -> None:
+    """`gang` collected nodes 0 and 2; node 2 was removed from the cluster since."""
+    busy = [held(f"r{i}", i, 9, preemptible=False) for i in range(2)]
+    gang, low = known("gang", priority=500, size=8, pods=2), known("low", priority=1)
+    snapshot = replace(
+        fast(cluster(*busy, low, gang, H100=2)),
+        reservations=(_promise("gang", "H100-0000", "H100-0002", size=8, after_s=9 * HOUR),),
+    )
+    assert reserved(made(snapshot))["gang"][0] == ("H100-0000", "H100-0001")
+    (gone,) = (
+        replace(one, placement=placed("H100", "H100-0002", size=8), since_s=(NOW - 60,))
+        for one in snapshot.reservations
+    )
+    alone = replace(
+        fast(cluster(*busy, low, known("gang", priority=500, size=8), H100=2)), reservations=(gone,)
+    )
+    assert set(reserved(made(alone))) == {"gang"}
+
+
 def test_a_patient_job_does_not_take_a_place_that_was_promised() -> None:
     promised, large = known("promised", size=4), known("large", size=8, submitted=NOW - 9 * HOUR)
     snapshot = replace(
