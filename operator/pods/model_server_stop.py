@@ -2,7 +2,8 @@
 
 A replica that the operator removes was drained before. One that somebody else deletes (an eviction, a drained node) gets
 SIGTERM at once, at which vLLM ends the streams that run. The hook holds the signal back: the gateway sends nothing to a
-pod that is being deleted, so after a moment for its routes only what runs is waited for. It needs python3, which vLLM
+pod that is being deleted, so after a moment for its routes only what runs is waited for. A server that takes long to
+answer is busy; one that cannot be reached has ended. It needs python3, which vLLM
 runs on; where it is missing the kubelet says so in an event, and stops the container as without a hook.
 """
 
@@ -14,7 +15,7 @@ SETTLE_S = 2
 """Until the gateway has routes without the pod."""
 
 _SCRIPT = """\
-import sys, time, urllib.request
+import socket, sys, time, urllib.request
 url, settle_s, limit_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
 end = time.monotonic() + limit_s
 time.sleep(settle_s)
@@ -22,7 +23,9 @@ gauges = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 while time.monotonic() < end:
     try:
         lines = urllib.request.urlopen(url, timeout=2).read().decode().splitlines()
-    except OSError:
+    except OSError as error:
+        if isinstance(getattr(error, "reason", error), socket.timeout):
+            continue
         break
     if not any(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(gauges)):
         break

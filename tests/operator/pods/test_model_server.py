@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
@@ -215,15 +215,19 @@ def test_a_cache_of_nonsense_holds_nothing() -> None:
 
 
 @contextmanager
-def answering(gauges: list[tuple[int, int]]) -> Iterator[int]:
+def answering(gauges: list[tuple[int, int]], first_after_s: float = 0.0) -> Iterator[int]:
     """A server whose metrics go through these (running, waiting), the last one for ever."""
+    late = [first_after_s]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if late:
+                time.sleep(late.pop())
             running, waiting = gauges.pop(0) if len(gauges) > 1 else gauges[0]
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(exposition(running=running, waiting=waiting))
+            with suppress(OSError):  # the client did not wait for it
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(exposition(running=running, waiting=waiting))
 
         def log_message(self, *args: object) -> None:
             pass
@@ -246,6 +250,13 @@ def run_hook(port: int, limit_s: float) -> None:
 def test_the_stop_is_held_back_while_requests_run_or_wait() -> None:
     gauges = [(2, 0), (0, 1), (0, 0)]
     with answering(gauges) as port:
+        run_hook(port, 20)
+    assert gauges == [(0, 0)]
+
+
+def test_the_stop_is_held_back_while_the_server_is_too_busy_to_answer() -> None:
+    gauges = [(2, 0), (2, 0), (0, 0)]
+    with answering(gauges, first_after_s=2.5) as port:
         run_hook(port, 20)
     assert gauges == [(0, 0)]
 
