@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -73,15 +73,16 @@ class DemandReader:
     async def _ask(self, session: aiohttp.ClientSession) -> None:
         """Ask all gateways at once, and take in the answers of those that gave one."""
         answers = await asyncio.gather(*(self._answer(session, url) for url in self._urls))
+        total = answers[0] if len(answers) == 1 else self._summed(answers)
+        if total is not None:
+            self.take(total)
+
+    def _summed(self, answers: Sequence[Demand | None]) -> Demand | None:
+        """Not of one gateway: its sum would count for longer while it is silent."""
         for url, answer in zip(self._urls, answers, strict=True):
             if answer is not None:
                 self._sum.take(url, answer, self.clock())
-        if len(answers) == 1:  # the sum of one would count for longer while it is silent
-            total = answers[0]
-        else:
-            total = self._sum.sum(self.clock()) if any(answers) else None
-        if total is not None:
-            self.take(total)
+        return self._sum.sum(self.clock()) if any(answers) else None
 
     async def _answer(self, session: aiohttp.ClientSession, url: str) -> Demand | None:
         try:

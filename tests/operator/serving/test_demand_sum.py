@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 from tests.operator.builders import SETTINGS
 
@@ -120,6 +121,24 @@ def test_money_that_the_ledger_has_counts_once_and_what_each_gateway_has_besides
     (used,) = found.accounts
     assert (used.requests, used.tokens) == (4, 20)
     assert [(cost.spent_nano, cost.pending_nano) for cost in used.costs] == [(135, 30)]
+
+
+async def test_of_one_gateway_no_services_of_the_past_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = DemandReader(replace(SETTINGS, gateway_url="http://127.0.0.1:1"), lambda _: None)
+    names = [f"web-{number}" for number in range(3)]
+
+    async def answers(session: aiohttp.ClientSession, url: str) -> Demand:
+        service = ServiceDemand(namespace="team", name=names.pop(), waiting=1)
+        return Demand(services=[service], as_of=NOW, counted_seconds=1.0)
+
+    monkeypatch.setattr(reader, "_answer", answers)
+    async with aiohttp.ClientSession() as session:
+        for _ in range(3):
+            await reader._ask(session)
+    found = reader.of(Key("team", "web-0"))
+    assert found is not None
+    assert found.waiting == 1
+    assert not any(gateway.totals for gateway in reader._sum._gateways.values())
 
 
 async def test_the_reader_asks_each_gateway_and_goes_on_while_one_is_away() -> None:
