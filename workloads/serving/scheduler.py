@@ -31,13 +31,14 @@ for a request that waits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from math import ceil
+from functools import partial
 
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters, Places
+from busbar.workloads.serving.preemption import Preemption
 from busbar.workloads.serving.prefix import extend_names, name_of_part
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
@@ -91,6 +92,15 @@ class Scheduler:
         self.preemption_count = 0
         self.counters = Counters()
         self.places = Places(limits.max_running, self.counters)
+        self._preemption = Preemption(
+            pool,
+            self.quotas,
+            self.counters,
+            self.running,
+            self.fetching,
+            limits.max_running,
+            limits.watermark,
+        )
         self.cache_queries = 0
         """Prompt tokens of all that joined first."""
         self.cache_hits = 0
@@ -128,6 +138,7 @@ class Scheduler:
         if not self.idle:
             raise RuntimeError("blocks are in use")
         self.pool = BlockPool(self.pool.total, self.limits.block_tokens, self.pool.host.total)
+        self._preemption.pool = self.pool
 
     def copied(self, number: int) -> None:
         """All copies of earlier steps up to this number are done: who waited for them runs from the next step on."""
@@ -142,7 +153,7 @@ class Scheduler:
             sequence.fetched = ()
             sequence.state = State.RUNNING
             self.running.append(sequence)
-        self.fetching = still
+        self.fetching[:] = still
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence in any state (done or cancelled) and frees its blocks. Harmless twice."""
@@ -168,7 +179,10 @@ class Scheduler:
     def may_hold(self, tenant: str, blocks: int) -> bool:
         """Whether so many blocks more can be held for a tenant's sequence that will come."""
         most = self.quotas.most(tenant)
-        return blocks <= self.pool.free - self._watermark() and self.pool.held[tenant] + blocks <= most
+        return (
+            blocks <= self.pool.free - self._preemption.watermark()
+            and self.pool.held[tenant] + blocks <= most
+        )
 
     def plan(self, budget: int | None = None, guesses: Mapping[Sequence, Tokens[int]] = NO_GUESSES) -> Step:
         """The next step of at most `budget` tokens (default: the limit); nothing is computed until `commit`.
@@ -234,7 +248,7 @@ class Scheduler:
         """Chunks of batch work, or of all else, which goes before it. Returns the budget that is left."""
         own = [s for s in self.running if s.owner.batch is batch]
         decoding = [s for s in own if s.missing == 1]
-        catching_up = sorted((s for s in own if s.missing > 1), key=self._turn)
+        catching_up = sorted((s for s in own if s.missing > 1), key=self._preemption.turn)
         for sequence in decoding + catching_up:
             if sequence.missing > 1 and not self._is_pressed(preempted, batch):
                 before = self.counters.of(sequence.owner)  # those who are owed more go before it
@@ -268,7 +282,10 @@ class Scheduler:
         for sequence in decoding:
             first, wanted = len(sequence.tokens), guesses.get(sequence, ())
             tenant = sequence.owner.tenant
-            spare = min(self.pool.free - self._watermark(), self.quotas.most(tenant) - self.pool.held[tenant])
+            spare = min(
+                self.pool.free - self._preemption.watermark(),
+                self.quotas.most(tenant) - self.pool.held[tenant],
+            )
             spare = max(0, spare) + len(sequence.blocks)
             count = min(len(wanted), budget, spare * self.limits.block_tokens - first)
             if count < 1:
@@ -288,8 +305,8 @@ class Scheduler:
         """Gives `sequence` blocks for `tokens`, preempting others. Returns budget won back."""
         won_back = 0
         need = self._blocks_for(tokens) - len(sequence.blocks)
-        while need > 0 and not self._has_room(sequence, need):
-            victim = self._victim(sequence, need)
+        while need > 0 and not self._preemption.has_room(sequence, need):
+            victim = self._preemption.victim(sequence, need)
             won_back += counts.pop(victim, 0)
             self._preempt(victim)
             preempted.append(victim)
@@ -298,33 +315,6 @@ class Scheduler:
         if need > 0:
             sequence.blocks += self.pool.take(need, sequence.owner.tenant)
         return won_back
-
-    def _has_room(self, sequence: Sequence, need: int) -> bool:
-        tenant = sequence.owner.tenant
-        return need <= self.pool.free and self.pool.held[tenant] + need <= self.quotas.most(tenant)
-
-    def _victim(self, needy: Sequence, need: int) -> Sequence:
-        """Who gives its blocks up: of the tenants that borrow, never the oldest sequence unless it is alone; where the
-        needy one's tenant has reached its most, of that tenant."""
-        tenant, held = needy.owner.tenant, self.pool.held
-        own = held[tenant] + need
-        if own > self.quotas.most(tenant):
-            borrowers = {tenant}
-        else:
-            borrowers = {name for name in held if held[name] > self.quotas.guaranteed(name)} - {tenant}
-            borrowers |= {tenant} if own > self.quotas.guaranteed(tenant) else set()
-        found = [s for s in (*self.running, *self.fetching) if s.owner.tenant in borrowers] or [needy]
-        batch = [s for s in found if s.owner.batch]
-        if batch and not needy.owner.batch:
-            return max(batch, key=self._turn)
-        if needy.owner.batch:  # it takes nothing from the others
-            found = batch or [needy]
-        oldest = min(found, key=lambda s: s.order)
-        return max((s for s in found if s is not oldest), key=self._turn, default=oldest)
-
-    def _turn(self, sequence: Sequence) -> tuple[tuple[float, float], int]:
-        """Whose turn it is: smaller is served first. Among batch work, or among all else."""
-        return self.counters.of(sequence.owner), sequence.order
 
     def _wished(self, turn: Sequence, passed: Collection[Sequence]) -> Sequence:
         """The waiting sequence that the owner wants in this turn."""
@@ -419,6 +409,7 @@ class Scheduler:
     ) -> int:
         """Lets waiting sequences of batch work in, or all others, only those with a counter under `before`; the budget
         they take."""
+        room = self._preemption
         taken = 0
         passed: set[Sequence] = set()
         refused: set[str] = set()
@@ -431,10 +422,10 @@ class Scheduler:
                 for s in self.waiting
                 if s.owner.batch is batch and s not in passed and s.owner.tenant not in refused
             )
-            turn = min((s for s in able if not full or self._is_owed(s, 1)), key=self._turn, default=None)
+            turn = min((s for s in able if not full or room.is_owed(s, 1)), key=room.turn, default=None)
             if turn is None or (before is not None and not self.counters.of(turn.owner) < before):
                 break
-            if not self.places.may_take(turn.owner, self._in_batch - (0 if batch else len(self._batch_work))):
+            if not self.places.may_take(turn.owner, room.in_batch - (0 if batch else len(room.batch_work))):
                 break
             head = self._wished(turn, passed)
             found = self._locate(head)
@@ -443,20 +434,20 @@ class Scheduler:
                 continue
             need = self._blocks_for(len(head.tokens)) - len(found.here)
             grows = need + self.pool.idle(found.here)
-            if not batch and self._displaces(head, grows):
-                taken -= self._displace(head, grows, counts, preempted)
+            if not batch and room.displaces(head, grows):
+                taken -= self._preempt_for(partial(room.displaced, head, grows), counts, preempted)
                 found = self._locate(head)
                 need = self._blocks_for(len(head.tokens)) - len(found.here)
                 grows = need + self.pool.idle(found.here)
-            if not self._may_join(head, grows):
+            if not room.may_join(head, grows):
                 refused.add(head.owner.tenant)
                 continue
-            if full or grows > self.pool.free - self._watermark(batch):
+            if full or grows > self.pool.free - room.watermark(batch):
                 full = True
-                if batch or not self._is_owed(head, grows):
+                if batch or not room.is_owed(head, grows):
                     refused.add(head.owner.tenant)
                     continue
-                taken -= self._reclaim(head, grows, counts, preempted)
+                taken -= self._preempt_for(partial(room.reclaimed, head, grows), counts, preempted)
                 found = self._locate(head)
                 need = self._blocks_for(len(head.tokens)) - len(found.here)
             self.waiting.remove(head)
@@ -470,73 +461,12 @@ class Scheduler:
                 taken += counts[head]
         return taken
 
-    def _displaces(self, head: Sequence, grows: int) -> bool:
-        """Whether a sequence that joins needs place or blocks of batch work, and gets enough of them."""
-        work = self._batch_work
-        if not work or not self._lacks(head, grows):
-            return False
-        everything = sum(len(s.blocks) for s in work)
-        own = sum(len(s.blocks) for s in work if s.owner.tenant == head.owner.tenant)
-        return grows <= self.pool.free - self._watermark(False) + everything and self._may_join(
-            head, grows - own
-        )
-
-    def _lacks(self, head: Sequence, grows: int) -> bool:
-        """Whether there is no place for the sequence, or too few blocks."""
-        return (
-            self._in_batch >= self.limits.max_running
-            or grows > self.pool.free - self._watermark(False)
-            or not self._may_join(head, grows)
-        )
-
-    def _displace(
-        self, head: Sequence, grows: int, counts: dict[Sequence, int], preempted: list[Sequence]
+    def _preempt_for(
+        self, choose: Callable[[], Sequence | None], counts: dict[Sequence, int], preempted: list[Sequence]
     ) -> int:
-        """Takes place and blocks for a sequence that joins from batch work, the newest of the most served first; from
-        that of its own tenant, where it holds its most. Returns budget won back."""
+        """Preempts whom `choose` names, until it names nobody. Returns budget won back."""
         won_back = 0
-        while self._lacks(head, grows):
-            work = self._batch_work
-            if not self._may_join(head, grows):
-                work = [s for s in work if s.owner.tenant == head.owner.tenant]
-            if not work:
-                break
-            victim = max(work, key=self._turn)
-            won_back += counts.pop(victim, 0)
-            self._preempt(victim)
-            preempted.append(victim)
-        return won_back
-
-    @property
-    def _in_batch(self) -> int:
-        return len(self.running) + len(self.fetching)
-
-    @property
-    def _batch_work(self) -> list[Sequence]:
-        return [s for s in (*self.running, *self.fetching) if s.owner.batch]
-
-    def _may_join(self, head: Sequence, grows: int) -> bool:
-        """Whether the tenant's most allows that it holds so many blocks more, and lets those that run grow."""
-        tenant = head.owner.tenant
-        growing = (
-            s for s in self.running if s.owner.tenant == tenant and (head.owner.batch or not s.owner.batch)
-        )
-        beside = sum(1 for _ in growing) if self.quotas else 0
-        return self.pool.held[tenant] + grows + beside <= self.quotas.most(tenant)
-
-    def _is_owed(self, sequence: Sequence, grows: int) -> bool:
-        """Whether so many blocks more are within what is guaranteed to its tenant."""
-        tenant = sequence.owner.tenant
-        return self.pool.held[tenant] + grows <= self.quotas.guaranteed(tenant)
-
-    def _reclaim(
-        self, head: Sequence, grows: int, counts: dict[Sequence, int], preempted: list[Sequence]
-    ) -> int:
-        """Takes back what others have borrowed until so many blocks are free, and a place. Returns budget won back."""
-        won_back = 0
-        while (short := grows > self.pool.free) or self._in_batch >= self.limits.max_running:
-            # `may_take` has left a place, unless batch work has it.
-            victim = self._victim(head, grows) if short else max(self._batch_work, key=self._turn)
+        while (victim := choose()) is not None:
             won_back += counts.pop(victim, 0)
             self._preempt(victim)
             preempted.append(victim)
@@ -584,13 +514,6 @@ class Scheduler:
         if reached > sequence.charged:
             self.counters.charge(sequence.owner, CACHED * (reached - sequence.charged))
             sequence.charged = reached
-
-    def _watermark(self, batch: bool = True) -> int:
-        """Blocks that stay free, so that those who run can grow; batch work only where it counts."""
-        growing = self._in_batch - (0 if batch else len(self._batch_work))
-        if not growing:
-            return 0
-        return max(ceil(self.pool.total * self.limits.watermark), growing)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.give_back(sequence.blocks)
