@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from busbar.cli.errors import JobFailed, NotFound, UsageProblem
+from busbar.cli.errors import JobFailed, NotFound, Unreachable, UsageProblem
 from busbar.cli.output import age, columns, emit, facts, output_option
 from busbar.cli.session import Session, connected
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 PAUSE_S = 2.0
 """Between two looks at a batch that is waited for."""
+AWAY_S = 300.0
+"""A gateway that is waited at may be away for so long: it is restarted, or its node is."""
 _ID = click.argument("batch_id", metavar="BATCH")
 
 
@@ -202,15 +204,25 @@ def results(session: Session, batch_id: str, file: Path | None, errors: bool, ga
     click.echo(f"{lines} lines in {file}", err=True)
 
 
-def until_ended(client: BatchClient, found: Batch, sleep: Callable[[float], None] = time.sleep) -> Batch:
-    """Follow a batch to its end: a bar on a terminal, a line for each change of state elsewhere."""
+def until_ended(
+    client: BatchClient,
+    found: Batch,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Batch:
+    """Follow a batch to its end: a bar on a terminal, a line for each change of state elsewhere. Raises Unreachable."""
     with counting() as shown:
+        heard_at = clock()
         while True:
             shown(found)
             if found.ended:
                 return found
             sleep(PAUSE_S)
-            found = client.batch(found.id)
+            try:
+                found, heard_at = client.batch(found.id), clock()
+            except Unreachable:
+                if clock() - heard_at > AWAY_S:
+                    raise
 
 
 @contextmanager

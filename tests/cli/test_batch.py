@@ -17,8 +17,9 @@ from tests.cli.loopback import app_of, listening
 from tests.gateway.conftest import house
 from tests.gateway.parts import House, route
 
-from busbar.cli.batches import Batch
+from busbar.cli.batches import Batch, BatchClient
 from busbar.cli.commands import batch as command
+from busbar.cli.errors import Unreachable
 
 __all__ = ["home", "house", "settings", "site", "sqlite_template", "sqlite_url", "world"]
 
@@ -127,22 +128,52 @@ async def test_the_server_says_where_the_gateway_is_and_a_wrong_place_is_told(
     assert (away.code, "--gateway" in away.err) == (5, True)
 
 
+FOUND = Batch.model_validate(
+    {
+        "id": "batch-1",
+        "endpoint": "/v1/completions",
+        "status": "in_progress",
+        "input_file_id": "f",
+        "created_at": 1,
+        "expires_at": 2,
+        "request_counts": {"total": 9, "completed": 3, "failed": 1},
+    }
+)
+
+
+class Flaky(BatchClient):
+    """A gateway that is away now and then: each answer is a state, or None."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+
+    def batch(self, batch_id: str) -> Batch:
+        status = self.answers.pop(0)
+        if status is None:
+            raise Unreachable("away")
+        return FOUND.model_copy(update={"status": status})
+
+
+def test_waiting_goes_on_over_a_gateway_that_is_restarted_and_ends_where_it_stays_away() -> None:
+    now = [0.0]
+
+    def wait(client: BatchClient, step_s: float) -> Batch:
+        def sleep(_: float) -> None:
+            now[0] += step_s
+
+        return command.until_ended(client, FOUND, sleep, lambda: now[0])
+
+    client = Flaky(None, None, "in_progress", None, None, "completed")
+    assert wait(client, command.AWAY_S / 2).status == "completed"
+    with pytest.raises(Unreachable):
+        wait(Flaky(*[None] * 9), command.AWAY_S / 2)
+
+
 def test_progress_counts_what_failed_on_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=text, force_terminal=True, width=80))
-    found = Batch.model_validate(
-        {
-            "id": "batch-1",
-            "endpoint": "/v1/completions",
-            "status": "in_progress",
-            "input_file_id": "f",
-            "created_at": 1,
-            "expires_at": 2,
-            "request_counts": {"total": 9, "completed": 3, "failed": 1},
-        }
-    )
     with command.counting() as shown:
-        shown(found)
+        shown(FOUND)
     assert "in_progress" in text.getvalue()
     assert "4/9, 1 failed" in text.getvalue()
     with command.bar("uploading", 10) as told:
