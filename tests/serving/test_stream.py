@@ -37,6 +37,7 @@ from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 from busbar.workloads.serving.sleeping import SleepLevel, fall_asleep, wake
 from busbar.workloads.serving.stream import HostSource, Link, StreamedLayers
+from busbar.workloads.serving.stream_load import own_folder
 from busbar.workloads.serving.weightcodes import FORMS
 from busbar.workloads.serving.weights import Checkpoint, FusedModel
 
@@ -293,6 +294,23 @@ def test_resident_weights_that_do_not_fit_are_refused_and_auto_streams_them(
         six[0], kv_bytes=2**20, memory_bytes=needs.least_bytes, weights="auto", stream_dir=tmp_path
     )
     assert loaded.streaming is not None
+
+
+def test_layers_are_streamed_from_no_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    folder = own_folder(tmp_path)
+    assert own_folder(tmp_path) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(ModelFileMissing, match="somebody else may write"):
+        own_folder(tmp_path)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ModelFileMissing, match="somebody else may write"):
+        own_folder(tmp_path)
+    folder.unlink()
+    folder.write_text("")
+    with pytest.raises(ModelFileMissing, match="cannot be made"):
+        own_folder(tmp_path)
 
 
 def test_a_step_computes_at_least_the_prompt_tokens_that_cost_nothing(

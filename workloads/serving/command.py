@@ -109,7 +109,7 @@ Then:
 @click.option(
     "--stream-dir",
     type=click.Path(path_type=Path),
-    help="Folder for the file that layers are streamed from; it has the size of the weights.  [default: busbar-layers in "
+    help="Folder for the file that layers are streamed from; it has the size of the weights.  [default: busbar-layers-UID in "
     "the folder for temporary files]",
 )
 @click.option(

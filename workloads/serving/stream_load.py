@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ from busbar.workloads.machine.limits import host_limit_bytes
 from busbar.workloads.serving import kvcodes, weightcodes
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import padded_columns
-from busbar.workloads.serving.errors import MemoryTooSmall, ModelUnsupported
+from busbar.workloads.serving.errors import MemoryTooSmall, ModelFileMissing, ModelUnsupported
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.kvcache import KvShape
 from busbar.workloads.serving.layer_file import LayerLayout, open_layers
@@ -200,7 +202,7 @@ class WeightReader:
         if self._fits_host(plan):
             source = HostSource({i: self._record(model, layout, i, pin=True) for i in plan.streamed})
         else:
-            where = self._settings.stream_dir or Path(tempfile.gettempdir()) / "busbar-layers"
+            where = self._settings.stream_dir or own_folder(Path(tempfile.gettempdir()))
             identity = model_identity(folder)
             source = FileSource(open_layers(where, identity, model, arch, layout, self._form, log.info))
         resident = {}
@@ -242,6 +244,23 @@ class WeightReader:
         token_s = max(min(took) * self._arch.layers / PROBE_ROWS, 1e-9)
         pass_s = plan.pass_bytes / max(layers.rate.probed, 1.0)
         return Streaming(plan, layers.source.name, pass_s, token_s, layers.rate.probed)
+
+
+def own_folder(root: Path) -> Path:
+    """The folder for layers below one that everybody can write to: nobody else may, because what is found there is
+    computed with. Raises ModelFileMissing."""
+    folder, user = root / f"busbar-layers-{os.getuid()}", os.getuid()
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ModelFileMissing(f"{folder} cannot be made: {error.strerror or error}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
+        raise ModelFileMissing(
+            f"layers are not streamed from {folder}, which somebody else may write to; remove it, or name another folder "
+            "(--stream-dir)"
+        )
+    return folder
 
 
 def _adapter_bytes(settings: EngineSettings) -> int:
