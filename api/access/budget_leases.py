@@ -43,6 +43,8 @@ from busbar.kube.types.budget import Period, period_start
 WINDOW_S = 62.0
 """What a gateway accepted as its lease ended counts for so long: a minute, the second in which it was accepted, and one
 for clocks that run differently."""
+ROUNDS_KEPT = timedelta(days=7)
+"""No request of a gateway is under way for so long that its number has to be known still."""
 MONEY = tuple(kind.value for kind in LeaseKind if kind.is_money)
 _Place = tuple[str, str]
 """Account and kind."""
@@ -115,10 +117,11 @@ class BudgetLeases:
             )
 
     async def prune(self) -> None:
-        """Forget leases that no longer count."""
-        table, now = tables.budget_leases, self._now()
+        """Forget leases that no longer count, and gateways that ask no more: a new folder is a new gateway."""
+        table, rounds, now = tables.budget_leases, tables.lease_rounds, self._now()
         async with self._db.write() as tx:
             await tx.execute(delete(table).where(table.c.until < now, table.c.fallback_until < now))
+            await tx.execute(delete(rounds).where(rounds.c.seen_at < now - ROUNDS_KEPT))
 
     async def _number(self, tx: AsyncConnection, asked: LeaseRequest, now: datetime) -> int:
         """The gateway's highest number. Writing it first lets its requests wait for each other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import httpx2
 from sqlalchemy import func, select
@@ -123,6 +123,27 @@ async def test_who_holds_more_than_its_share_is_asked_for_it_and_others_get_it_a
     assert lowered.grants[0].amount == 500
     assert not lowered.recalls
     assert (await ask("b", 2, 0, 700)).grants[0].amount == 500
+    await database.close()
+
+
+async def test_a_gateway_that_asks_no_more_is_forgotten(database_url: str) -> None:
+    database, now = Database(database_url), datetime(2026, 5, 4, tzinfo=UTC)
+    leases = BudgetLeases(database, lambda: now)
+    await leases.renew(asked("gone", 1, 0, 600, LeaseKind.MONTH))
+
+    async def known() -> list[int]:
+        await leases.prune()
+        async with database.read() as db:
+            each = (tables.lease_rounds, tables.budget_leases)
+            return [(await db.execute(select(func.count()).select_from(one))).scalar_one() for one in each]
+
+    now += timedelta(hours=23)
+    assert await known() == [1, 1]
+    now += timedelta(days=5)
+    await leases.renew(LeaseRequest(gateway="alive", number=1, gateways=2))
+    assert await known() == [2, 0]
+    now += timedelta(days=2)
+    assert await known() == [1, 0]
     await database.close()
 
 
