@@ -49,6 +49,7 @@ from .model.snapshot import JobId, Snapshot
 from .search.actions import actions
 from .search.defragment import defragment
 from .search.exchange import exchange
+from .search.follow import follow
 from .search.growth import grow
 from .search.hasten import hasten
 from .search.holds import lifted
@@ -242,7 +243,7 @@ def _planning_state(snapshot: Snapshot, last: Plan, memo: Memo | None) -> Planni
     shares = {share.share_m: share.price for share in last.share_prices}
     watts = {one.domain: one.price for one in last.power_prices if one.price > 0}
     basis = (last.policy, last.priced_at_s, prices_of(last.prices), shares, last.deadlines, watts)
-    if state is not None and state.basis == basis and state.follow(snapshot):
+    if state is not None and state.basis == basis and follow(state, snapshot):
         return state
     return PlanningState(snapshot, *basis)
 

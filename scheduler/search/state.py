@@ -16,14 +16,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 from ..candidates.candidates import Candidate, CandidateBuilder, Options
 from ..candidates.prices import Market, solve
 from ..fairness.quota import Holdings
-from ..model.diff import differing
-from ..model.plans import DeadlineShare, Objective, Policy, RecordIndex
-from ..model.snapshot import Job, JobId, JobKind, Node, Placement, Snapshot
+from ..model.plans import DeadlineShare, Policy, RecordIndex
+from ..model.snapshot import Job, JobId, JobKind, Placement, Snapshot
 from ..model.table import TableView
 from ..model.validate import validate
 from ..placement.cluster import Cluster
@@ -31,27 +29,6 @@ from ..placement.demand_mix import DemandMix
 from ..placement.feeds import Feeds
 from ..placement.watt_limits import most_watts, watt_limits
 from .deadlines import deadline_shares
-
-_VALUED = attrgetter(
-    "workload_class",
-    "tenant",
-    "user",
-    "kind",
-    "min_pods",
-    "max_pods",
-    "per_pod",
-    "accelerators",
-    "pools",
-    "modes",
-    "submitted_at_s",
-    "remaining_work",
-    "attained_s",
-    "yields",
-)
-"""The fields of a job that its candidates and their values depend on."""
-
-_SIZE = attrgetter("name", "pool", "capacity", "domain", "limits_boards")
-"""The fields of a node that candidates depend on."""
 
 Shape = tuple[object, ...]
 Basis = tuple[
@@ -160,10 +137,10 @@ class PlanningState:
         self._unranked: dict[JobId, Assignment] = {}
         self._shapes: dict[Shape, int] = {}
         self._demand = DemandMix(snapshot.pools)
-        self._hang_on_feeds(snapshot)
+        self.hang_on_feeds(snapshot)
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
             option = self.candidates.of(job)
-            self._add(job, option)
+            self.add(job, option)
             self.holdings.count_demand(option)
         self.holdings.update_entitlements()
         self.deadlines = deadline_shares(self) if deadlines is None else deadlines
@@ -197,10 +174,24 @@ class PlanningState:
         for name in urgent:
             known = self.assignments.get(name)
             if known is not None:
-                self._drop(known)
-                self._add(known.job, self.candidates.of(known.job))
+                self.drop(known)
+                self.add(known.job, self.candidates.of(known.job))
 
-    def _update_demand(self) -> None:
+    def hang_on_feeds(self, snapshot: Snapshot) -> None:
+        """Count the watts of the snapshot's power domains, if any limits, with the jobs that have places here."""
+        if not self.candidates.draws.counts:
+            return
+        feeds = Feeds(snapshot, self.table)
+        self.cluster.hang_on(feeds)
+        for assignment in self.assignments.values():
+            if assignment.placement is not None:
+                feeds.take(assignment.placement, -1, -1)
+        for assignment in self.releasing.values():
+            run = assignment.job.run
+            if run is not None:
+                feeds.take(self.candidates.draws.counted(assignment.job, run.placement), -1, 0)
+
+    def update_demand(self) -> None:
         """Give the nodes the new demand, if it changed."""
         if self._demand.counts != self._known_demand:
             self.cluster.update_demand(self._demand, self.share_prices)
@@ -336,7 +327,7 @@ class PlanningState:
 
     # -- adding and removing jobs ---------------------------------------------------------------------------
 
-    def _add(self, job: Job, option: Options, was: Assignment | None = None) -> None:
+    def add(self, job: Job, option: Options, was: Assignment | None = None) -> None:
         """Add a job (`was`: its former assignment, if its request and value are the same)."""
         assignment = self.assignments[job.id] = Assignment(job, option)
         self._demand.count(job)
@@ -380,7 +371,7 @@ class PlanningState:
             self.held.setdefault((run.placement.pool, job.tenant), {})[job.id] = assignment
             self.follow_place(assignment, run.placement)
 
-    def _drop(self, assignment: Assignment) -> None:
+    def drop(self, assignment: Assignment) -> None:
         job = assignment.job
         del self.assignments[job.id]
         self._demand.count(job, -1)
@@ -405,169 +396,15 @@ class PlanningState:
             del self.held[run.placement.pool, job.tenant][job.id]
             self.follow_place(assignment, run.placement, sign=-1)
 
-    # -- following a snapshot ----------------------------------------------------------------------------------------
-
-    def follow(self, snapshot: Snapshot) -> bool:
-        """Change this state into that of another snapshot; False: build a new one (nothing was changed).
-
-        Raises:
-            SnapshotError: the snapshot contradicts itself.
-        """
-        old = self.snapshot
-        if snapshot is old:
-            return self.consistent
-        if not self.consistent or self.policy.objective is Objective.MAKESPAN or _differ(old, snapshot):
-            return False
-        if self.candidates.draws.counts and snapshot.table is not old.table and snapshot.table != old.table:
-            return False  # jobs that run may draw something else now
-        gone, come = differing(old.jobs, snapshot.jobs)
-        names = {job.id for job in come}
-        if len(names) < len(come) or not names.isdisjoint(self.assignments.keys() - {job.id for job in gone}):
-            validate(snapshot)
-        validate(snapshot, old, come)
-        if snapshot.nodes is not old.nodes and not self._follows_nodes(snapshot):
-            return False
-        table = None
-        if snapshot.table is not old.table and snapshot.table != old.table:
-            table = TableView(snapshot.table, self.table)
-            if any(table.rate(pool.accelerator) != self.table.rate(pool.accelerator) for pool in old.pools):
-                return False
-        self.consistent = False
-        if table is not None:
-            self.table = table
-            self.candidates.follow(table)
-        self._follow_nodes(snapshot)
-        if snapshot.tenants is not old.tenants and set(snapshot.tenants) != set(old.tenants):
-            self.holdings.set_tenants(snapshot.tenants)
-            for assignment in self.assignments.values():
-                assignment.order = None
-        self._follow_jobs(gone, come, frozenset() if table is None else table.changed)
-        self.holdings.update_entitlements()
-        self._update_demand()
-        self.snapshot = snapshot
-        self.consistent = True
-        return True
-
-    def _follows_nodes(self, snapshot: Snapshot) -> bool:
-        """Whether these nodes leave the candidates and, where watts have prices, what each node's watts cost."""
-        if _alike(*differing(self.snapshot.nodes, snapshot.nodes)):
-            return True
-        if not self.candidates.follow_nodes(snapshot):
-            return False
-        if not self.market.domains:
-            return True
-        old, new = ({(n.pool, n.domain) for n in s.nodes} for s in (self.snapshot, snapshot))
-        return old == new
-
-    def _follow_nodes(self, snapshot: Snapshot) -> None:
-        gone, come = differing(self.snapshot.nodes, snapshot.nodes)
-        known = {node.name: node for node in gone}
-        stale: set[str] = set()
-        changed = False
-        for node in come:
-            was = known.pop(node.name, None)
-            if was is None or was.pool != node.pool:
-                stale |= {node.pool} if was is None else {node.pool, was.pool}
-            elif was != node:
-                changed = True
-                stale |= set() if self.cluster.pools[node.pool].reopen(node) else {node.pool}
-        stale |= {node.pool for node in known.values()}
-        for name in sorted(stale):
-            self._rebuild_pool(name, (node for node in snapshot.nodes if node.pool == name))
-        if stale or changed:
-            self._hang_on_feeds(snapshot)
-            self.holdings.set_capacity(self.cluster.capacity_m())
-
-    def _hang_on_feeds(self, snapshot: Snapshot) -> None:
-        """Count the watts of the snapshot's power domains, if any limits, with the jobs that have places here."""
-        if not self.candidates.draws.counts:
-            return
-        feeds = Feeds(snapshot, self.table)
-        self.cluster.hang_on(feeds)
-        for assignment in self.assignments.values():
-            if assignment.placement is not None:
-                feeds.take(assignment.placement, -1, -1)
-        for assignment in self.releasing.values():
-            run = assignment.job.run
-            if run is not None:
-                feeds.take(self.candidates.draws.counted(assignment.job, run.placement), -1, 0)
-
-    def _rebuild_pool(self, pool: str, nodes: Iterable[Node]) -> None:
-        """Count the room of a pool again, because its nodes changed."""
-        fresh = self.cluster.open_pool(self.cluster.pools[pool].pool, nodes)
-        for (name, _), assignments in self.held.items():
-            if name == pool:
-                for assignment in assignments.values():
-                    assert assignment.placement is not None
-                    fresh.take(assignment.placement)
-        for assignment in self.releasing.values():
-            run = assignment.job.run
-            if run is not None and run.placement.pool == pool:
-                fresh.take_releasing(run.placement)
-
-    def _follow_jobs(self, gone: Iterable[Job], come: Iterable[Job], classes: frozenset[str]) -> None:
-        """Jobs that were removed or added (both: they changed), and workload classes with new speeds."""
-        assignments = self.assignments
-        changed = {job.id: job for job in come if job.id not in assignments or job != assignments[job.id].job}
-        there = {job.id for job in come}
-        for job in gone:
-            if job.id not in there:
-                assignment = assignments[job.id]
-                self.holdings.count_demand(assignment.option, sign=-1)
-                self._drop(assignment)
-        if classes:
-            self._follow_speeds(changed, classes)
-        pairs = [(job, assignments.get(job.id)) for job in changed.values()]
-        for _, was in pairs:
-            if was is not None:
-                self._drop(was)
-        for job, was in pairs:
-            if was is not None and job.workload_class not in classes and _VALUED(job) == _VALUED(was.job):
-                old = was.option
-                self._add(job, Options(job, old.candidates, old.weight, old.best_speed, old.shared), was)
-                continue
-            option = self.candidates.of(job)
-            if was is not None:
-                self.holdings.count_demand(was.option, sign=-1)
-            self.holdings.count_demand(option)
-            self._add(job, option)
-
-    def _follow_speeds(self, changed: dict[JobId, Job], classes: frozenset[str]) -> None:
-        """Add the jobs of these classes whose places or speeds are different now."""
-        differ: dict[tuple[int, str], bool] = {}
-        for assignment in self.assignments.values():
-            job = assignment.job
-            if job.workload_class in classes and job.id not in changed:
-                key = (id(assignment.option.shared), job.tenant)
-                if key not in differ:
-                    differ[key] = self.candidates.shared(job) != assignment.option.shared
-                # A place of a size between the candidates may have another speed although they have none.
-                if differ[key] or job.min_pods < job.max_pods:
-                    changed[job.id] = job
-
 
 def least_m(job: Job) -> int:
     """The least that a job asks for, in thousandths of accelerators."""
     return job.min_pods * job.per_pod.accelerators_m
 
 
-def _alike(gone: Iterable[Node], come: Iterable[Node]) -> bool:
-    """Whether the same nodes as before are of the same size, so that every job has the same candidates."""
-    return sorted(map(_SIZE, gone), key=repr) == sorted(map(_SIZE, come), key=repr)
-
-
 def _asked(job: Job) -> tuple[object, object]:
     """What the shape numbers of a job depend on besides its candidates."""
     return job.node_selector, job.required_domain
-
-
-def _differ(old: Snapshot, new: Snapshot) -> bool:
-    """Whether pools, power domains or exchange rates changed; then nothing of the state can be kept."""
-    if new.pools is not old.pools and set(new.pools) != set(old.pools):
-        return True
-    if new.domains is not old.domains and set(new.domains) != set(old.domains):
-        return True
-    return new.table is not old.table and set(new.table.rates) != set(old.table.rates)
 
 
 @dataclass(frozen=True, slots=True)

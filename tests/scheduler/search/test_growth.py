@@ -20,6 +20,7 @@ from busbar.scheduler import (
     check_plan,
     plan,
 )
+from busbar.scheduler.search.follow import follow
 from busbar.scheduler.search.state import PlanningState
 
 from ..build import NOW, cluster, job, placed, tenant
@@ -120,7 +121,7 @@ def test_a_place_between_the_candidates_follows_its_own_cell() -> None:
     cells = (*CELLS, Cell("c", "H100", 6000, speed=19.0), Cell("c", "H100", 4000, speed=200**0.5))
     after = replace(before, table=PerformanceTable(cells, (Rate("H100"),)))
     state = PlanningState(before, POLICY, NOW)
-    assert state.follow(after)
+    assert follow(state, after)
     found, fresh = (
         state.assignments[one.id].candidate,
         PlanningState(after, POLICY, NOW).assignments[one.id].candidate,
