@@ -13,11 +13,12 @@ moment, that of the last full plan (`valued_at_s`), together with the prices of 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
-from ..candidates.candidates import Candidate, CandidateBuilder, Options
+from ..candidates.candidates import Candidate, CandidateBuilder, Options, SharedCandidates
 from ..candidates.prices import Market, solve
 from ..fairness.quota import Holdings
 from ..model.plans import DeadlineShare, Policy, RecordIndex
@@ -29,6 +30,8 @@ from ..placement.demand_mix import DemandMix
 from ..placement.feeds import Feeds
 from ..placement.watt_limits import most_watts, watt_limits
 from .deadlines import deadline_shares
+
+_PROFIT = attrgetter("profit")
 
 Shape = tuple[object, ...]
 Basis = tuple[
@@ -128,7 +131,7 @@ class PlanningState:
         """Value of each job that has a candidate, where it is."""
         self.sizes: Counter[int] = Counter()
         """How many jobs ask for so many thousandths of accelerators at least."""
-        self.priorities: dict[str, Counter[int]] = {}
+        self.priorities: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """How many jobs of each tenant have a priority."""
         self._on_nodes: dict[tuple[str, str], dict[JobId, Assignment]] = {}
         self._ran: dict[JobId, tuple[float, float]] = {}
@@ -136,6 +139,7 @@ class PlanningState:
         self._best_profits: dict[JobId, float] = {}
         self._unranked: dict[JobId, Assignment] = {}
         self._shapes: dict[Shape, int] = {}
+        self._terms: dict[tuple[object, ...], tuple[SharedCandidates, list[tuple[float, int, int]]]] = {}
         self._demand = DemandMix(snapshot.pools)
         self.hang_on_feeds(snapshot)
         for job in sorted(snapshot.jobs, key=lambda job: job.id):
@@ -237,42 +241,63 @@ class PlanningState:
 
     def rank_apart(self, assignment: Assignment) -> list[RankedCandidate]:
         """Rank the candidates of an assignment that is not part of the state."""
-        job, market, shapes = assignment.job, self.market, self._shapes
-        rows = []
-        for candidate in assignment.option.candidates:
-            key = (
-                candidate.pool,
-                candidate.per_pod,
-                job.node_selector,
-                job.required_domain,
-                candidate.draw_w,
-                candidate.nodes,
-                candidate.power_cap,
-            )
-            profit = candidate.value - market.cost(candidate)
-            rows.append(RankedCandidate(profit, candidate, shapes.setdefault(key, len(shapes))))
-        if market.watts:
+        terms, candidates = self._terms_of(assignment), assignment.option.candidates
+        rows = [
+            RankedCandidate(candidate.value - cost, candidate, shape)
+            for candidate, (cost, shape, _) in zip(candidates, terms, strict=True)
+        ]
+        if self.market.watts:
             # At the price of the last watt several caps of one place bring the same: begin low, lifts take what is left.
             rows.sort(key=lambda row: (-round(row.profit, 9), row.candidate.pods * row.candidate.draw_w))
         else:
-            rows.sort(key=lambda row: -row.profit)
+            rows.sort(key=_PROFIT, reverse=True)
         if rows:
             assignment.best_profit = max(0.0, rows[0].profit)
-            assignment.value_density = max(self._density(row.candidate) for row in rows)
+            assignment.value_density = max(
+                candidate.value / divisor * 1000 if divisor > 0 else self._watt_density(candidate, cost)
+                for candidate, (cost, _, divisor) in zip(candidates, terms, strict=True)
+            )
         return rows
 
-    def _density(self, candidate: Candidate) -> float:
-        """Value per accelerator; where watts are scarce, per what an accelerator costs that draws its nameplate: a
-        candidate that draws half of it takes half as much of the watts."""
-        density = candidate.value / max(candidate.accelerators_m, 1) * 1000
+    def _terms_of(self, assignment: Assignment) -> list[tuple[float, int, int]]:
+        """What is the same for all jobs with the same request, for each candidate: its cost, its shape number, and the
+        thousandths of accelerators by which its value counts as density; 0: the watts count, too."""
+        job, shared = assignment.job, assignment.option.shared
+        key = id(shared), job.node_selector, job.required_domain
+        known = self._terms.get(key)
+        if known is None:
+            terms = [
+                (self.market.cost(one), self._shape_of(job, one), self._density_divisor(one))
+                for one in assignment.option.candidates
+            ]
+            known = self._terms[key] = shared, terms
+        return known[1]
+
+    def _shape_of(self, job: Job, candidate: Candidate) -> int:
+        key = (
+            candidate.pool,
+            candidate.per_pod,
+            job.node_selector,
+            job.required_domain,
+            candidate.draw_w,
+            candidate.nodes,
+            candidate.power_cap,
+        )
+        return self._shapes.setdefault(key, len(self._shapes))
+
+    def _density_divisor(self, candidate: Candidate) -> int:
         watt = self.market.watts.get(candidate.pool, 0.0) if self.market.watts else 0.0
-        if watt <= 0 or not candidate.draw_w:
-            return density
+        return 0 if watt > 0 and candidate.draw_w else max(candidate.accelerators_m, 1)
+
+    def _watt_density(self, candidate: Candidate, cost: float) -> float:
+        """Value per what an accelerator costs that draws its nameplate, where watts are scarce: a candidate that draws half
+        of it takes half as much of the watts."""
         more_w = self.table.nameplate_watts(candidate.accelerator) - self.table.idle_watts(
             candidate.accelerator
         )
+        watt = self.market.watts.get(candidate.pool, 0.0)
         whole = self.market.price(candidate.accelerator) + watt * max(more_w, 1.0)
-        return candidate.value * whole / self.market.cost(candidate)
+        return candidate.value * whole / cost
 
     def rank(self) -> None:
         """Rank the candidates of all jobs now, so that the first event does not have to."""
@@ -342,7 +367,7 @@ class PlanningState:
         else:
             self._best_profits[job.id] = assignment.best_profit
         self.sizes[least_m(job)] += 1
-        self.priorities.setdefault(job.tenant, Counter())[job.priority] += 1
+        self.priorities[job.tenant][job.priority] += 1
         if job.last_move_at_s is not None:
             self.moved[job.id] = job.last_move_at_s
         run = job.run
