@@ -26,6 +26,7 @@ from busbar.operator.accounting.allocations import (
     PoolRemarks,
     TenantAllocation,
 )
+from busbar.operator.accounting.budgets import budgets_left
 from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Reserved, Wait
 from busbar.operator.energy.ledger import Ledger
 from busbar.operator.errors import Busy
@@ -293,10 +294,12 @@ class Handlers:
             return self._fleets.plan(self._with_room(seen, snapshot))
 
     def _with_room(self, seen: Seen, snapshot: Snapshot | None) -> Seen:
-        """With what quota, power and other work leave to the service."""
+        """With what quota, budgets, power and other work leave to the service."""
         tenant = self._caches.tenant_of.get(seen.service.metadata.namespace or "", "")
         names = [pool.metadata.name for pool in seen.pools]
-        room = self._room.of(snapshot, seen.service, tenant, names)
+        owner = self._caches.tenants.items.get(Key("", tenant))
+        budgets = budgets_left(owner, utc_now()) if owner is not None else ()
+        room = self._room.of(snapshot, seen.service, tenant, names, budgets)
         return replace(seen, room=room)
 
     def shares_of(self, uid: str) -> Shares:

@@ -110,6 +110,11 @@ class Scaling(SpecModel):
         default=None,
         description="The most that all replicas may cost per hour by their pools' pricePerHour; needs slo.ttftMilliseconds.",
     )
+    min_zones: Annotated[int, Field(ge=2, le=16)] | None = Field(
+        default=None,
+        description="Replicas stand in at least so many zones (topology.kubernetes.io/zone); a pool is in a zone if all of "
+        "its nodes are. Needs slo.ttftMilliseconds.",
+    )
 
 
 class ServiceLevel(SpecModel):
@@ -217,6 +222,26 @@ class ModelServiceSpec(SpecModel):
                 spec.scaling.max_cost_per_hour is None
                 or (spec.slo is not None and spec.slo.ttft_milliseconds is not None)
             ),
+        ),
+        Rule(
+            cel="!has(self.scaling) || !has(self.scaling.minZones)"
+            " || (has(self.slo) && has(self.slo.ttftMilliseconds))",
+            message="scaling.minZones needs slo.ttftMilliseconds and slo.tpotMilliseconds: only replicas counted by the"
+            " latency target are spread over zones",
+            holds=lambda spec: (
+                spec.scaling.min_zones is None
+                or (spec.slo is not None and spec.slo.ttft_milliseconds is not None)
+            ),
+        ),
+        Rule(
+            cel="!has(self.scaling) || !has(self.scaling.minZones) || self.scaling.minZones <= self.minReplicas",
+            message="scaling.minZones must not be greater than minReplicas: each zone needs a replica",
+            holds=lambda spec: spec.scaling.min_zones is None or spec.scaling.min_zones <= spec.min_replicas,
+        ),
+        Rule(
+            cel="!has(self.scaling) || !has(self.scaling.minZones) || !has(self.scaling.external)",
+            message="scaling.external chooses the pools, and with them the zones; leave scaling.minZones out",
+            holds=lambda spec: spec.scaling.min_zones is None or spec.scaling.external is None,
         ),
         immutable("engine", required=True),
         immutable("modelId"),

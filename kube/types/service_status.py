@@ -108,15 +108,26 @@ class ScalingCause(StrEnum):
     NO_ROOM = "NoRoom"
     BOUNDS = "Bounds"
     BUDGET = "Budget"
+    QUOTA = "Quota"
+    POWER = "Power"
     OFF = "Off"
 
 
+ByPool = Annotated[dict[str, Count], Field(max_length=64)]
+
+
 class ScalingDecision(StatusModel):
-    """One change of the desired replicas."""
+    """One change of the desired replicas, or a limit that kept them from one."""
 
     time: datetime = Field(description="When.")
     previous: Count = Field(description="Replicas desired before.")
     desired: Count = Field(description="Replicas desired after.")
+    previous_pools: ByPool | None = Field(
+        default=None, description="Replicas desired before, by AcceleratorPool, where pools were chosen."
+    )
+    desired_pools: ByPool | None = Field(
+        default=None, description="Replicas desired after, by AcceleratorPool, where pools are chosen."
+    )
     cause: ScalingCause | None = Field(default=None, description="Why, as one stable word.")
     requests_per_second: Amount | None = Field(default=None, description="The load that they are for.")
     capacity_per_second: Amount | None = Field(

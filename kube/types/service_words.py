@@ -3,6 +3,8 @@ same in the command line and in the portal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from busbar.kube.types.service_access import Access, AllowedTenant
 from busbar.kube.types.service_status import (
     AdapterStatus,
@@ -112,8 +114,15 @@ def pool_words(row: PoolReplicas) -> str:
 
 
 def change_words(entry: ScalingDecision) -> str:
-    """The numbers of one change: from how many to how many, and for which load."""
+    """The numbers of one change: from how many to how many, in which pools, and for which load."""
+    before, after = entry.previous_pools or {}, entry.desired_pools or {}
     words = f"{entry.previous} → {entry.desired}"
+    if len({*before, *after}) > 1:
+        words = f"{entry.previous}{_pools(before)} → {entry.desired}{_pools(after)}"
     if entry.requests_per_second is not None:
         words += f" for {entry.requests_per_second:.3g} requests/s"
     return words
+
+
+def _pools(pools: Mapping[str, int]) -> str:
+    return f" ({', '.join(f'{name} {count}' for name, count in sorted(pools.items()))})" if pools else ""

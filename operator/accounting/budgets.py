@@ -26,6 +26,7 @@ from busbar.kube.types.budget import (
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import TenantStatus
 from busbar.operator.accounting.pace import noted, spent_after_h
+from busbar.scheduler.explain.service_room import BudgetLeft, Spent
 
 FULL = 100.0
 NEVER_MEASURED_H = 0.1
@@ -125,6 +126,21 @@ def hold(tenant: Tenant, now: datetime) -> Hold:
     )
 
 
+def budgets_left(tenant: Tenant, now: datetime) -> tuple[BudgetLeft, ...]:
+    """What is left of each limit that is enforced. Energy that nobody measures limits nothing."""
+    uses = {use.period: use for use in (tenant.status.budgets if tenant.status is not None else None) or ()}
+    found = []
+    for budget in tenant.spec.budgets or ():
+        if budget.enforcement is Enforcement.WARN:
+            continue
+        use = _present(budget, uses.get(budget.period), now)
+        hours = (period_end(budget.period, now) - now) / timedelta(hours=1)
+        for line in _lines(budget, use):
+            if line.unit != ENERGY or not _unmeasured(budget, use):
+                found.append(BudgetLeft(str(budget.period), SPENT[line.unit], line.left, hours))
+    return tuple(found)
+
+
 def condition(
     budgets: Sequence[Budget],
     uses: Sequence[BudgetUse],
@@ -221,6 +237,7 @@ def _counted(
 
 
 HOURS, MONEY, ENERGY = " accelerator-hours", " in cost", " kWh"
+SPENT = {HOURS: Spent.ACCELERATOR_HOURS, MONEY: Spent.COST, ENERGY: Spent.KILOWATT_HOURS}
 
 
 def _lines(

@@ -14,7 +14,7 @@ from busbar.operator.serving.room import no_less_than
 from busbar.operator.serving.sizes import BUCKETS, Sizes
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.autoscale.fleet import FleetSettings
-from busbar.scheduler.autoscale.mix import Column, Effort, Limits, cheapest
+from busbar.scheduler.autoscale.mix import Column, Effort, Limits, cheapest, domains_of
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
 from busbar.scheduler.errors import ServingModelError
 from busbar.scheduler.explain.service_room import ServiceRoom
@@ -45,7 +45,7 @@ class Seen:
     now_s: float
     off: bool = False
     room: ServiceRoom | None = None
-    """What quota, power and the pools leave to it; None: not known yet."""
+    """What quota, budgets, power and the pools leave to it; None: not known yet."""
 
 
 def columns_of(
@@ -75,17 +75,32 @@ def columns_of(
         )
     slowest = tuple(min(row[b] for row in rates.values()) for b in range(BUCKETS))
     used, any_pool = alive(seen), rates.keys() <= set(blocked)
-    prices = prices_of(seen.service, seen.pools)
+    prices, zones = prices_of(seen.service, seen.pools), zones_of(seen)
+    known = {zones[name] for name in rates.keys() & zones.keys() - set(blocked) if _holds(seen, name)}
+    if len(known) < (seen.service.spec.scaling.min_zones or 0):
+        used = used | dict.fromkeys(zones, 1)  # the pools with a speed are in too few zones
     return tuple(
         Column(
             pool.metadata.name,
             pool.metadata.name,
             prices[pool.metadata.name],
             rates.get(pool.metadata.name, slowest),
+            failure_domain=zones.get(pool.metadata.name, ""),
         )
         for pool in sorted(seen.pools, key=lambda p: p.metadata.name)
         if pool.metadata.name in rates or used.get(pool.metadata.name) or any_pool
     )
+
+
+def _holds(seen: Seen, pool: str) -> bool:
+    return seen.room is None or seen.room.stock.get(pool, 1) > 0
+
+
+def zones_of(seen: Seen) -> Mapping[str, str]:
+    """The zone of each pool that is in one, where the service asks for several."""
+    if seen.service.spec.scaling.min_zones is None or seen.room is None:
+        return {}
+    return seen.room.zones
 
 
 def _nearest(models: Iterable[StepModel], bucket: Bucket) -> str:
@@ -145,9 +160,12 @@ def start_seconds(service: ModelService, pods: Iterable[Pod]) -> dict[str, float
     return known | now
 
 
-def limits_of(seen: Seen, target: Mapping[str, int], blocked: Iterable[str]) -> Limits:
-    """In replicas: what the pools hold, what quota and power allow, and the service's bounds. Pools in `blocked` take no
-    more. What is there or wanted already is never above a limit: taking it back is the scheduler's to decide."""
+def limits_of(
+    seen: Seen, columns: Iterable[Column], target: Mapping[str, int], blocked: Iterable[str]
+) -> Limits:
+    """In replicas: what the pools hold, what quota, budgets and power allow, and the service's bounds. Pools in `blocked` take no
+    more. What is there or wanted already is never above a limit: taking it back is the scheduler's to decide. Of the zones
+    that the service asks for, as many as `columns` have room in."""
     spec, blocked = seen.service.spec, set(blocked)
     stock: dict[str, int] = {}
     for pool in seen.pools:
@@ -159,11 +177,13 @@ def limits_of(seen: Seen, target: Mapping[str, int], blocked: Iterable[str]) -> 
         stock[name] = now if name in blocked else max(most, now)
     ceiling = max(spec.replica_ceiling, spec.min_replicas, 1)
     rows = no_less_than(seen.room.rows, target) if seen.room is not None else ()
+    zones = domains_of([column for column in columns if stock.get(column.pool, 0) > 0])
     return Limits(
         stock=stock,
         quota=ceiling,
         budget_per_h=spec.scaling.max_cost_per_hour if priced(seen.pools) else None,
         min_replicas=max(spec.min_replicas, 1),
+        min_domains=min(spec.scaling.min_zones or 0, len(zones)),
         rows=rows,
     )
 
@@ -176,7 +196,8 @@ def split(
     now = sum(before.values())
     if now == count:
         return dict(before)
-    exact = replace(limits, quota=count, budget_per_h=None, min_replicas=count)
+    zones = min(limits.min_domains, count, len(domains_of(columns, before)) + max(0, count - now))
+    exact = replace(limits, quota=count, budget_per_h=None, min_replicas=count, min_domains=zones)
     known = {column.key: before.get(column.key, 0) for column in columns}
     try:
         least, most = (known, None) if count > now else (None, known)
@@ -189,22 +210,25 @@ def split(
 def moved(
     columns: Iterable[Column], limits: Limits, target: Mapping[str, int], least: int, most: int
 ) -> dict[str, int]:
-    """The target with as many replicas as it may have: the cheapest pools get more, the dearest lose some."""
+    """The target with as many replicas as it may have: the cheapest pools get more, the dearest lose some, and the failure
+    domains that the limits ask for come first."""
     found = dict(target)
     order = sorted(columns, key=lambda c: (c.cost_per_h, c.key))
-    for column in reversed(order):
-        surplus = sum(found.values()) - most
-        if surplus > 0:
-            found[column.key] = max(0, found.get(column.key, 0) - surplus)
-    for column in order:
-        missing = least - sum(found.values())
-        free = limits.stock.get(column.key, missing) - found.get(column.key, 0)
-        if missing > 0:
-            found[column.key] = found.get(column.key, 0) + max(0, min(missing, free))
-    missing = least - sum(found.values())
-    if missing > 0 and order:  # more than the pools hold: the scheduler says what they wait for
-        found[order[0].key] = found.get(order[0].key, 0) + missing
+    while sum(found.values()) > most and (there := [c for c in reversed(order) if found.get(c.key, 0) > 0]):
+        spare = [c for c in there if _in_enough(order, found | {c.key: found[c.key] - 1}, limits)]
+        found[(spare or there)[0].key] -= 1
+    while sum(found.values()) < least and order:
+        free = [c for c in order if found.get(c.key, 0) < limits.stock.get(c.key, least)]
+        if not free:  # more than the pools hold: the scheduler says what they wait for
+            free = order[:1]
+        elsewhere = [c for c in free if c.failure_domain not in {"", *domains_of(order, found)}]
+        chosen = free[0] if _in_enough(order, found, limits) or not elsewhere else elsewhere[0]
+        found[chosen.key] = found.get(chosen.key, 0) + 1
     return found
+
+
+def _in_enough(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> bool:
+    return len(domains_of(columns, replicas)) >= limits.min_domains
 
 
 def _useful(rate: float) -> float:

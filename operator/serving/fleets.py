@@ -37,12 +37,12 @@ from busbar.operator.serving.fleet_input import (
     target_of,
 )
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
-from busbar.operator.serving.room import held_back
+from busbar.operator.serving.room import held_back, held_back_sentence, zones_missing
 from busbar.operator.serving.shares import Shares, shares_now
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import WINDOW_S, Trust
 from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Fleet, Observation
-from busbar.scheduler.autoscale.mix import capacity, carried_at, spread
+from busbar.scheduler.autoscale.mix import LimitKind, capacity, carried_at, spread
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError
 
@@ -58,7 +58,14 @@ CAUSES = {
     Cause.IDLE: ScalingCause.IDLE,
     Cause.SWITCH: ScalingCause.SWITCH,
     Cause.BUDGET: ScalingCause.BUDGET,
+    Cause.DOMAINS: ScalingCause.BOUNDS,
 }
+LIMITED = {
+    LimitKind.QUOTA: ScalingCause.QUOTA,
+    LimitKind.POWER: ScalingCause.POWER,
+    LimitKind.BUDGET: ScalingCause.BUDGET,
+}
+"""Why replicas are fewer than the load needs."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,8 @@ class Plan:
     """Why no type keeps the target at any load; None: not known yet."""
     shares: Shares = ()
     """Where the gateway shall send each class of prompts; empty: where it thinks best."""
+    held: Change | None = None
+    """What keeps the replicas from being as many as the load needs; None: nothing does."""
 
     def scaled_by(self, service: ModelService) -> ScaledBy:
         if service.spec.external_replicas is not None:
@@ -140,6 +149,7 @@ class _State:
     speeds: Speeds = field(default_factory=lambda: Speeds({}, {}))
     target: dict[str, int] | None = None
     change: Change | None = None
+    held: Change | None = None
     waiting_since: dict[str, float] = field(default_factory=dict)
     blocked_until: dict[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=lambda: Plan(unreachable=None))
@@ -263,9 +273,11 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
 
 
 def _in_flight(state: _State, seen: Seen, why: str, unreachable: str | None = None) -> Plan:
-    state.target, state.change = None, None
+    state.target, state.change, state.held = None, None, None
     _rest(state, seen)
-    return Plan(message=f"Replicas are counted by requests in flight: {why}.", unreachable=unreachable)
+    zones = seen.service.spec.scaling.min_zones is not None
+    also = " Meanwhile scaling.minZones is not looked at." if zones else ""
+    return Plan(message=f"Replicas are counted by requests in flight: {why}.{also}", unreachable=unreachable)
 
 
 # -- the fleet ---------------------------------------------------------------------------------------
@@ -285,7 +297,7 @@ def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
     state.speeds = speeds(seen.service, seen.pools, seen.profiles, slo)
     columns = columns_of(seen, state.speeds, state.sizes, slo, _blocked(state, seen), state.trust.factor)
     settings = settings_of(seen)
-    limits = limits_of(seen, state.target or {}, _blocked(state, seen))
+    limits = limits_of(seen, columns, state.target or {}, _blocked(state, seen))
     if fleet is None or fleet.slo != slo:
         fleet = Fleet(columns, limits, slo, settings, rest_until_s=seen.now_s + settings.down_after_s)
         state.fleet = fleet
@@ -308,7 +320,7 @@ def _names(known: Speeds) -> set[str]:
 def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: ServiceDemand) -> None:
     """Changes the state's target, if there is reason to."""
     running = alive(seen)
-    fleet.limits = limits_of(seen, state.target or {}, _blocked(state, seen))
+    fleet.limits = limits_of(seen, fleet.columns, state.target or {}, _blocked(state, seen))
     desired = seen.service.status.desired_replicas if seen.service.status is not None else None
     spec = seen.service.spec
     deciding = spec.external_replicas is None and not seen.off and bool(desired)
@@ -324,12 +336,12 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
         )
     target = dict(state.target)
     if deciding:
-        if sum(target.values()) == sum(running.values()):
+        if sum(target.values()) == sum(running.values()) and spec.scaling.min_zones is None:
             target = dict(running)  # the scheduler may have chosen another pool of the same type
         _give_up_where_nothing_is_placed(state, seen, fleet, target, running)
         _within_bounds(state, fleet, target)
     state.target = target
-    fleet.limits = limits_of(seen, state.target or {}, _blocked(state, seen))
+    fleet.limits = limits_of(seen, fleet.columns, state.target or {}, _blocked(state, seen))
     serving = {name: min(count, target.get(name, 0)) for name, count in ready(seen).items()}
     decision = fleet.decide(
         Observation(
@@ -341,15 +353,20 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
             in_flight=demand.in_flight,
         )
     )
-    if decision is not None and deciding:
+    state.held = None
+    if not deciding or (decision is None and fleet.limited is None):
+        return
+    room = _rooms(state, seen, fleet).all_ready
+    if decision is not None:
         state.target = {name: count for name, count in decision.target.items() if count}
-        room = _rooms(state, seen, fleet).all_ready
-        state.change = Change(
-            CAUSES[decision.cause],
-            _sentence(decision.cause, decision.load_rps, rate, room),
-            decision.load_rps,
-            room,
-        )
+        said = _sentence(decision.cause, decision.load_rps, rate, room, fleet.limits.min_domains)
+        state.change = Change(CAUSES[decision.cause], said, decision.load_rps, room)
+    if fleet.limited is not None:
+        load = fleet.wanted_rps
+        text = held_back_sentence(fleet.columns, fleet.limits, state.target or {}, load)
+        state.held = Change(LIMITED[fleet.limited], text, load, room)
+        if decision is not None and decision.cause in (Cause.FORECAST, Cause.PANIC):
+            state.change = state.held
 
 
 def _external(state: _State, seen: Seen, fleet: Fleet, rate: float, desired: int) -> dict[str, int]:
@@ -362,7 +379,7 @@ def _external(state: _State, seen: Seen, fleet: Fleet, rate: float, desired: int
     target = dict(state.target if state.target is not None else running)
     if sum(target.values()) == desired:
         _give_up_where_nothing_is_placed(state, seen, fleet, target, running)
-    limits = limits_of(seen, target, _blocked(state, seen))
+    limits = limits_of(seen, fleet.columns, target, _blocked(state, seen))
     load = [rate * share for share in state.sizes.shares]
     return split(fleet.columns, limits, load, target, desired)
 
@@ -397,7 +414,7 @@ def _within_bounds(state: _State, fleet: Fleet, target: dict[str, int]) -> None:
         state.change = Change(ScalingCause.BOUNDS, f"The service has {least} to {most} replicas.")
 
 
-def _sentence(cause: Cause, load: float, rate: float, room: float) -> str:
+def _sentence(cause: Cause, load: float, rate: float, room: float, zones: int) -> str:
     have = f"the ready replicas sustain {room:.3g}"
     return {
         Cause.PANIC: f"{rate:.3g} requests/s came in the last ten seconds, or the oldest waited too long; {have}.",
@@ -405,6 +422,7 @@ def _sentence(cause: Cause, load: float, rate: float, room: float) -> str:
         Cause.IDLE: f"The load of the last minutes needs fewer, {load:.3g} requests/s are expected; {have}.",
         Cause.SWITCH: f"Another mix of types carries {load:.3g} requests/s for less.",
         Cause.BUDGET: "The replicas cost more than spec.scaling.maxCostPerHour; the mix within it that carries most remains.",
+        Cause.DOMAINS: f"Replicas are to stand in {zones} zones.",
     }[cause]
 
 
@@ -418,6 +436,7 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
     target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
     if not message and ahead is not None:
         message = held_back(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)
+    message = message or zones_missing(seen.service.spec.scaling.min_zones, fleet.limits, seen.room)
     if not message and seen.service.spec.scaling.max_cost_per_hour is not None and not priced(seen.pools):
         message = "scaling.maxCostPerHour limits nothing: not every pool has a pricePerHour."
     if not message and state.speeds.refused:
@@ -425,7 +444,16 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
     if state.trust.factor < 1:
         believed = f"Replicas count for {100 * state.trust.factor:.0f} % of their computed rate: answers were late below it."
         message = f"{believed} {message}".rstrip()
-    return Plan(target, message, state.change, ahead, rooms.all_ready, rooms.each, shares=rooms.shares)
+    return Plan(
+        target,
+        message,
+        state.change,
+        ahead,
+        rooms.all_ready,
+        rooms.each,
+        shares=rooms.shares,
+        held=state.held,
+    )
 
 
 def _rooms(state: _State, seen: Seen, fleet: Fleet) -> _Rooms:

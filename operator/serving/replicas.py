@@ -38,7 +38,8 @@ def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
 
 def is_pinned(service: ModelService) -> bool:
     """Whether replicas in other pools than those wanted are replaced, and not only the missing ones made there."""
-    return bool(service.spec.scaling.external) and any(
+    scaling = service.spec.scaling
+    return (bool(scaling.external) or scaling.min_zones is not None) and any(
         row.desired for row in (service.status.pools if service.status is not None else None) or ()
     )
 

@@ -1,4 +1,4 @@
-"""What the scheduler's last snapshot leaves to a service: the rows of quota, power and stock that its mix must keep."""
+"""What the scheduler's last snapshot leaves to a service: the rows of quota, budgets, power and stock that its mix must keep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from busbar.kube.types import ModelService
 from busbar.operator.pods.claims import per_pod
 from busbar.scheduler import Job, JobId, JobKind, Snapshot
 from busbar.scheduler.autoscale.columns import Column, Limits, Row, held_back_by
-from busbar.scheduler.explain.service_room import ServiceRoom, ServiceRooms
+from busbar.scheduler.explain.service_room import BudgetLeft, ServiceRoom, ServiceRooms
 
 _Key = tuple[str, int | None, str, tuple[str, ...]]
 
@@ -21,9 +21,18 @@ class RoomReader:
         self._last: tuple[Snapshot, ServiceRooms, dict[_Key, ServiceRoom]] | None = None
 
     def of(
-        self, snapshot: Snapshot | None, service: ModelService, tenant: str, pools: Iterable[str]
+        self,
+        snapshot: Snapshot | None,
+        service: ModelService,
+        tenant: str,
+        pools: Iterable[str],
+        budgets: Iterable[BudgetLeft] = (),
     ) -> ServiceRoom | None:
-        """None: no round was planned yet. Threads may call it at the same time: at worst a room is computed twice."""
+        """None: no round was planned yet. Threads may call it at the same time: at worst a room is computed twice.
+
+        Args:
+            budgets: what is left of those of its tenant now.
+        """
         if snapshot is None:
             return None
         last = self._last
@@ -32,18 +41,19 @@ class RoomReader:
         meta, names = service.metadata, tuple(sorted(pools))
         key = meta.uid, meta.generation, tenant, names
         found = last[2].get(key)
+        replica = Job(
+            id=JobId(meta.uid),
+            name=meta.name,
+            namespace=meta.namespace or "",
+            tenant=tenant,
+            kind=JobKind.SERVING,
+            per_pod=per_pod(service.spec.shape),
+            service=f"{meta.namespace}/{meta.name}",
+        )
         if found is None:
-            replica = Job(
-                id=JobId(meta.uid),
-                name=meta.name,
-                namespace=meta.namespace or "",
-                tenant=tenant,
-                kind=JobKind.SERVING,
-                per_pod=per_pod(service.spec.shape),
-                service=f"{meta.namespace}/{meta.name}",
-            )
             found = last[2][key] = last[1].of(replica, names)
-        return found
+        paid = last[1].paid(replica, names, budgets)
+        return replace(found, rows=(*found.rows, *paid)) if paid else found
 
 
 def no_less_than(rows: Iterable[Row], replicas: Mapping[str, int]) -> tuple[Row, ...]:
@@ -70,7 +80,26 @@ def held_back(
     """
     if sum(each.get(pool, 0.0) * count for pool, count in target.items()) >= load:
         return ""
-    names = held_back_by(columns, target, limits)
+    return held_back_sentence(columns, limits, target, load) if held_back_by(columns, target, limits) else ""
+
+
+def held_back_sentence(
+    columns: Sequence[Column], limits: Limits, target: Mapping[str, int], load: float
+) -> str:
+    """That the replicas for a load are held back, and by which rows."""
+    names = held_back_by(columns, target, limits) or ["limits that leave no room for a better mix"]
+    return f"{load:.3g} requests/s need more replicas, held back by {' and by '.join(names)}."
+
+
+def zones_missing(asked: int | None, limits: Limits, room: ServiceRoom | None) -> str:
+    """That the replicas cannot stand in as many zones as asked; empty where they can."""
+    if asked is None or limits.min_domains >= asked:
+        return ""
+    if room is None:
+        return "The zones of the pools are not known before the scheduler's first round."
+    open_zones = sorted({zone for pool, zone in room.zones.items() if room.stock.get(pool, 0) > 0})
+    named = f" ({', '.join(open_zones)})" if open_zones else ""
     return (
-        f"{load:.3g} requests/s need more replicas, held back by {' and by '.join(names)}." if names else ""
+        f"scaling.minZones is {asked}, and the pools that the service may use have room in {limits.min_domains}{named}."
+        " A pool is in a zone if all of its nodes have that label."
     )

@@ -25,7 +25,7 @@ def pool_rows(
         pods: the replicas that have not ended.
     """
     pods = tuple(pods)
-    told = _by_pool(service, plan, desired)
+    told = by_pool(service, plan, desired)
     target, decides = told or {}, told is not None
     old = {row.pool: row for row in (service.status.pools if service.status is not None else None) or ()}
     starts = start_seconds(service, pods)
@@ -52,7 +52,7 @@ def pool_rows(
     return rows
 
 
-def _by_pool(service: ModelService, plan: Plan | None, desired: int) -> dict[str, int] | None:
+def by_pool(service: ModelService, plan: Plan | None, desired: int) -> dict[str, int] | None:
     """The replicas wanted in each pool; None: in any that the scheduler chooses."""
     if desired <= 0:
         return None

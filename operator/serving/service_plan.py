@@ -14,6 +14,7 @@ from busbar.kube.types import AcceleratorPool
 from busbar.kube.types.model_service import ModelServiceSpec
 from busbar.operator.serving.fleet_input import Seen, columns_of, priced
 from busbar.operator.serving.replica_speed import Speeds, speeds
+from busbar.operator.serving.room import zones_missing
 from busbar.operator.serving.sizes import Sizes
 from busbar.scheduler.autoscale.mix import (
     Column,
@@ -23,6 +24,7 @@ from busbar.scheduler.autoscale.mix import (
     allowed,
     capacity,
     cheapest,
+    domains_of,
     held_back_by,
 )
 from busbar.scheduler.autoscale.step_model import Slo
@@ -31,8 +33,10 @@ from busbar.scheduler.errors import SchedulerError
 EFFORT = Effort(nodes=500, seconds=1.0)
 WHOLE = 1 - 1e-6
 """A mix that carries this part of the load carries it."""
-NOT_LOOKED_AT = "Work of others that can be stopped counts as room; budgets of tenants are not looked at."
-NOTHING_PLANNED = "Quota, power and what others hold are not looked at before the scheduler's first round."
+NOT_LOOKED_AT = "Work of others that can be stopped counts as room."
+NOTHING_PLANNED = (
+    "Quota, budgets, power and what others hold are not looked at before the scheduler's first round."
+)
 
 
 def refused(asked: ServicePlanRequest, reason: str) -> ServicePlanAnswer:
@@ -50,9 +54,9 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
     known = speeds(seen.service, seen.pools, seen.profiles, slo)
     shares = sizes.shares
     load = [asked.rate * share for share in shares]
-    limits = _limits(seen)
     try:
         columns = columns_of(replace(seen, pods=()), known, sizes, slo, trust=trust)
+        limits = _limits(seen, columns)
         mix = cheapest(columns, load, limits, effort=EFFORT)
         alone = {c.key: _alone(c, load, limits) for c in columns}
     except SchedulerError as error:
@@ -75,7 +79,7 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
             for c in columns
         ),
         cost_per_hour=round(mix.cost_per_h, 6) if in_money else None,
-        notes=_notes(seen, known, mix, trust, in_money),
+        notes=_notes(seen, known, mix, trust, in_money, limits),
     )
     return _framed(answer, slo, sizes)
 
@@ -89,8 +93,8 @@ def _slo(spec: ModelServiceSpec, asked: ServicePlanRequest) -> Slo | None:
     return Slo(ttft / 1000, tpot / 1000, percentile) if ttft and tpot else None
 
 
-def _limits(seen: Seen) -> Limits:
-    """What the pools hold and quota and power allow, as far as it is known, and the fewest replicas."""
+def _limits(seen: Seen, columns: Iterable[Column]) -> Limits:
+    """What the pools hold and quota, budgets and power allow, as far as it is known, and the fewest replicas and zones."""
     each = seen.service.spec.shape.accelerators_per_pod
     stock = {
         pool.metadata.name: int(pool.status.capacity) // each
@@ -101,11 +105,18 @@ def _limits(seen: Seen) -> Limits:
     if room is not None:
         stock = {name: min(stock.get(name, count), count) for name, count in room.stock.items()}
     least = max(seen.service.spec.min_replicas, 1)
-    return Limits(stock=stock, min_replicas=least, rows=room.rows if room is not None else ())
+    zones = domains_of([column for column in columns if stock.get(column.pool, 1) > 0])
+    return Limits(
+        stock=stock,
+        min_replicas=least,
+        min_domains=min(seen.service.spec.scaling.min_zones or 0, len(zones)),
+        rows=room.rows if room is not None else (),
+    )
 
 
 def _alone(column: Column, load: Sequence[float], limits: Limits) -> int | None:
-    """Replicas of one pool that carry the load without the others."""
+    """Replicas of one pool that carry the load without the others, in one zone."""
+    limits = replace(limits, min_domains=0)
     if not allowed([column], {column.key: limits.min_replicas}, limits):
         return None
     mix = cheapest([column], load, limits, effort=EFFORT)
@@ -135,7 +146,9 @@ def _reason(mix: Mix, rate: float, sizes: Sizes, rows: Sequence[str]) -> str:
     )
 
 
-def _notes(seen: Seen, known: Speeds, mix: Mix, trust: float, in_money: bool) -> tuple[str, ...]:
+def _notes(
+    seen: Seen, known: Speeds, mix: Mix, trust: float, in_money: bool, limits: Limits
+) -> tuple[str, ...]:
     """What is not known, and what would stop the service from having the mix."""
     spec, count = seen.service.spec, sum(mix.replicas.values())
     found = [_sentence(why) for why in sorted(set(known.refused.values()))]
@@ -152,6 +165,8 @@ def _notes(seen: Seen, known: Speeds, mix: Mix, trust: float, in_money: bool) ->
     most, cost = spec.scaling.max_cost_per_hour, mix.cost_per_h
     if most is not None and in_money and cost > most:
         found.append(f"spec.scaling.maxCostPerHour allows {most:g}; this mix costs {cost:g}.")
+    zones = zones_missing(spec.scaling.min_zones, limits, seen.room)
+    found += [zones] if zones else []
     return (*found, NOT_LOOKED_AT if seen.room is not None else NOTHING_PLANNED)
 
 

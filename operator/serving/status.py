@@ -24,7 +24,7 @@ from busbar.operator.serving.adapter_status import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.replicas import kept_pods, place_of, startable
-from busbar.operator.serving.scaling_status import forecast_status, level_status, pool_rows
+from busbar.operator.serving.scaling_status import by_pool, forecast_status, level_status, pool_rows
 from busbar.operator.serving.tenant_status import tenant_rows
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import Pod, Sleep
@@ -55,17 +55,10 @@ def status_of(
         "reason": str(reason),
         "message": clip(message),
     }
-    if old.desired_replicas is not None and is_scaling(old, desired):
-        entry = ScalingDecision(
-            time=view.now,
-            previous=old.desired_replicas,
-            desired=desired,
-            cause=why.cause,
-            requests_per_second=why.load_rps,
-            capacity_per_second=why.capacity_rps,
-            reason=clip(f"{why.reason} {woken_words(alive, old.desired_replicas, desired)}".rstrip()),
-        )
+    entry = _entry(view, alive, desired, why)
+    if entry is not None:
         fields["scaling_history"] = [*(old.scaling_history or ()), entry][-MOST_DECISIONS:]
+    if is_scaling(old, desired):
         fields["last_scale_time"] = view.now
     history = entries if isinstance(entries := fields.get("scaling_history"), list) else old.scaling_history
     found = conditions_of(view, phase, reason, message, history or (), running=bool(serving))
@@ -91,6 +84,33 @@ def status_of(
     if transition or (due and holds):
         new = _count(view, new.model_copy(update={"measured": _measured(view, alive)}))
     return new if new != old else None
+
+
+def _entry(view: ServiceView, alive: list[Pod], desired: int, why: Change) -> ScalingDecision | None:
+    """The next line of the scaling history; None: nothing changes, and what holds it back is told already."""
+    old, history = view.status, view.status.scaling_history or ()
+    held = view.plan.held if view.plan is not None else None
+    if old.desired_replicas is None:
+        return None
+    if not is_scaling(old, desired):
+        last = (history[-1].cause, history[-1].desired) if history else None
+        if held is None or not desired or last == (held.cause, desired):
+            return None
+        why = held
+    return ScalingDecision(
+        time=view.now,
+        previous=old.desired_replicas,
+        desired=desired,
+        previous_pools={row.pool: row.desired for row in old.pools or () if row.desired} or None,
+        desired_pools={
+            name: count for name, count in (by_pool(view.service, view.plan, desired) or {}).items() if count
+        }
+        or None,
+        cause=why.cause,
+        requests_per_second=why.load_rps,
+        capacity_per_second=why.capacity_rps,
+        reason=clip(f"{why.reason} {woken_words(alive, old.desired_replicas, desired)}".rstrip()),
+    )
 
 
 def _measured(view: ServiceView, alive: list[Pod]) -> list[MeasuredReplica] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from ..errors import ServingModelError
 
@@ -34,6 +35,14 @@ class Column:
             raise ServingModelError(f"{self.key}: a replica needs at least one accelerator")
 
 
+class LimitKind(StrEnum):
+    """What a row protects."""
+
+    QUOTA = "quota"
+    POWER = "power"
+    BUDGET = "budget"
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One limit over several pools."""
@@ -43,6 +52,7 @@ class Row:
     weights: Mapping[str, float]
     """What one replica takes of it, by pool."""
     most: float
+    kind: LimitKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,8 @@ class Limits:
     min_replicas: int = 0
     min_per_domain: Mapping[str, int] = field(default_factory=dict)
     """Replicas per failure domain."""
+    min_domains: int = 0
+    """Failure domains that hold a replica, at least. Columns without a domain are in none."""
     rows: tuple[Row, ...] = ()
     """Whatever else is limited."""
 
@@ -113,9 +125,30 @@ def routing_shares(columns: Sequence[Column], mix: Mix) -> tuple[dict[str, float
     )
 
 
+def domains_of(columns: Sequence[Column], replicas: Mapping[str, int] | None = None) -> set[str]:
+    """The failure domains of these columns; with `replicas`, only those that hold one."""
+    return {
+        c.failure_domain
+        for c in columns
+        if c.failure_domain and (replicas is None or replicas.get(c.key, 0) > 0)
+    }
+
+
+def without(limits: Limits, kind: LimitKind) -> Limits:
+    """The limits less the rows of one kind. `budget_per_h` is a budget, and `watts` are power."""
+    return replace(
+        limits,
+        rows=tuple(row for row in limits.rows if row.kind is not kind),
+        watts={} if kind is LimitKind.POWER else limits.watts,
+        budget_per_h=None if kind is LimitKind.BUDGET else limits.budget_per_h,
+    )
+
+
 def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> bool:
     """Whether these replicas keep all limits, whatever they carry."""
     count = {c.key: replicas.get(c.key, 0) for c in columns}
+    if len(domains_of(columns, replicas)) < limits.min_domains:
+        return False
     return all(
         low - TOLERANCE <= sum(weight * count[c.key] for c, weight in row) <= high + TOLERANCE
         for row, low, high in limit_rows(columns, limits)

@@ -10,6 +10,8 @@ In this order:
   added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
   the old ones leave when those are ready.
 - budget: where what is live costs more per hour than it may, the mix within the budget that carries most remains.
+- domains: where what is live stands in too few failure domains, the mix that does not is started beside it, or in its
+  place where there is no room for both.
 - idle: what the load of the last `down_after_s` did not need leaves, one type at a time, and only if the replicas
   that are ready carry the load without it.
 
@@ -25,9 +27,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..errors import ServingModelError
-from .columns import TOLERANCE
+from .columns import TOLERANCE, LimitKind, domains_of
 from .demand_forecast import BIN_S, DemandForecast, ForecastSettings
-from .mix import Column, Effort, Limits, Mix, Switching, allowed, cheapest, spread
+from .mix import Column, Effort, Limits, Mix, Switching, allowed, binding, cheapest, spread
 from .step_model import Slo
 
 CARRIED_GAIN = 0.01
@@ -44,6 +46,7 @@ class Cause(Enum):
     IDLE = "idle"
     SWITCH = "switch"
     BUDGET = "budget"
+    DOMAINS = "domains"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,10 @@ class Fleet:
     rest_until_s: float = -math.inf
     """No replica leaves before: whoever begins with replicas that run has not seen what they were needed for."""
     forecast: DemandForecast = field(init=False)
+    limited: LimitKind | None = None
+    """What kept the last addition from carrying its whole load; None: nothing, or there was none since the load fits."""
+    wanted_rps: float = 0.0
+    """The load of that addition."""
     _shares: list[float] = field(default_factory=list)
     _next_bin_s: float = 0.0
     _next_plan_s: float = 0.0
@@ -243,14 +250,30 @@ class Fleet:
         level = spread(self.columns, load, live)
         if level.fullest > 1 or self._misses(load, live):
             return self._add(load, live, seen.now_s)
+        self.limited = None
+        if self._in_too_few_domains(live):
+            return self._over_domains(load, live)
         return self._remove(load, seen)
+
+    def _over_domains(self, load: Sequence[float], live: Mapping[str, int]) -> Decision:
+        """What is live stands in too few failure domains: the mix that does not, beside it where there is room."""
+        whole = self._cheapest(load, live=live)
+        target = self._beside(whole, live) or self._instead(whole, live)
+        return Decision(target, Cause.DOMAINS, sum(load))
 
     def _add(
         self, load: Sequence[float], live: Mapping[str, int], now_s: float, cause: Cause = Cause.FORECAST
     ) -> Decision:
         """Cheapest first; the whole anew where the addition is too dear."""
-        added = self._cheapest(load, least=live)
         whole = self._cheapest(load, live=live)
+        try:
+            added = self._cheapest(load, least=live)
+        except ServingModelError:
+            if not self._in_too_few_domains(live):
+                raise
+            return self._over_domains(load, live)  # there is no room for them beside all that is live
+        self.wanted_rps = sum(load)
+        self.limited = self._held_back(load, max(added.carried, whole.carried))
         if (
             added.cost_per_h > (1 + self.settings.resolve_gain) * whole.cost_per_h
             and whole.carried >= added.carried
@@ -262,6 +285,14 @@ class Fleet:
         if whole.carried > added.carried + CARRIED_GAIN:
             return Decision(self._instead(whole, live), Cause.SWITCH, sum(load))
         return Decision(added.replicas, cause, sum(load))
+
+    def _in_too_few_domains(self, live: Mapping[str, int]) -> bool:
+        return len(domains_of(self.columns, live)) < self.limits.min_domains
+
+    def _held_back(self, load: Sequence[float], carried: float) -> LimitKind | None:
+        if carried >= 1:
+            return None
+        return binding(self.columns, load, self.limits, carried, self.settings.effort)
 
     def _remove(self, load: Sequence[float], seen: Observation) -> Decision | None:
         if seen.now_s < self.rest_until_s or seen.now_s - self._last_wait_s < self.settings.down_after_s:

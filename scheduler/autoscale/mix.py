@@ -8,7 +8,7 @@ of a replica. With n_j replicas of column j and the share x_bj of bucket b that 
     such that  Σ_j x_bj = 1                            each bucket is carried
                Σ_b load_b / rates_j[b] · x_bj <= n_j   no replica is overloaded
                accelerators per pool <= stock, over all <= quota; watts per domain; cost per hour <= budget
-               replicas >= the minimum, in all and per failure domain
+               replicas >= the minimum, in all and per failure domain; failure domains that hold one >= the minimum
 
 Only n is integer: a share is how the gateway splits a bucket, and needs no slices. This is the program of Mélange
 (arXiv:2404.14527) with continuous shares and the rows it leaves out. Where the load exceeds what the rows allow, a
@@ -32,32 +32,40 @@ from .columns import (
     TOLERANCE,
     Column,
     Effort,
+    LimitKind,
     Limits,
     Mix,
     Row,
     Switching,
     allowed,
+    domains_of,
     held_back_by,
     limit_rows,
     routing_shares,
+    without,
 )
 
 __all__ = [
     "Column",
     "Effort",
+    "LimitKind",
     "Limits",
     "Mix",
     "Row",
     "Switching",
     "allowed",
     "best_single_type",
+    "binding",
     "carried_at",
     "cheapest",
+    "domains_of",
     "held_back_by",
     "routing_shares",
     "spread",
 ]
 
+CARRIED_MORE = 0.01
+"""A limit binds if this much more of the load would be carried without it."""
 _LOCAL_TESTS = 60
 """Linear programs (3 ms each for a hundred buckets by six types) that improve a first mix."""
 
@@ -81,7 +89,8 @@ class _Problem:
     def upper(self, column: Column) -> int:
         """The most replicas of a column that can be of use."""
         work = sum(rate / column.rates[b] for b, rate in enumerate(self.load) if column.rates[b] > 0)
-        floor = max(self.limits.min_replicas, self.limits.min_per_domain.get(column.failure_domain, 0))
+        domain, limits = column.failure_domain, self.limits
+        floor = max(limits.min_replicas, limits.min_per_domain.get(domain, 0), min(limits.min_domains, 1))
         bound = max(math.ceil(work), floor, self.least.get(column.key, 0))
         stock = self.limits.stock.get(column.pool)
         if stock is not None:
@@ -129,8 +138,8 @@ def cheapest(
         found = _solve(problem, effort, [], all_carried=False)
     if found is None:
         raise ServingModelError(
-            "no mix keeps the minimum replicas within stock, quota, power and budget; lower"
-            " the minimum or raise the limit"
+            "no mix keeps the minimum replicas, in all and by failure domain, within stock, quota, power and budget;"
+            " lower the minimum or raise the limit"
         )
     return found
 
@@ -164,6 +173,27 @@ def capacity(columns: Sequence[Column], shares: Sequence[float], replicas: Mappi
 def carried_at(level: Mix, shares: Sequence[float]) -> float:
     """The same from what `spread` said for these shares."""
     return sum(shares) / level.fullest if level.fullest > 0 else 0.0
+
+
+def binding(
+    columns: Sequence[Column], load: Sequence[float], limits: Limits, carried: float, effort: Effort
+) -> LimitKind | None:
+    """The kind of limit that keeps the mix from carrying more than the part `carried` of the load: the first without whose
+    rows it would, or the first of them all where it takes several; None: it is the stock, or the number of replicas.
+
+    Raises:
+        ServingModelError: as `cheapest`.
+    """
+    kinds = [kind for kind in LimitKind if without(limits, kind) != limits]
+    for kind in kinds:
+        if cheapest(columns, load, without(limits, kind), effort=effort).carried > carried + CARRIED_MORE:
+            return kind
+    free = limits
+    for kind in kinds:
+        free = without(free, kind)
+    if not kinds or cheapest(columns, load, free, effort=effort).carried <= carried + CARRIED_MORE:
+        return None
+    return kinds[0]
 
 
 def best_single_type(
@@ -256,9 +286,10 @@ def _solve(
         program.row([*terms[column.key], (counts[column.key], -1.0)], high=0.0)
     for row, low, high in limit_rows(problem.columns, problem.limits):
         program.row([(counts[c.key], weight) for c, weight in row], low=low, high=high)
+    held = _domain_rows(program, problem, counts)
     if all_carried and effort.seconds is not None:
         known = [*known, *_dived(problem, program, counts)]
-    start = _start(problem, program, counts, extra, shares, known) if all_carried else None
+    start = _start(problem, program, counts, extra, shares, known, held) if all_carried else None
     solution = highs.solve(program, effort.seconds, effort.nodes, effort.gap, start=start)
     if solution is None and start is None:
         return None
@@ -271,6 +302,23 @@ def _solve(
     ):
         best = replace(kept, optimal=best.optimal)
     return best
+
+
+def _domain_rows(
+    program: highs.Program, problem: _Problem, counts: Mapping[str, int]
+) -> list[tuple[str, int]]:
+    """Domains and the variables that are 1 where they hold a replica. They are at most the replicas there, and these are
+    whole numbers: the variables need not be."""
+    if problem.limits.min_domains <= 0:
+        return []
+    held = []
+    for domain in sorted(domains_of(problem.columns)):
+        variable = program.variable(0.0, 0.0, 1.0)
+        there = [(counts[c.key], -1.0) for c in problem.columns if c.failure_domain == domain]
+        program.row([(variable, 1.0), *there], high=0.0)
+        held.append((domain, variable))
+    program.row([(variable, 1.0) for _, variable in held], low=float(problem.limits.min_domains))
+    return held
 
 
 def _dived(problem: _Problem, program: highs.Program, counts: Mapping[str, int]) -> list[Mapping[str, int]]:
@@ -371,6 +419,7 @@ def _start(
     extra: Sequence[tuple[Column, int, int | None, int | None]],
     shares: _Shares,
     known: Sequence[Mapping[str, int]],
+    held: Sequence[tuple[str, int]],
 ) -> list[float] | None:
     """A full assignment of the cheapest known mix that carries the load and keeps the limits; None if none does."""
     for replicas in sorted(known, key=problem.objective):
@@ -392,6 +441,9 @@ def _start(
                 x[started] = float(max(count - now, 0))
             if dropped is not None:
                 x[dropped] = float(max(now - count, 0))
+        with_replicas = domains_of(problem.columns, replicas)
+        for domain, variable in held:
+            x[variable] = float(domain in with_replicas)
         return x
     return None
 

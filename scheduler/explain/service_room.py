@@ -1,10 +1,13 @@
-"""How many replicas of a service the quota of its tenant, its power domains and its pools have room for, by pool.
+"""How many replicas of a service the quota and budgets of its tenant, its power domains and its pools have room for, by pool.
 
 The rows that the mix of a service must keep (`autoscale.columns.Row`), from the snapshot that the planner decides on:
 
 - quota: each row of the tenant's quota, less what the tenant's other work holds. What the service's replicas hold is its own.
 - power: each domain that limits and that all nodes of a pool hang on, less what everybody else on it draws. A pool whose nodes
   hang on several domains counts only in those above all of them.
+- budget: what is left of a budget must pay the tenant's other work and the service for `PAID_H` hours, or until the period ends
+  if that is sooner. A replica that is not paid for so long is not started. Money is at the pools' prices, accelerators count
+  whole, and energy is what the table has for the class of the job there, or else the nameplate.
 - stock: the nodes' capacity, less work of others that cannot be stopped.
 
 Work that can be stopped counts as room: whether the service has the right to its place is the planner's to say. So this is the
@@ -13,16 +16,41 @@ most that the planner may admit, not a promise.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-from ..autoscale.columns import Row
+from ..autoscale.columns import LimitKind, Row
 from ..candidates.draw import Draws
 from ..fairness.quota import limit
 from ..model.snapshot import Job, JobKind, Node, Placement, Pool, Quota, Snapshot
 from ..model.table import TableView
 from ..placement.feeds import NOW, Feeds
+
+PAID_H = 1.0
+"""So long a replica must earn its start (`FleetSettings.switch_horizon_s`), and so long it must be paid."""
+_LEAST_H = 1 / 60
+"""A period that ends sooner than this counts as this long."""
+
+
+class Spent(StrEnum):
+    """What a budget limits."""
+
+    ACCELERATOR_HOURS = "accelerator-hours"
+    COST = "cost"
+    KILOWATT_HOURS = "kWh"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLeft:
+    """What is left of one limit of a tenant's budget."""
+
+    period: str
+    of: Spent
+    left: float
+    hours: float
+    """Until the period ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +60,8 @@ class ServiceRoom:
     stock: Mapping[str, int]
     """Replicas by pool."""
     rows: tuple[Row, ...] = ()
+    zones: Mapping[str, str] = field(default_factory=dict)
+    """The zone of each pool whose nodes are all in one."""
 
 
 class ServiceRooms:
@@ -53,12 +83,21 @@ class ServiceRooms:
         """By node: the services ("" for other work) and places of what cannot be stopped."""
         self._drawn: Counter[tuple[int, str]] = Counter()
         """Watts by domain and service."""
+        self._spending: defaultdict[tuple[str, str, Spent], float] = defaultdict(float)
+        """Per hour, by tenant, service and what of."""
         for job in snapshot.jobs:
             if job.run is not None:
                 self._count(job, job.run.placement)
 
     def _count(self, job: Job, place: Placement) -> None:
         self._held[job.tenant, job.service, place.accelerator] += place.accelerators_m
+        key, cap = place.key, place.power_cap
+        found = self._table.estimate(
+            job.workload_class, key, place.mode, place.accelerators_m, job.tenant, cap
+        )
+        each = self._per_hour(place.pool, place.accelerators_m / 1000, self._draws.watts(key, found, cap))
+        for what, amount in each.items():
+            self._spending[job.tenant, job.service, what] += amount
         counted = self._draws.counted(job, place)
         if counted.watts:
             self._feeds.take(counted, -1, -1)
@@ -71,12 +110,50 @@ class ServiceRooms:
 
     def of(self, replica: Job, pools: Iterable[str]) -> ServiceRoom:
         """The room of the service that this replica belongs to, in some pools."""
-        sizes = {
-            name: _size_m(replica, self._pools[name]) for name in sorted(set(pools)) if name in self._pools
-        }
-        sizes = {name: size for name, size in sizes.items() if size > 0}
+        sizes = self._sizes(replica, pools)
         stock = {name: self._stock(name, size, replica.service) for name, size in sizes.items()}
-        return ServiceRoom(stock, (*self._quotas(replica, sizes), *self._powers(replica, sizes)))
+        zones = {name: zone for name in sizes if (zone := self._zone(name))}
+        return ServiceRoom(stock, (*self._quotas(replica, sizes), *self._powers(replica, sizes)), zones)
+
+    def paid(self, replica: Job, pools: Iterable[str], budgets: Iterable[BudgetLeft]) -> tuple[Row, ...]:
+        """A row for each limit of the tenant's budgets: what it pays per hour, less what the tenant's other work takes."""
+        each = {
+            name: self._per_hour(name, size / 1000, self._table.nameplate_watts(self._pools[name].key))
+            for name, size in self._sizes(replica, pools).items()
+        }
+        rows = []
+        for budget in budgets:
+            hours = min(PAID_H, max(budget.hours, _LEAST_H))
+            weights = {name: amounts[budget.of] for name, amounts in each.items() if amounts[budget.of] > 0}
+            others = sum(
+                amount
+                for (tenant, service, what), amount in self._spending.items()
+                if tenant == replica.tenant and service != replica.service and what is budget.of
+            )
+            if weights:
+                name = f"the tenant's budget of {budget.of} a {budget.period}"
+                rows.append(Row(name, weights, budget.left / hours - others, LimitKind.BUDGET))
+        return tuple(rows)
+
+    def _per_hour(self, pool: str, accelerators: float, watts: float) -> dict[Spent, float]:
+        """What these accelerators take of a budget in an hour."""
+        known = self._pools.get(pool)
+        price = known.price_per_hour if known is not None else 0.0
+        return {
+            Spent.ACCELERATOR_HOURS: accelerators,
+            Spent.COST: accelerators * price,
+            Spent.KILOWATT_HOURS: accelerators * watts / 1000,
+        }
+
+    def _sizes(self, replica: Job, pools: Iterable[str]) -> dict[str, int]:
+        """Thousandths of accelerators of one replica, by those of the pools that can hold it."""
+        known = sorted(set(pools) & self._pools.keys())
+        return {name: size for name in known if (size := _size_m(replica, self._pools[name])) > 0}
+
+    def _zone(self, pool: str) -> str:
+        """The zone that all nodes of a pool are in; "": there is none."""
+        zones = {node.topology[0] if node.topology else "" for node in self._nodes[pool]}
+        return zones.pop() if len(zones) == 1 else ""
 
     def _stock(self, pool: str, size_m: int, service: str) -> int:
         cpu = self._pools[pool]
@@ -106,7 +183,9 @@ class ServiceRooms:
             )
             if weights:
                 kind = "accelerators" if quota.accelerator == "*" else quota.accelerator
-                yield Row(f"the tenant's quota of {kind}", weights, (limit(quota) - others) / 1000)
+                yield Row(
+                    f"the tenant's quota of {kind}", weights, (limit(quota) - others) / 1000, LimitKind.QUOTA
+                )
 
     def _counts(self, quota: Quota, pool: str, size_m: int) -> float:
         return self._amount(quota, self._pools[pool].accelerator, size_m) / 1000
@@ -129,7 +208,7 @@ class ServiceRooms:
             domain, left = self._feeds.domains[number], self._feeds.left[NOW][number]
             left = min(left, 0) if domain.closed else left
             own = self._drawn[number, replica.service]
-            yield Row(f"the power of domain {domain.name}", weights, float(left + own))
+            yield Row(f"the power of domain {domain.name}", weights, float(left + own), LimitKind.POWER)
 
 
 def _size_m(replica: Job, pool: Pool) -> int:

@@ -204,6 +204,15 @@ def model_service_from_weights() -> JSON:
     return document
 
 
+def model_service_in_zones() -> JSON:
+    """A ModelService whose replicas Busbar chooses, in several zones."""
+    document = model_service_from_weights()
+    spec = document["spec"]
+    spec["scaling"] = {"minZones": 2}
+    spec["minReplicas"] = 16
+    return document
+
+
 def pool() -> JSON:
     """An AcceleratorPool with every field."""
     return _document(
@@ -351,7 +360,7 @@ def power_domain_with_redfish() -> dict[str, Any]:
 
 BASES = {
     "TrainingJob": (template_job, engine_job, engine_job_from_weights),
-    "ModelService": (model_service, model_service_from_weights),
+    "ModelService": (model_service, model_service_from_weights, model_service_in_zones),
     "AcceleratorPool": (pool, cpu_pool),
     "Tenant": (tenant,),
     "PerformanceProfile": (profile, fastest_profile, slowest_profile),

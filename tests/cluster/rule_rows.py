@@ -509,6 +509,27 @@ SERVICE = (
         {"spec/slo": {"tpotMilliseconds": 50}, "spec/scaling/maxCostPerHour": ...},
     ),
     Row(
+        m.model_service_in_zones,
+        "spec",
+        "scaling.minZones needs slo.ttftMilliseconds and slo.tpotMilliseconds",
+        {"spec/slo": {"tpotMilliseconds": 50}},
+        {"spec/slo": {"tpotMilliseconds": 50}, "spec/scaling/minZones": ...},
+    ),
+    Row(
+        m.model_service_in_zones,
+        "spec",
+        "scaling.minZones must not be greater than minReplicas: each zone needs a replica",
+        {"spec/minReplicas": 1},
+        {"spec/minReplicas": 2},
+    ),
+    Row(
+        m.model_service_in_zones,
+        "spec",
+        "scaling.external chooses the pools, and with them the zones; leave scaling.minZones out",
+        {"spec/scaling/external": {"l4": 2}},
+        {"spec/scaling/external": {"l4": 2}, "spec/scaling/minZones": ...},
+    ),
+    Row(
         m.model_service,
         "spec",
         "Busbar does not use the sleep mode of engine vllm; set scaling.warm.level to loaded",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from busbar.kube.types.service_access import Access
-from busbar.kube.types.service_status import ModelServiceStatus
+from busbar.kube.types.service_status import ModelServiceStatus, ScalingDecision
 from busbar.kube.types.service_words import (
     access_facts,
     adapter_facts,
@@ -67,6 +67,17 @@ def test_pools_and_changes_tell_what_is_known_of_them() -> None:
         "1 → 3 for 6 requests/s",
         "3 → 2",
     ]
+
+
+def test_a_change_names_the_pools_where_there_are_several() -> None:
+    entry = {"time": "2026-11-24T12:00:00Z", "previous": 2, "desired": 3, "requestsPerSecond": 6.0}
+    for before, after, words in (
+        ({"l4": 2}, {"l4": 3}, "2 → 3 for 6 requests/s"),
+        ({"l4": 2}, {"l4": 2, "h100": 1}, "2 (l4 2) → 3 (h100 1, l4 2) for 6 requests/s"),
+        (None, {"l4": 2, "h100": 1}, "2 → 3 (h100 1, l4 2) for 6 requests/s"),
+    ):
+        made = ScalingDecision.model_validate(entry | {"previousPools": before, "desiredPools": after})
+        assert change_words(made) == words
 
 
 def test_the_count_names_those_that_sleep_where_there_are_any() -> None:

@@ -24,12 +24,14 @@ from busbar.kube.types.tenant import TenantStatus
 from busbar.operator.accounting.budgets import (
     FREE,
     Amounts,
+    budgets_left,
     changes,
     condition,
     counted,
     hold,
     sentence,
 )
+from busbar.scheduler.explain.service_room import BudgetLeft, Spent
 
 HOUR = timedelta(hours=1)
 
@@ -242,3 +244,27 @@ def test_used_and_left_add_up_to_the_limit(steps: list[float], limit: float) -> 
         assert left == pytest.approx(max(0.0, limit - use.accelerator_hours), abs=1e-5)
         assert (use.state is BudgetState.SPENT) == (use.accelerator_hours >= limit)
     assert made.status is not None
+
+
+def test_what_is_left_is_told_of_each_limit_that_is_enforced_until_its_period_ends() -> None:
+    stop = {"enforcement": "StopAdmitting"}
+    made = of(
+        {"period": "day", "cost": 10.0, "kilowattHours": 2.0} | stop,
+        {"period": "week", "acceleratorHours": 4.0} | stop,
+        {"period": "month", "cost": 50.0},
+        cost=4.0, kilowatt_hours=0.5, accelerator_hours=6.0,
+    )  # fmt: skip
+    assert budgets_left(made, NOW) == (
+        BudgetLeft("day", Spent.COST, 6.0, 12.0),
+        BudgetLeft("day", Spent.KILOWATT_HOURS, 1.5, 12.0),
+        BudgetLeft("week", Spent.ACCELERATOR_HOURS, 0.0, 36.0),
+    )
+    [money, _, _] = budgets_left(made, NOW + 12 * HOUR)
+    assert (money.left, money.hours) == (10.0, 24.0), "a new day"
+    assert budgets_left(tenant("a", ["ns"]), NOW) == ()
+
+
+def test_energy_that_nobody_measures_limits_nothing() -> None:
+    budget = {"period": "day", "kilowattHours": 2.0, "enforcement": "Preempt"}
+    assert len(budgets_left(of(budget), NOW)) == 1
+    assert budgets_left(of(budget, accelerator_hours=1.0), NOW) == ()

@@ -16,7 +16,7 @@ from busbar.kube.types.service_status import ScaledBy, ScalingCause
 from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
 from busbar.operator.watch.projections import Pod
-from busbar.scheduler.autoscale.columns import Row
+from busbar.scheduler.autoscale.columns import LimitKind, Row
 from busbar.scheduler.explain.service_room import ServiceRoom
 
 SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
@@ -365,12 +365,18 @@ def test_the_shares_of_the_ready_pools_leave_when_one_does_and_hardly_change_wit
 def test_quota_and_power_are_rows_of_the_mix_and_the_message_names_those_that_hold_it_back() -> None:
     dear, cheap = kind("l4", 4.0), kind("t4", 1.0)
     world = one(pools=(dear, cheap), lines=[line("L4"), line("T4")])
-    world.room = ServiceRoom({"t4": 5, "l4": 16}, (Row("the tenant's quota of T4", {"t4": 1.0}, 2.0),))
+    world.room = ServiceRoom(
+        {"t4": 5, "l4": 16}, (Row("the tenant's quota of T4", {"t4": 1.0}, 2.0, LimitKind.QUOTA),)
+    )
     rate = each(world)
     assert world.run(1, 3.4 * rate).target == {"l4": 2, "t4": 2}, "the dear pool gets what the quota forbids"
     assert world.plans[-1].message == ""
     world.room = replace(
-        world.room, rows=(*world.room.rows, Row("the power of domain feed", {"l4": 60.0, "t4": 60.0}, 300.0))
+        world.room,
+        rows=(
+            *world.room.rows,
+            Row("the power of domain feed", {"l4": 60.0, "t4": 60.0}, 300.0, LimitKind.POWER),
+        ),
     )
     world.run(120, 7 * rate)
     plan = world.plans[-1]
@@ -378,7 +384,9 @@ def test_quota_and_power_are_rows_of_the_mix_and_the_message_names_those_that_ho
     assert plan.message.endswith(
         "need more replicas, held back by the tenant's quota of T4 and by the power of domain feed."
     )
-    world.room = replace(world.room, rows=(Row("the tenant's quota of T4", {"t4": 1.0}, 1.0),))
+    world.room = replace(
+        world.room, rows=(Row("the tenant's quota of T4", {"t4": 1.0}, 1.0, LimitKind.QUOTA),)
+    )
     target = world.run(60, 7 * rate).target
     assert target is not None
     assert (target["t4"], target["l4"] > 3) == (2, True), "a quota below what runs stops nothing else"

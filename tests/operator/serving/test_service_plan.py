@@ -16,7 +16,7 @@ from busbar.kube.types import AcceleratorPool
 from busbar.operator.serving.fleets import Fleets
 from busbar.operator.serving.service_plan import service_plan
 from busbar.operator.serving.sizes import Sizes
-from busbar.scheduler.autoscale.columns import Row
+from busbar.scheduler.autoscale.columns import LimitKind, Row
 from busbar.scheduler.explain.service_room import ServiceRoom
 
 L4, T4 = kind("l4", 4.0), kind("t4", 1.0, capacity=2)
@@ -71,8 +71,8 @@ def test_quota_power_and_what_others_hold_are_in_the_plan() -> None:
     world = one(**BOTH, spec={"scaling": {"maxCostPerHour": 5.0}})
     rate = 3.5 * each(world)
     quota, power = (
-        Row("the tenant's quota of L4", {"l4": 1.0}, 1.0),
-        Row("the power of domain a", {"l4": 60.0}, 90.0),
+        Row("the tenant's quota of L4", {"l4": 1.0}, 1.0, LimitKind.QUOTA),
+        Row("the power of domain a", {"l4": 60.0}, 90.0, LimitKind.POWER),
     )
     world.room = ServiceRoom({"l4": 16, "t4": 1}, (quota, power))
     found = answer(world, rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from busbar.scheduler.autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
-from busbar.scheduler.autoscale.mix import Column, Limits, capacity
+from busbar.scheduler.autoscale.mix import Column, LimitKind, Limits, Row, capacity
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError
 
@@ -173,3 +173,26 @@ def test_capacity_is_the_rate_at_which_the_fullest_column_is_full() -> None:
     assert capacity((both,), (0.5, 0.5), {"both": 3}) == pytest.approx(8.0)
     assert capacity((both, short), (0.5, 0.5), {"both": 1, "short": 1}) == pytest.approx(4.0)
     assert capacity((both,), (0.5, 0.5), {}) == 0.0
+
+
+def test_the_kind_of_limit_that_keeps_an_addition_small_is_told_until_the_load_fits() -> None:
+    row = Row("the quota", {"small": 1.0, "big": 1.0}, 3.0, LimitKind.QUOTA)
+    item = fleet(SMALL, rows=(row,))
+    live = item.begin((2.0,))
+    driven(item, [8.0] * 60, live)
+    assert live == {"small": 3}
+    assert (item.limited, item.wanted_rps >= 8.0) == (LimitKind.QUOTA, True)
+    driven(item, [1.0] * 600, live, 60)
+    assert item.limited is None
+
+
+def test_replicas_in_one_failure_domain_are_joined_by_one_in_another_or_make_room_for_it() -> None:
+    near = Column("near", "near", 1.0, (1.0,), failure_domain="a")
+    far = Column("far", "far", 3.0, (1.0,), failure_domain="b")
+    for most, after in ((9, {"near": 3, "far": 1}), (3, {"near": 2, "far": 1})):
+        item = fleet(near, far, min_domains=2, quota=most)
+        live = {"near": 3, "far": 0}
+        [(_, first), *_] = driven(item, [2.0] * 60, live)
+        assert (first.cause, first.target) == (Cause.DOMAINS, after)
+        driven(item, [2.0] * 700, live, 60)
+        assert live["far"] >= 1, "the last one of a domain does not leave"

@@ -12,12 +12,14 @@ import pytest
 from busbar.scheduler.autoscale.mix import (
     Column,
     Effort,
+    LimitKind,
     Limits,
     Mix,
     Row,
     Switching,
     allowed,
     best_single_type,
+    binding,
     cheapest,
     held_back_by,
     spread,
@@ -192,26 +194,32 @@ def test_hysteresis_keeps_what_runs_when_the_gain_is_small() -> None:
     assert kept.replicas == running
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(24))
 def test_with_every_kind_of_row_the_mix_costs_what_brute_force_finds(seed: int) -> None:
     rng = random.Random(100 + seed)
     columns = [
         column(
             key, rng.uniform(0.5, 4), rng.uniform(0.5, 3), rng.uniform(0.5, 3),
-            watts=rng.uniform(100, 400), power_domain=rng.choice("xy"), failure_domain=rng.choice("rs"),
+            watts=rng.uniform(100, 400), power_domain=rng.choice("xy"), failure_domain=rng.choice(["r", "s", ""] if seed % 2 == 0 else "rs"),
         )
         for key in ("a", "b", "c")
     ]  # fmt: skip
     load = [rng.uniform(0.5, 4), rng.uniform(0.5, 4)]
-    quota = Row("the quota", {"a": 1.0, "b": rng.uniform(1, 3)}, rng.uniform(2, 12))
+    rows = (
+        Row("the quota", {"a": 1.0, "b": rng.uniform(1, 3)}, rng.uniform(2, 12), LimitKind.QUOTA),
+        Row("the power", {"b": 0.4, "c": rng.uniform(0.1, 0.7)}, rng.uniform(0.5, 4), LimitKind.POWER),
+        Row("money a month", {k: rng.uniform(0.5, 4) for k in "abc"}, rng.uniform(4, 30), LimitKind.BUDGET),
+        Row("kWh a day", {k: rng.uniform(0.07, 0.7) for k in "abc"}, rng.uniform(0.5, 5), LimitKind.BUDGET),
+    )
     limits = Limits(
         stock={"a": rng.randint(1, 5), "b": rng.randint(1, 5), "c": rng.randint(1, 5)},
         quota=rng.randint(4, 12),
         watts={"x": rng.uniform(300, 1800), "y": rng.uniform(300, 1800)},
         budget_per_h=rng.uniform(3, 30),
         min_replicas=rng.randint(0, 2),
-        min_per_domain={c.failure_domain: 1 for c in columns},
-        rows=(quota,),
+        min_per_domain={c.failure_domain: 1 for c in columns} if seed % 2 else {},
+        min_domains=rng.randint(0, 2) if seed % 2 == 0 else 0,
+        rows=rows,
     )
     best = None
     for counts in itertools.product(range(6), repeat=3):
@@ -247,20 +255,61 @@ def within_by_hand(columns: Sequence[Column], replicas: Mapping[str, int], limit
         sum(replicas[c.key] for c in columns if c.failure_domain == domain) >= least
         for domain, least in limits.min_per_domain.items()
     )
+    domains = {c.failure_domain for c in columns if replicas[c.key] > 0} - {""}
     rows = all(sum(w * replicas[p] for p, w in row.weights.items()) <= row.most + 1e-6 for row in limits.rows)
     count, cost = sum(replicas.values()), sum(c.cost_per_h * replicas[c.key] for c in columns)
     return (
-        pools and watts and spread_out and rows
+        pools and watts and spread_out and rows and len(domains) >= limits.min_domains
         and limits.min_replicas <= count <= limits.quota and cost <= limits.budget_per_h + 1e-6
     )  # fmt: skip
 
 
 def test_the_rows_that_leave_no_room_for_one_more_are_named() -> None:
-    rows = (Row("the quota", {"small": 1.0}, 3.0), Row("the power", {"big": 700.0}, 1500.0))
+    rows = (
+        Row("the quota", {"small": 1.0}, 3.0, LimitKind.QUOTA),
+        Row("the power", {"big": 700.0}, 1500.0, LimitKind.POWER),
+    )
     limits = Limits(rows=rows)
     assert held_back_by(SMALL, {"small": 2, "big": 1}, limits) == []
     assert held_back_by(SMALL, {"small": 3, "big": 1}, limits) == ["the quota"]
     assert held_back_by(SMALL, {"small": 3, "big": 2}, limits) == ["the quota", "the power"]
+
+
+def test_replicas_stand_in_as_many_failure_domains_as_asked() -> None:
+    columns = [
+        column("a1", 1.0, 2.0, failure_domain="a"), column("a2", 1.5, 2.0, failure_domain="a"),
+        column("b", 3.0, 2.0, failure_domain="b"), column("nowhere", 0.5, 2.0),
+    ]  # fmt: skip
+    assert cheapest(columns, (4.0,), effort=EXACT).replicas["nowhere"] == 2
+    two = cheapest(columns, (4.0,), Limits(min_domains=2), effort=EXACT)
+    assert two.replicas == {"a1": 1, "a2": 0, "b": 1, "nowhere": 0}
+    assert cheapest(columns, (0.0,), Limits(min_domains=2), effort=EXACT).replicas == two.replicas
+    for effort in (Effort(nodes=0, seconds=0.0), Effort(nodes=1, seconds=0.01)):
+        kept = cheapest(columns, (4.0,), Limits(min_domains=2), effort=effort, incumbent=two.replicas)
+        assert kept.objective <= two.objective
+    with pytest.raises(ServingModelError, match="by failure domain"):
+        cheapest(columns, (4.0,), Limits(min_domains=3), effort=EXACT)
+    with pytest.raises(ServingModelError, match="by failure domain"):
+        cheapest(columns, (4.0,), Limits(min_domains=2, quota=1), effort=EXACT)
+
+
+def test_the_kind_of_limit_that_binds_is_the_one_without_which_more_is_carried() -> None:
+    def bound(*rows: Row, load: float = 8.0, **limits: object) -> LimitKind | None:
+        within = Limits(rows=rows, **limits)  # type: ignore[arg-type]
+        mix = cheapest(SMALL, (load, 0.0), within, effort=EXACT)
+        return binding(SMALL, (load, 0.0), within, mix.carried, EXACT)
+
+    quota = Row("the quota", {"small": 1.0, "big": 1.0}, 1.0, LimitKind.QUOTA)
+    power = Row("the power", {"small": 70.0, "big": 700.0}, 75.0, LimitKind.POWER)
+    money = Row("the budget", {"small": 1.0, "big": 4.0}, 1.5, LimitKind.BUDGET)
+    assert bound(quota, stock={"big": 0}) is LimitKind.QUOTA
+    assert bound(power) is LimitKind.POWER
+    assert bound(money) is LimitKind.BUDGET
+    assert bound(budget_per_h=1.5) is LimitKind.BUDGET
+    assert bound(quota, power, stock={"big": 0}) is LimitKind.QUOTA, "both bind: the first"
+    assert bound(quota, power) is LimitKind.POWER, "within the quota, a large one would do"
+    assert bound(stock={"small": 1, "big": 0}) is None
+    assert bound(quota, stock={"small": 1, "big": 0}) is None, "the stock alone"
 
 
 def test_bounds_add_to_what_runs_or_take_from_it() -> None:

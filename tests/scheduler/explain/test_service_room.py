@@ -22,7 +22,8 @@ from busbar.scheduler import (
     Snapshot,
     plan,
 )
-from busbar.scheduler.explain.service_room import ServiceRoom, ServiceRooms
+from busbar.scheduler.autoscale.columns import LimitKind
+from busbar.scheduler.explain.service_room import BudgetLeft, ServiceRoom, ServiceRooms, Spent
 
 RATES = PerformanceTable(
     rates=(Rate("L4", 1.0, watts=72.0, idle_watts=12.0), Rate("H100", 4.0, watts=700.0, idle_watts=100.0))
@@ -98,6 +99,50 @@ def test_power_rows_count_what_all_nodes_of_a_pool_hang_on() -> None:
     assert set(rows(cluster(*held, domains=domains, nodes=split))) == {"the power of domain site"}
     closed = (replace(domains[0], closed=True), *domains[1:])
     assert rows(cluster(*held, domains=closed, nodes=hung))["the power of domain site"][1] == 60.0
+
+
+def test_budget_rows_pay_the_tenants_other_work_first_and_a_replica_for_an_hour() -> None:
+    priced = (replace(POOLS[0], price_per_hour=0.7), replace(POOLS[1], price_per_hour=7.5))
+    held = (
+        replica(0, "l4-0000"),
+        job("train", "a", 2, on=placed("l4", "l4-0001", accelerator="L4", size=2)),
+        job("theirs", "b", 2, on=placed("l4", "l4-0000", accelerator="L4", size=2)),
+    )
+
+    def paid(*left: BudgetLeft, size: int = 1) -> dict[str, tuple[dict[str, float], float]]:
+        rooms = ServiceRooms(cluster(*held, pools=priced))
+        found = rooms.paid(replica(99, size=size), ["l4", "h100", "another"], left)
+        assert all(row.kind is LimitKind.BUDGET for row in found)
+        return {row.name: (dict(row.weights), round(row.most, 6)) for row in found}
+
+    assert paid() == {}
+    assert paid(BudgetLeft("month", Spent.COST, 9.0, 300.0)) == {
+        "the tenant's budget of cost a month": ({"l4": 0.7, "h100": 7.5}, 9.0 - 1.4)
+    }
+    assert paid(BudgetLeft("day", Spent.KILOWATT_HOURS, 2.0, 300.0), size=2) == {
+        "the tenant's budget of kWh a day": ({"l4": 0.144, "h100": 1.4}, 2.0 - 0.144)
+    }
+    assert paid(BudgetLeft("week", Spent.ACCELERATOR_HOURS, 3.0, 0.5)) == {
+        "the tenant's budget of accelerator-hours a week": ({"l4": 1.0, "h100": 1.0}, 6.0 - 2.0)
+    }, "for the half hour until the period ends"
+    assert paid(BudgetLeft("day", Spent.COST, 0.0, 0.0))["the tenant's budget of cost a day"][1] == -1.4
+    free = ServiceRooms(cluster(*held)).paid(replica(99), ["l4"], [BudgetLeft("day", Spent.COST, 0.0, 9.0)])
+    assert free == (), "without a price, money limits nothing"
+
+
+def test_a_pool_is_in_a_zone_if_all_of_its_nodes_are() -> None:
+    def zoned(**zones: str) -> Snapshot:
+        return cluster(
+            nodes=tuple(
+                replace(node, topology=(zones[node.name.replace("-", "_")], "", "rack-1", ""))
+                for node in cluster().nodes
+            )
+        )
+
+    assert room(cluster()).zones == {}
+    assert room(zoned(l4_0000="a", l4_0001="a", h100_0000="b")).zones == {"l4": "a", "h100": "b"}
+    assert room(zoned(l4_0000="a", l4_0001="b", h100_0000="b")).zones == {"h100": "b"}
+    assert room(zoned(l4_0000="a", l4_0001="", h100_0000="")).zones == {}
 
 
 @pytest.mark.parametrize("seed", range(12))
