@@ -251,6 +251,8 @@ class ComputeUsage(WireModel):
     energy_joules: float = 0.0
     cost: float = 0.0
     lost_seconds: float = 0.0
+    caused_seconds: float = 0.0
+    caused_cost: float = 0.0
 
 
 class Usage(WireModel):
@@ -276,6 +278,8 @@ class UsageLine(WireModel):
     kilowatt_hours: float | None = None
     cost: float = 0.0
     lost_hours: float = 0.0
+    caused_hours: float = 0.0
+    caused_cost: float = 0.0
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from busbar.kube.types.lost_work import GivesWayTo
 from busbar.scheduler import DeadlineShare, Placement, Reservation
 
 
@@ -32,6 +33,7 @@ class Release:
     assumed_version: str
     index: int = 0
     taken: bool = False  # preempted for another job, so it counts as a preemption
+    to: GivesWayTo | None = None  # the service whose replica gets the place
 
 
 @dataclass(frozen=True)

@@ -266,6 +266,7 @@ class Handlers:
             ),
             budget=self.holds.of_namespace(key.namespace),
             holders=name_holders(service, wanted_indexes(service, own), own, self._caches.pods.items),
+            lost=self._caches.charged_to(service.metadata.uid),
         )
         update = reconcile_service(view, decisions)
         if update.scaling is not None:
@@ -381,6 +382,11 @@ class Handlers:
             ),
             drawn_watts=self.energy.watts(key.name),
             inference=self._demand.account(key.name),
+            lost=tuple(
+                (s.metadata.uid, self._caches.tenant_of.get(k.namespace, ""), s.status.lost_work_caused)
+                for k, s in self._caches.services.items.items()
+                if s.status is not None and s.status.lost_work_caused is not None
+            ),
             usage_period_s=self._settings.usage_period_s,
             half_life_s=self._settings.usage_half_life_s,
         )

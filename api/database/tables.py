@@ -204,6 +204,8 @@ jobs = Table(
     Column("work_units", Float, nullable=False),
     Column("energy_joules", Float, nullable=False),
     Column("cost", Float, nullable=False),
+    Column("caused_seconds", Float, nullable=False),
+    Column("caused_cost", Float, nullable=False),
     Column("created_at", Utc(), nullable=False),
     Column("started_at", Utc()),
     Column("completed_at", Utc()),
@@ -223,6 +225,8 @@ compute = Table(
     Column("energy_joules", Float, nullable=False),
     Column("cost", Float, nullable=False),
     Column("lost_seconds", Float, nullable=False),
+    Column("caused_seconds", Float, nullable=False),
+    Column("caused_cost", Float, nullable=False),
 )
 
 samples = Table(

@@ -10,15 +10,23 @@ from busbar.api.portal.formatting import ago, as_number, kilowatt_hours, money, 
 from busbar.kube.contracts.preview import span
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.forecast import StartForecast
+from busbar.kube.types.lost_work import LostWork
 from busbar.kube.types.meta import ANNOTATION_REQUESTER, ConditionStatus
 from busbar.kube.types.service_status import ModelServiceStatus, ServicePhase
-from busbar.kube.types.service_words import access_facts, adapter_facts, change_words, level_facts, pool_words
+from busbar.kube.types.service_words import (
+    access_facts,
+    adapter_facts,
+    change_words,
+    charged_words,
+    level_facts,
+    loss_facts,
+    pool_words,
+)
 from busbar.kube.types.training_job import (
     TERMINAL_PHASES,
     Admission,
     CheckpointStatus,
     EvaluationResult,
-    LostWork,
     Preview,
     Progress,
     TrainedModel,
@@ -298,7 +306,12 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
         energy=kilowatt_hours(usage.energy_joules),
         conditions=conditions(status, now),
-        level=[*access_facts(spec.access, status), *adapter_facts(status), *level_facts(status)],
+        level=[
+            *access_facts(spec.access, status),
+            *adapter_facts(status),
+            *level_facts(status),
+            *loss_facts(status),
+        ],
         scaling=[
             {
                 "when": ago(row.time, now),
@@ -422,4 +435,6 @@ def _eta_range(progress: Progress, now: datetime) -> str:
 
 
 def _lost(lost: LostWork | None) -> str:
-    return f"{lost.steps} steps, {span(lost.seconds)}" if lost is not None and lost.steps else ""
+    words = f"{lost.steps} steps, {span(lost.seconds)}" if lost is not None and lost.steps else ""
+    charged = charged_words(lost)
+    return f"{words}; charged: {charged}".removeprefix("; ") if charged else words

@@ -21,7 +21,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from busbar.api.database import tables
 from busbar.api.database.engine import Database
 
-AMOUNTS = ("accelerator_seconds", "work_units", "energy_joules", "cost", "lost_seconds")
+AMOUNTS = (
+    "accelerator_seconds",
+    "work_units",
+    "energy_joules",
+    "cost",
+    "lost_seconds",
+    "caused_seconds",
+    "caused_cost",
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,9 @@ class ComputeTotals:
     energy_joules: float
     cost: float
     lost_seconds: float
+    caused_seconds: float
+    """Accelerator-seconds that training lost to the replicas of these services."""
+    caused_cost: float
 
 
 class Compute:

@@ -9,11 +9,11 @@ from typing import Any
 
 from busbar.api.database.types import storable
 from busbar.kube.types import ModelService, TrainingJob
+from busbar.kube.types.lost_work import LostWork, LostWorkCaused
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.kube.types.training_job import (
     Admission,
-    LostWork,
     Progress,
     TrainingJobStatus,
     Usage,
@@ -81,6 +81,8 @@ def _of_job(found: TrainingJobStatus | None) -> dict[str, Any]:
         "step": _count(progress.step),
         "lost_steps": _count(lost.steps),
         "lost_seconds": _amount(lost.seconds),
+        "caused_seconds": 0.0,
+        "caused_cost": 0.0,
         "started_at": status.start_time,
         "completed_at": status.completion_time,
     }
@@ -88,6 +90,7 @@ def _of_job(found: TrainingJobStatus | None) -> dict[str, Any]:
 
 def _of_service(found: ModelServiceStatus | None) -> dict[str, Any]:
     pools = (found.pools if found is not None else None) or ()
+    caused = (found.lost_work_caused if found is not None else None) or LostWorkCaused()
     return {
         "pool": storable(pools[0].pool if pools else "", 253),
         "mode": "",
@@ -96,6 +99,8 @@ def _of_service(found: ModelServiceStatus | None) -> dict[str, Any]:
         "step": 0,
         "lost_steps": 0,
         "lost_seconds": 0.0,
+        "caused_seconds": _amount(caused.accelerator_seconds),
+        "caused_cost": _amount(caused.cost),
         "started_at": None,
         "completed_at": None,
     }

@@ -67,6 +67,9 @@ class ObjectUse:
     energy_joules: float
     cost: float
     lost_seconds: float
+    caused_seconds: float
+    """Accelerator-seconds that training lost to the replicas of a service."""
+    caused_cost: float
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,9 @@ class Line:
     """None: none was measured."""
     cost: float = 0.0
     lost_hours: float = 0.0
+    caused_hours: float = 0.0
+    """Accelerator-hours that training lost to replicas."""
+    caused_cost: float = 0.0
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -214,6 +220,8 @@ def lines(by: Group, used: Iterable[ObjectUse], tokens: Iterable[Tokens]) -> lis
             kilowatt_hours=joules[key] / JOULES_PER_KWH or None,
             cost=line.cost + use.cost,
             lost_hours=line.lost_hours + use.lost_seconds / 3600,
+            caused_hours=line.caused_hours + use.caused_seconds / 3600,
+            caused_cost=line.caused_cost + use.caused_cost,
         )
     for told in tokens:
         key = _key(by, told.tenant, told.namespace, told.service, "")
@@ -294,4 +302,6 @@ def _use(row: dict[str, Any], since: datetime, until: datetime) -> ObjectUse:
         energy_joules=amounts["energy_joules"],
         cost=amounts["cost"],
         lost_seconds=amounts["lost_seconds"],
+        caused_seconds=amounts["caused_seconds"],
+        caused_cost=amounts["caused_cost"],
     )

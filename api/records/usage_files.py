@@ -24,7 +24,16 @@ TEXTS = {
     Group.JOB: ("tenant", "namespace", "name"),
     Group.SERVICE: ("tenant", "namespace", "name"),
 }
-NUMBERS = ("objects", "accelerator_hours", "work_units", "kilowatt_hours", "cost", "lost_hours")
+NUMBERS = (
+    "objects",
+    "accelerator_hours",
+    "work_units",
+    "kilowatt_hours",
+    "cost",
+    "lost_hours",
+    "caused_hours",
+    "caused_cost",
+)
 TOKENS = ("requests", "prompt_tokens", "completion_tokens")
 PROVIDER = "Busbar"
 ACCOUNT = "busbar"
@@ -92,6 +101,8 @@ def _focus(use: ObjectUse, currency: str) -> Mapping[str, object]:
         "SubAccountType": "Tenant" if use.tenant else None,
         "Tags": json.dumps({"namespace": use.namespace, "pool": use.pool}, sort_keys=True),
         "x_AcceleratorHours": hours,
+        "x_CausedLossAcceleratorHours": use.caused_seconds / 3600,
+        "x_CausedLossCost": use.caused_cost,
         "x_KilowattHours": use.energy_joules / JOULES_PER_KWH or None,
         "x_LostWorkSeconds": use.lost_seconds,
         "x_WorkUnits": use.work_units,
@@ -99,7 +110,7 @@ def _focus(use: ObjectUse, currency: str) -> Mapping[str, object]:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NOTHING = ObjectUse("", "", "", "", "", "", "", _EPOCH, _EPOCH, 0.0, 0.0, 0.0, 0.0, 0.0)
+_NOTHING = ObjectUse("", "", "", "", "", "", "", _EPOCH, _EPOCH, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _csv(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

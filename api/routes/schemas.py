@@ -352,6 +352,10 @@ class ComputeUsage(Answer):
     energy_joules: float
     cost: float
     lost_seconds: float
+    caused_seconds: float = Field(
+        description="Accelerator-seconds that training lost because it gave way to replicas of these services."
+    )
+    caused_cost: float = Field(description="The same at the pools' prices.")
 
 
 class UsageTotals(Answer):
@@ -377,6 +381,10 @@ class UsageLine(Answer):
     kilowatt_hours: float | None = Field(description="Null: none was measured.")
     cost: float = Field(description="At the pools' prices.")
     lost_hours: float = Field(description="Hours of work that were done twice.")
+    caused_hours: float = Field(
+        description="Accelerator-hours that training lost because it gave way to replicas of these services."
+    )
+    caused_cost: float = Field(description="The same at the pools' prices.")
     requests: int
     prompt_tokens: int
     completion_tokens: int

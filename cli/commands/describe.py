@@ -130,6 +130,14 @@ def _step(seconds: dict[str, Any]) -> str | None:
     return f"{measured:.3g} s (predicted {predicted:.3g}, {seconds.get('ratio') or 0:.2f} of it)"
 
 
+def _charged(lost: dict[str, Any]) -> str | None:
+    """What of the lost work is charged to the services that the job gave way to."""
+    from busbar.kube.types.lost_work import LostWork
+    from busbar.kube.types.service_words import charged_words
+
+    return charged_words(LostWork.model_validate(lost)) or None if lost else None
+
+
 def _job(found: Object) -> list[tuple[str, object]]:
     status, progress = found.status, found.progress
     steps = f"{progress.step} of {progress.total_steps} steps" if progress.total_steps else None
@@ -167,6 +175,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
             "Lost work",
             f"{lost['steps']} steps, {duration(lost.get('seconds') or 0)}" if lost.get("steps") else None,
         ),
+        ("Of it charged", _charged(lost)),
         ("Quality", quality),
         ("Output", status.get("outputUri") or _part(found.spec, "output").get("uri")),
         *_usage(status),
@@ -188,6 +197,7 @@ def _service(found: Object) -> list[tuple[str, object]]:
         adapter_facts,
         count_words,
         level_facts,
+        loss_facts,
         pool_words,
     )
 
@@ -201,6 +211,7 @@ def _service(found: Object) -> list[tuple[str, object]]:
         *access_facts(Access.model_validate(access) if access else None, known),
         *adapter_facts(known),
         *level_facts(known),
+        *loss_facts(known),
         *_usage(status),
     ]
 

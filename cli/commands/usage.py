@@ -93,7 +93,7 @@ def _lines(found: UsageLines) -> str:
     if not found.items:
         return f"{head}\n\nNothing was used."
     texts = ["tenant", "user"] if found.by == "user" else ["tenant", "namespace", "name"]
-    numbers = ["objects", "accelerator hours", "kWh", "cost", "lost hours"]
+    numbers = ["objects", "accelerator hours", "kWh", "cost", "lost hours", "caused hours"]
     rows = [
         [
             *(getattr(line, name) for name in texts),
@@ -102,6 +102,7 @@ def _lines(found: UsageLines) -> str:
             None if line.kilowatt_hours is None else f"{line.kilowatt_hours:.3f}",
             f"{line.cost:.2f}",
             f"{line.lost_hours:.2f}",
+            f"{line.caused_hours:.2f}",
         ]
         for line in found.items
     ]
@@ -128,12 +129,13 @@ def _table(found: Usage) -> str:
                 r.jobs,
                 duration(r.accelerator_seconds),
                 duration(r.lost_seconds),
+                duration(r.caused_seconds),
                 f"{r.energy_joules / JOULES_PER_KWH:.3f}" if r.energy_joules else None,
                 f"{r.cost:.2f}",
             )
             for r in found.compute
         ]
-        parts.append(columns([found.by, "jobs", "accelerator time", "lost", "kWh", "cost"], lines))
+        parts.append(columns([found.by, "jobs", "accelerator time", "lost", "caused", "kWh", "cost"], lines))
     if not found.inference and not found.compute:
         parts.append("Nothing was used.")
     return "\n\n".join(parts)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from busbar.kube.types.lost_work import LostWorkCaused
 from busbar.kube.types.meta import CamelReason, Conditions, DnsLabel, Sentence, ShortText, StatusModel
 from busbar.kube.types.performance_profile import StepModel
 from busbar.kube.types.training_job import Amount, Count, Usage
@@ -237,6 +238,9 @@ class ModelServiceStatus(StatusModel):
         default=None, description="The last changes of the desired replicas, the newest last."
     )
     usage: Usage | None = Field(default=None, description="Total use.")
+    lost_work_caused: LostWorkCaused | None = Field(
+        default=None, description="What training lost that gave way to its replicas."
+    )
     last_usage_time: datetime | None = Field(default=None, description="Until when usage is counted.")
     last_scale_time: datetime | None = Field(
         default=None, description="When the desired replicas last changed."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from busbar.kube.types.lost_work import Loss, LostWork
 from busbar.kube.types.service_access import Access, AllowedTenant
 from busbar.kube.types.service_status import (
     AdapterStatus,
@@ -94,6 +95,31 @@ def adapter_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
 def _adapter_words(row: AdapterStatus) -> str:
     words = f"{row.name} on {row.replicas} {'replica' if row.replicas == 1 else 'replicas'}"
     return f"{words} (refused: {row.message})" if row.message else words
+
+
+def loss_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
+    """(name, words) of what training lost that gave way to its replicas; nothing where none did."""
+    caused = status.lost_work_caused
+    if caused is None or not caused.times:
+        return []
+    tenants = ", ".join(f"{t.tenant} {_loss_words(t)}" for t in caused.tenants or ())
+    return [
+        ("Lost work caused", f"{_loss_words(caused)}, training gave way {caused.times} times ({tenants})")
+    ]
+
+
+def charged_words(lost: LostWork | None) -> str:
+    """What of a job's lost work is charged to services, and to which; empty for none."""
+    charged = (lost.charged if lost is not None else None) or ()
+    return ", ".join(
+        f"{_loss_words(entry)} to {entry.namespace}/{entry.name} of tenant {entry.tenant}"
+        for entry in charged
+    )
+
+
+def _loss_words(loss: Loss) -> str:
+    cost = f" ({loss.cost:.2f})" if loss.cost else ""
+    return f"{loss.accelerator_seconds / 3600:.3g} accelerator-hours{cost}"
 
 
 def pool_words(row: PoolReplicas) -> str:

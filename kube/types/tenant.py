@@ -9,6 +9,7 @@ from pydantic import Field
 from busbar.kube.types.budget import Budget, BudgetUse
 from busbar.kube.types.inference import InferenceLimits, InferenceUse
 from busbar.kube.types.limits import Limits, LimitUse
+from busbar.kube.types.lost_work import TenantLostWork
 from busbar.kube.types.meta import (
     AGE,
     READY_REASON,
@@ -232,6 +233,9 @@ class TenantStatus(StatusModel):
     )
     held: Amount | None = Field(default=None, description="Accelerators allocated now, of all types.")
     usage: TenantUsage | None = Field(default=None, description="Totals.")
+    lost_work: TenantLostWork | None = Field(
+        default=None, description="Work that training lost because replicas of services took its place."
+    )
     decayed: DecayedUsage | None = Field(default=None, description="Past use as fair share counts it.")
     users: (
         Annotated[

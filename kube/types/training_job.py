@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from busbar.kube.types.forecast import Promise, StartForecast
+from busbar.kube.types.lost_work import GivesWayTo, LostWork
 from busbar.kube.types.meta import (
     AGE,
     CamelReason,
@@ -215,6 +216,10 @@ class Release(StatusModel):
     message: Sentence = Field(default="", description="One sentence that says why.")
     requested_at: datetime | None = Field(default=None, description="When it was asked.")
     deadline: datetime | None = Field(default=None, description="When its pods are killed.")
+    gives_way_to: GivesWayTo | None = Field(
+        default=None,
+        description="The service whose replica gets the place, which is charged for what is lost.",
+    )
 
 
 class DeadlineAnswer(StrEnum):
@@ -417,14 +422,6 @@ class CheckpointStatus(StatusModel):
     step: Count = Field(default=0, description="Its step.")
     saved_at: datetime | None = Field(default=None, description="When it became durable.")
     uri: ShortText | None = Field(default=None, description="Where it is.")
-
-
-class LostWork(StatusModel):
-    """Work repeated because of preemptions and failures."""
-
-    steps: Count = Field(default=0, description="Steps lost in all.")
-    seconds: Amount = Field(default=0.0, description="Seconds lost in all.")
-    attempt: Count | None = Field(default=None, description="The last attempt that is counted.")
 
 
 class EvaluationResult(StatusModel):

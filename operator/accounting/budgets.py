@@ -91,15 +91,19 @@ def counted(
     per_hour: Amounts,
     since: datetime,
     now: datetime,
+    charged: Amounts | None = None,
 ) -> list[BudgetUse] | None:
     """The next status of each budget.
 
     Args:
         used: since the last write of the status, at `since`; the part of it before a period is not counted in it.
         per_hour: what is used now.
+        charged: what other tenants' lost work adds, and what is taken off because others are charged for it; the use of a
+            period is never below zero, and no pace counts it.
     """
     before = {use.period: use for use in old.budgets or ()}
-    return [_counted(b, before.get(b.period), used, per_hour, since, now) for b in budgets] or None
+    moved = charged or Amounts()
+    return [_counted(b, before.get(b.period), used, per_hour, since, now, moved) for b in budgets] or None
 
 
 def hold(tenant: Tenant, now: datetime) -> Hold:
@@ -203,14 +207,21 @@ def _probably(use: BudgetUse) -> str:
 
 
 def _counted(
-    budget: Budget, old: BudgetUse | None, used: Amounts, per_hour: Amounts, since: datetime, now: datetime
+    budget: Budget,
+    old: BudgetUse | None,
+    used: Amounts,
+    per_hour: Amounts,
+    since: datetime,
+    now: datetime,
+    charged: Amounts,
 ) -> BudgetUse:
     use = _present(budget, old, now)
     part = _part_within(use.started, since, now)
+    hours = use.accelerator_hours + part * used.accelerator_hours + charged.accelerator_hours
     use = use.model_copy(
         update={
-            "accelerator_hours": round(use.accelerator_hours + part * used.accelerator_hours, 6),
-            "cost": round(use.cost + part * used.cost, 6),
+            "accelerator_hours": round(max(0.0, hours), 6),
+            "cost": round(max(0.0, use.cost + part * used.cost + charged.cost), 6),
             "kilowatt_hours": round(use.kilowatt_hours + part * used.kilowatt_hours, 9),
         }
     )

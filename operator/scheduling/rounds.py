@@ -38,6 +38,7 @@ from typing import Any
 
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
+from busbar.kube.types.lost_work import GivesWayTo
 from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift, Release, Reserved, Wait
 from busbar.operator.errors import Fenced, PlanRefused
@@ -400,12 +401,12 @@ class Rounds:
         """What starts and stops, by object; and the jobs for which that is so."""
         decisions: dict[Item, list[Decision]] = {}
         acted: set[JobId] = set()
-        giving = self._give(builder.job, made)
+        giving, takers = self._give(builder.job, made)
         for action in made.actions:
             target, job = _target(builder, action.job), builder.job(action.job)
             if target is None or job is None:
                 continue
-            decision = self._decision(builder.job, action, job, target)
+            decision = self._decision(builder.job, action, job, target, takers.get(action.job))
             self._metrics.actions.labels(str(action.kind), "ordered" if decision else "early").inc()
             if decision is not None:
                 if action.id in giving:
@@ -416,17 +417,20 @@ class Rounds:
                 log.info("action planned", extra={"plan": made.id, **told, "reason": action.reason})
         return decisions, acted
 
-    def _give(self, jobs: Callable[[JobId], Job | None], made: Plan) -> set[str]:
-        """The actions by which training makes room for replicas of services, and that no plan before had."""
-        makes_room = {
-            other
-            for action in made.actions
-            if action.after and (job := jobs(action.job)) is not None and job.kind is JobKind.SERVING
-            for other in action.after
-        }
-        found = {action.id for action in made.actions if action.kind in GAVE and action.job in makes_room}
+    def _give(
+        self, jobs: Callable[[JobId], Job | None], made: Plan
+    ) -> tuple[set[str], dict[JobId, GivesWayTo]]:
+        """The actions by which training makes room for replicas of services, and that no plan before had; and the service
+        of the first replica that each job makes room for."""
+        takers: dict[JobId, GivesWayTo] = {}
+        for action in made.actions:
+            job = jobs(action.job) if action.after else None
+            if job is not None and job.kind is JobKind.SERVING:
+                for other in action.after:
+                    takers.setdefault(other, _service_of(job))
+        found = {action.id for action in made.actions if action.kind in GAVE and action.job in takers}
         before, self._gave = self._gave, found
-        return found - before
+        return found - before, takers
 
     def _tell(
         self, builder: SnapshotBuilder, made: Plan, acted: set[JobId], work: Work
@@ -474,7 +478,12 @@ class Rounds:
                 yield record
 
     def _decision(
-        self, jobs: Callable[[JobId], Job | None], action: Action, job: Job, target: Target
+        self,
+        jobs: Callable[[JobId], Job | None],
+        action: Action,
+        job: Job,
+        target: Target,
+        taker: GivesWayTo | None = None,
     ) -> Decision | None:
         if action.kind is ActionKind.START:
             before = (jobs(other) for other in action.after)
@@ -485,7 +494,8 @@ class Rounds:
             return Lift(action.to.power_cap, action.reason, action.assumed)
         reason = RELEASE_REASONS[action.kind]
         taken = action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK) or action.makes_room_for is not None
-        return Release(reason, action.reason, target.version, target.index, taken=taken)
+        to = taker if job.kind is not JobKind.SERVING else None
+        return Release(reason, action.reason, target.version, target.index, taken=taken, to=to)
 
     def _reserved(
         self, place: Reservation | None, target: Target, now_s: float
@@ -531,6 +541,13 @@ class Rounds:
         obj = cache.items.get(target.item.key)
         status = obj.status if obj is not None else None
         return (str(status.reason or ""), str(status.message or "")) if status is not None else ("", "")
+
+
+def _service_of(replica: Job) -> GivesWayTo:
+    namespace, _, name = replica.service.partition("/")
+    return GivesWayTo(
+        uid=replica.id.rpartition("/")[0], namespace=namespace, name=name, tenant=replica.tenant
+    )
 
 
 def _target(builder: SnapshotBuilder, job: JobId) -> Target | None:

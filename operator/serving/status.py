@@ -15,6 +15,7 @@ from busbar.kube.types.service_status import (
     ScalingDecision,
     ServiceLevelStatus,
 )
+from busbar.operator.accounting.lost_work import caused
 from busbar.operator.decisions import Decision, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.pods.engine_image import EngineImage
@@ -51,6 +52,7 @@ def status_of(
         "url": view.settings.gateway_public_url,
         "pools": pool_rows(service, alive, view.pools, view.plan, desired) or None,
         "adapters": adapter_rows(service, serving, view.readings, old.adapters) or None,
+        "lost_work_caused": caused(old.lost_work_caused, view.lost),
         "phase": phase,
         "reason": str(reason),
         "message": clip(message),

@@ -9,6 +9,7 @@ from datetime import datetime
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob, TrainingPhase
+from busbar.kube.types.lost_work import Loss
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.operator.accounting.budgets import FREE, Hold
@@ -58,6 +59,10 @@ class ServiceView:
     holders: Mapping[int, Pod] = field(
         default_factory=dict
     )  # pods of others with the names of missing replicas
+
+    lost: Mapping[str, tuple[str, Loss]] = field(
+        default_factory=dict
+    )  # by job: its tenant and what it lost to this service
 
     @property
     def status(self) -> ModelServiceStatus:

@@ -21,6 +21,7 @@ from busbar.kube.resources import NAMESPACES, ROLE_BINDINGS
 from busbar.kube.types import AcceleratorPool, Condition, Tenant
 from busbar.kube.types.budget import BudgetUse
 from busbar.kube.types.limits import LimitUse
+from busbar.kube.types.lost_work import LostWorkCaused
 from busbar.kube.types.meta import LABEL_RELEASED, LABEL_TENANT
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.tenant import (
@@ -31,6 +32,7 @@ from busbar.kube.types.tenant import (
 )
 from busbar.operator.accounting import budgets, inference
 from busbar.operator.accounting.allocations import TenantAllocation
+from busbar.operator.accounting.lost_work import of_tenant
 from busbar.operator.accounting.usage import HALF_LIFE_S, counted, same_rates, users_counted
 from busbar.operator.tenancy import limits, network_policy
 from busbar.operator.watch.caches import MANAGED_BY
@@ -67,6 +69,9 @@ class TenantView:
     energy_joules: float | None = None  # its new total; None: nothing is measured
     drawn_watts: float = 0.0  # now
     inference: AccountUse | None = None  # what the gateway says that it uses; None: nothing
+    lost: tuple[
+        tuple[str, str, LostWorkCaused | None], ...
+    ] = ()  # by service: uid, tenant, what it has caused
     usage_period_s: float = 60.0
     half_life_s: float = HALF_LIFE_S
 
@@ -351,6 +356,10 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
     used = budgets.Amounts(
         sum(held.values()) * seconds / 3600.0, cost, max(0.0, energy - usage.energy_joules) / JOULES_PER_KWH
     )
+    lost, caused, suffered = of_tenant(old.lost_work, view.tenant.metadata.name, view.lost)
+    charged = budgets.Amounts(
+        (caused.accelerator_seconds - suffered.accelerator_seconds) / 3600.0, caused.cost - suffered.cost
+    )
     before = _rate(view, held)
     now_rate = _rate(view, view.allocation.allocated)
     return old.model_copy(
@@ -364,8 +373,9 @@ def _counted(view: TenantView, old: TenantStatus) -> TenantStatus:
             "decayed": counted(old.decayed, now_rate, view.now, view.half_life_s),
             "users": users_counted(old, _by_user(view), view.now, view.half_life_s),
             "budgets": budgets.counted(
-                view.tenant.spec.budgets or (), old, used, _per_hour(view), since, view.now
+                view.tenant.spec.budgets or (), old, used, _per_hour(view), since, view.now, charged
             ),
+            "lost_work": lost,
             "inference": inference.use_of(
                 view.tenant.spec.inference, view.inference, old.inference, view.now
             ),

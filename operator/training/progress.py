@@ -14,17 +14,18 @@ from typing import Any
 
 from busbar.kube.contracts.report import TrainingReport
 from busbar.kube.contracts.workload import EvaluationReport, TimingReport, TrainingState, TrainingStatus
+from busbar.kube.types.lost_work import LostWork
 from busbar.kube.types.training_job import (
     CheckpointStatus,
     EvaluationResult,
     Fingerprint,
-    LostWork,
     MemoryUse,
     Progress,
     StepSeconds,
     TrainedModel,
     TrainingJobStatus,
 )
+from busbar.operator.accounting.lost_work import settled
 from busbar.operator.write.status import human_duration
 
 LARGEST = 2**53  # JSON numbers are exact up to here
@@ -115,17 +116,21 @@ def _mib(size: int | None) -> int | None:
 
 
 def _lost_work(status: TrainingJobStatus, reading: TrainingStatus) -> LostWork | None:
-    """Adds the steps lost by each attempt once: the attempt that was counted last is stored beside the sum."""
+    """Adds the steps lost by each attempt once: the attempt that was counted last is stored beside the sum. What the attempt
+    before lost because it gave way to a service is charged with them."""
     attempt = status.attempt or 0
     old = status.lost_work or LostWork()
     if reading.resumed_from_step is None or old.attempt == attempt:
         return None
     before = status.progress.step if status.progress is not None else 0
     steps = _count(max(reading.lost_steps, before - reading.resumed_from_step))
-    return LostWork(
-        steps=_count(old.steps + steps),
-        seconds=round(old.seconds + steps * _seconds_per_step(status), 1),
-        attempt=attempt,
+    seconds = steps * _seconds_per_step(status)
+    return (settled(old, steps, seconds) or old).model_copy(
+        update={
+            "steps": _count(old.steps + steps),
+            "seconds": round(old.seconds + seconds, 1),
+            "attempt": attempt,
+        }
     )
 
 

@@ -246,7 +246,9 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
     if view.is_stopped:
         return begin_release(view, Reason.BUDGET_SPENT, view.budget.why)
     if isinstance(decision, Release) and decision.assumed_version == view.job.metadata.resource_version:
-        return begin_release(view, decision.reason, decision.message, moved=True, taken=decision.taken)
+        return begin_release(
+            view, decision.reason, decision.message, moved=True, taken=decision.taken, to=decision.to
+        )
     if isinstance(decision, Lift) and decision.assumed == placement_of(admission):
         return JobUpdate(_lifted(view, admission, decision))
     if status.start_time is not None and _left_s(view, admission) <= 0:

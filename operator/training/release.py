@@ -6,11 +6,13 @@ from datetime import timedelta
 
 from busbar.kube.contracts.workload import CHECKPOINT_PATH
 from busbar.kube.types import TrainingPhase
+from busbar.kube.types.lost_work import GivesWayTo
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.training_job import Release as ReleaseStatus
 from busbar.kube.types.training_job import (
     TrainingJobStatus,
 )
+from busbar.operator.accounting.lost_work import gave_way
 from busbar.operator.training.attempt_end import succeed
 from busbar.operator.training.status import count_usage, ended_at, in_phase, with_exit_messages
 from busbar.operator.training.view import JobUpdate, JobView, attempt_pods, delete_pod
@@ -31,12 +33,18 @@ def begin_release(
     moved: bool = False,
     taken: bool = False,
     counts: bool = False,
+    to: GivesWayTo | None = None,
 ) -> JobUpdate:
+    """Asks the job to save and stop. `to`: the service whose replica gets its place."""
     status = view.status
     grace = timedelta(seconds=view.job.spec.preemption.grace_period_seconds)
     fields: dict[str, object] = {
         "release": ReleaseStatus(
-            reason=reason, message=clip(message), requested_at=view.now, deadline=view.now + grace
+            reason=reason,
+            message=clip(message),
+            requested_at=view.now,
+            deadline=view.now + grace,
+            gives_way_to=to,
         )
     }
     if taken:
@@ -91,8 +99,14 @@ def _acknowledged(view: JobView, alive: list[Pod]) -> bool:
 
 
 def _released(view: JobView, release: ReleaseStatus, current: dict[int, Pod]) -> TrainingJobStatus:
-    status = count_usage(view, with_exit_messages(view, view.status, current), ended_at(current, view.now))
+    ended = ended_at(current, view.now)
+    status = count_usage(view, with_exit_messages(view, view.status, current), ended)
     fields: dict[str, object] = {"admission": None, "release": None, "pods": None}
+    if release.gives_way_to is not None and status.admission is not None and status.start_time is not None:
+        price = view.pool.spec.price_per_hour if view.pool is not None else 0.0
+        asked = release.requested_at or ended
+        lost = gave_way(status.lost_work, release.gives_way_to, status.admission, price, asked, ended)
+        fields["lost_work"] = lost
     # The devices are for another job (or the gang did not start): this job must not take them again at once.
     hold_s, settings = view.settings.preempt_hold_s, view.settings
     if release.reason == Reason.GANG_INCOMPLETE:

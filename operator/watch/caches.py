@@ -40,6 +40,7 @@ from busbar.kube.types import (
     Tenant,
     TrainingJob,
 )
+from busbar.kube.types.lost_work import ChargedLoss, Loss
 from busbar.kube.types.meta import LABEL_QUEUE, share_field_sets
 from busbar.kube.types.meta import Resource as Model
 from busbar.operator.watch.projections import Node, Pod, project_node, project_pod
@@ -79,6 +80,7 @@ class Caches:
         self.power_domains: Cache[PowerDomain] = self._cache(POWER_DOMAINS, PowerDomain)
         self._tenant_of: Mapping[str, str] | None = None  # None: a tenant has changed
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
+        self._charged: dict[str, dict[str, tuple[str, ChargedLoss]]] = {}
         self.lost_attempts: dict[str, int] = {}
         """By the uid of a job: the newest attempt of which this process saw a pod that is gone."""
 
@@ -190,7 +192,28 @@ class Caches:
             self.lost_attempts.pop(old.metadata.uid, None)
         if kind == TENANTS.kind:
             self._tenant_of = None
+        if kind == TRAINING_JOBS.kind:
+            self._charge(old, new)
         self._on_change(kind, key, old, new)
+
+    def _charge(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
+        for job, present in ((old, False), (new, True)):
+            for entry in _charged(job):
+                assert job is not None
+                by_job = self._charged.setdefault(entry.uid, {})
+                if present:
+                    by_job[job.metadata.uid] = job.metadata.namespace or "", entry
+                else:
+                    by_job.pop(job.metadata.uid, None)
+
+    def charged_to(self, service: str) -> dict[str, tuple[str, Loss]]:
+        """What jobs that exist have lost to replicas of a service, by the job's uid, with the job's tenant.
+
+        Args:
+            service: its uid.
+        """
+        found = self._charged.get(service, {})
+        return {uid: (self.tenant_of.get(namespace, ""), loss) for uid, (namespace, loss) in found.items()}
 
     def _cache(self, resource: Resource, model: type[Any]) -> Cache[Any]:
         made: Cache[Any] = Cache(
@@ -199,6 +222,11 @@ class Caches:
             lambda key, old, new: self._own_changed(resource.kind, key, old, new),
         )
         return made
+
+
+def _charged(job: TrainingJob | None) -> Iterable[ChargedLoss]:
+    lost = job.status.lost_work if job is not None and job.status is not None else None
+    return (lost.charged if lost is not None else None) or ()
 
 
 def _read(resource: Resource, model: type[Any], obj: Object, old: Any) -> Any:

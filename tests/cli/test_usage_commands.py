@@ -39,8 +39,10 @@ async def test_usage_is_exported_as_a_file_and_by_user_and_job(site: Site) -> No
         "COST",
         "LOST",
         "HOURS",
+        "CAUSED",
+        "HOURS",
     ]
-    assert rows[3:] == [["ada", "ada-lab", "ada-run", "1", "2.00", "2.000", "5.00", "0.00"]]
+    assert rows[3:] == [["ada", "ada-lab", "ada-run", "1", "2.00", "2.000", "5.00", "0.00", "0.00"]]
     found = json.loads((await site.busbar("usage", "--by", "user", "-o", "json", *span)).out)
     assert {item["tenant"] for item in found["items"]} <= {"ada"}
     told = (await site.busbar("usage", "--by", "job", "-o", "csv", *span)).lines

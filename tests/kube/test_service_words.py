@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from busbar.kube.types.lost_work import LostWork
 from busbar.kube.types.service_access import Access
 from busbar.kube.types.service_status import ModelServiceStatus, ScalingDecision
 from busbar.kube.types.service_words import (
     access_facts,
     adapter_facts,
     change_words,
+    charged_words,
     count_words,
     level_facts,
+    loss_facts,
     pool_words,
 )
 
@@ -108,3 +111,20 @@ def test_who_shares_a_service_is_said_with_what_each_may_use() -> None:
     [(_, words)] = access_facts(parts, ModelServiceStatus.model_validate(holds))
     assert words == ("lab (25 % of the KV cache guaranteed, at most 50 % of the KV cache, 3 of 20 KV blocks)")
     assert access_facts(None, quiet) == []
+
+
+def test_lost_work_is_told_on_both_sides() -> None:
+    loss = {"times": 2, "acceleratorSeconds": 1800.0, "cost": 1.25}
+    caused = {"lostWorkCaused": loss | {"tenants": [loss | {"tenant": "lab"}]}}
+    assert loss_facts(ModelServiceStatus.model_validate(caused)) == [
+        (
+            "Lost work caused",
+            "0.5 accelerator-hours (1.25), training gave way 2 times (lab 0.5 accelerator-hours (1.25))",
+        )
+    ]
+    assert loss_facts(ModelServiceStatus()) == []
+    to = loss | {"uid": "u", "namespace": "shop", "name": "web", "tenant": "shop"}
+    assert charged_words(LostWork.model_validate({"charged": [to]})) == (
+        "0.5 accelerator-hours (1.25) to shop/web of tenant shop"
+    )
+    assert charged_words(LostWork()) == charged_words(None) == ""

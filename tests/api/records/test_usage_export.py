@@ -16,6 +16,7 @@ from busbar.api.database import tables
 from busbar.api.database.engine import Database
 from busbar.api.errors import Invalid
 from busbar.api.records import usage_export as module
+from busbar.api.records.compute import AMOUNTS
 from busbar.api.records.usage_export import Group, Line, ObjectUse, Reach, UsageExport, by_day, whole_days
 from busbar.api.records.usage_files import columns_of, csv_of, focus_of
 from busbar.api.records.usage_ledger import UsageLedger
@@ -52,6 +53,7 @@ async def put(database: Database, uid: str, totals: dict[datetime, float], **fie
         "phase": "Running", "reason": "", "message": "", "pool": "h100", "mode": "", "attempt": 1, "preemptions": 0,
         "restarts": 0, "step": 0, "lost_steps": 0, "created_at": NOW, "seen_at": NOW, "lost_seconds": 0.0,
         "accelerator_seconds": 0.0, "work_units": 0.0, "energy_joules": 0.0, "cost": 0.0,
+        "caused_seconds": 0.0, "caused_cost": 0.0,
     }  # fmt: skip
     async with database.write() as tx:
         await tx.execute(tables.jobs.insert().values({**base, **fields}))
@@ -62,6 +64,8 @@ async def put(database: Database, uid: str, totals: dict[datetime, float], **fie
                 "energy_joules": 3.6e6 * total,
                 "cost": 2 * total,
                 "lost_seconds": 360 * total,
+                "caused_seconds": 720 * total if fields.get("kind") == "ModelService" else 0.0,
+                "caused_cost": total / 4 if fields.get("kind") == "ModelService" else 0.0,
             }
             await tx.execute(tables.compute.insert().values(uid=uid, at=at, **amounts))
 
@@ -97,6 +101,8 @@ async def test_a_range_has_what_was_used_in_it_by_each_group(database: Database)
     assert jobs == [("ada-lab", "other", 2.0), ("ada-lab", "run", 3.0), ("bob-lab", "theirs", 8.0)]
     services = {(line.tenant, line.name): line for line in found[Group.SERVICE]}
     assert services["ada", "chat"].joules_per_token == 1800.0
+    assert (services["ada", "chat"].caused_hours, services["ada", "chat"].caused_cost) == (0.1, 0.125)
+    assert (ada.caused_hours, bob.caused_hours) == (0.1, 0.0)
     assert services["bob-corp", "chat"].joules_per_token is None
     assert [line.namespace for line in found[Group.NAMESPACE]] == [
         "ada-lab",
@@ -173,7 +179,7 @@ def test_a_total_that_falls_is_never_a_negative_amount() -> None:
         "requester": "r",
         "pool": "p",
     }
-    amounts = ("accelerator_seconds", "work_units", "energy_joules", "cost", "lost_seconds")
+    amounts = AMOUNTS
     rows: list[dict[str, Any]] = [
         {
             **text,
@@ -191,6 +197,7 @@ def use(**fields: Any) -> ObjectUse:
         "uid": "u-1", "kind": "TrainingJob", "tenant": "ada", "namespace": "ada-lab", "name": "run", "user": "alice",
         "pool": "h100", "since": datetime(2026, 12, 31, tzinfo=UTC), "until": datetime(2027, 1, 1, tzinfo=UTC),
         "accelerator_seconds": 5400.0, "work_units": 12.0, "energy_joules": 1.8e6, "cost": 3.75, "lost_seconds": 36.0,
+        "caused_seconds": 0.0, "caused_cost": 0.0,
     }  # fmt: skip
     return ObjectUse(**{**base, **fields})
 
@@ -200,7 +207,15 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def test_focus_has_every_mandatory_column_and_keeps_its_rules() -> None:
-    serving = use(uid="u-2", kind="ModelService", name="chat", tenant="", energy_joules=0.0)
+    serving = use(
+        uid="u-2",
+        kind="ModelService",
+        name="chat",
+        tenant="",
+        energy_joules=0.0,
+        caused_seconds=1800.0,
+        caused_cost=0.25,
+    )
     training, inference = rows(focus_of([use(), serving], "EUR"))
     assert set(training) - {name for name in training if name.startswith("x_")} == MANDATORY | OPTIONAL
     for row in (training, inference):
@@ -228,6 +243,7 @@ def test_focus_has_every_mandatory_column_and_keeps_its_rules() -> None:
         "36",
         "12",
     )
+    assert (inference["x_CausedLossAcceleratorHours"], inference["x_CausedLossCost"]) == ("0.5", "0.25")
     assert (inference["SubAccountId"], inference["SubAccountType"], inference["x_KilowattHours"]) == (
         "",
         "",

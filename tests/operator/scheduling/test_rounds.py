@@ -21,6 +21,7 @@ from tests.operator.builders import (
 
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
+from busbar.kube.types.lost_work import GivesWayTo
 from busbar.operator.decisions import Deadline, Decision, Release, Reserved
 from busbar.operator.errors import PlanRefused
 from busbar.operator.metrics import Metrics
@@ -99,7 +100,10 @@ def test_a_move_counts_as_a_preemption_if_it_is_for_another_job() -> None:
 
 def test_training_that_makes_room_for_a_replica_is_counted_once() -> None:
     rounds = _rounds()
-    replica, other = replace(_job("r", 1), kind=JobKind.SERVING), _job("y", 1)
+    replica = replace(
+        _job("r", 1), id=JobId("uid-web/3"), tenant="b", kind=JobKind.SERVING, service="team/web"
+    )
+    other = _job("y", 1)
     known = {job.id: job for job in (replica, other, _job("x", 2), _job("z", 1))}
     actions = (
         Action("a1", ActionKind.SHRINK, JobId("x")),
@@ -108,10 +112,15 @@ def test_training_that_makes_room_for_a_replica_is_counted_once() -> None:
         Action("a4", ActionKind.START, other.id, after=(JobId("z"),)),
     )
     made = replace(plan(_cluster(), Policy(), NOW)[0], actions=actions)
-    assert rounds._give(known.get, made) == {"a1"}
-    assert rounds._give(known.get, made) == set()
-    assert rounds._give(known.get, replace(made, actions=())) == set()
-    assert rounds._give(known.get, made) == {"a1"}
+    to = {JobId("x"): GivesWayTo(uid="uid-web", namespace="team", name="web", tenant="b")}
+    assert rounds._give(known.get, made) == ({"a1"}, to)
+    assert rounds._give(known.get, made) == (set(), to), "its release may not have been written yet"
+    assert rounds._give(known.get, replace(made, actions=())) == (set(), {})
+    assert rounds._give(known.get, made) == ({"a1"}, to)
+    target = Target(Item("TrainingJob", Key("ns", "x")), "1", 0)
+    decided = rounds._decision(known.get, actions[0], known[JobId("x")], target, to[JobId("x")])
+    assert isinstance(decided, Release)
+    assert decided.to == to[JobId("x")]
 
 
 async def test_a_start_that_was_refused_is_ordered_again() -> None:
