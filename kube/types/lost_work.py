@@ -67,6 +67,9 @@ class LostWork(StatusModel):
     steps: _Count = Field(default=0, description="Steps lost in all.")
     seconds: _Amount = Field(default=0.0, description="Seconds lost in all.")
     attempt: _Count | None = Field(default=None, description="The last attempt that is counted.")
+    attempt_steps: _Count | None = Field(
+        default=None, description="Steps lost by this attempt; more are added when its trainer crashes."
+    )
     charged: (
         Annotated[
             list[ChargedLoss],

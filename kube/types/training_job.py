@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from busbar.kube.types.checkpoint import CheckpointPolicy
 from busbar.kube.types.forecast import Promise, StartForecast
 from busbar.kube.types.lost_work import GivesWayTo, LostWork
 from busbar.kube.types.meta import (
@@ -23,7 +24,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.pod_template import PodTemplate
-from busbar.kube.types.rules import Rule, at_most_one_of, exactly_one_of, immutable
+from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, GangShape
 from busbar.kube.types.training_engine import EngineMode, Order, TrainingEngine
 
@@ -44,30 +45,6 @@ class TrainingPhase(StrEnum):
 
 
 TERMINAL_PHASES = frozenset({TrainingPhase.SUCCEEDED, TrainingPhase.FAILED})
-
-
-class CheckpointPolicy(SpecModel):
-    """When checkpoints are saved, how many are kept, and where."""
-
-    rules = (
-        at_most_one_of(
-            "everySteps", "everySeconds", message="checkpoint has everySteps or everySeconds, not both"
-        ),
-    )
-
-    every_steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = Field(
-        default=None, description="Save each time this many steps are done."
-    )
-    every_seconds: Annotated[int, Field(ge=1, le=604_800)] | None = Field(
-        default=None, description="Save each time this many seconds have passed."
-    )
-    keep: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="Complete checkpoints to keep.")
-    uri: ClaimUri | None = Field(default=None, description="Where; default checkpoints below output.uri.")
-    adopt: bool = Field(
-        default=False,
-        description="Continue from the checkpoints that another job left there, if its settings agree, for example to "
-        "continue a finished run with more steps. Otherwise they are moved aside.",
-    )
 
 
 class PreemptionPolicy(SpecModel):
@@ -132,6 +109,15 @@ class TrainingJobSpec(SpecModel):
             "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
             message="mode: parameter-offload runs in one process; set shape.maxPods: 1 and remove parallelism.order",
             holds=lambda spec: _one_process_holds(spec.engine, spec.shape),
+        ),
+        Rule(
+            cel="!has(self.checkpoint) || !has(self.checkpoint.memory) || "
+            "(has(self.engine) && self.shape.maxPods == 1)",
+            message="checkpoint.memory is for jobs of one pod with spec.engine; remove it, or set shape.maxPods: 1",
+            field_path=".checkpoint",
+            holds=lambda spec: (
+                spec.checkpoint.memory is None or (spec.engine is not None and spec.shape.max_pods == 1)
+            ),
         ),
         Rule(
             cel="!has(self.deadline) || has(self.engine)",

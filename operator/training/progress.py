@@ -117,19 +117,31 @@ def _mib(size: int | None) -> int | None:
 
 def _lost_work(status: TrainingJobStatus, reading: TrainingStatus) -> LostWork | None:
     """Adds the steps lost by each attempt once: the attempt that was counted last is stored beside the sum. What the attempt
-    before lost because it gave way to a service is charged with them."""
+    before lost because it gave way to a service is charged with them.
+
+    Within an attempt they grow when its trainer crashes and goes on from the pod's memory.
+    """
     attempt = status.attempt or 0
     old = status.lost_work or LostWork()
-    if reading.resumed_from_step is None or old.attempt == attempt:
+    if reading.resumed_from_step is None:
         return None
-    before = status.progress.step if status.progress is not None else 0
-    steps = _count(max(reading.lost_steps, before - reading.resumed_from_step))
+    if old.attempt == attempt:
+        counted = reading.lost_steps if old.attempt_steps is None else old.attempt_steps
+        of_attempt = _count(reading.lost_steps)
+        if of_attempt <= counted:
+            return None
+    else:
+        counted = 0
+        before = status.progress.step if status.progress is not None else 0
+        of_attempt = _count(max(reading.lost_steps, before - reading.resumed_from_step))
+    steps = of_attempt - counted
     seconds = steps * _seconds_per_step(status)
     return (settled(old, steps, seconds) or old).model_copy(
         update={
             "steps": _count(old.steps + steps),
             "seconds": round(old.seconds + seconds, 1),
             "attempt": attempt,
+            "attempt_steps": of_attempt,
         }
     )
 

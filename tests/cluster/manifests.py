@@ -99,7 +99,7 @@ def engine_job_from_weights() -> JSON:
         "fields": {"text": "body", "prompt": "question", "completion": "answer", "messages": "turns"},
         "onBadRow": "skip",
     }
-    spec["checkpoint"] = {"everySeconds": 60}
+    spec["checkpoint"] = {"everySeconds": 60, "memory": {"everySteps": 10}}
     return document
 
 

@@ -374,6 +374,13 @@ TRAINING = (
         {"spec/checkpoint/everySeconds": 60},
         {"spec/checkpoint": {"everySeconds": 60}},
     ),
+    Row(
+        m.engine_job,
+        "spec.checkpoint",
+        "checkpoint.memory is for jobs of one pod with spec.engine",
+        {"spec/checkpoint": {"memory": {}}, "spec/shape": {"minPods": 2, "maxPods": 2}},
+        {"spec/checkpoint": {"memory": {"everySteps": 1}}},
+    ),
 )
 
 _SERVICE_FIELDS: tuple[tuple[str, Change], ...] = (

@@ -77,6 +77,43 @@ def _train(
     os._exit(code)
 
 
+def _supervise(manifest: dict[str, Any], claims: Path, points: list[Point | None], status_file: Path) -> None:
+    """Train below a supervisor; its n-th trainer is killed at the n-th of `points`, if that is not None."""
+    import sys
+
+    from busbar.workloads.training.control import Control, stop_on_signals
+    from busbar.workloads.training.environment import run_from_manifest
+    from busbar.workloads.training.report import Lines
+    from busbar.workloads.training.run import Run, run
+    from busbar.workloads.training.status import Status
+    from busbar.workloads.training.supervisor import supervise
+
+    def start(described: Run) -> int:
+        assert described.copies is not None
+        number = described.copies.starts - 1
+        if number < len(points) and (point := points[number]) is not None:
+            _kill_at(point)
+        status, control = Status(), Control()
+        stop_on_signals(control)
+        with status_file.with_name("log.txt").open("a", buffering=1) as log:
+            code = run(described, status, control, Lines("crash", log))
+        status_file.write_text(json.dumps(status.to_json()))
+        return code
+
+    with status_file.with_name("supervisor.txt").open("a", buffering=1) as log:
+        code = supervise(run_from_manifest(manifest, claims, None, {}), start, Lines("crash", log).note)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def start_supervised(manifest: dict[str, Any], claims: Path, points: list[Point | None]) -> Any:
+    """The process of a supervisor."""
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    process = CONTEXT.Process(target=_supervise, args=(manifest, claims, points, claims / "status.json"))
+    process.start()
+    return process
+
+
 @dataclass
 class Gang:
     """The processes of one gang, by rank."""

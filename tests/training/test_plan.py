@@ -17,6 +17,8 @@ from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import MOST, Fix, find_fixes
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.plan import (
+    COPIES,
+    COPY_HEADER_BYTES,
     EVALUATION_BYTES,
     Demand,
     GroupSize,
@@ -95,6 +97,27 @@ def test_the_snapshot_takes_what_the_host_has_left() -> None:
     assert make_plan(DEMAND, MemoryLimits(None, room, device_is_host=True), "resident").snapshot_blocks == 2
     with pytest.raises(InfeasiblePlan):
         make_plan(DEMAND, MemoryLimits(None, room - 1, device_is_host=True), "resident")
+
+
+def test_copies_in_memory_are_part_of_every_phase_but_preparation() -> None:
+    cpu = MemoryLimits(None, None, device_is_host=True)
+    without, with_copies = (
+        make_plan(replace(DEMAND, memory_copies=copies), cpu, "resident") for copies in (0, COPIES)
+    )
+    copies = COPIES * (without.checkpoint_bytes + COPY_HEADER_BYTES)
+    assert with_copies.host["copies"] == copies
+    assert with_copies.host_bytes == without.host_bytes + copies
+    more = {name: size - without.phases[name] for name, size in with_copies.phases.items()}
+    assert more == {**dict.fromkeys(more, copies), "preparation": 0}
+
+
+@pytest.mark.parametrize("mode", ["resident", "parameter-offload"])
+def test_copies_for_which_there_is_no_room_are_what_is_given_up_first(mode: str) -> None:
+    model = replace(DEMAND, recompute_bytes=DEMAND.activation_bytes)
+    host = make_plan(model, UNLIMITED, mode).host_bytes
+    with pytest.raises(InfeasiblePlan, match="copies") as refused:
+        make_plan(replace(model, memory_copies=COPIES), MemoryLimits(None, host, False), mode)
+    assert refused.value.fixes[0] == "no checkpoint.memory"
 
 
 def test_the_host_needs_what_its_hungriest_phase_needs() -> None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 from busbar.kube.contracts.bearers import FOLDER, bearers_in
 from busbar.kube.contracts.workload import PORT, TERMINATION_LOG, Env
-from busbar.workloads.training.control import Control
+from busbar.workloads.training.control import Control, stop_on_signals
 from busbar.workloads.training.environment import fix_threads, run_from_pod
 from busbar.workloads.training.errors import TrainingError
 from busbar.workloads.training.report import Lines
-from busbar.workloads.training.run import INVALID, run
+from busbar.workloads.training.run import INVALID, Run, run
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.status_server import Port
 
 
 def main() -> int:
     status, control = Status(), Control()
-    signal.signal(signal.SIGTERM, lambda *_: control.stop())
-    signal.signal(signal.SIGINT, lambda *_: control.stop())
+    stop_on_signals(control)
     try:
         job = run_from_pod(os.environ)
     except TrainingError as problem:
@@ -30,6 +28,16 @@ def main() -> int:
         status.write_termination_message(Path(TERMINATION_LOG))
         return INVALID
     fix_threads(job.threads)
+    if job.checkpoint.memory_every_steps is None:
+        return train(job, status, control)
+    from busbar.workloads.training.supervisor import supervise
+
+    return supervise(job, lambda described: train(described, status, control), Lines(job.name).note)
+
+
+def train(job: Run, status: Status, control: Control) -> int:
+    """Run it, and answer on the port meanwhile; returns the exit code."""
+    stop_on_signals(control)
     bearers = bearers_in(os.environ.get(Env.BEARERS_DIR, FOLDER))
     port = Port(status, control, bearers, "", int(os.environ.get(Env.PORT, PORT)))
     try:

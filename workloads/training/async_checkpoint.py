@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from busbar.workloads.training.capture import Abandoned, Capture
-from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.errors import CheckpointError
+from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.snapshot import Snapshot
+from busbar.workloads.training.state_file import Blocks
 
 ESTIMATE_MARGIN = 1.5  # a write may take this much longer than the running one predicts
 
@@ -27,12 +28,19 @@ def time_for_another(left_s: float | None, elapsed_s: float, written: int, size:
     return elapsed_s * size / written * ESTIMATE_MARGIN <= left_s
 
 
+class Target(Protocol):
+    """Where the state is written to: a folder of checkpoints, or memory."""
+
+    def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
+        """Returns the bytes, once they are safe there. Raises CheckpointError."""
+
+
 class Saver:
     """Writes snapshots in a background thread, in which `before` and `on_durable(step, saved_at, size)` run."""
 
     def __init__(
         self,
-        folder: CheckpointFolder,
+        target: Target,
         snapshot: Snapshot,
         facts: Mapping[str, Any],
         before: Callable[[], None],
@@ -41,7 +49,7 @@ class Saver:
     ) -> None:
         """`vote` gathers what each rank of a gang says: all have to decide alike."""
         self._vote = vote
-        self._folder, self._snapshot, self._facts = folder, snapshot, facts
+        self._target, self._snapshot, self._facts = target, snapshot, facts
         self._before, self._on_durable = before, on_durable
         self._writer: threading.Thread | None = None
         self._failure: CheckpointError | None = None
@@ -57,6 +65,10 @@ class Saver:
     def stalled_seconds(self) -> float:
         """Time that the training loop lost to checkpoints: in `save`, and in updates that waited for copies."""
         return self._stalled + (0.0 if self._capture is None else self._capture.waited_s)
+
+    @property
+    def writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
 
     def save(self, step: int, counters: Mapping[str, int]) -> None:
         """Start to copy and write the state after `step` steps; `counters` go into its manifest.
@@ -99,7 +111,7 @@ class Saver:
 
     def _of_the_running_write(self, step: int, left_s: float | None) -> tuple[bool, bool]:
         """Whether an older state is being written, and whether there is time to write the newest one instead."""
-        older = self._writer is not None and self._writer.is_alive() and self._writing_step != step
+        older = self.writing and self._writing_step != step
         if not older or self._capture is None:
             return False, True
         elapsed = time.monotonic() - self._started
@@ -125,7 +137,7 @@ class Saver:
     def _write(self, step: int, capture: Capture, facts: Mapping[str, Any]) -> None:
         try:
             self._before()
-            size = self._folder.write(step, self._snapshot.layout, capture, facts)
+            size = self._target.write(step, self._snapshot.layout, capture, facts)
         except Abandoned:
             return
         except CheckpointError as problem:

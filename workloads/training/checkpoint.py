@@ -98,6 +98,10 @@ class CheckpointFolder:
             self._said.add(text)
             self._note(text)
 
+    def size(self, step: int) -> int:
+        """Bytes of a committed checkpoint."""
+        return sum(file.stat().st_size for file in self._folder(step).glob("*"))
+
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, newest first, unverified."""
         if not self.path.is_dir():
@@ -131,7 +135,7 @@ class CheckpointFolder:
             if missing <= 0:
                 break
             gone.append(step)
-            missing -= sum(file.stat().st_size for file in self._folder(step).glob("*"))
+            missing -= self.size(step)
         self._may_remove = missing <= 0
         if missing > 0:  # none of them would help
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import click
 if TYPE_CHECKING:
     from busbar.workloads.training.control import Control
     from busbar.workloads.training.report import Reporter
+    from busbar.workloads.training.run import Run
     from busbar.workloads.training.status import Status
     from busbar.workloads.training.status_server import Port
 
@@ -63,12 +63,10 @@ def train(
     port: int | None,
     plain: bool,
 ) -> None:
-    from busbar.workloads.training.control import Control
     from busbar.workloads.training.environment import fix_threads, read_manifest, run_from_manifest
     from busbar.workloads.training.errors import TrainingError
-    from busbar.workloads.training.report import Bar, Lines
-    from busbar.workloads.training.run import INVALID, run
-    from busbar.workloads.training.status import Status
+    from busbar.workloads.training.report import Lines
+    from busbar.workloads.training.run import INVALID
 
     overrides = {
         "mode": mode,
@@ -83,20 +81,33 @@ def train(
         click.echo(f"error: {problem}" if named else f"error: {job}: {problem}", err=True)
         sys.exit(INVALID)
     fix_threads(described.threads)
+    if described.checkpoint.memory_every_steps is None:
+        sys.exit(_train(described, port, plain))
+    from busbar.workloads.training.supervisor import supervise
+
+    sys.exit(supervise(described, lambda run: _train(run, port, plain), Lines(described.name).note))
+
+
+def _train(described: Run, port: int | None, plain: bool) -> int:
+    """Exit code of the whole run."""
+    from busbar.workloads.training.control import Control, stop_on_signals
+    from busbar.workloads.training.report import Bar, Lines
+    from busbar.workloads.training.run import INVALID, run
+    from busbar.workloads.training.status import Status
+
     status, control = Status(), Control()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: control.stop())
+    stop_on_signals(control)
     reporter: Reporter = Bar() if sys.stdout.isatty() and not plain else Lines(described.name)
     try:
         server = _serve(status, control, reporter, port)
     except OSError as problem:
         reporter.close()
         click.echo(f"error: --port {port}: {problem.strerror}; choose another, or 0 for a free one", err=True)
-        sys.exit(INVALID)
+        return INVALID
     code = run(described, status, control, reporter)
     if server is not None:
         server.close()
-    sys.exit(code)
+    return code
 
 
 def _serve(status: Status, control: Control, reporter: Reporter, number: int | None) -> Port | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from dataclasses import dataclass, field
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
@@ -65,3 +68,10 @@ class Control:
         with self._lock:
             taken, self._requests = self._requests, []
         return taken
+
+
+def stop_on_signals(control: Control) -> None:
+    """Have SIGTERM and SIGINT ask `control` to stop. They may have been blocked until now."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: control.stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

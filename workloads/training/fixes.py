@@ -1,6 +1,6 @@
 """What would make a job fit, cheapest first. No torch here.
 
-Another mode, recomputed activations, a smaller micro-batch, and then more memory.
+No copies in memory, another mode, recomputed activations, a smaller micro-batch, and then more memory.
 
 Every fix is tried before it is named: with it, `plan.first_that_fits` finds a plan. Where no single change is enough
 they are joined, as in "mode: auto and shape.memory: at least 20480Mi more".
@@ -34,6 +34,7 @@ class Fix:
     micro_batch: int | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
+    copies: bool = True  # False: the job has none in memory
 
     def text(self, demand: Demand, limits: MemoryLimits) -> str:
         parts = []
@@ -43,6 +44,8 @@ class Fix:
             parts.append(f"activations: {self.activations}")
         if self.micro_batch is not None:
             parts.append(f"batch.microBatch: {self.micro_batch} (now {demand.micro_batch})")
+        if not self.copies:
+            parts.append("no checkpoint.memory")
         if self.device_bytes is not None:
             parts.append(_more_device(self.device_bytes, limits))
         if self.host_bytes is not None:
@@ -67,6 +70,7 @@ def find_fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[Fix]:
     """Up to MOST fixes of a job that does not fit, cheapest first."""
     other = None if mode == "auto" else "auto"
     single = [
+        *_without_copies(demand, limits, mode),
         *_other_mode(demand, limits, other),
         *_recomputed(demand, limits, mode, None),
         *_smaller(demand, limits, mode, None),
@@ -90,6 +94,11 @@ def _two_changes(demand: Demand, limits: MemoryLimits, mode: str, other: str | N
         recomputed = replace(demand, activations=RECOMPUTE)
         for fix in _smaller(recomputed, limits, other or mode, other):
             yield replace(fix, activations=RECOMPUTE)
+
+
+def _without_copies(demand: Demand, limits: MemoryLimits, mode: str) -> Iterator[Fix]:
+    if demand.memory_copies and (plan := first_that_fits(replace(demand, memory_copies=0), limits, mode)):
+        yield Fix(plan, copies=False)
 
 
 def _other_mode(demand: Demand, limits: MemoryLimits, mode: str | None) -> Iterator[Fix]:

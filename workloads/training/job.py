@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from busbar.kube.types.checkpoint import CheckpointPolicy as CheckpointFields
 from busbar.kube.types.quantity import to_bytes
 from busbar.kube.types.rules import refusals
 from busbar.kube.types.training_engine import Adapter as AdapterFields
 from busbar.kube.types.training_engine import BadRow, Order, TrainingEngine
 from busbar.kube.types.training_engine import DataFields as RowFields
 from busbar.kube.types.training_engine import DataSource as DataFields
-from busbar.kube.types.training_job import CheckpointPolicy as CheckpointFields
 from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
@@ -84,6 +84,7 @@ def checkpoint_policy(fields: CheckpointFields) -> CheckpointPolicy:
         every_seconds=fields.every_seconds,
         keep=fields.keep,
         adopt=fields.adopt,
+        memory_every_steps=None if fields.memory is None else fields.memory.every_steps,
     )
 
 

@@ -10,8 +10,9 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ class Loaded:
     step: int
     manifest: Mapping[str, Any]
     files: tuple[StateFile, ...]
+    name: str  # for people
 
     @property
     def size(self) -> int:
@@ -96,8 +98,7 @@ class Loaded:
                 each.read_into(name, first - begin, target[first - start : last - start])
                 missing -= last - first
         if missing:
-            where = self.files[0].path.parent.name
-            raise CheckpointError(f"{where}: {name} is not {target.numel()} x {target.dtype}")
+            raise CheckpointError(f"{self.name}: {name} is not {target.numel()} x {target.dtype}")
 
 
 def read(folder: Path, mine: Callable[[int], bool] = lambda index: True) -> Loaded:
@@ -106,20 +107,35 @@ def read(folder: Path, mine: Callable[[int], bool] = lambda index: True) -> Load
     Args:
         mine: whether to verify the bytes of a file, by its number; the other ranks of a gang verify the others.
     """
-    try:
-        body = _document(folder / MANIFEST)
+    with _explained(folder.name):
+        body = document(folder / MANIFEST)
         files = _shards(folder, body) if "ranks" in body else [(_open(folder / STATE), body["tensors"])]
         for index, (file, checksums) in enumerate(files):
             if mine(index):
-                _verify(file, checksums)
-        return Loaded(int(body["step"]), body, tuple(file for file, _ in files))
+                _verify(file, checksums, folder.name)
+        return Loaded(int(body["step"]), body, tuple(file for file, _ in files), folder.name)
+
+
+def read_files(name: str, manifest: Path, state: Path) -> Loaded:
+    """The same of one process's checkpoint, whose two files may be anywhere; errors call it `name`."""
+    with _explained(name):
+        body, file = document(manifest), _open(state)
+        _verify(file, body["tensors"], name)
+        return Loaded(int(body["step"]), body, (file,), name)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Raises what does not hold of the checkpoint `name` as a CheckpointError."""
+    try:
+        yield
     except CheckpointError:
         raise
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise CheckpointError(f"{folder.name}: unreadable ({problem!r})") from problem
+        raise CheckpointError(f"{name}: unreadable ({problem!r})") from problem
 
 
-def _document(path: Path, crc32: int | None = None) -> Any:
+def document(path: Path, crc32: int | None = None) -> Any:
     """The body of a manifest, which has its checksum in itself, and may be the one that another one names."""
     manifest = json.loads(path.read_text())
     body = manifest["body"]
@@ -133,7 +149,7 @@ def _shards(folder: Path, body: Mapping[str, Any]) -> list[tuple[StateFile, Mapp
     found = []
     for rank, stated in enumerate(body["ranks"]):
         path = folder / shard_name(rank, len(body["ranks"]))
-        part = _document(path.with_suffix(".json"), int(stated))
+        part = document(path.with_suffix(".json"), int(stated))
         extents = {name: Extent(int(start), int(whole)) for name, (start, whole) in part["extents"].items()}
         found.append((_open(path, extents), part["tensors"]))
     covered: dict[str, int] = {}
@@ -162,10 +178,9 @@ def _open(path: Path, extents: Mapping[str, Extent] | None = None) -> StateFile:
     return StateFile(path, 8 + length, entries, extents or {})
 
 
-def _verify(state: StateFile, checksums: Mapping[str, int]) -> None:
-    folder = state.path.parent.name
+def _verify(state: StateFile, checksums: Mapping[str, int], name: str) -> None:
     if set(state.entries) != set(checksums):
-        raise CheckpointError(f"{folder}: its tensors are not those of its manifest")
+        raise CheckpointError(f"{name}: its tensors are not those of its manifest")
     ranges = [
         (entry, start, min(entry.size - start, READ_BYTES))
         for entry in sorted(state.entries.values(), key=lambda entry: entry.begin)
@@ -179,9 +194,9 @@ def _verify(state: StateFile, checksums: Mapping[str, int]) -> None:
     whole = dict.fromkeys(checksums, 0)
     for entry, start, length in ranges:
         whole[entry.name] = combine(whole[entry.name], parts[entry.name, start], length)
-    for name in state.entries:
-        if whole[name] != checksums[name]:
-            raise CheckpointError(f"{folder}: {name} does not match its checksum")
+    for tensor in state.entries:
+        if whole[tensor] != checksums[tensor]:
+            raise CheckpointError(f"{name}: {tensor} does not match its checksum")
 
 
 def _checksums(

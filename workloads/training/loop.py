@@ -11,6 +11,7 @@ from busbar.workloads.training.errors import CheckpointError, Diverged
 
 if TYPE_CHECKING:
     from busbar.workloads.training.gang import Together
+    from busbar.workloads.training.memory_copy import Copier
     from busbar.workloads.training.preparation import Prepared
     from busbar.workloads.training.run import Session
     from busbar.workloads.training.trainer import StepResult, Trainer
@@ -24,12 +25,14 @@ class Loop:
         session: Session,
         trainer: Trainer,
         saver: Any,
+        copier: Copier,
         journal: Any,
         prepared: Prepared,
         together: Together,
     ) -> None:
         self.together = together
-        self.session, self.trainer, self.saver, self.journal = session, trainer, saver, journal
+        self.session, self.trainer, self.journal = session, trainer, journal
+        self.saver, self.copier = saver, copier
         self.packed = prepared.packed
         self.status, self.control, self.reporter = session.status, session.control, session.reporter
         self._last_save = time.monotonic()
@@ -59,8 +62,12 @@ class Loop:
         asked, due = self.together.any(bool(waiting), due)
         if asked or due:
             self.trainer.drain()
+            self._attempt(self.copier.settle)
             self._attempt(lambda: self.saver.save(result.step, self.trainer.counters()))
             self._last_save = time.monotonic()
+        elif self.copier.due(result.step) and not self.saver.writing:
+            self.trainer.drain()
+            self._attempt(lambda: self.copier.save(result.step, self.trainer.counters()))
         if asked:
             problem = self._attempt(self.saver.drain)
             for request in waiting:
@@ -84,7 +91,7 @@ class Loop:
     def _publish(self) -> None:
         optimizer = self.trainer.optimizer
         moved = optimizer.pipeline
-        self.status.count_traffic(moved.loaded_bytes, moved.stored_bytes, self.saver.stalled_seconds)
+        self.status.count_traffic(moved.loaded_bytes, moved.stored_bytes, self._stalled_seconds)
         self.status.update(
             skippedSteps=optimizer.skipped,
             replayedSteps=self.journal.replayed,
@@ -111,6 +118,11 @@ class Loop:
                     }
                 )
             )
+
+    @property
+    def _stalled_seconds(self) -> float:
+        """Time that training lost to checkpoints and copies."""
+        return float(self.saver.stalled_seconds + self.copier.stalled_seconds)
 
     def _compare_grace(self) -> None:
         """Say once, and before it matters, that a stop leaves too little time for a checkpoint."""
@@ -145,6 +157,7 @@ class Loop:
         """Save and wait, at most for the remaining time."""
         done = self.trainer.done
         self.trainer.drain()
+        self._attempt(self.copier.settle)
         if done:
             self.saver.save_last(done, self.trainer.counters(), left_s)
             self.reporter.note(f"checkpoint of step {self.saver.durable_step} is durable ({occasion})")

@@ -19,7 +19,7 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
 
 Host bytes: the state that is not resident, buffers for the checkpoint that is being written, and, where the
 device is the host's memory (a CPU), the device bytes again. The buffers take what the host has left, up to a
-copy of everything; two blocks are enough (see `capture`).
+copy of everything; two blocks are enough (see `capture`). `checkpoint.memory` takes two copies of the state more.
 
 The host needs the most of what the phases of a run need (`MemoryPlan.phases`), D and H being the bytes above:
 
@@ -54,6 +54,8 @@ MIN_BLOCK, MAX_BLOCK = 256 * 1024, 4 * 2**20
 when the last one comes."""
 MIN_BLOCKS = 2  # one is filled while the other is written
 RANDOM_STATE_BYTES = 8192
+COPIES = 2  # of the state in memory: one is whole while the other is written
+COPY_HEADER_BYTES = 2**20  # names, shapes and checksums of all tensors of a copy of the state
 SLOTS = 3  # one loading, one updating, one storing
 AHEAD = (
     3,
@@ -95,6 +97,7 @@ class Demand:
     partial_sums: int = 0  # copies of the gradients that a fixed order keeps beside them
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
+    memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
     schedule: str = (
         AUTO  # gated, if updates run beside the next forward pass | blocking | auto: if state travels
     )
@@ -257,7 +260,11 @@ def lay_out(
         device["exchange"] = demand.exchange_bytes
     on_host = state_bytes(demand, offloaded)
     more = _more_slots(
-        demand, limits, offloaded, sum(device.values()), on_host + own_checkpoint_bytes(demand)
+        demand,
+        limits,
+        offloaded,
+        sum(device.values()),
+        on_host + own_checkpoint_bytes(demand) + copy_bytes(demand),
     )
     device["staging"] += more * aligned(chunk * state)
     made = demand.model_bytes  # before it moves into the arena
@@ -302,6 +309,11 @@ def own_checkpoint_bytes(demand: Demand) -> int:
     return -(-checkpoint_bytes(demand) // demand.ranks) + (RANDOM_STATE_BYTES if demand.ranks > 1 else 0)
 
 
+def copy_bytes(demand: Demand) -> int:
+    """Copies of the state in host memory, with their headers and manifests."""
+    return demand.memory_copies * (own_checkpoint_bytes(demand) + COPY_HEADER_BYTES)
+
+
 def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: int) -> MemoryPlan:
     """`placed` with the buffers of snapshots, of which there are as many as the host has room for, and its phases.
 
@@ -309,7 +321,8 @@ def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: i
         moving: bytes of the host while the model moves into the arenas.
     """
     device_bytes = placed.device_bytes if limits.device_is_host else 0
-    others = sum(placed.host.values()) + device_bytes
+    copies = {"copies": copy_bytes(demand)} if demand.memory_copies else {}
+    others = sum(placed.host.values()) + sum(copies.values()) + device_bytes
     beside = {
         "step": 0,
         "evaluation": EVALUATION_BYTES if demand.evaluation_bytes else 0,
@@ -324,13 +337,16 @@ def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: i
     running = others + blocks * block
     return replace(
         placed,
-        host={**placed.host, "checkpoint": blocks * block},
+        host={**placed.host, "checkpoint": blocks * block, **copies},
         snapshot_block_bytes=block,
         snapshot_blocks=blocks,
         checkpoint_bytes=checkpoint_bytes(demand),
         phases={
             "preparation": PREPARATION_BYTES,
-            "start": max(moving, running - (placed.device["activations"] if limits.device_is_host else 0)),
+            "start": max(
+                moving + sum(copies.values()),
+                running - (placed.device["activations"] if limits.device_is_host else 0),
+            ),
             **{phase: running + size for phase, size in beside.items()},
         },
     )

@@ -116,6 +116,7 @@ def answer_for(
     from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.job import engine_spec, parse_job
     from busbar.workloads.training.longest import longest_sequences
+    from busbar.workloads.training.plan import COPIES
 
     machine = _machine(gpu, hbm, host)
     parsed = parse_job(read_manifest(job))
@@ -137,7 +138,8 @@ def answer_for(
         whole = demand_of(
             shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
         )
-        return over_ranks(whole, division)
+        copies = 0 if parsed.spec.checkpoint.memory is None else COPIES
+        return over_ranks(replace(whole, memory_copies=copies), division)
 
     demand = needed(batch)
     limits = machine.limits(spec.device_memory_bytes)

@@ -13,7 +13,7 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -27,7 +27,6 @@ from busbar.workloads.training.errors import (
     OutOfArena,
     RankLost,
     RanksDiffer,
-    ResumeRefused,
     TrainingError,
 )
 from busbar.workloads.training.paths import (
@@ -35,7 +34,6 @@ from busbar.workloads.training.paths import (
     check_places,
     claim_checkpoints,
     free_disk,
-    own_checkpoints,
 )
 from busbar.workloads.training.report import Reporter
 from busbar.workloads.training.settings import CheckpointPolicy, EngineSpec
@@ -45,6 +43,7 @@ from busbar.workloads.training.world import ALONE, PATIENT, Patience, World
 if TYPE_CHECKING:
     from busbar.workloads.training.corpus import Corpus
     from busbar.workloads.training.gang import Together
+    from busbar.workloads.training.memory_copy import MemoryCopies
     from busbar.workloads.training.model import ModelRecipe
     from busbar.workloads.training.plan import MemoryPlan
     from busbar.workloads.training.prediction import Prediction
@@ -73,6 +72,7 @@ class Run:
     world: World = ALONE  # the gang in which it runs
     predicts: bool | None = None  # whether the machine is measured before the model is made; None: on a GPU
     patience: Patience = PATIENT
+    copies: MemoryCopies | None = None  # of the state, in the supervisor's memory (see `supervisor`)
 
 
 _AGAIN = (CheckpointError, OutOfArena, RankLost, RanksDiffer)  # another attempt may go better
@@ -244,13 +244,14 @@ class Session:
         from busbar.workloads.machine.limits import (
             CUDA_RESERVE_BYTES,
             RESERVE_BYTES,
+            SUPERVISOR_BYTES,
             PeakMeter,
             host_limit_bytes,
         )
         from busbar.workloads.machine.streams import enforce_device_limit, make_repeatable
         from busbar.workloads.training import model
         from busbar.workloads.training.choice import make_plan
-        from busbar.workloads.training.plan import MemoryLimits, disk_shortage
+        from busbar.workloads.training.plan import COPIES, MemoryLimits, disk_shortage
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
         torch.set_num_threads(self.run.threads)
@@ -267,6 +268,10 @@ class Session:
             limit = free if limit is None else min(limit, free)
         demand = model.measure_demand(recipe, self.spec, self.device, together.size)
         host = host_limit_bytes(reserve=RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES)
+        if (copies := self.run.copies) is not None:
+            demand = replace(demand, memory_copies=COPIES)
+            if host is not None:  # what an earlier trainer copied is in the plan
+                host = max(0, host + copies.bytes - SUPERVISOR_BYTES)
         plan = make_plan(demand, MemoryLimits(limit, host, on_cpu, free), self.spec.mode)
         shortage = disk_shortage(plan, demand, self.run.checkpoint.keep, free_disk(self.places.checkpoints))
         if shortage is not None:
@@ -366,6 +371,8 @@ class Session:
         from busbar.workloads.training.export import weights_digest
         from busbar.workloads.training.identity import facts_of, same_on_all_ranks
         from busbar.workloads.training.loop import Loop
+        from busbar.workloads.training.memory_copy import Copier
+        from busbar.workloads.training.resume import resume
         from busbar.workloads.training.step_log import Journal
 
         facts = facts_of(self.run, corpus, prepared, self.device, trainer.model)
@@ -374,16 +381,17 @@ class Session:
         lines = self.places.checkpoints / "journal.jsonl" if together.first else None
         journal = Journal(lines, self.run.attempt, self.spec.steps)
         try:
-            self._resume(trainer, folder, journal, facts)
+            self._phase("Preparing", "looking for a checkpoint")
+            on_disk = resume(self, trainer, folder, journal, facts)
             together.agree(same_on_all_ranks({"step": trainer.done}, trainer))
             durable = self.status.durable_checkpoint
             saver = Saver(folder, trainer.snapshot, facts, journal.sync, durable, together.ranks.gather)
-            if trainer.done:
-                saver.durable_step = trainer.done
+            saver.durable_step = on_disk
+            copier = Copier.of(self.run, trainer.snapshot, facts)
             self._phase("Training", f"from step {trainer.done} of {self.spec.steps}")
             self.control.open()
-            with closing(saver):
-                Loop(self, trainer, saver, journal, prepared, together).go()
+            with closing(saver), closing(copier):
+                Loop(self, trainer, saver, copier, journal, prepared, together).go()
             self.fingerprint = (
                 {}
                 if not together.first
@@ -396,40 +404,6 @@ class Session:
         finally:
             self.control.close("training is over; its last state is already saved")
             journal.close()
-
-    def _resume(self, trainer: Trainer, folder: Any, journal: Any, facts: dict[str, Any]) -> None:
-        from busbar.workloads.training.identity import changed_numerics, check_same_run
-        from busbar.workloads.training.snapshot import restore_random_states
-
-        self._phase("Preparing", "looking for a checkpoint")
-        found = folder.newest()
-        for problem in found.passed_over:
-            self.reporter.note(f"passed over a damaged checkpoint: {problem}")
-        loaded = found.checkpoint
-        step = 0
-        if loaded is not None:
-            check_same_run(loaded.manifest, facts, self.places.checkpoints)
-            if changed := changed_numerics(loaded.manifest, facts):
-                self.reporter.note(
-                    f"warning: {', '.join(changed)}: from here on the numbers may differ in their last bits from those "
-                    "of a run that was never stopped"
-                )
-            if loaded.step > self.spec.steps:
-                raise ResumeRefused(
-                    f"spec.engine.steps is {self.spec.steps}, and the checkpoint in {self.places.checkpoints} is of "
-                    f"step {loaded.step}; ask for at least as many steps, or use another output folder"
-                )
-            trainer.restore(loaded)
-            if self.run.world.rank == 0:
-                own_checkpoints(self.places.checkpoints, self.run.owner)
-            restore_random_states(loaded)
-            step = loaded.step
-            self.status.durable_checkpoint(step, loaded.manifest["savedAt"], loaded.size)
-            self.status.update(restoredAttempt=loaded.manifest["attempt"])
-        lost = journal.lost_since(step)
-        if loaded is not None or lost:
-            self.status.update(resumedFromStep=step, lostSteps=lost, step=step)
-            self.reporter.note(f"resumed from step {step}; {lost} finished steps were lost and are repeated")
 
     def _evaluate(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> dict[str, Any] | None:
         wanted = self.spec.evaluation

@@ -95,6 +95,9 @@ class CheckpointPolicy:
     every_seconds: float | None
     keep: int
     adopt: bool = False  # continue from another job's checkpoints
+    memory_every_steps: int | None = (
+        None  # copies in the pod's memory beside them (see `memory_copy`); None: there are none
+    )
 
     def due(self, step: int, seconds_since_last: float) -> bool:
         by_steps = self.every_steps is not None and step % self.every_steps == 0

@@ -21,6 +21,7 @@ from busbar.workloads.training.plan import (
     aligned,
     assemble,
     chunk_parameters,
+    copy_bytes,
     is_gated,
     own_checkpoint_bytes,
     state_bytes,
@@ -121,6 +122,8 @@ def _more_slots(demand: Demand, limits: MemoryLimits, device_bytes: int, host_by
         return 0
     room = limits.device_bytes - device_bytes
     if limits.device_is_host and limits.host_bytes is not None:
-        taken = host_bytes + device_bytes + EVALUATION_BYTES + own_checkpoint_bytes(demand)
+        taken = (
+            host_bytes + device_bytes + EVALUATION_BYTES + own_checkpoint_bytes(demand) + copy_bytes(demand)
+        )
         room = min(room, limits.host_bytes - taken)
     return max(0, room // slot)

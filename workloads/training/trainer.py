@@ -77,7 +77,7 @@ class Trainer:
         self.spec, self.plan, self.device = spec, plan, device
         self.model = recipe.build()  # on the host; the arenas take their memory as it moves out
         self.device_arena = Arena("device", plan.device, device, reserved=("activations",))
-        self.host_arena = Arena("host", plan.host, torch.device("cpu"))
+        self.host_arena = Arena("host", plan.host, torch.device("cpu"), reserved=("copies",))
         if device.type == "cuda":
             self.host_arena.pin()
         self.model.train()

@@ -29,6 +29,7 @@ from tests.operator.builders import (
 from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.resources import PODS, SECRETS, SERVICES, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
+from busbar.kube.types.lost_work import LostWork
 from busbar.kube.types.training_job import Progress, TrainingJobStatus, Usage
 from busbar.operator.decisions import Lift, Release, Wait
 from busbar.operator.pods.readings import parse_reading
@@ -332,6 +333,28 @@ def test_lost_work_is_counted_once_per_attempt() -> None:
     second = reconcile(later)
     assert second.status is not None
     assert second.status.lost_work == first.status.lost_work
+
+
+def test_steps_that_a_crash_within_an_attempt_costs_are_added_once() -> None:
+    before = Progress(step=40, total_steps=100, tokens=400, tokens_per_second=10.0)
+    of, lead = running_job(attempt=2, progress=before), running(attempt=2)
+    found = []
+    for number, told in enumerate((5, 5, 8, 8), start=1):  # the engine adds up what its crashes cost
+        said = {lead.uid: reading(step=39, totalSteps=100, resumedFromStep=38, lostSteps=told)}
+        update = reconcile(view(of, lead, readings=said, now=NOW + timedelta(seconds=80 * number)))
+        of = with_status(of, update)
+        assert of.status is not None
+        assert of.status.lost_work is not None
+        found.append(of.status.lost_work.steps)
+    assert found == [5, 5, 8, 8]
+
+
+def test_what_an_earlier_version_counted_for_an_attempt_is_not_counted_again() -> None:
+    of = running_job(attempt=2, lost_work=LostWork(steps=7, attempt=2))
+    lead = running(attempt=2)
+    said = {lead.uid: reading(step=39, totalSteps=100, resumedFromStep=38, lostSteps=7)}
+    update = reconcile(view(of, lead, readings=said, now=NOW + timedelta(seconds=80)))
+    assert update.status is None or update.status.lost_work == LostWork(steps=7, attempt=2)
 
 
 @given(

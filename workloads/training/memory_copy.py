@@ -1,0 +1,159 @@
+"""The newest state of a run in memory that outlives its trainer, so that a crash costs seconds and few steps.
+
+The memory is anonymous files (memfd) of the supervisor (see `supervisor`), which its trainers inherit: it is the pod's, no
+disk holds it, and it is gone when the supervisor ends. Two slots take turns. A slot is what a checkpoint is on disk, a
+state and a manifest with the checksums of both; while one is written the other one is whole, and a slot whose manifest
+does not match its state does not count.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from busbar.workloads.training.async_checkpoint import Saver
+from busbar.workloads.training.checkpoint import write_document
+from busbar.workloads.training.errors import CheckpointError
+from busbar.workloads.training.layout import Layout
+from busbar.workloads.training.loaded import Loaded, document, read_files
+from busbar.workloads.training.plan import COPIES
+from busbar.workloads.training.snapshot import Snapshot
+from busbar.workloads.training.state_file import Blocks, write_state
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.run import Run
+
+_COUNTERS = struct.Struct("<qq")  # starts of a trainer, steps that crashes cost
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Paths of two anonymous files; any process that inherited them can open these."""
+
+    state: Path
+    manifest: Path
+
+    @classmethod
+    def create(cls, name: str) -> Slot:
+        """Raises OSError."""
+        return cls(_anonymous(f"{name}-state"), _anonymous(f"{name}-manifest"))
+
+    @property
+    def step(self) -> int | None:
+        """Of the whole copy in it, by its manifest alone; None: there is none."""
+        try:
+            return int(document(self.manifest)["step"])
+        except (CheckpointError, OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def empty(self) -> None:
+        self.manifest.write_bytes(b"")
+
+
+class MemoryCopies:
+    """Two slots and two counters, which the supervisor makes and its trainers use, one trainer at a time."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._slots = [Slot.create(f"busbar-copy-{number}") for number in range(COPIES)]
+        self._counters = mmap.mmap(-1, _COUNTERS.size)  # shared with the trainers
+
+    @property
+    def starts(self) -> int:
+        """Trainers that were started."""
+        return int(_COUNTERS.unpack(self._counters[:])[0])
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that were repeated because a trainer crashed."""
+        return int(_COUNTERS.unpack(self._counters[:])[1])
+
+    def count(self, *, starts: int = 0, lost_steps: int = 0) -> None:
+        self._counters[:] = _COUNTERS.pack(self.starts + starts, self.lost_steps + lost_steps)
+
+    @property
+    def step(self) -> int | None:
+        """Of the newest whole copy, by the manifests alone."""
+        return max((step for slot in self._slots if (step := slot.step) is not None), default=None)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the slots hold now."""
+        return sum(path.stat().st_size for slot in self._slots for path in (slot.state, slot.manifest))
+
+    def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
+        """Copy the state of `step` into the slot that is not the newest; returns its bytes. Raises CheckpointError."""
+        newest = self.step
+        slot = next((each for each in self._slots if each.step is None), None) or next(
+            each for each in self._slots if each.step != newest
+        )
+        try:
+            slot.empty()  # before its state changes
+            checksums = write_state(slot.state, step, layout, blocks)
+            write_document(slot.manifest, {**facts, "step": step, "tensors": checksums})
+        except OSError as problem:
+            raise CheckpointError(
+                f"the state after step {step} could not be copied to memory: {problem}"
+            ) from problem
+        return layout.size
+
+    def newest(self) -> tuple[Loaded | None, list[str]]:
+        """The newest copy that is whole, verified byte by byte; and what does not hold of a newer one."""
+        problems: list[str] = []
+        known = [(step, slot) for slot in self._slots if (step := slot.step) is not None]
+        for step, slot in sorted(known, key=lambda item: -item[0]):
+            try:
+                return read_files(f"the copy of step {step} in memory", slot.manifest, slot.state), problems
+            except CheckpointError as problem:
+                problems.append(str(problem))
+        return None, problems
+
+
+class Copier:
+    """Copies the state to memory while training goes on, where the job asks for it, and while no checkpoint is written."""
+
+    def __init__(self, saver: Saver | None, every_steps: int) -> None:
+        self._saver, self._every_steps = saver, every_steps
+
+    @classmethod
+    def of(cls, run: Run, snapshot: Snapshot, facts: Mapping[str, Any]) -> Copier:
+        every_steps = run.checkpoint.memory_every_steps
+        if run.copies is None or every_steps is None:
+            return cls(None, 0)
+        saver = Saver(run.copies, snapshot, facts, lambda: None, lambda *_: None)
+        saver.durable_step = run.copies.step
+        return cls(saver, every_steps)
+
+    def due(self, step: int) -> bool:
+        return self._saver is not None and step % self._every_steps == 0
+
+    def save(self, step: int, counters: Mapping[str, int]) -> None:
+        """Start to copy the state after `step`. Raises what the copy before it raised, as `Saver.save` does."""
+        if self._saver is not None:
+            self._saver.save(step, counters)
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Time that the training loop lost to copies."""
+        return 0.0 if self._saver is None else self._saver.stalled_seconds
+
+    def settle(self) -> None:
+        """Wait for a running copy: there is one snapshot, which the next checkpoint needs. Raises CheckpointError."""
+        if self._saver is not None:
+            self._saver.drain()
+
+    def close(self) -> None:
+        """Wait for a running copy, whatever becomes of it."""
+        if self._saver is not None:
+            self._saver.close()
+
+
+def _anonymous(name: str) -> Path:
+    descriptor = os.memfd_create(name)
+    os.set_inheritable(descriptor, True)
+    return Path(f"/proc/self/fd/{descriptor}")
