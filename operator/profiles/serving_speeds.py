@@ -50,14 +50,14 @@ def measured(
 def remembered(
     old: Iterable[MeasuredReplica] | None, new: Iterable[MeasuredReplica]
 ) -> list[MeasuredReplica]:
-    """The new lines, and the old ones of the same class for placements where no replica runs now."""
+    """The new lines, and the old ones of the same class for placements where no replica runs now, in whatever mode."""
     new = list(new)
     classes = {line.workload_class for line in new}
-    places = {_place(line) for line in new}
+    places = {_place(line)[:3] for line in new}
     kept = [
         line
         for line in old or ()
-        if not new or (line.workload_class in classes and _place(line) not in places)
+        if not new or (line.workload_class in classes and _place(line)[:3] not in places)
     ]
     return sorted([*new, *kept], key=_place)[:MOST_MEASURED]
 

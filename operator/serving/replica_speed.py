@@ -2,7 +2,8 @@
 
 The service's own measurements come first (`status.measured`): they are of its own image and decide nothing for others.
 For a type that it has not measured, the PerformanceProfile of its class counts, filled by other services, if this
-service runs the platform's engine as they did. A model is refused that no engine can have: coefficients that are
+service runs the platform's engine as they did. Where its replicas on one type run in several engine modes
+(while they are replaced, or in pools that differ in memory) the slowest counts, of a profile the usual one. A model is refused that no engine can have: coefficients that are
 negative or not a number, fitted to few steps, or with an error too large to tell whether the target is kept.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.model_service import ServiceLevel
@@ -59,15 +61,8 @@ def speeds(
     refused: dict[str, str] = {}
     for pool in pools:
         name, kind = pool.metadata.name, pool.spec.accelerator
-        own = next(
-            (
-                (m.step_model, m.kv_tokens)
-                for m in lines
-                if (m.accelerator, m.accelerators, m.mode) == (kind, count, RESIDENT)
-            ),
-            None,
-        )
-        found = own or shared.get((kind, count))
+        own = [(m.step_model, m.kv_tokens) for m in lines if (m.accelerator, m.accelerators) == (kind, count)]
+        found = max(own, key=_step_s) if own else shared.get((kind, count))
         if found is None:
             refused[name] = f"no replica has measured its speed on {kind} yet"
             continue
@@ -112,10 +107,16 @@ def _shared(
 ) -> dict[tuple[str, int], tuple[Reported, int | None]]:
     """The cells of the profiles of the service's class, by type and accelerators of a replica."""
     classes = {line.workload_class for line in lines}
-    return {
-        (cell.accelerator, cell.accelerators): (cell.step_model, cell.kv_tokens)
+    cells = [
+        (cell.mode == RESIDENT, (cell.accelerator, cell.accelerators), (cell.step_model, cell.kv_tokens))
         for profile in sorted(profiles, key=lambda p: p.metadata.name, reverse=True)
         if profile.spec.workload_class in classes and profile.status is not None
         for cell in profile.status.cells or ()
-        if cell.step_model is not None and cell.mode == RESIDENT and cell.power_cap_percent == 100
-    }
+        if cell.step_model is not None and cell.power_cap_percent == 100
+    ]
+    return {place: known for _, place, known in sorted(cells, key=itemgetter(0))}
+
+
+def _step_s(known: tuple[Reported, int | None]) -> float:
+    """Of a step without anything in it, in which engine modes differ most."""
+    return known[0].seconds_per_step

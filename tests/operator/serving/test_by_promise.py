@@ -327,6 +327,35 @@ def test_the_shared_profile_speaks_for_types_that_the_service_has_not_measured()
     assert own_image.refused == {"h100": "no replica has measured its speed on H100 yet"}
 
 
+@pytest.mark.parametrize("mode", ["resident", "int8", "stream"])
+def test_the_speed_counts_in_whatever_engine_mode_the_replicas_run(mode: str) -> None:
+    def line(mode: str, step_s: float) -> dict[str, Any]:
+        at = {"workloadClass": "serve-x", "accelerator": "L4", "accelerators": 1, "kvTokens": 5000}
+        return at | {"mode": mode, "stepModel": STEP | {"secondsPerStep": step_s}}
+
+    def known(*lines: dict[str, Any], cells: tuple[dict[str, Any], ...] = ()) -> dict[str, float]:
+        rows = [cell | {"accelerator": "H100", "source": "Measured", "tokensPerSecond": 9} for cell in cells]
+        for row in rows:
+            del row["workloadClass"]
+        profile = PerformanceProfile.model_validate(
+            {
+                "metadata": {"name": "x"}, "kind": "PerformanceProfile", "spec": {"workloadClass": "serve-x"},
+                "status": {"cells": rows},
+            }
+        )  # fmt: skip
+        of = service(status={"measured": list(lines)}, slo=SLO)
+        slo = slo_of(of.spec.slo)
+        assert slo is not None
+        found = speeds(of, POOLS.values(), [profile], slo).models
+        return {name: model.a_s for name, model in found.items()}
+
+    assert known(line(mode, 0.02)) == {"l4": 0.02}
+    assert known(line("resident", 0.02), line(mode, 0.03))["l4"] == 0.03
+    assert known(line(mode, 0.02), cells=(line(mode, 0.01),)) == {"l4": 0.02, "h100": 0.01}
+    other = line("resident", 0.01), line("stream", 0.09)
+    assert known(line(mode, 0.02), cells=other)["h100"] == 0.01
+
+
 def test_attainment_covers_five_minutes_and_an_hour_and_a_restarted_gateway_starts_from_zero() -> None:
     kept = Attainment()
     kept.take(Outcomes(answered=1000, within=0), 0)
@@ -385,14 +414,23 @@ def test_metrics_show_demand_capacity_and_attainment_and_forget_a_service_that_i
 
 
 def test_what_was_measured_on_a_type_outlives_the_replicas_there_but_not_the_model() -> None:
-    def line(kind: str, name: str = "serve-x") -> MeasuredReplica:
-        body = {"workloadClass": name, "accelerator": kind, "accelerators": 1, "stepModel": STEP}
+    def line(kind: str, name: str = "serve-x", mode: str = "resident") -> MeasuredReplica:
+        body = {
+            "workloadClass": name,
+            "accelerator": kind,
+            "accelerators": 1,
+            "stepModel": STEP,
+            "mode": mode,
+        }
         return MeasuredReplica.model_validate(body)
 
     old = [line("H100"), line("L4")]
     assert remembered(old, []) == old
     assert [m.accelerator for m in remembered(old, [line("L4")])] == ["H100", "L4"]
     assert remembered(old, [line("L4", "serve-y")]) == [line("L4", "serve-y")]
+    streamed = line("L4", mode="stream")
+    assert remembered(old, [streamed]) == [line("H100"), streamed]
+    assert remembered(old, [line("L4"), streamed]) == [*old, streamed]
     status = {"desiredReplicas": 1, "observedGeneration": 1, "measured": [m.to_wire() for m in old]}
     off = seen(service(status=status, suspend=True)).status
     assert off is not None
