@@ -118,7 +118,7 @@ def _context_length(
 ) -> int | None:
     """The least that a ready replica reports, else what the spec asks for, else None.
 
-    A replica may serve less than the spec asks for, because its KV cache holds no more. vLLM reports nothing; it does
+    A replica may serve less than the spec asks for, because its KV cache holds no more. vLLM does not report it; it does
     not start with less than its flag says, but arguments of the spec's own can change the flag.
     """
     serving = [p for p in pods if p.takes_requests]
