@@ -166,6 +166,8 @@ def _settled(round_: Round) -> list[Assignment]:
             break
         round_.recall_delayed()
         blocked = start_waiting(round_)
+    if round_.sync_holds():  # the last start has taken the room of a reservation
+        blocked = start_waiting(round_)
     return blocked
 
 

@@ -179,8 +179,11 @@ def _start_in_held_room(
                 for hold in holds:
                     if _may_backfill(round_, hold, assignment, candidate):
                         hold.leaving[assignment.job.id] = assignment
-                        if hold.backfilled is not None and not round_.passes(assignment, hold):
-                            hold.backfilled.add(assignment.job.id)
+                        if not round_.passes(assignment, hold):
+                            if hold.backfilled is not None:
+                                hold.backfilled.add(assignment.job.id)
+                        elif assignment is not hold.holder:  # it is not stopped for it
+                            hold.start_s = max(hold.start_s, round_.stay(assignment)[0])
         if found is not None:
             return True
     return False

@@ -345,6 +345,16 @@ def test_a_node_that_has_gone_is_exchanged_and_the_rest_of_the_place_kept() -> N
     assert set(reserved(made(alone))) == {"gang"}
 
 
+def test_who_passes_a_reservation_and_is_not_stopped_for_it_moves_its_start() -> None:
+    """Both `urgent` jobs pass `wide`, which cannot start before they have ended; so `small` has time to run before."""
+    wide = known("wide", 0.1, size=8, pods=3, priority=100, preemptible=False)
+    urgent = known("urgent", 3, size=8, priority=500), known("short", 0.1, size=2, priority=500)
+    small = known("small", 1, size=1, pods=2, priority=100, preemptible=False)
+    result = made(fast(cluster(wide, *urgent, small, H100=3)))
+    assert reserved(result)["wide"][1] == 3 * HOUR
+    assert started(result) == {"urgent", "short", "small"}
+
+
 def test_a_patient_job_does_not_take_a_place_that_was_promised() -> None:
     promised, large = known("promised", size=4), known("large", size=8, submitted=NOW - 9 * HOUR)
     snapshot = replace(

@@ -21,7 +21,7 @@ from busbar.scheduler import (
     plan,
 )
 
-from ..build import NOW, cluster, job, placed, speeds
+from ..build import NOW, cluster, job, placed, speeds, tenant
 
 POLICY = Policy(solver_seconds=None)
 HOUR = 3600.0
@@ -200,3 +200,18 @@ def test_promises_are_kept_while_small_jobs_arrive(seed: int) -> None:
         snapshot = replace(snapshot, jobs=tuple(one for one in left if (one.remaining_work or 0.0) > 1e-6))
     assert "first" in started(result)
     assert promise is None or now <= promise + 1.0
+
+
+def test_no_place_is_told_that_the_last_start_of_a_plan_has_taken() -> None:
+    """`gang` collects the L4 in vain: `old` is there first, by its tenant's share. Watts are not short."""
+    jobs = [
+        timed("wide", 3, size=4, pods=3),
+        timed("first", 1, priority=500),
+        timed("small", 1, size=1, priority=1),
+        timed("old", 3, size=2, pods=3, priority=1, tenant="b", submitted=NOW - 9 * HOUR),
+        timed("gang", 3, pods=3, preemptible=False),
+    ]
+    snapshot = cluster(*jobs, tenants=(tenant("a"), tenant("b")), H100=1, L4=3)
+    result = made(fed(snapshot, PowerDomain("row", 1e9)))
+    assert started(result) >= {"first", "old"}
+    assert all(start_s > 0 for _, start_s in promised(result).values())
