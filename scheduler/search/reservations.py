@@ -26,7 +26,8 @@ What starts on a collected node meanwhile (backfilling):
     a job that will have ended by the start, if its length is known
     a preemptible training job that can run `min_run_s` and earn its restart before the start: it is stopped for
       the reservation, whoever it is, if it is still there
-    a job of the same tenant with a higher priority, and a claim on a guarantee: they pass the reservation
+    a job of the same tenant with a higher priority, and a claim on a guarantee: they pass the reservation, which then
+      starts when they have ended
 
 Watts that are collected are withheld on all nodes of the power domain. Of these jobs only the first and the last kind
 may have them: who is to be stopped for a reservation stands on its nodes.

@@ -152,12 +152,16 @@ def _use_reservations(round_: Round, wanted: Iterable[Assignment]) -> None:
 
 def _backfill(round_: Round, tried: list[Assignment]) -> list[Assignment]:
     """Start jobs in the room of reservations that they pass, or leave in time; returns those left."""
-    known: dict[tuple[JobId, ...], Blocked] = {}
-    left: list[Assignment] = []
-    for assignment in tried:
-        if assignment.placement is None and not _start_in_held_room(round_, assignment, known):
-            left.append(assignment)
-    return left
+    while True:
+        known: dict[tuple[JobId, ...], Blocked] = {}
+        starts = [hold.start_s for hold in round_.holds.values()]
+        left: list[Assignment] = []
+        for assignment in tried:
+            if assignment.placement is None and not _start_in_held_room(round_, assignment, known):
+                left.append(assignment)
+        if starts == [hold.start_s for hold in round_.holds.values()]:
+            return left
+        tried = left  # a start that has moved leaves time for others
 
 
 def _start_in_held_room(

@@ -215,3 +215,14 @@ def test_no_place_is_told_that_the_last_start_of_a_plan_has_taken() -> None:
     result = made(fed(snapshot, PowerDomain("row", 1e9)))
     assert started(result) >= {"first", "old"}
     assert all(start_s > 0 for _, start_s in promised(result).values())
+
+
+def test_a_start_that_moves_leaves_time_for_those_who_were_tried_before() -> None:
+    """`lower` passes `late`, which waits for its watts then; so `other`, which comes before `lower`, has time, too."""
+    late, lower = timed("late", 0.1, size=4, priority=1), timed("lower", 3, size=1)
+    first = timed("first", 1, size=2, priority=500, submitted=NOW - 9 * HOUR)
+    other = timed("other", 3, size=1, tenant="b")
+    snapshot = cluster(late, lower, first, other, tenants=(tenant("a"), tenant("b")), H100=1)
+    result = made(fed(snapshot, PowerDomain("row", 2880.0)))
+    assert started(result) == {"lower", "first", "other"}
+    assert promised(result) == {"late": (("H100-0000",), 3 * HOUR)}
