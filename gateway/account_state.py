@@ -37,6 +37,12 @@ class AccountState:
         for budget in limits.costs:
             yield Measure(_KINDS[budget.period], budget.limit_nano, self.purse.pending_nano, cost)
 
+    def used(self, kind: LeaseKind) -> int:
+        """What is used of a limit, whether there is one or not."""
+        if kind.is_money:
+            return self.purse.pending_nano
+        return max(0, self.window.requests if kind is LeaseKind.REQUESTS else self.window.tokens)
+
     def lease(self, kind: LeaseKind) -> Lease:
         found = self.leases.get(kind)
         if found is None:

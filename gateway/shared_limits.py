@@ -69,8 +69,9 @@ class SharedLimits:
             measures = {measure.kind: measure for measure in state.measures()}
             before = len(found)
             for kind in sorted(measures.keys() | state.leases.keys()):
-                # A limit that was taken away is asked for once more, to give back what is held of it.
-                measure, lease = measures.get(kind, Measure(kind, 0, 0)), state.lease(kind)
+                # A limit that was taken away, or is not known yet, is asked for to give back what is held of it.
+                measure = measures.get(kind) or Measure(kind, 0, state.used(kind))
+                lease = state.lease(kind)
                 if (last and lease.amount) or lease.is_due(measure, now, self._gateways):
                     found.append(lease.ask(name, measure, now, self._gateways, last=last))
                 if kind not in measures or lease.is_over(measure, now):
@@ -98,7 +99,8 @@ class SharedLimits:
             name = recall.account
             # Of an account that is not known here, a former process held something, or its return was lost.
             state = self._states.get(name) or self._active.get(name) or AccountState(Account(name=name))
-            self._active.setdefault(name, state).lease(recall.kind).target = recall.target
+            state.lease(recall.kind).target = recall.target
+            self._active[name] = state
 
 
 def _share_spent(

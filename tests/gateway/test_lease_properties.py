@@ -356,6 +356,32 @@ def test_money_of_a_former_process_goes_to_who_needs_it(sqlite_template: Path) -
     simulated(sqlite_template, 2, play)
 
 
+def test_what_a_former_process_spent_and_nobody_booked_is_kept_from_others(sqlite_template: Path) -> None:
+    """The restarted gateway has records on its disk, and nobody has told it the limits of their accounts yet."""
+
+    async def play(platform: Platform) -> None:
+        first, second = platform.sites
+        accepted = 0
+        for _ in range(2):
+            accepted += await ask_until_refused(platform, [first] * 3, 250)
+            platform.s += 70
+        first.kill(1.0)
+        for state in first.accounts._states.values():
+            state.limits = Account(name=state.limits.name)
+        for _ in range(6):
+            accepted += await ask_until_refused(platform, [second] * 6, 250)
+            while second.running:
+                second.end(1.0)
+            await second.deliver(heard=True)
+            platform.s += 70
+            await platform.check()
+        assert accepted == 16
+        await first.deliver(heard=True)
+        await platform.check()
+
+    simulated(sqlite_template, 2, play)
+
+
 def test_money_whose_return_was_lost_goes_to_who_needs_it(sqlite_template: Path) -> None:
     async def play(platform: Platform) -> None:
         first, second = platform.sites
