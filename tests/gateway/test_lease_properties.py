@@ -133,13 +133,13 @@ class Site:
         delivered = {record["requestId"]: record["completionTokens"] for record in self.records}
         ring = AdmissionRing(platform.folder / self.name, entries=256)
         self.accounts.restore(ring, delivered, self.acknowledged)
-        self.accounts.learn(platform.key(), self.name)
 
     def clock(self) -> float:
         return self.boot_s + self.platform.s
 
     def accept(self, tokens: int, again: bool = False) -> bool:
         self.count += 1
+        self.accounts.learn(self.platform.key(), self.name)  # a new process knows no limits before
         asks = Estimate(0, tokens, output_field="max_tokens")
         name = f"{self.name}-{self.count}"
         try:
@@ -366,8 +366,6 @@ def test_what_a_former_process_spent_and_nobody_booked_is_kept_from_others(sqlit
             accepted += await ask_until_refused(platform, [first] * 3, 250)
             platform.s += 70
         first.kill(1.0)
-        for state in first.accounts._states.values():
-            state.limits = Account(name=state.limits.name)
         for _ in range(6):
             accepted += await ask_until_refused(platform, [second] * 6, 250)
             while second.running:
