@@ -18,6 +18,7 @@ from busbar.kube.types.service_status import MOST_MEASURED, MeasuredReplica
 from busbar.operator.pods.engine_image import EngineImage, check
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Placement
+from busbar.scheduler.fit.online import TRUSTED_STEPS
 
 GIB = 2**30
 
@@ -50,13 +51,19 @@ def measured(
 def remembered(
     old: Iterable[MeasuredReplica] | None, new: Iterable[MeasuredReplica]
 ) -> list[MeasuredReplica]:
-    """The new lines, and the old ones of the same class for placements where no replica runs now, in whatever mode."""
-    new = list(new)
+    """The new lines, and the old ones of the same class for placements where no replica runs now, in whatever mode. A new
+    line of too few steps to decide anything does not take the place of an old one that had enough: those of a vLLM begin
+    anew with the operator that counts them."""
+    old = list(old or ())
+    trusted = {_place(line): line for line in old if line.step_model.steps >= TRUSTED_STEPS}
+    new = [
+        line if line.step_model.steps >= TRUSTED_STEPS else trusted.get(_place(line), line) for line in new
+    ]
     classes = {line.workload_class for line in new}
     places = {_place(line)[:3] for line in new}
     kept = [
         line
-        for line in old or ()
+        for line in old
         if not new or (line.workload_class in classes and _place(line)[:3] not in places)
     ]
     return sorted([*new, *kept], key=_place)[:MOST_MEASURED]

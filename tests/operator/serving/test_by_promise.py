@@ -431,6 +431,17 @@ def test_what_was_measured_on_a_type_outlives_the_replicas_there_but_not_the_mod
     streamed = line("L4", mode="stream")
     assert remembered(old, [streamed]) == [line("H100"), streamed]
     assert remembered(old, [line("L4"), streamed]) == [*old, streamed]
+    few, enough = (
+        streamed.model_copy(
+            update={
+                "step_model": streamed.step_model.model_copy(update={"steps": steps, "seconds_per_step": 9})
+            }
+        )
+        for steps in (63, 64)
+    )
+    assert remembered([streamed], [few]) == [streamed]
+    assert remembered([streamed], [enough]) == [enough]
+    assert remembered([few], [few]) == remembered([line("L4")], [few]) == [few]
     status = {"desiredReplicas": 1, "observedGeneration": 1, "measured": [m.to_wire() for m in old]}
     off = seen(service(status=status, suspend=True)).status
     assert off is not None
