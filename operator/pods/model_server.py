@@ -133,6 +133,8 @@ class ModelServer:
     """One replica that is read by its metrics."""
 
     owner_uid: str
+    served: str = ""
+    """What it runs: image and arguments, as `Pod.served`."""
     speed: Speed = field(default_factory=Speed)
     last: tuple[float, Exposition] | None = None
 
@@ -147,6 +149,7 @@ class ModelServer:
             self._learn(*self.last, at_s, found)
         self.last = (at_s, found)
         blocks = found.cache_tokens // found.block_tokens if found.block_tokens else 0
+        told = f"{self.owner_uid}/{self.served}"
         return ServingStatus(
             ready=found.sleep_level == 0,
             running=found.running,
@@ -158,8 +161,8 @@ class ModelServer:
             sleep_level=found.sleep_level,
             report=ServingReport.model_validate(
                 {
-                    # The class of this service alone: what another image or other arguments measure is no cell of it.
-                    "class": f"serve-vllm-{hashlib.sha256(self.owner_uid.encode()).hexdigest()[:10]}",
+                    # The class of this service alone, as long as it runs this image with these arguments.
+                    "class": f"serve-vllm-{hashlib.sha256(told.encode()).hexdigest()[:10]}",
                     "accelerator": "",
                     "kvTokens": found.cache_tokens,
                     "kvBlockTokens": found.block_tokens,

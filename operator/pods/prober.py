@@ -223,7 +223,7 @@ class Prober:
 
     def take_metrics(self, pod: Pod, answer: bytes) -> None:
         """Keeps what a vLLM's metrics say; raises ProbeRefused if they are none."""
-        server = self._servers.setdefault(pod.uid, ModelServer(pod.owner_uid))
+        server = self._servers.setdefault(pod.uid, ModelServer(pod.owner_uid, pod.served))
         self._keep(pod, server.take(answer, self._clock()))
 
     def _keep(self, pod: Pod, status: ServingStatus) -> None:

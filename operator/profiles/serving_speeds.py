@@ -62,9 +62,7 @@ def remembered(
     classes = {line.workload_class for line in new}
     places = {_place(line)[:3] for line in new}
     kept = [
-        line
-        for line in old
-        if not new or (line.workload_class in classes and _place(line)[:3] not in places)
+        line for line in old if not new or (line.workload_class in classes and _place(line)[:3] not in places)
     ]
     return sorted([*new, *kept], key=_place)[:MOST_MEASURED]
 

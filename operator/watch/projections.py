@@ -6,6 +6,8 @@ informers' projections and the only code that knows the pod's JSON.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -115,6 +117,7 @@ class Pod:
     image_id: str = ""  # the same image as its node reports it, with the digest
     bearers: str = ""  # the Secret with its bearers; "": made by a release that had no roles
     is_vllm: bool = False  # it takes no commands, and is read by its metrics
+    served: str = ""  # of a vLLM: a digest of its image and arguments, on which its speed depends
     started_at: datetime | None = None
     exit: Exit | None = None
     evicted: bool = False  # stopped by the cluster, not by a fault of its own
@@ -190,6 +193,7 @@ def project_pod(obj: Object) -> Pod:
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     owner: dict[str, Any] = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), {})
     state, mounted = main.get("state") or {}, _bearers(spec)
+    is_vllm = any(item.get("key") == bearers.VLLM_CONFIG for item in mounted.get("items") or ())
     return Pod(
         key=Key(meta.get("namespace", ""), meta["name"]),
         uid=meta.get("uid", ""),
@@ -221,7 +225,8 @@ def project_pod(obj: Object) -> Pod:
         image=str(container.get("image") or ""),
         image_id=str(main.get("imageID") or ""),
         bearers=str(mounted.get("secretName") or ""),
-        is_vllm=any(item.get("key") == bearers.VLLM_CONFIG for item in mounted.get("items") or ()),
+        is_vllm=is_vllm,
+        served=_served(container) if is_vllm else "",
         started_at=time_of((state.get("running") or {}).get("startedAt")),
         exit=_exit(state.get("terminated")),
         evicted=_evicted(status, conditions),
@@ -334,6 +339,11 @@ def _bearers(spec: dict[str, Any]) -> dict[str, Any]:
     """The volume's source of the Secret that is mounted under our volume's name."""
     found = (v.get("secret") or {} for v in spec.get("volumes") or () if v.get("name") == bearers.VOLUME)
     return next(found, {})
+
+
+def _served(container: dict[str, Any]) -> str:
+    told = json.dumps([container.get(name) for name in ("image", "command", "args")])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def _port(containers: list[dict[str, Any]]) -> int:

@@ -16,6 +16,7 @@ from busbar.kube.contracts import bearers
 from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.workload import Env
 from busbar.operator.pods import manifests
+from busbar.operator.pods.model_server import ModelServer
 from busbar.operator.watch.projections import project_pod
 from busbar.scheduler import Resources
 
@@ -209,6 +210,31 @@ def test_vllm_gets_the_model_by_its_own_flags_and_its_key_in_a_file() -> None:
     assert "--max-model-len" not in args
     key = bearers.bearer_for(RENDERING.workload_key, VLLM.metadata.uid, Role.INFER)
     assert stored(VLLM)["vllm.yaml"] == f'api-key: "{key}"\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "uri", "same"),
+    [
+        ({}, "pvc://claim/model", True),
+        ({"image": "vllm:2"}, "pvc://claim/model", False),
+        ({"args": ["--quantization", "fp8"]}, "pvc://claim/model", False),
+        ({}, "pvc://claim/other", False),
+    ],
+)
+def test_the_speed_of_a_vllm_is_that_of_its_image_model_and_arguments(
+    changes: dict[str, Any], uri: str, same: bool
+) -> None:
+    def workload_class(body: dict[str, Any]) -> str:
+        pod = project_pod(body)
+        report = ModelServer(pod.owner_uid, pod.served).take(b"vllm:num_requests_running 0\n", 0.0).report
+        assert report is not None
+        return report.workload_class
+
+    other = VLLM.model_copy(update={"spec": VLLM.spec.model_copy(update=changes)})
+    body = manifests.service_pod(
+        other, index=1, model_uri=uri, placement=placement(), pool=pool(), rendering=RENDERING
+    )
+    assert (workload_class(body) == workload_class(_vllm())) is same
 
 
 def stored(of: Any) -> dict[str, str]:
