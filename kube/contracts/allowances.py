@@ -19,7 +19,7 @@ NANO = 10**9
 """Billionths in one unit of the currency."""
 MOST_NANO = 10**17
 """No request costs more: a database's integer must hold the sums."""
-Nano = Annotated[int, Field(ge=0)]
+Nano = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(ge=0, le=10_000)]
 
 

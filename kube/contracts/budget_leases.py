@@ -69,10 +69,10 @@ class LeaseRequest(WireModel):
     """POST body. Without `asks` it asks only for what is recalled."""
 
     gateway: Annotated[str, Field(max_length=128)]
-    number: Annotated[int, Field(ge=1)]
+    number: Annotated[int, Field(ge=1, lt=2**63)]
     """Larger than in every request before, also of processes before this one."""
     gateways: Annotated[int, Field(ge=1, le=1000)] = 1
-    through: Annotated[int, Field(ge=0)] = 0
+    through: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Usage records up to this number are not in what is held of money."""
     asks: list[LeaseAsk] = Field(default_factory=list, max_length=MOST_ASKS)
 

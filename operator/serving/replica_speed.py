@@ -2,9 +2,11 @@
 
 The service's own measurements come first (`status.measured`): they are of its own image and decide nothing for others.
 For a type that it has not measured, the PerformanceProfile of its class counts, filled by other services, if this
-service runs the platform's engine as they did. Where its replicas on one type run in several engine modes
-(while they are replaced, or in pools that differ in memory) the slowest counts, of a profile the usual one. A model is refused that no engine can have: coefficients that are
-negative or not a number, fitted to few steps, or with an error too large to tell whether the target is kept.
+service runs the platform's engine as they did. Where its replicas on one type run in several engine modes (while they
+are replaced, or in pools that differ in memory) the slowest counts, of a profile the usual one.
+
+A model is refused that no engine can have: coefficients that are negative or not a number, fitted to few steps, or with
+an error too large to tell whether the target is kept.
 """
 
 from __future__ import annotations

@@ -154,6 +154,9 @@ async def test_leases_are_for_the_gateway_alone(world: World) -> None:
         answer: httpx2.Response = await world.internal.post(PATH, json=body, headers=headers)
         assert answer.status_code == status
     world.kube.users["gw"] = {"username": GATEWAY, "groups": ["system:serviceaccounts"]}
+    for wrong in ({"number": 2**63}, {"through": 2**63}, {"asks": [{**body["asks"][0], "wanted": 2**63}]}):
+        answer = await world.internal.post(PATH, json=body | wrong, headers={"Authorization": "Bearer gw"})
+        assert answer.status_code == 422
     granted = await world.internal.post(PATH, json=body, headers={"Authorization": "Bearer gw"})
     assert granted.status_code == 200
     assert granted.json()["grants"][0]["amount"] == 10
