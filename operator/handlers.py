@@ -42,7 +42,7 @@ from busbar.operator.pools.reconcile import reconcile as reconcile_pool
 from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.profiles.keeper import ProfileKeeper
-from busbar.operator.profiles.table import rates_of
+from busbar.operator.profiles.table import Workload, rates_of
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.serving.demand import DemandReader
@@ -238,13 +238,14 @@ class Handlers:
             # The plan decides to start it once a second; a quota or a policy need not be tried that often.
             decisions = tuple(d for d in decisions if not isinstance(d, Admit))
         own = self._caches.owned_pods(KIND_SERVICE, service)
+        model = model_uri(service, self._caches.jobs.items.values())
         view = ServiceView(
             service=service,
             pods=own,
             now=utc_now(),
             settings=self._paced(),
             rendering=self._rendering,
-            model=model_uri(service, self._caches.jobs.items.values()),
+            model=model,
             pools={k.name: p for k, p in self._caches.pools.items.items()},
             demand=self._demand.of(key) if self._settings.gateway_url else None,
             readings=self._prober.serving,
@@ -256,7 +257,7 @@ class Handlers:
                 if not answered
             ),
             scaling=self._scaling.get(service.metadata.uid),
-            plan=await self._latency_plan(key, service, own),
+            plan=await self._latency_plan(key, service, own, model.made_by),
             refused=refused,
             held_back=self._rounds.held_back.get(Item("ModelService", key), ""),
             has_tenant=self._has_tenant(key),
@@ -282,12 +283,15 @@ class Handlers:
             self._writer.notice(MODEL_SERVICES, service, reason, message)
         return update.again_s
 
-    async def _latency_plan(self, key: Key, service: ModelService, own: tuple[Pod, ...]) -> Plan | None:
+    async def _latency_plan(
+        self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None
+    ) -> Plan | None:
         """What the service's latency target says; the solver runs beside the event loop."""
         if service.spec.slo is None:
             self._fleets.without_target(service.metadata.uid)
             return None
-        return await asyncio.to_thread(self._planned, self._seen(key, service, own), self._rounds.outcome)
+        seen = self._seen(key, service, own, made_by)
+        return await asyncio.to_thread(self._planned, seen, self._rounds.outcome)
 
     def _planned(self, seen: Seen, snapshot: Snapshot | None) -> Plan:
         """In a thread: `ServiceRooms` looks at every job."""
@@ -317,7 +321,8 @@ class Handlers:
             raise Busy("other plans are being computed; try again in a few seconds")
         self._plans_asked += 1
         try:
-            seen, snapshot = self._seen(key, service, ()), self._rounds.outcome
+            made_by = model_uri(service, self._caches.jobs.items.values()).made_by
+            seen, snapshot = self._seen(key, service, (), made_by), self._rounds.outcome
             sizes, trust = self._fleets.outlook(service.metadata.uid, seen.demand)
             return await asyncio.to_thread(
                 lambda: service_plan(self._with_room(seen, snapshot), sizes, trust, asked)
@@ -325,7 +330,7 @@ class Handlers:
         finally:
             self._plans_asked -= 1
 
-    def _seen(self, key: Key, service: ModelService, own: tuple[Pod, ...]) -> Seen:
+    def _seen(self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None) -> Seen:
         tenant = self._caches.tenant_of.get(key.namespace, "")
         types = service.spec.accelerators
         return Seen(
@@ -343,6 +348,7 @@ class Handlers:
             counted_s=self._demand.counted_s,
             now_s=self.clock(),
             off=service.spec.suspend or not tenant,
+            made_by=made_by,
         )
 
     async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:

@@ -50,6 +50,13 @@ class PoolReplicas(StatusModel):
     requests_per_second: Amount | None = Field(
         default=None, description="What one replica sustains within the latency target, with today's sizes."
     )
+    mode: ShortText | None = Field(
+        default=None, description="Engine mode of replicas there, where it is chosen by their memory."
+    )
+    predicted: bool | None = Field(
+        default=None,
+        description="True: no replica has measured its speed there; it is predicted by other types or modes.",
+    )
 
 
 class TenantRequests(StatusModel):

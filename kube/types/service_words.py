@@ -133,7 +133,10 @@ def pool_words(row: PoolReplicas) -> str:
     if row.sleeping:
         more.append(f"{row.sleeping} sleeping")
     if row.requests_per_second is not None:
-        more.append(f"{row.requests_per_second:g} requests/s each")
+        guess = " by prediction" if row.predicted else ""
+        more.append(f"{row.requests_per_second:g} requests/s each{guess}")
+    if row.mode is not None and row.mode != "resident":
+        more.append(f"engine mode {row.mode}")
     if row.cost_per_hour is not None:
         more.append(f"{row.cost_per_hour:g}/h each")
     return f"{words} ({', '.join(more)})" if more else words

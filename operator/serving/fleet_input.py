@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.operator.errors import TargetUnreachable
-from busbar.operator.profiles.table import rates_of
+from busbar.operator.profiles.table import Workload, rates_of
 from busbar.operator.serving.replica_speed import Speeds
 from busbar.operator.serving.room import no_less_than
 from busbar.operator.serving.sizes import BUCKETS, Sizes
@@ -44,6 +44,8 @@ class Seen:
     """How long the gateway has counted."""
     now_s: float
     off: bool = False
+    made_by: Workload | None = None
+    """What is known of the model; None: nothing."""
     room: ServiceRoom | None = None
     """What quota, budgets, power and the pools leave to it; None: not known yet."""
 

@@ -112,6 +112,10 @@ class Plan:
     """Where the gateway shall send each class of prompts; empty: where it thinks best."""
     held: Change | None = None
     """What keeps the replicas from being as many as the load needs; None: nothing does."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Engine modes of replicas, by pool, where they are chosen."""
+    predicted: frozenset[str] = frozenset()
+    """Pools whose speed is not measured."""
 
     def scaled_by(self, service: ModelService) -> ScaledBy:
         if service.spec.external_replicas is not None:
@@ -294,7 +298,7 @@ def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
     fresh = seen.now_s - state.columns_at_s < COLUMNS_S
     if fleet is not None and fleet.slo == slo and fresh and names == _names(state.speeds):
         return fleet
-    state.speeds = speeds(seen.service, seen.pools, seen.profiles, slo)
+    state.speeds = speeds(seen.service, seen.pools, seen.profiles, slo, seen.made_by)
     columns = columns_of(seen, state.speeds, state.sizes, slo, _blocked(state, seen), state.trust.factor)
     settings = settings_of(seen)
     limits = limits_of(seen, columns, state.target or {}, _blocked(state, seen))
@@ -441,6 +445,8 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         message = "scaling.maxCostPerHour limits nothing: not every pool has a pricePerHour."
     if not message and state.speeds.refused:
         message = "Not chosen yet: " + "; ".join(sorted(set(state.speeds.refused.values()))) + "."
+    if not message and state.speeds.predicted:
+        message = " ".join(sorted(set(state.speeds.predicted.values())))
     if state.trust.factor < 1:
         believed = f"Replicas count for {100 * state.trust.factor:.0f} % of their computed rate: answers were late below it."
         message = f"{believed} {message}".rstrip()
@@ -453,6 +459,8 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         rooms.each,
         shares=rooms.shares,
         held=state.held,
+        modes=dict(state.speeds.modes),
+        predicted=frozenset(state.speeds.predicted),
     )
 
 

@@ -2,8 +2,9 @@
 
 The service's own measurements come first (`status.measured`): they are of its own image and decide nothing for others.
 For a type that it has not measured, the PerformanceProfile of its class counts, filled by other services, if this
-service runs the platform's engine as they did. Where its replicas on one type run in several engine modes (while they
-are replaced, or in pools that differ in memory) the slowest counts, of a profile the usual one.
+service runs the platform's engine as they did. A speed counts in the engine mode that a replica would have in the pool; where it
+was not measured and the model's dimensions are known, it is predicted by what was (`autoscale/predicted.py`). Where they are not
+known, no mode can be told, and the slowest of the modes that its replicas run in on that type counts, of a profile the usual one.
 
 A model is refused that no engine can have: coefficients that are negative or not a number, fitted to few steps, or with
 an error too large to tell whether the target is kept.
@@ -12,15 +13,18 @@ an error too large to tell whether the target is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from operator import itemgetter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.model_service import ServiceLevel
 from busbar.kube.types.performance_profile import StepModel as Reported
 from busbar.kube.types.service_status import MeasuredReplica
 from busbar.operator.profiles.serving_speeds import is_ours
+from busbar.operator.profiles.table import Workload
+from busbar.operator.serving.engine_mode import Fit, engine_fit
+from busbar.scheduler.autoscale.predicted import predicted
 from busbar.scheduler.autoscale.step_model import Slo, StepModel
 from busbar.scheduler.errors import ServingModelError
 
@@ -31,15 +35,21 @@ MOST_ERROR = 0.5
 MOST_SECONDS = 60.0
 """No coefficient is larger: a step for one more token takes no minute."""
 RESIDENT = "resident"
+Known = dict[tuple[str, int, str], tuple[Reported, int | None]]
+"""Reported step models and the tokens that fit, by type, accelerators of a replica and engine mode."""
 
 
 @dataclass(frozen=True)
 class Speeds:
     """What is known of a service's replicas, by pool."""
 
-    models: Mapping[str, StepModel]
-    refused: Mapping[str, str]
+    models: dict[str, StepModel]
+    refused: dict[str, str]
     """Why a pool that the service may use has no model."""
+    modes: dict[str, str] = field(default_factory=dict)
+    """Engine modes, where they are chosen."""
+    predicted: dict[str, str] = field(default_factory=dict)
+    """What a model is predicted by that was not measured, as a sentence."""
 
 
 def slo_of(level: ServiceLevel | None) -> Slo | None:
@@ -54,25 +64,68 @@ def speeds(
     pools: Iterable[AcceleratorPool],
     profiles: Iterable[PerformanceProfile],
     slo: Slo,
+    made_by: Workload | None = None,
 ) -> Speeds:
-    """The step models for the pools that the service may use."""
+    """The step models for the pools that the service may use, in the engine mode that a replica would have there.
+
+    Args:
+        made_by: what is known of the model; None: nothing, so no mode is chosen and no speed is predicted.
+    """
+    pools = tuple(pools)
     lines = list((service.status.measured if service.status is not None else None) or ())
     shared = _shared(lines, profiles) if is_ours(service) else {}
-    count = service.spec.shape.accelerators_per_pod
-    models: dict[str, StepModel] = {}
-    refused: dict[str, str] = {}
+    slowest_last = sorted(lines, key=lambda line: line.step_model.seconds_per_step)
+    own = {(m.accelerator, m.accelerators, m.mode): (m.step_model, m.kv_tokens) for m in slowest_last}
+    known, count = shared | own, service.spec.shape.accelerators_per_pod
+    fits = {pool.metadata.name: engine_fit(service, made_by, pool) for pool in pools}
+    places = [(p.spec.accelerator, fit) for p in pools if (fit := fits[p.metadata.name]) is not None]
+    made = Speeds({}, {}, {name: fit.choice.mode for name, fit in fits.items() if fit is not None}, {})
     for pool in pools:
-        name, kind = pool.metadata.name, pool.spec.accelerator
-        own = [(m.step_model, m.kv_tokens) for m in lines if (m.accelerator, m.accelerators) == (kind, count)]
-        found = max(own, key=_step_s) if own else shared.get((kind, count))
-        if found is None:
-            refused[name] = f"no replica has measured its speed on {kind} yet"
-            continue
+        name, kind, fit = pool.metadata.name, pool.spec.accelerator, fits[pool.metadata.name]
+        found = (
+            known.get((kind, count, fit.choice.mode))
+            if fit is not None
+            else _slowest(own, kind, count)
+            or shared.get((kind, count, RESIDENT))
+            or _slowest(shared, kind, count)
+        )
         try:
-            models[name] = usable(kind, *found, slo)
+            if fit is not None and not fit.choice.fits:
+                raise ServingModelError(f"on {kind}: {fit.choice.reason.rstrip('.')}")
+            if found is not None:
+                made.models[name] = usable(kind, *found, slo)
+            else:
+                made.models[name], made.predicted[name] = _predicted(fit, places, known, count, kind, slo)
         except ServingModelError as error:
-            refused[name] = str(error)
-    return Speeds(models, refused)
+            made.refused[name] = str(error)
+    return made
+
+
+def _predicted(
+    fit: Fit | None, fits: Iterable[tuple[str, Fit]], known: Known, count: int, kind: str, slo: Slo
+) -> tuple[StepModel, str]:
+    """A step model by what replicas of this class have measured on other types or in other modes, and a sentence that says so.
+
+    Raises:
+        ServingModelError: the model's dimensions are not known, or nothing usable was measured.
+    """
+    nothing = f"no replica has measured its speed on {kind} yet"
+    if fit is None:
+        raise ServingModelError(nothing)
+    measured = []
+    for (other, accelerators, mode), found in sorted(known.items(), key=lambda item: item[0]):
+        place = next((at.place for name, at in fits if name == other), None)
+        if place is None or accelerators != count:
+            continue
+        with suppress(ServingModelError):
+            measured.append((replace(place, mode=mode), usable(other, *found, slo)))
+    try:
+        model = predicted(fit.model, fit.serving, fit.place, measured)
+    except ServingModelError:
+        raise ServingModelError(nothing) from None
+    sources = sorted({f"{at.device.name} ({at.mode})" for at, _ in measured})
+    why = f" {fit.choice.reason}" if fit.choice.reason else ""
+    return model, f"The speed on {kind} ({fit.choice.mode}) is predicted by {', '.join(sources)}.{why}"
 
 
 def usable(kind: str, reported: Reported, kv_tokens: int | None, slo: Slo) -> StepModel:
@@ -104,21 +157,19 @@ def usable(kind: str, reported: Reported, kv_tokens: int | None, slo: Slo) -> St
     return model
 
 
-def _shared(
-    lines: Iterable[MeasuredReplica], profiles: Iterable[PerformanceProfile]
-) -> dict[tuple[str, int], tuple[Reported, int | None]]:
-    """The cells of the profiles of the service's class, by type and accelerators of a replica."""
+def _shared(lines: Iterable[MeasuredReplica], profiles: Iterable[PerformanceProfile]) -> Known:
+    """The cells of the profiles of the service's class."""
     classes = {line.workload_class for line in lines}
-    cells = [
-        (cell.mode == RESIDENT, (cell.accelerator, cell.accelerators), (cell.step_model, cell.kv_tokens))
+    return {
+        (cell.accelerator, cell.accelerators, cell.mode): (cell.step_model, cell.kv_tokens)
         for profile in sorted(profiles, key=lambda p: p.metadata.name, reverse=True)
         if profile.spec.workload_class in classes and profile.status is not None
         for cell in profile.status.cells or ()
         if cell.step_model is not None and cell.power_cap_percent == 100
-    ]
-    return {place: known for _, place, known in sorted(cells, key=itemgetter(0))}
+    }
 
 
-def _step_s(known: tuple[Reported, int | None]) -> float:
-    """Of a step without anything in it, in which engine modes differ most."""
-    return known[0].seconds_per_step
+def _slowest(known: Known, kind: str, accelerators: int) -> tuple[Reported, int | None] | None:
+    """Of all modes, by a step without anything in it, in which modes differ most."""
+    found = [each for (name, count, _), each in known.items() if (name, count) == (kind, accelerators)]
+    return max(found, key=lambda each: each[0].seconds_per_step, default=None)

@@ -47,6 +47,8 @@ def pool_rows(
                     plan.rates.get(name) if plan is not None else None,
                     old[name].requests_per_second if name in old else None,
                 ),
+                mode=plan.modes.get(name) if plan is not None else None,
+                predicted=True if plan is not None and name in plan.predicted else None,
             )
         )
     return rows

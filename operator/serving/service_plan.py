@@ -51,7 +51,7 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
         return refused(asked, "Which target? spec.slo has not both times; give both in the question.")
     if not sizes.known:
         return refused(asked, "No request was answered lately, so the sizes of requests are not known.")
-    known = speeds(seen.service, seen.pools, seen.profiles, slo)
+    known = speeds(seen.service, seen.pools, seen.profiles, slo, seen.made_by)
     shares = sizes.shares
     load = [asked.rate * share for share in shares]
     try:
@@ -151,7 +151,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """What is not known, and what would stop the service from having the mix."""
     spec, count = seen.service.spec, sum(mix.replicas.values())
-    found = [_sentence(why) for why in sorted(set(known.refused.values()))]
+    found = [_sentence(why) for why in sorted({*known.refused.values(), *known.predicted.values()})]
     found += [f"The capacity of pool {name} is not known yet." for name in _unknown_stock(seen.pools)]
     if not in_money:
         found.append(
