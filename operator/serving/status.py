@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from busbar.kube.types import ServicePhase
 from busbar.kube.types.meta import LABEL_JOB, LABEL_KIND
@@ -95,8 +96,8 @@ def _entry(view: ServiceView, alive: list[Pod], desired: int, why: Change) -> Sc
     if old.desired_replicas is None:
         return None
     if not is_scaling(old, desired):
-        last = (history[-1].cause, history[-1].desired) if history else None
-        if held is None or not desired or last == (held.cause, desired):
+        same = takewhile(lambda entry: entry.desired == desired, reversed(history))
+        if held is None or not desired or held.cause in {entry.cause for entry in same}:
             return None
         why = held
     return ScalingDecision(

@@ -84,6 +84,8 @@ def test_what_holds_replicas_back_is_one_line_of_the_history_until_it_is_somethi
     assert [e.cause for e in held(wanting([first]), ScalingCause.POWER, {"l4": 2})] == [
         ScalingCause.QUOTA, ScalingCause.POWER
     ]  # fmt: skip
+    both = held(wanting([first]), ScalingCause.POWER, {"l4": 2})
+    assert held(wanting(both), ScalingCause.QUOTA, {"l4": 2}) == both, "limits that take turns are told once"
 
 
 def test_a_change_has_the_pools_before_and_after_it() -> None:
