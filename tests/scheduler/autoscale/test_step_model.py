@@ -167,3 +167,37 @@ def test_the_time_per_token_counts_the_request_itself_and_is_that_of_a_simulated
     assert token_s(model, bucket, rate) == pytest.approx(seen, rel=error)
     assert token_s(model, bucket, 1e-9) == pytest.approx(model.decode_s(1, 384 + 12), rel=1e-6)
     assert token_s(model, bucket, 1e9) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("rate", "prompt", "output", "error"),
+    [
+        (2.0, 128, 64, 0.05),
+        (4.0, 128, 64, 0.08),
+        (1.0, 512, 32, 0.06),
+        (2.0, 512, 32, 0.15),
+        (0.5, 1500, 64, 0.12),
+    ],
+)
+def test_prompts_that_come_before_the_first_token_delay_the_others_in_an_engine_that_does_not_hold_back_prompts(
+    rate: float, prompt: int, output: int, error: float
+) -> None:
+    """With steps as a vLLM had on a CPU: prompts are processed whole. Without them the fourth row is 28 % too low."""
+    model, slo = StepModel("cpu", 0.012, 0.0008, 1.6e-6, 4e-4, 0.0, 1e6), Slo(60.0, 60.0)
+    rng, now, replica, sent = random.Random(2), 0.0, Replica.of(model, slo, 0.0), []
+    for _ in range(1500):
+        now += rng.expovariate(rate)
+        sent.append(Request(now, prompt, output))
+        replica.take(sent[-1], now)
+    replica.advance(1e12)
+    seen = sum((one.end_s - one.first_token_s) / (output - 1) for one in sent) / len(sent)
+    assert token_s(model, Bucket(prompt, output), rate) == pytest.approx(seen, rel=error)
+
+
+@pytest.mark.parametrize("bucket", [Bucket(128, 64), Bucket(512, 32), Bucket(1500, 64)])
+@pytest.mark.parametrize("tpot_s", [0.03, 0.04, 0.06])
+def test_at_the_highest_rate_the_mean_time_per_token_is_within_the_target(
+    bucket: Bucket, tpot_s: float
+) -> None:
+    model, slo = StepModel("cpu", 0.012, 0.0008, 1.6e-6, 4e-4, 0.0, 1e6), Slo(60.0, tpot_s)
+    assert 0 < token_s(model, bucket, max_rate(model, bucket, slo)) < tpot_s
