@@ -135,6 +135,10 @@ class SnapshotBuilder:
             self._feeds_changed = self._feeds_changed or _feed(old) != _feed(obj)
         else:
             self._feeds_changed = self._feeds_changed or kind == POOL
+            if kind == POOL and _terms(kind, old) != _terms(
+                kind, obj
+            ):  # it decides in which pools a model fits
+                self._stale.update(Item(SERVICE, name) for names in self._serving.values() for name in names)
             self._changed.add(kind)
             self._unlearned = self._unlearned or _terms(kind, old) != _terms(kind, obj)
 
@@ -373,7 +377,8 @@ class SnapshotBuilder:
         if item.kind == SERVICE:
             name = obj.spec.model.training_job
             served = self._objects[JOB].get(Key(item.key.namespace, name)) if name else None
-            return serving.claims(obj, owned, (served,) if served is not None else (), tenant, now, budget)
+            jobs, pools = (served,) if served is not None else (), self._objects[POOL].values()
+            return serving.claims(obj, owned, jobs, tenant, now, budget, pools)
         found = training.claim(obj, owned, tenant, now, budget)
         if (until := training.until(obj, now)) is not None:
             heapq.heappush(self._timed, (until, item))

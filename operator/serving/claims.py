@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from busbar.kube.types import ModelService, TrainingJob
+from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
+from busbar.operator.profiles.table import Workload
+from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.replicas import is_pinned, place_of, startable, wanted_indexes, wanted_places
 from busbar.operator.serving.view import model_uri
 from busbar.operator.watch.projections import Pod, Sleep
@@ -24,6 +26,7 @@ def claims(
     tenant: str,
     now: datetime,
     budget: Hold = FREE,
+    pools: Iterable[AcceleratorPool] = (),
 ) -> list[Claim]:
     """One job per replica that exists or is wanted.
 
@@ -31,6 +34,7 @@ def claims(
         pods: those that the object owns.
         jobs: those whose output the service may serve.
         budget: what its tenant's budgets do to it; the least number of replicas is started unless they stop what runs.
+        pools: those that there are; a replica is not placed where its model is known to fit in no engine mode.
     """
     found: list[Claim] = []
     for pod in pods:
@@ -45,20 +49,31 @@ def claims(
         job = replace(replica(service, pod.rank, tenant, now), run=run)
         # What sleeps serves nobody: any job that waits may have its place.
         found.append(Claim(replace(job, yields=pod.sleep is Sleep.ASLEEP), frozenset({pod.uid})))
-    if service.metadata.deletion_timestamp is None and model_uri(service, jobs).uri:
+    model = model_uri(service, jobs)
+    if service.metadata.deletion_timestamp is None and model.uri:
         held = {p.rank for p in pods}
         wanted = [i for i in wanted_indexes(service, pods) if i not in held]
         if budget.why:
             wanted = wanted[: startable(service, pods, budget)]
         places, pinned = wanted_places(service, pods), is_pinned(service)
+        fitting = _fitting(service, model.made_by, pools)
         for order, index in enumerate(wanted):
-            job = replica(service, index, tenant, now)
+            job = replace(replica(service, index, tenant, now), pools=fitting)
             if order < len(places) and pinned:
                 job = replace(job, pools=(places[order].pool,))
             elif order < len(places):
                 job = replace(job, accelerators=(places[order].accelerator or "",))
             found.append(Claim(job))
     return found
+
+
+def _fitting(
+    service: ModelService, made_by: Workload | None, pools: Iterable[AcceleratorPool]
+) -> tuple[str, ...]:
+    """The pools in which the model fits in some engine mode; empty: any may do, or none is known to."""
+    modes = {pool.metadata.name: engine_mode(service, made_by, pool) for pool in pools}
+    found = sorted(name for name, choice in modes.items() if choice is None or choice.fits)
+    return tuple(found) if len(found) < len(modes) else ()
 
 
 def replica(service: ModelService, index: int, tenant: str, now: datetime) -> Job:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.operator.builders import job, pool
+from tests.operator.builders import NOW, job, pool, service
 from tests.operator.serving.test_fleets import STEP, World, windows
 from tests.operator.serving.test_reconcile import BIG
 
 from busbar.kube.contracts.demand import ServiceDemand
+from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool
 from busbar.operator.profiles.table import workload
+from busbar.operator.scheduling.builder import SnapshotBuilder
+from busbar.operator.serving.claims import claims
 from busbar.operator.serving.replica_speed import Speeds, speeds
 from busbar.operator.serving.scaling_status import pool_rows
 from busbar.scheduler.autoscale.step_model import Slo
@@ -87,3 +90,34 @@ def test_the_mix_takes_a_cheaper_type_in_the_mode_that_fits_there_and_the_status
     [row] = pool_rows(world.service, (), {"small": SMALL}, plan, 1)
     assert (row.pool, row.mode, row.predicted) == ("small", "int8", True)
     assert "is predicted by A100 (resident)" in plan.message
+
+
+def test_a_replica_is_not_placed_where_its_model_fits_in_no_mode() -> None:
+    trained = job("big", engine=BIG, status={"phase": "Succeeded"})
+    of = service(model={"trainingJob": "big"}, status={"desiredReplicas": 1})
+
+    def asked(*pools: AcceleratorPool) -> list[tuple[str, ...]]:
+        return [claim.job.pools for claim in claims(of, (), (trained,), "team", NOW, pools=pools)]
+
+    assert asked(LARGE, SMALL, TINY) == [("large", "small")]
+    assert asked(LARGE, SMALL) == [()], "any will do"
+    assert asked(TINY) == [()], "the engine says what it lacks"
+    of = service(model={"trainingJob": "big"}, status={"desiredReplicas": 1}, args=["--weights=stream"])
+    assert asked(LARGE, SMALL, TINY) == [()], "who chooses the weights knows where they fit"
+
+
+def test_another_memory_of_a_pool_makes_the_claims_of_services_anew() -> None:
+    builder = SnapshotBuilder()
+    trained = job("big", engine=BIG, status={"phase": "Succeeded"})
+    of = service(model={"trainingJob": "big"}, status={"desiredReplicas": 1})
+    builder.put("TrainingJob", Key("team", "big"), trained)
+    builder.put("ModelService", Key("team", "web"), of)
+    for made in (LARGE, TINY):
+        builder.put("AcceleratorPool", Key("", made.metadata.name), made)
+    before = builder.snapshot(NOW, full=True)
+    assert [one.pools for one in before.jobs if one.name == "web-0"] == [("large",)]
+    larger = gpu("tiny", "T4", 16, 0.1)
+    larger = larger.model_copy(update={"metadata": larger.metadata.model_copy(update={"generation": 2})})
+    builder.put("AcceleratorPool", Key("", "tiny"), larger)
+    after = builder.snapshot(NOW, full=False)
+    assert [one.pools for one in after.jobs if one.name == "web-0"] == [()]
