@@ -145,9 +145,7 @@ class ModelServer:
             ProbeRefused: the answer is no exposition of a vLLM.
         """
         found = Exposition.parsed(answer)
-        if self.last is not None:
-            self._learn(*self.last, at_s, found)
-        self.last = (at_s, found)
+        self.saw(found, at_s)
         blocks = found.cache_tokens // found.block_tokens if found.block_tokens else 0
         told = f"{self.owner_uid}/{self.served}"
         return ServingStatus(
@@ -171,6 +169,12 @@ class ModelServer:
             ),
         )
 
+    def saw(self, found: Exposition, at_s: float) -> None:
+        """Learns from what one answer says."""
+        if self.last is not None:
+            self._learn(*self.last, at_s, found)
+        self.last = (at_s, found)
+
     def _learn(self, before_s: float, before: Exposition, now_s: float, now: Exposition) -> None:
         steps, generated = now.steps - before.steps, now.generated - before.generated
         computed, gaps = now.computed - before.computed, now.gaps - before.gaps
@@ -181,7 +185,8 @@ class ModelServer:
         if not FILLED[0] <= steps * gaps_s / gaps / seconds <= FILLED[1]:
             return
         context = (before.context_tokens + now.context_tokens) / 2
-        self.speed.record(generated, steps * context, computed, seconds, steps=steps)
+        # The first token of a stream comes with its prompt: a sequence that decodes has a gap in each step.
+        self.speed.record(gaps, steps * context, computed, seconds, steps=steps)
 
 
 def _samples(answer: bytes) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -9,6 +9,9 @@ the mean of several steps: the model is linear, so the mean content of steps tak
 No work takes negative time, but noise can make a fitted coefficient negative where steps hardly differ in it. What is
 reported is the best fit without negative coefficients: those that are held at zero change the others by their
 covariance with them.
+
+A row of n steps weighs n² / `ROW_STEPS`². Its error is that of its ends, where a step has begun and is not counted: the same
+number of seconds however many steps there are, and so 1/n of it in their mean.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from math import sqrt
 
 FORGETTING = 0.999
 FEATURES = 4
+ROW_STEPS = 30
+"""A row of so many steps weighs as much as one step that was measured by itself."""
 TRUSTED_STEPS = 64
 """Steps the model must have seen before anything is decided by it."""
 
@@ -34,11 +39,20 @@ class OnlineStepModel:
     )
     steps: int = 0
     squared_error: float = 0.0
+    settled: float = 0.0
+    """Weights of the rows that the error is of."""
 
-    def learn(self, decoding: float, context_tokens: float, prompt_tokens: float, seconds: float) -> None:
+    def learn(
+        self,
+        decoding: float,
+        context_tokens: float,
+        prompt_tokens: float,
+        seconds: float,
+        weight: float = 1.0,
+    ) -> None:
         x = (1.0, decoding, context_tokens / 1000.0, prompt_tokens)
         px = [sum(p * v for p, v in zip(row, x, strict=True)) for row in self.covariance]
-        scale = FORGETTING + sum(v * p for v, p in zip(x, px, strict=True))
+        scale = FORGETTING / weight + sum(v * p for v, p in zip(x, px, strict=True))
         error = seconds - self.predict(decoding, context_tokens, prompt_tokens)
         self.theta = [t + p / scale * error for t, p in zip(self.theta, px, strict=True)]
         self.covariance = [
@@ -46,10 +60,10 @@ class OnlineStepModel:
             for i, row in enumerate(self.covariance)
         ]
         self.steps += 1
-        settled = self.steps - 2 * FEATURES
-        if settled > 0:  # the first errors are those of knowing nothing
-            weight = max(1.0 / settled, 1 - FORGETTING)
-            self.squared_error += weight * (error * error - self.squared_error)
+        if self.steps > 2 * FEATURES:  # the first errors are those of knowing nothing
+            self.settled += weight
+            part = max(weight / self.settled, min(1.0, weight * (1 - FORGETTING)))
+            self.squared_error += part * (error * error - self.squared_error)
 
     def predict(self, decoding: float, context_tokens: float, prompt_tokens: float) -> float:
         x = (1.0, decoding, context_tokens / 1000.0, prompt_tokens)
@@ -124,7 +138,8 @@ class Speed:
     ) -> None:
         """One step, or the totals of several. Where prompt tokens are more than those decoded, it counts as prefill;
         `wrong` of those decoded were guesses that gave no token."""
-        self.model.learn(decoding / steps, context_tokens / steps, prompt_tokens / steps, seconds / steps)
+        each = (decoding / steps, context_tokens / steps, prompt_tokens / steps, seconds / steps)
+        self.model.learn(*each, weight=(steps / ROW_STEPS) ** 2 if steps > 1 else 1.0)
         if prompt_tokens > decoding:
             self.prefill_tokens += prompt_tokens + decoding - wrong
             self.prefill_s += seconds

@@ -74,3 +74,30 @@ def test_tokens_per_second_are_counted_by_kind_of_step() -> None:
     report = speed.report()
     assert report["prefillTokensPerSecond"] == 100.0
     assert report["decodeTokensPerSecond"] == 10.0
+
+
+def test_a_row_of_twice_the_weight_counts_like_two_rows() -> None:
+    rng = random.Random(3)
+    heavy, twice = OnlineStepModel(), OnlineStepModel()
+    for _ in range(60):
+        batch, prompt = rng.randrange(1, 16), rng.choice([0, 64, 512])
+        seconds = 0.01 + 0.001 * batch + 0.0004 * prompt + rng.gauss(0, 0.003)
+        heavy.learn(batch, 100 * batch, prompt, seconds, weight=2.0)
+        for _ in range(2):
+            twice.learn(batch, 100 * batch, prompt, seconds)
+    assert heavy.predict(4, 400, 64) == pytest.approx(twice.predict(4, 400, 64), rel=0.02)
+    assert heavy.predict(4, 400, 512) == pytest.approx(twice.predict(4, 400, 512), rel=0.02)
+
+
+def test_means_of_many_steps_weigh_more_than_those_of_few_whose_ends_err_more() -> None:
+    """Each row's seconds err by a part of a step, whatever their number."""
+    rng = random.Random(5)
+    found = Speed()
+    for _ in range(400):
+        steps, batch, prompt = rng.choice([6, 100]), rng.randrange(1, 12), rng.choice([0, 20, 60])
+        seconds = steps * (0.012 + 0.0008 * batch + 0.0004 * prompt) + rng.uniform(-0.1, 0.1)
+        found.record(steps * batch, steps * 300 * batch, steps * prompt, seconds, steps=steps)
+    a, b, c, d = found.model.nonnegative
+    assert a == pytest.approx(0.012, rel=0.05)
+    assert b + 0.3 * c == pytest.approx(0.0008, rel=0.05)
+    assert d == pytest.approx(0.0004, rel=0.02)
