@@ -31,6 +31,7 @@ from busbar.kube.resources import MODEL_SERVICES, SECRETS, TRAINING_JOBS, Resour
 from busbar.kube.types import TrainingJob
 from busbar.operator import steady_clock
 from busbar.operator.accounting.allocations import PoolRemarks
+from busbar.operator.energy.keeper import CheckpointKeeper
 from busbar.operator.errors import TakenOver
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
@@ -135,6 +136,7 @@ class Operator:
             self.metrics,
         )
         self.handlers.power.lessor.left_s = self.fence.left_s
+        self.checkpoints = CheckpointKeeper(self._plain, self.client, self.handlers.energy, settings)
         self.meters = Meters(
             lambda: list(self.caches.power_domains.items.values()),
             self._meter_secret,
@@ -198,6 +200,7 @@ class Operator:
                 await self._list_all(*self.caches.ours)
                 for informer in self.caches.informers:
                     await informer.synced.wait()
+                await self.checkpoints.load()
                 self.synced = True
                 counts = {"jobs": len(self.caches.jobs.items), "pods": len(self.caches.pods.items)}
                 log.info("synced", extra=counts)
@@ -212,6 +215,7 @@ class Operator:
                     ("prober", self.prober.run()),
                     ("forecasts", self.forecaster.run()),
                     ("power", self.handlers.power.run()),
+                    ("checkpoints", self.checkpoints.run()),
                     ("meters", self.meters.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),

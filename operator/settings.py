@@ -127,6 +127,7 @@ class Settings:
     # whether nodes whose boards are not limited as their domain says get a taint; the chart gives the right to it
     power_taint_nodes: bool = False
     power_meter_s: Positive = 30.0  # between two looks at the meters of feeds
+    energy_checkpoint_s: Positive = 30.0  # of the energy ledger, in one object; two missed are a minute
     power_status_s: Positive = 10.0  # the numbers in a PowerDomain's status are written at most this often
 
     orphan_grace_s: float = 30.0  # time that the garbage collector has to delete a pod whose owner is gone

@@ -4,6 +4,9 @@ A status has the total of an object, whoever wrote it last; this process knows w
 that is sent is remembered with what was counted by then. Whichever total the status has at the next look, the joules
 that it lacks are known: a write that failed is repeated, one whose answer was lost is not added again, and a total that
 somebody else has set (a restored backup) is what the following joules are added to.
+
+An account that goes on from a checkpoint (`checkpoint.py`) is counted from the checkpoint's total, whatever the status
+says: the process before this one has written the difference from joules that are counted again now.
 """
 
 from __future__ import annotations
@@ -24,6 +27,19 @@ class _Account:
     """What was counted when the newest was sent."""
     offered: tuple[float, float] = (-1.0, 0.0)
     """The last total that was asked for, and what was counted then."""
+    cut_j: float | None = None
+    """The checkpoint's total, until a total of this process was sent."""
+
+    def base_j(self, told: float) -> float:
+        """What was counted, of all that is counted here, when the status got this total."""
+        known = self.sent.get(told)
+        if known is not None:
+            return known
+        return self.newest_j if self.cut_j is None else told - self.cut_j
+
+    def total(self, told: float) -> float:
+        """Less than `told` while the process before this one had counted more than this one has until now."""
+        return round(told + self.counted_j - self.base_j(told), 3)
 
 
 class Accounts:
@@ -41,11 +57,25 @@ class Accounts:
         account = self._accounts.get(uid)
         if account is None:
             return told
-        base_j = account.sent.pop(told or 0.0, account.newest_j)
-        account.sent[told or 0.0] = base_j  # last, so that it is not dropped
-        total = round((told or 0.0) + account.counted_j - base_j, 3)
+        told = told or 0.0
+        base_j = account.base_j(told)
+        account.sent.pop(told, None)
+        account.sent[told] = base_j  # last, so that it is not dropped
+        total = max(told, account.total(told))
         account.offered = total, account.counted_j
         return total
+
+    def peek(self, uid: str, told: float | None) -> float | None:
+        """What to go on from after a checkpoint: the same, but less than the status has where that is ahead."""
+        account = self._accounts.get(uid)
+        return told if account is None else account.total(told or 0.0)
+
+    def resume(self, uid: str, total: float) -> None:
+        """Goes on from a checkpoint's total; nothing must have been counted yet."""
+        self._accounts[uid] = _Account(cut_j=total)
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._accounts
 
     def sent(self, uid: str, total: float | None) -> None:
         """To be told before a status is sent with the total that was asked for last; another one changes nothing."""
@@ -53,6 +83,7 @@ class Accounts:
         if account is None or account.offered[0] != total:
             return
         account.newest_j = account.sent[total] = account.offered[1]
+        account.cut_j = None
         while len(account.sent) > REMEMBERED:
             del account.sent[next(iter(account.sent))]
 

@@ -3,6 +3,9 @@
 What counts are the devices that pods request from the node's pool: the kubelet gives a board to one pod only, from
 when the pod is bound until it has ended. Of slices (MIG) and shared boards it is the part of the node's devices.
 Pods that request none pay for nothing there. On nodes of a CPU pool cores count in their place, for the host alone.
+
+Of a time that has passed without an operator (`over`), a pod holds its part from its start to its end. A pod that is
+gone meanwhile is not known any more: its part is nobody's.
 """
 
 from __future__ import annotations
@@ -38,8 +41,7 @@ class Holders:
             nodes: those that are metered, by name.
             tenant_of: tenants by namespace.
         """
-        if pools != self._pools:
-            self._pools, self._resources = pools, {}
+        self._use(pools)
         found: dict[str, list[Holder]] = {}
         for pod in pods:
             node = nodes.get(pod.node)
@@ -49,6 +51,35 @@ class Holders:
             if host > 0:
                 found.setdefault(node.name, []).append(Holder(_owner(pod, tenant_of), boards, host))
         return found
+
+    def over(
+        self,
+        nodes: Mapping[str, tuple[Node, float, float]],
+        pods: Iterable[Pod],
+        pools: tuple[AcceleratorPool, ...],
+        tenant_of: Mapping[str, str],
+    ) -> dict[str, list[Holder]]:
+        """The same for a time: the parts are the mean of it.
+
+        Args:
+            nodes: with the time's beginning and end, in seconds since 1970.
+        """
+        self._use(pools)
+        found: dict[str, list[Holder]] = {}
+        for pod in pods:
+            if pod.node not in nodes:
+                continue
+            node, begin_s, end_s = nodes[pod.node]
+            boards, host = _parts(pod, node, self._resource(node))
+            part = _part_of(pod, begin_s, end_s)
+            if host * part > 0:
+                holder = Holder(_owner(pod, tenant_of), boards * part, host * part)
+                found.setdefault(node.name, []).append(holder)
+        return found
+
+    def _use(self, pools: tuple[AcceleratorPool, ...]) -> None:
+        if pools != self._pools:
+            self._pools, self._resources = pools, {}
 
     def _resource(self, node: Node) -> str:
         known = self._resources.get(node.name)
@@ -65,6 +96,18 @@ def _parts(pod: Pod, node: Node, resource: str) -> tuple[float, float]:
     devices = node.device(resource)
     part = pod.requests.device(resource) / devices if devices else 0.0
     return part, part
+
+
+def _part_of(pod: Pod, begin_s: float, end_s: float) -> float:
+    """The part of a time in which the pod held what it requests."""
+    since = pod.started_at if not pod.restarts else None  # a container that was started again says when
+    since = since or pod.created_at
+    until = pod.exit.finished_at if pod.exit is not None else None
+    if pod.ended and until is None:
+        return 0.0
+    first_s = max(begin_s, since.timestamp()) if since is not None else begin_s
+    last_s = min(end_s, until.timestamp()) if pod.ended and until is not None else end_s
+    return max(0.0, last_s - first_s) / (end_s - begin_s) if end_s > begin_s else 1.0
 
 
 def _owner(pod: Pod, tenant_of: Mapping[str, str]) -> Owner:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from busbar.operator.power.readings import CLOCK_SLACK_S, Metered, Reading
 
@@ -50,6 +50,18 @@ class Step:
     drawn: tuple[Drawn, ...] = ()
     late: tuple[Drawn, ...] = ()
     """Of a silence that was too long: who held the meters is not known."""
+
+
+def rebased(last: Metering, reading: Reading) -> Metering:
+    """What another process has counted, by this reading's clock.
+
+    Where the agent's clock has run on since, it says how long ago that was; a time of day may have been set.
+    """
+    before = last.reading
+    if before.epoch != reading.epoch or reading.clock_s <= before.clock_s:
+        return last
+    later_s = reading.at_s - (reading.clock_s - before.clock_s) - before.at_s
+    return replace(last, reading=replace(before, at_s=before.at_s + later_s), until_s=last.until_s + later_s)
 
 
 def step(last: Metering | None, reading: Reading, now_s: float, fresh_s: float) -> Step:

@@ -22,6 +22,7 @@ from busbar.kube.contracts.power import PORT
 from busbar.operator import settings as operator_settings
 from busbar.operator.agent import settings as agent_settings
 from busbar.operator.agent.signing import Signer, Verifier
+from busbar.operator.energy import keeper
 from busbar.operator.power.gatherer import AGENT_OWNER
 
 pytestmark = pytest.mark.apiserver
@@ -74,6 +75,17 @@ def test_only_the_operator_has_the_key_that_signs_leases(tmp_path_factory: pytes
         (folder / name).write_bytes(key)
         given[name] = str(folder / name)
     assert operator_settings.load(given).power_lease_key.startswith(b"-----BEGIN PRIVATE KEY-----")
+
+
+@pytest.mark.parametrize("value", ["power.agent.enabled=true", "power.simulatedNodes={a}", ""])
+def test_the_operator_may_keep_its_checkpoint_of_energy_where_there_are_agents_and_no_other_configmap(
+    value: str,
+) -> None:
+    chart = ("template", "busbar", str(CHARTS / "busbar"), "-n", "busbar-system")
+    command = helm.__wrapped__(*chart, *(("--set", value) if value else ()))
+    rules = find(documents(command.stdout), "Role", "busbar-operator")["rules"]
+    given = [(r.get("resourceNames"), r["verbs"]) for r in rules if "configmaps" in r["resources"]]
+    assert given == ([([keeper.NAME], ["get", "update"]), (None, ["create"])] if value else [])
 
 
 def test_the_operator_may_patch_nodes_only_with_the_policy_that_confines_it(tmp_path: Path) -> None:

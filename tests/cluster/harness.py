@@ -93,8 +93,12 @@ def clear(server: ApiServer) -> None:
         "/apis/busbar.dev/v1alpha1/powerdomains",
         "/api/v1/nodes",
         *(
-            f"/apis/coordination.k8s.io/v1/namespaces/{home}/leases/busbar-operator"
+            path
             for home in ("default", SYSTEM)
+            for path in (
+                f"/apis/coordination.k8s.io/v1/namespaces/{home}/leases/busbar-operator",
+                f"/api/v1/namespaces/{home}/configmaps/busbar-energy",
+            )
         ),
     ):
         server.admin.request("DELETE", path, background)

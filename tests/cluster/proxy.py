@@ -5,7 +5,8 @@ Lease or a review is numbered from 1. Faults:
 
 * ``kill_at(n, "before" | "after")``: the n-th write is not forwarded, or forwarded and its answer dropped; from then
   on no request of this client is forwarded (what a SIGKILL at that moment looks like from the server), and ``killed``
-  is set, until ``revive()``. ``kill_each("before" | "after")`` does so once for each different write.
+  is set, until ``revive()``. ``kill_each("before" | "after")`` does so once for each different write, and
+  ``kill_next("before" | "after", part)`` at the next write whose path contains ``part``.
 * ``answer(matches, status, …)``: the next matching requests are answered here (409, 410, 429 with Retry-After), until
   ``forgive()``.
 * ``answer_after(matches, status, …)``: the same, but the server has done what was asked.
@@ -87,6 +88,7 @@ class FaultProxy:
     delay_s: float = 0.0
     _kill: tuple[int, Literal["before", "after"]] | None = None
     _each: Literal["before", "after"] | None = None
+    _next: tuple[Literal["before", "after"], str] | None = None
     _met: set[tuple[object, ...]] = field(default_factory=set)
     _dead: bool = False
     _faults: list[Fault] = field(default_factory=list)
@@ -126,8 +128,15 @@ class FaultProxy:
         """Kills the client at every write that differs from all before it."""
         self._each = when
 
+    def kill_next(self, when: Literal["before", "after"], part: str) -> None:
+        """Kills the client at its next write whose path contains ``part``."""
+        self._next = (when, part)
+
     def _dies(self, write: Write, when: Literal["before", "after"]) -> bool:
         if self._kill == (write.number, when):
+            return True
+        if self._next is not None and self._next[0] == when and self._next[1] in write.path:
+            self._next = None
             return True
         if self._each != when or write.likeness in self._met:
             return False

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import QUICK, Cluster, gang_job
 from tests.cluster.kubelet import Script
 from tests.cluster.tenancy import becomes
+from tests.cluster.test_operator_kill import Side
 from tests.cluster.test_operator_power import KEY, feed, simulator
 
 from busbar.kube.contracts.power import SIMULATED_LABEL
@@ -114,3 +117,80 @@ def totals_of(part: str, hit: set[str]) -> Callable[[str, str], bool]:
         return found
 
     return matches
+
+
+DEATHS: tuple[tuple[Side, str], ...] = (
+    ("before", "/tenants/"),
+    ("after", "/tenants/"),
+    ("before", "/powerdomains/"),
+    ("after", "/powerdomains/"),
+    ("before", "/configmaps"),
+    ("after", "/configmaps"),
+)
+
+
+async def test_whatever_write_the_operator_dies_at_no_joule_is_lost_and_none_counted_twice(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    """It dies before and after each kind of write that tells of joules, checkpoints among them, and is away for a while.
+    Statuses of jobs are hardly ever written, as with 2,000 of them. At the end the feed has what the meters have counted,
+    and the tenant has the rest of what is nobody's."""
+    settings = replace(
+        QUICK, power_key=KEY, power_status_s=0.3, usage_period_s=600.0, energy_checkpoint_s=0.3
+    )
+    async with Cluster(apiserver, settings=settings, script=lambda pod: Script(run_s=None)) as cluster:
+        node, tenant = f"{cluster.namespace}-node-0", f"tenant-{cluster.namespace}"
+        async with simulator(tmp_path, node) as (url, _):
+            await cluster.client.patch(NODES, node, {"metadata": {"labels": {SIMULATED_LABEL: ""}}})
+            await cluster.create(feed("row", 20_000, pool=cluster.namespace))
+            row = (await cluster.get(POWER_DOMAINS, "row"))["metadata"]["uid"]
+            await cluster.start(power_simulator_url=url)
+            await becomes(lambda: counted(cluster, row), lambda found: found is not None)
+            began = await counted(cluster, row)
+            cluster.proxy.kill_next("before", "/trainingjobs/")
+            await cluster.create(gang_job("work", 1))
+            await died(cluster)
+            cluster.proxy.kill_next("after", "/trainingjobs/")
+            await cluster.start(power_simulator_url=url)
+            await died(cluster)
+            await cluster.start(power_simulator_url=url)
+            for weight, (side, part) in enumerate(DEATHS, 2):
+                await becomes(lambda: counted(cluster, row), lambda found: found is not None)
+                cluster.proxy.kill_next(side, part)
+                await cluster.client.patch(TENANTS, tenant, {"spec": {"weight": weight}})
+                await died(cluster)
+                await cluster.start(power_simulator_url=url)
+            await cluster.client.patch(TRAINING_JOBS, "work", {"spec": {"suspend": True}}, cluster.namespace)
+            await becomes(cluster.pods, lambda pods: pods == {})
+            await becomes(lambda: counted(cluster, row), lambda found: found is not None)
+
+            async def apart() -> float:
+                of = await cluster.status(TENANTS, tenant)
+                told = await cluster.status(POWER_DOMAINS, "row")
+                return abs(float(told["energyJoules"]) - float(told["unassignedJoules"]) - joules(of))
+
+            await becomes(apart, lambda found: bool(found < 0.1))
+            job, of = await cluster.status(TRAINING_JOBS, "work"), await cluster.status(TENANTS, tenant)
+            assert joules(of) - 3 * MOST_W < joules(job) <= joules(of) + 0.1  # the last seconds of its pod
+            assert await counted(cluster, row) == pytest.approx(began, abs=0.5)
+
+
+async def died(cluster: Cluster) -> None:
+    """The operator has died, and has been away for a moment."""
+    await asyncio.wait_for(cluster.proxy.killed.wait(), 30)
+    await cluster.kill()
+    await asyncio.sleep(0.4)
+    cluster.proxy.revive()
+
+
+async def counted(cluster: Cluster, row: str) -> float | None:
+    """What the meters had counted when the feed's total began, by the operator's ledger: always the same, if nothing is
+    lost or doubled. None before it has heard the node."""
+    assert cluster.operator is not None
+    power, ledger = cluster.operator.handlers.power, cluster.operator.handlers.energy
+    if not power.gatherer.readings:
+        return None
+    cut = ledger.checkpoint(time.monotonic())
+    if not cut.nodes or row not in cut.totals or next(iter(cut.nodes.values())).read_ago_s > 3:
+        return None
+    return sum(m.joules for n in cut.nodes.values() for m in n.meters.values()) - cut.totals[row]

@@ -77,18 +77,26 @@ class Row:
         self.agents = {name: self.agent(name) for name in NODES}
         self.readings: dict[str, Reading] = {}
         self.truth_j = dict.fromkeys(NODES, 0.0)
+        self.counted_j: dict[tuple[str, str], float] = {}
         self.second = 0
 
     def agent(self, name: str, epoch: str = "e0") -> AgentNode:
         return AgentNode(name, epoch, SimulatedBoards(name), SimulatedHost(), (), {}, 0.0)
 
-    def tick(self, silent: frozenset[str] = frozenset()) -> None:
+    def draw(self) -> None:
+        """A second passes."""
         self.second += 1
         for name, agent in self.agents.items():
             for tenth in range(5):
                 self.agents[name] = agent = sampled(agent, self.second + tenth / 5)
-            watts = sum(counter.watts for counter in agent.counters.values())
-            self.truth_j[name] += watts if self.readings.get(name) else 0.0
+            joules = sum(counter.joules for counter in agent.counters.values())
+            before = self.counted_j.get((name, agent.epoch), joules)
+            self.truth_j[name] += joules - before
+            self.counted_j[name, agent.epoch] = joules
+
+    def tick(self, silent: frozenset[str] = frozenset()) -> None:
+        self.draw()
+        for name, agent in self.agents.items():
             if name in silent:
                 continue
             found = read(self.readings.get(name), report(agent), self.second + 0.8)
